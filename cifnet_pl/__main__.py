@@ -35,6 +35,7 @@ def main(args: Sequence[str] | None = None) -> int:
         as after ``| head``. A fault of the package keeps its traceback.
     """
     words = list(sys.argv[1:] if args is None else args)
+    _open_closed_streams()
     try:
         with _interrupts_reach_main():
             _run(words)
@@ -49,10 +50,17 @@ def main(args: Sequence[str] | None = None) -> int:
             again = ""
         print_text(f"cifnet: {STOPPED}{again}", sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        if not _output_is_unread():
+    except OSError:
+        refusal = _refusal_of_output()
+        if refusal is None:
             raise
-        return BROKEN_PIPE
+        if isinstance(refusal, BrokenPipeError):
+            return BROKEN_PIPE
+        reason = refusal.strerror or refusal
+        print_text(
+            f"cifnet: error: cannot write to the standard output: {reason}", sys.stderr
+        )
+        return CifnetError.exit_code
     return 0
 
 
@@ -108,18 +116,37 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _output_is_unread() -> bool:
-    """Return whether the standard output is a closed pipe; then nothing more is written to it."""
+def _open_closed_streams() -> None:
+    """Open the standard streams that were closed, as by ``>&-``; what they get is lost.
+
+    Otherwise they cannot be written to, and the next file takes the place of one.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)
+            stream = os.fdopen(number, "w" if number else "r", encoding="utf-8")
+            setattr(sys, name, stream)
+
+
+def _refusal_of_output() -> OSError | None:
+    """Return the error of writing to the standard output, as of a closed pipe or a full disk.
+
+    After an error nothing more is written to it.
+    """
     try:
         print(
             flush=True
         )  # what could not be written before is forgotten, so flushing alone would succeed
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # Python flushes once more when it ends
-        return True
-    return False
+        return error
+    return None
 
 
 # ---------------------------------------------------------------------- the process

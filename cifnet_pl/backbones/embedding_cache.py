@@ -55,7 +55,7 @@ def pipeline_folder(
     crop_ratio: float,
     precision: str,
     engine: str,
-) -> Path:
+) -> Path | None:
     """Find or make the folder for the embeddings of a network from images prepared in one way.
 
     The hash of the weights does not identify a network: two custom backbones may have the same
@@ -70,6 +70,9 @@ def pipeline_folder(
         crop_ratio: share of the short side that is kept.
         precision: one of Lightning's names.
         engine: "torch", "compile" or "onnxruntime".
+
+    Returns:
+        None, with a warning in the log, where it cannot be made: the disk is full or not writable.
     """
     expected = outputs.float().cpu().numpy()
     parts = (*DECODERS, weights, image_size, crop_ratio, precision, engine)
@@ -83,7 +86,13 @@ def pipeline_folder(
         folder = cache / name
         stored = _stored_outputs(folder / OUTPUTS_FILE)
         if stored is None:
-            write_atomic(folder / OUTPUTS_FILE, lambda file: np.save(file, expected))
+            try:
+                write_atomic(
+                    folder / OUTPUTS_FILE, lambda file: np.save(file, expected)
+                )
+            except CifnetError as error:
+                log.warning("no embeddings are cached: %s", error)
+                return None
             break
         if _agree(stored, expected):
             break
@@ -153,18 +162,18 @@ class EmbeddingCache:
     Args:
         images: the set; it learns the content hashes that are stored beside the embeddings.
         class_names: name of each label of the set.
-        folder: where the files of this set and pipeline are.
+        folder: where the files of this set and pipeline are; None to store nothing.
 
     Attributes:
         duplicates: image → its exact duplicates, which are not embedded: they get its embedding.
     """
 
-    def __init__(self, images: Images, class_names: list[str], folder: Path):
+    def __init__(self, images: Images, class_names: list[str], folder: Path | None):
         self.images = images
         self.class_names = class_names
         self.folder = folder
         self.duplicates: dict[int, list[int]] = {}
-        self._writable = True
+        self._writable = folder is not None
         self._stored: dict[int, Tensor | None] = {}
         self._collected: dict[int, dict[int, CachedEmbedding]] = {}
         self._stamps_before: dict[int, str] = {}  # of classes that are being embedded
@@ -228,7 +237,9 @@ class EmbeddingCache:
             None where there are none of exactly its images, and, with a warning in the log, where
             the file is damaged.
         """
-        path = self._path(label)
+        if self.folder is None:
+            return None
+        path = self._path(self.folder, label)
         rows = self.images.rows_of[label]
         if not path.is_file():
             return None
@@ -310,8 +321,8 @@ class EmbeddingCache:
         metadata = {"stamps": stamps, "sha256": _digest(z, hashes)}
         tensors = {"z": z, "hashes": hashes}
         content = save(tensors, metadata=metadata)
-        if self._writable:
-            self._store(self._path(label), content)
+        if self._writable and self.folder is not None:
+            self._store(self._path(self.folder, label), content)
         self._stored.pop(label, None)
 
     def _store(self, path: Path, content: bytes) -> None:
@@ -322,7 +333,7 @@ class EmbeddingCache:
             self._writable = False
             log.warning("no more embeddings are cached: %s", error)
 
-    def _path(self, label: int) -> Path:
+    def _path(self, folder: Path, label: int) -> Path:
         """Return the file of a class: a hash of the class name and the names of its images."""
         class_name = _encoded(self.class_names[label])
         digest = hashlib.sha256(class_name)
@@ -330,7 +341,7 @@ class EmbeddingCache:
             name = _encoded(self.images.names[row])
             digest.update(b"\0" + name)
         file_name = f"{digest.hexdigest()[:32]}.safetensors"
-        return self.folder / file_name
+        return folder / file_name
 
     def _stamps(self, label: int) -> str:
         """Hash the files' sizes, inodes and change times; the contents where there are no files."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-import os
 import platform
 import threading
 import warnings
@@ -25,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.onnx_runtime import Runtime
-from cifnet_pl.utilities.errors import CifnetError
-from cifnet_pl.utilities.files import write_bytes
+from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.files import CACHE_VARIABLE, user_cache, write_bytes
 from cifnet_pl.utilities.text import one_line
 
 log = logging.getLogger(__name__)
@@ -36,9 +35,6 @@ GRAPH_FORMAT = 1
 
 ENGINE_TOLERANCE = 1e-4
 """Largest difference between the engines, relative to the largest value of the embeddings."""
-
-CACHE_VARIABLE = "CIFNET_CACHE"
-"""Environment variable that names another folder than ``~/.cache/cifnet_pl`` for the graphs."""
 
 _export_lock = threading.Lock()
 
@@ -147,9 +143,8 @@ def exported(embedder: Embedder) -> bytes:
 
 
 def graphs_folder() -> Path:
-    """Return the folder that holds the graphs of this user."""
-    cache = os.environ.get(CACHE_VARIABLE) or "~/.cache/cifnet_pl"
-    return Path(cache).expanduser() / "graphs"
+    """Return the folder that holds the graphs of this user; UsageError without a home folder."""
+    return user_cache() / "graphs"
 
 
 def graph_key(identity: str) -> str:
@@ -180,16 +175,16 @@ def stored_graph(embedder: Embedder, replace: bool = False) -> bytes:
     Raises:
         NoGraph: the network cannot be exported, or the graph does not agree with torch.
     """
-    folder = graphs_folder()
     key = graph_key(embedder.identity)
-    if not replace:
-        content = _read(folder, key)
+    with suppress(UsageError):  # no home folder: told below
+        content = None if replace else _read(graphs_folder(), key)
         if content is not None:
             return content
     log.info("exporting %s to ONNX, once: 4 to 15 s", embedder.name)
     content = exported(embedder)
     check_graph(content, embedder)
     try:
+        folder = graphs_folder()
         with suppress(OSError):
             for path in folder.glob(f"{key}-*.onnx"):
                 path.unlink(missing_ok=True)

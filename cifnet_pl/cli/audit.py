@@ -16,7 +16,13 @@ from cifnet_pl.cli.evaluate import (
     write_class_tables,
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import path_cell, to_csv, write_bytes, write_text
+from cifnet_pl.utilities.files import (
+    expanded,
+    path_cell,
+    to_csv,
+    write_bytes,
+    write_text,
+)
 from cifnet_pl.utilities.run_folders import images_of_run
 from cifnet_pl.utilities.text import listed, number_of, print_text, printable
 
@@ -108,10 +114,9 @@ def audit(
             read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    from cifnet_pl.images.files import expanded
     from cifnet_pl.model.store import load
 
-    target = expanded(Path(output))
+    target = expanded(output)
     with writing(target, overwrite, "folder"):
         loaded = load(model, trust=trust)
         if not loaded.backbone.takes_images:
@@ -120,9 +125,7 @@ def audit(
             )
         source = _images_to_audit(loaded, model, images)
         unreadable: list[Any] = []
-        audited = audit_images(
-            loaded, source, Path(cache_folder).expanduser(), unreadable
-        )
+        audited = audit_images(loaded, source, expanded(cache_folder), unreadable)
         warn(source.notes, unreadable)
         lines = summary_lines(audited)
         write_audit(target, audited, lines)
@@ -137,9 +140,8 @@ def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source
     """Return the images that are given, else those of the run; UsageError if there are none."""
     from cifnet_pl.data.sets import SourceOptions
     from cifnet_pl.data.sources.folders import folder
-    from cifnet_pl.images.files import expanded
 
-    given = images if images is not None else images_of_run(Path(name).expanduser())
+    given = images if images is not None else images_of_run(expanded(name))
     if given is None:
         raise UsageError(
             f"{name} does not say where its images are: give them with --images"

@@ -17,7 +17,13 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from cifnet_pl.cli.commands import Engine, require_table, writing
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import list_cell, path_cell, text_cell, write_atomic
+from cifnet_pl.utilities.files import (
+    expanded,
+    list_cell,
+    path_cell,
+    text_cell,
+    write_atomic,
+)
 from cifnet_pl.utilities.text import (
     counted,
     families,
@@ -109,8 +115,8 @@ def classify(
         raise UsageError(f"--top is {top}, expected at least 1")
     if precision is not None:
         check_precision(precision)
-    target = Path(output).expanduser()
-    picture = Path(gallery).expanduser() if gallery else None
+    target = expanded(output)
+    picture = expanded(gallery) if gallery else None
     require_table(target)
     if picture == target:
         raise UsageError("--output and --gallery are the same file: choose two")

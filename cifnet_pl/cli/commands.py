@@ -141,6 +141,9 @@ def run_command(command: str, args: Sequence[str]) -> None:
     if OVERRIDES in parameters:
         args, more[OVERRIDES] = split_overrides(args)
     for option, value in vars(parser_of(command).parse_args(args)).items():
+        if value == "" or (isinstance(value, list) and "" in value):
+            name = f"one of the {option}" if option in BY_POSITION else f"--{option}"
+            raise UsageError(f"{name} is empty: give a value")
         name = (
             option if option in parameters else f"{option}_"
         )  # a keyword of Python, such as class

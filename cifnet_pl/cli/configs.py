@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-from cifnet_pl.utilities.files import RECOMMENDED, config_files
+from cifnet_pl.utilities.files import RECOMMENDED, config_files, expanded
 from cifnet_pl.utilities.text import print_text
 
 METHOD_OPTIONS = (
@@ -41,7 +41,7 @@ def find_config(word: str) -> Path:
     Raises:
         UsageError: neither exists; lists the nearest names.
     """
-    path = Path(word).expanduser()
+    path = expanded(word)
     files = config_files()
     if path.is_file():
         return path

@@ -8,7 +8,6 @@ file: it then has the hash of a configuration that :func:`remember_configuration
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.files import read_yaml
+from cifnet_pl.utilities.files import read_yaml, user_cache
 from cifnet_pl.utilities.plugins import find_module, import_module_of, names_import
 from cifnet_pl.utilities.text import listed, printable
 
@@ -57,9 +56,6 @@ SUBCOMMANDS = ("fit", "validate", "test", "predict")
 """Sub-commands, whose sections a configuration of all of them has below their names."""
 
 CONFIG_ENDINGS = (".yaml", ".yml", ".json")
-
-CACHE_VARIABLE = "CIFNET_CACHE"
-"""Environment variable that names another folder than ``~/.cache/cifnet_pl``."""
 
 OWN_CONFIGURATIONS = "own_configurations.txt"
 """Hashes of the configurations with custom code that runs on this machine wrote."""
@@ -304,7 +300,7 @@ def remember_configuration(text: str) -> None:
         text: content of the file.
     """
     if names_in(yaml.safe_load(text)):
-        with suppress(OSError, RuntimeError):  # read-only, or no home folder
+        with suppress(OSError, UsageError):  # read-only, or no home folder
             path = _own_configurations()
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
@@ -315,14 +311,13 @@ def is_own_configuration(path: Path) -> bool:
     """Return whether a run on this machine wrote a configuration file."""
     try:
         hashes = _own_configurations().read_text(encoding="utf-8").split()
-    except (OSError, RuntimeError, UnicodeDecodeError):
+    except (OSError, UsageError, UnicodeDecodeError):
         return False
     return _hash(path.read_bytes()) in hashes
 
 
 def _own_configurations() -> Path:
-    cache = os.environ.get(CACHE_VARIABLE) or "~/.cache/cifnet_pl"
-    return Path(cache).expanduser() / OWN_CONFIGURATIONS
+    return user_cache() / OWN_CONFIGURATIONS
 
 
 def _hash(content: bytes) -> str:

@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING
 
 from cifnet_pl.cli.commands import Engine, warn, writing
 from cifnet_pl.utilities.errors import DataError, unknown_name
-from cifnet_pl.utilities.files import write_atomic
+from cifnet_pl.utilities.files import expanded, write_atomic
 from cifnet_pl.utilities.text import number_of, print_text, printable, utf8
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def embed(
         UsageError: an unknown backbone or kind of file, or the file exists.
         DataError: no image there that can be read.
     """
-    target = Path(output).expanduser()
+    target = expanded(output)
     if target.suffix not in FORMATS:
         raise unknown_name(
             "kind of file for --output", target.suffix or "no ending", FORMATS
@@ -84,7 +84,7 @@ def image_columns(images: str, files: list[Path]) -> dict[str, np.ndarray]:
     import numpy as np
 
     from cifnet_pl.data.sources.folders import find_splits
-    from cifnet_pl.images.files import expanded, is_folder
+    from cifnet_pl.images.files import is_folder
     from cifnet_pl.utilities.names import class_name, split_of
 
     root = expanded(images)

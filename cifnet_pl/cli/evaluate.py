@@ -12,6 +12,7 @@ from rich.table import Table
 from cifnet_pl.cli.commands import next_classify, warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
+    expanded,
     path_cell,
     to_csv,
     write_bytes,
@@ -88,12 +89,11 @@ def evaluate(
         DataError: no image of a class that the model knows, or none that can be read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    from cifnet_pl.images.files import expanded
     from cifnet_pl.model.labelled_images import LabelledImages
     from cifnet_pl.model.metrics import evaluate as evaluate_images
     from cifnet_pl.model.store import load
 
-    target = expanded(Path(output)) if output is not None else None
+    target = expanded(output) if output is not None else None
     if recalibrate and target is None:
         raise UsageError("--recalibrate stores a model: give it a place with --output")
     with writing(target, overwrite, "bundle" if recalibrate else "folder"):

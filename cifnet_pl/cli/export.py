@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cifnet_pl.cli.commands import OutputKind, next_classify, writing
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.files import write_bytes, write_text
+from cifnet_pl.utilities.files import expanded, write_bytes, write_text
 from cifnet_pl.utilities.text import number_of, print_text
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def export(
         )
     if output is None:
         return
-    target = Path(output).expanduser()
+    target = expanded(output)
     with writing(target, overwrite, KINDS[format]):
         loaded = load(model, device="cpu", trust=trust, download=download)
         if format != "bundle":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cifnet_pl.cli.commands import Engine, next_classify, warn, writing
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number, number_of, print_text
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def extend(
     from cifnet_pl.model.learn import extend as extend_model
     from cifnet_pl.model.store import load
 
-    target = Path(output).expanduser()
+    target = expanded(output)
     with writing(target, overwrite, "bundle"):
         old = load(model, engine=engine, trust=trust)
         result = extend_model(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cifnet_pl.cli.commands import Engine, warn, writing
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number_of, print_text, printable
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def forget(
     from cifnet_pl.model.forget import forget as forget_classes
     from cifnet_pl.model.store import load
 
-    target = Path(output).expanduser()
+    target = expanded(output)
     with writing(target, overwrite, "bundle"):
         result = forget_classes(load(model, engine=engine, trust=trust), class_, images)
         result.model.save(target, overwrite)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number, number_of, print_text, printable, table
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def info(model: str, trust: bool = False) -> None:
     from cifnet_pl.model.store import load
 
     loaded = load(model, device="cpu", trust=trust)
-    path = Path(model).expanduser()
+    path = expanded(model)
     versions = read_versions(path) if is_bundle(path) else {}
     console = Console()
     count = number_of(sum(loaded.counts.values()), loaded.sample)

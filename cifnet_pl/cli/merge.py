@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cifnet_pl.cli.commands import warn, writing
 from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number_of, print_text
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def merge(
     from cifnet_pl.model import merge as merging
     from cifnet_pl.model.store import load
 
-    paths = [Path(text).expanduser() for text in models]
-    target = Path(output).expanduser()
+    paths = [expanded(text) for text in models]
+    target = expanded(output)
     files = sums_files(paths)
     if files:
         merge_sums(files, target, overwrite, trust)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from cifnet_pl.cli.commands import writing
 from cifnet_pl.report import report as report_runs
+from cifnet_pl.utilities.files import expanded
 
 
 def report(
@@ -32,5 +31,8 @@ def report(
             no setting.
         DataError: there is no complete run.
     """
-    with writing(Path(output), overwrite, "folder"):
-        report_runs(runs, output, external, compare)
+    target = expanded(output)
+    folders = [str(expanded(run)) for run in runs]
+    others = None if external is None else str(expanded(external))
+    with writing(target, overwrite, "folder"):
+        report_runs(folders, str(target), others, compare)

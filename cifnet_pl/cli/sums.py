@@ -18,7 +18,7 @@ from cifnet_pl.cli.parsing import (
     with_clean_heads,
 )
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
-from cifnet_pl.utilities.files import exclusive
+from cifnet_pl.utilities.files import exclusive, expanded
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import next_command, one_line, print_text
 
@@ -63,7 +63,7 @@ def sums(
     from cifnet_pl.model.bundle import plugin_imports
     from cifnet_pl.model.partial_sums import Shard
 
-    folder = Path(output).expanduser()
+    folder = expanded(output)
     options = [word for name, value in overrides for word in (f"--{name}", value)]
     if shard is not None and shards is None:
         for line in make(

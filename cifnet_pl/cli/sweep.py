@@ -6,13 +6,13 @@ The points are read by :mod:`cifnet_pl.cli.sweep_points` and run by :mod:`cifnet
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.custom_code import names_in, names_on_command_line, refuse
 from cifnet_pl.cli.sweep_jobs import OUTPUT_LOG, SweepJob, experiment_of_point, run_all
 from cifnet_pl.cli.sweep_points import Point, choose, ignored_overrides, read_points
 from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number_of, print_text, printable
 
 
@@ -64,7 +64,8 @@ def sweep(
     for sentence in ignored_overrides(overrides, points):
         print_text(printable(sentence))
     trusted = _custom_code(points, overrides, trust)
-    jobs = [SweepJob(point, experiment_of_point(Path(logs), point)) for point in points]
+    place = expanded(logs)
+    jobs = [SweepJob(point, experiment_of_point(place, point)) for point in points]
     if dry_run:
         for job in jobs:
             print_text(f"{job.folder.name}: {job.state()}")
@@ -133,4 +134,5 @@ def _report(jobs: Sequence[SweepJob], output: str | None, external: str | None) 
         print_text(f"note: {message}")
     if output is not None and runs:
         folders = [str(job.folder) for job in jobs if job.folder.is_dir()]
-        report(folders, output, external)
+        others = None if external is None else str(expanded(external))
+        report(folders, str(expanded(output)), others)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cifnet_pl.utilities.errors import UsageError, check_that, unknown_name
-from cifnet_pl.utilities.files import new_folder
+from cifnet_pl.utilities.files import expanded, new_folder
 from cifnet_pl.utilities.text import counted, number_of, print_text
 
 if TYPE_CHECKING:
@@ -37,11 +37,10 @@ def unpack(
     """
     from cifnet_pl.data.sets import ImageSet, SourceOptions
     from cifnet_pl.data.sources import build_source
-    from cifnet_pl.images.files import expanded
     from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
     from cifnet_pl.model.bundle import class_names
 
-    target = expanded(Path(output))
+    target = expanded(output)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(
             f"{target} exists already and is not an empty folder: choose another --output"

@@ -22,6 +22,7 @@ from cifnet_pl.cli.commands import require_table
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
 from cifnet_pl.utilities.files import (
     exclusive,
+    expanded,
     list_cell,
     path_cell,
     read_list_cell,
@@ -116,7 +117,7 @@ def watch(
     if (model is None) == (workspace is None):
         raise UsageError("give one of --model and --workspace")
     check_options(webhook, every)
-    target = Path(output).expanduser()
+    target = expanded(output)
     require_table(target)
     waiting = image_source(images, target)
     with exclusive(target):
@@ -167,7 +168,7 @@ def image_source(images: str, output: Path) -> NewFiles | CameraStills:
 
         check_address("--images", images)
         return CameraStills(images, output.with_name(f"{output.name}.stills").resolve())
-    folder = Path(images).expanduser()
+    folder = expanded(images)
     require_folder(folder, "--images", "a folder of images")
     return NewFiles(folder)
 
@@ -216,7 +217,7 @@ def model_source(
     from cifnet_pl.model.store import load
 
     if workspace is not None:
-        return FollowedModel(ServedVersion(Path(workspace).expanduser(), trust))
+        return FollowedModel(ServedVersion(expanded(workspace), trust))
     assert model is not None
     return FixedModel(load(model, trust=trust))
 

@@ -58,7 +58,7 @@ from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
-from cifnet_pl.utilities.files import of_all_processes, rank_and_world
+from cifnet_pl.utilities.files import expanded, of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import number_of, printable
 
 CLASSES_PER_TASK = 10
@@ -198,7 +198,7 @@ class CIFNetDataModule(LightningDataModule):
         self.unknown = unknown
         self.cache_folder = None
         if cache:
-            self.cache_folder = Path(cache_folder).expanduser()
+            self.cache_folder = expanded(cache_folder)
         if duplicates is None and self.source_name in OWN_IMAGES:
             duplicates = "leave_out"
         self.duplicates: Duplicates | None = duplicates
@@ -461,16 +461,21 @@ class CIFNetDataModule(LightningDataModule):
     def _cache(self, images: SampleSet, part: str) -> EmbeddingCache | None:
         if self.cache_folder is None or not isinstance(images, ImageSet):
             return None
+        folder = self._pipeline_folder
+        return EmbeddingCache(images, self.source.class_names, folder and folder / part)
+
+    @cached_property
+    def _pipeline_folder(self) -> Path | None:
+        assert self.cache_folder is not None
         backbone = self.learner.backbone
         precision = str(self.attached.precision)
         device = self.attached.strategy.root_device
         engine = backbone.engine(device.type, precision)
         size, crop = self.image_shape(backbone.preprocessing)
         outputs = backbone.outputs(size)
-        folder = pipeline_folder(
+        return pipeline_folder(
             self.cache_folder, outputs, backbone.sha256, size, crop, precision, engine
         )
-        return EmbeddingCache(images, self.source.class_names, folder / part)
 
     def _caches(self) -> list[EmbeddingCache]:
         caches = (self._train_cache, self._val_cache)
@@ -735,6 +740,7 @@ CACHED = (
     "_memory",
     "_train_cache",
     "_val_cache",
+    "_pipeline_folder",
     "found_duplicates",
 )
 """Cached properties of the data module that depend on the learner."""

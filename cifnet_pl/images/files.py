@@ -17,6 +17,7 @@ from typing import NamedTuple
 from cifnet_pl.images.archives import archive_part, archived_files, archived_folders
 from cifnet_pl.images.names import SIGNATURE_BYTES, PassedOver, is_hidden, is_image
 from cifnet_pl.utilities.errors import DataError, explained
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import printable
 
 NO_WAITING = (
@@ -33,11 +34,6 @@ FILE_BYTES_LIMIT = 2**28
 def shown_path(path: Path) -> str:
     """Return a path for a message, on one line."""
     return printable(str(path))
-
-
-def expanded(path: Path | str) -> Path:
-    """Replace a leading ``~`` by the home folder; names that only begin with ``~`` stay."""
-    return Path(os.path.expanduser(path))
 
 
 def listing() -> AbstractContextManager[None]:

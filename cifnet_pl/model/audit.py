@@ -579,7 +579,7 @@ def embeddings_of(
         files_of_split = cast(FileSet, samples)
         images = LabelledImages(source.class_names, files_of_split)
         for rows, z in _embed_with_cache(
-            model, images, pipeline / name, unreadable, progress
+            model, images, pipeline and pipeline / name, unreadable, progress
         ):
             z_batches.append(z)
             label_batches.append(images.files.labels[rows])
@@ -607,7 +607,7 @@ def embeddings_of(
 def _embed_with_cache(
     model: Classifier,
     images: LabelledImages,
-    folder: Path,
+    folder: Path | None,
     unreadable: list[Unreadable],
     progress: bool,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -23,13 +23,14 @@ from cifnet_pl.data.sources.tables import EmbeddingSet, open_table
 from cifnet_pl.data.splitting import held_out, held_out_together
 from cifnet_pl.images import duplicates as image_duplicates
 from cifnet_pl.images.duplicates import Duplicates, Repeats
-from cifnet_pl.images.files import expanded, listing, require_folder
+from cifnet_pl.images.files import listing, require_folder
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.images.reader import DecodedBatch, decode_images, decoding_batch_size
 from cifnet_pl.images.slices import LEFT_OUT
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import counted, printable
 
 UNREAD = Look(UNREADABLE_HASH)
@@ -76,7 +77,7 @@ class LabelledImages:
             DataError: no such folder, no class folder in it, one without an image, or a name that
                 cannot be stored.
         """
-        root = expanded(Path(folder))
+        root = expanded(folder)
         require_folder(
             root,
             option,

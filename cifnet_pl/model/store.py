@@ -27,6 +27,7 @@ from cifnet_pl.model.bundle import (
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.hub import HubName, fetch, is_hub_name
 from cifnet_pl.utilities.errors import CheckpointError, explained
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.run_folders import CHECKPOINT, COMPLETE, versions
 from cifnet_pl.utilities.text import printable
 
@@ -65,7 +66,7 @@ def load(
         device = "cpu"
         if torch.cuda.is_available():
             device = "cuda"
-    location = Path(path).expanduser()
+    location = expanded(path)
     if is_hub_name(str(path)):
         name = HubName.parse(str(path))
         location = fetch(name, download)

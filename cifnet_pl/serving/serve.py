@@ -23,7 +23,7 @@ from cifnet_pl.utilities.errors import (
     check_that,
     explained,
 )
-from cifnet_pl.utilities.files import RECOMMENDED, config_files, read_yaml
+from cifnet_pl.utilities.files import RECOMMENDED, config_files, expanded, read_yaml
 from cifnet_pl.utilities.run_folders import images_of_run
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -107,7 +107,7 @@ def serve(
     """
     import torch
 
-    from cifnet_pl.images.files import expanded, require_folder
+    from cifnet_pl.images.files import require_folder
     from cifnet_pl.model.store import load
 
     try:
@@ -134,10 +134,10 @@ def serve(
     if watch is not None:
         require_folder(expanded(watch), "--watch", "a folder of images")
     listening = _listen(host, port)
-    path = Path(model or "cifnet").expanduser().resolve()
+    path = expanded(model or "cifnet").resolve()
     folder = path.with_name(f"{path.name}-workspace")
     if workspace:
-        folder = Path(workspace).expanduser()
+        folder = expanded(workspace)
     torch.set_num_threads(1)  # each answer keeps to one core: see Answering
     if model is not None:
         loaded = load(model, trust=trust)
@@ -201,7 +201,6 @@ def _require_token(secret: str | None, host: str, address: str | None) -> None:
 
 def _learned_images(images: str | None, run: Path) -> Path | None:
     """Return the folder with the images that a model learned; None where it is not known."""
-    from cifnet_pl.images.files import expanded
 
     if images:
         return expanded(images)
@@ -287,7 +286,7 @@ def _given_token(token: str | None, token_file: str | None) -> str | None:
             OSError,
             UnicodeDecodeError,
         ):
-            file = Path(token_file).expanduser().open(encoding="utf-8")
+            file = expanded(token_file).open(encoding="utf-8")
             with file:
                 token = file.read(LONGEST_TOKEN).strip()
     if token is None:

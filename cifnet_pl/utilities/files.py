@@ -23,6 +23,34 @@ RECOMMENDED = "folder"
 """The configuration of ``fit --data.root IMAGES`` alone."""
 
 
+CACHE_VARIABLE = "CIFNET_CACHE"
+"""Environment variable that names another folder than ``~/.cache/cifnet_pl``."""
+
+
+def expanded(path: Path | str) -> Path:
+    """Replace a leading ``~`` by the home folder; names that only begin with ``~`` stay.
+
+    Raises:
+        UsageError: this account has no home folder, as in some containers.
+    """
+    whole = os.path.expanduser(path)
+    if str(whole).partition(os.sep)[0] == "~":
+        raise UsageError(
+            f"{whole}: this account has no home folder: set the variable HOME, or give a path"
+            " without ~"
+        )
+    return Path(whole)
+
+
+def user_cache() -> Path:
+    """Return the folder of what this user's commands compute once.
+
+    Raises:
+        UsageError: this account has no home folder, and ``CIFNET_CACHE`` names none.
+    """
+    return expanded(os.environ.get(CACHE_VARIABLE) or "~/.cache/cifnet_pl")
+
+
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write to a temporary file beside ``path``, flush it to the disk, and rename it.
 
@@ -381,10 +409,11 @@ def exclusive(output: Path) -> Iterator[None]:
         UsageError: another process is writing it.
         CifnetError: the folder that holds it cannot be written.
     """
-    lock_file = output.parent / f".{output.name}.lock"
+    place = output.resolve() if output.name in ("", "..") else output  # "." has no name
+    lock_file = place.parent / f".{place.name}.lock"
     lock = FileLock(lock_file, blocking=False)
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise UsageError(

@@ -2,6 +2,7 @@
 failure over a cache.
 """
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -65,13 +66,16 @@ def test_a_damaged_graph_is_made_again(
     assert len(exports) == 2
 
 
-@pytest.mark.parametrize("trouble", ["file", "full"])
+@pytest.mark.parametrize("trouble", ["file", "full", "no home"])
 def test_a_folder_that_cannot_be_written(trouble, folder, monkeypatch, caplog):
     """The run goes on with the graph in memory. ``file`` stands for a read-only folder, which root
     could write to.
     """
     if trouble == "file":
         folder.parent.write_text("no folder")
+    elif trouble == "no home":
+        monkeypatch.delenv(graphs.CACHE_VARIABLE)
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     else:
         full = Mock(
             side_effect=CifnetError(

@@ -152,6 +152,17 @@ def test_version(capsys):
             2,
             "--images is given twice",
         ),
+        (
+            ["export", "--model", "x", "--output", ""],
+            2,
+            "--output is empty: give a value",
+        ),
+        (
+            ["classify", "--model", "x", "--images", "a", "", "--output", "c"],
+            2,
+            "--images is empty",
+        ),
+        (["report", "a", ""], 2, "one of the runs is empty"),
     ],
 )
 def test_help_and_errors_in_options(words, code, said, capsys):
@@ -258,6 +269,23 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+@pytest.mark.parametrize(
+    ("closed", "code", "said"),
+    [
+        ("<&- >&-", 0, ""),
+        (">/dev/full", 1, "standard output: No space left on device\n"),
+    ],
+)
+def test_an_output_that_cannot_be_written(closed: str, code: int, said: str):
+    words = f"{sys.executable} -m cifnet_pl configs {closed}"
+    done = subprocess.run(
+        words, shell=True, capture_output=True, text=True, env=environment()
+    )
+    assert done.returncode == code
+    assert done.stderr.endswith(said)
+    assert done.stderr.count("\n") == len(said.splitlines())
 
 
 def test_options_with_a_dot_hold_for_all_points() -> None:

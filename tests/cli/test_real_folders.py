@@ -105,6 +105,15 @@ def test_extend_knows_a_class_in_another_unicode_form(
     assert cifnet_pl.load(tmp_path / "c").class_names == ["ant", "elk"]
 
 
+def test_classes_of_one_image_are_learned_and_not_scored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    images = make_images(tmp_path / "images", ["ant", "bee"], 1)
+    learned(tmp_path / "logs", *RIDGE, "--data.root", str(images))
+    assert "Accuracy not measured: no test images" in capsys.readouterr().out
+    assert not [warning for warning in recwarn if "compute" in str(warning.message)]
+
+
 def test_extend_refuses_folders_that_are_splits(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -149,6 +149,23 @@ def test_the_second_writer_is_refused(
     assert not list(tmp_path.glob(".*.lock")) or name == "onnx"
 
 
+def test_a_bundle_in_the_folder_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    learned("ridge").save(tmp_path / "b")
+    (tmp_path / "here" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "inner")
+    assert main(["export", "--model", str(tmp_path / "b"), "--output", "."]) == 0
+    assert main(["info", "--model", "."]) == 0
+    assert sorted(os.listdir(tmp_path)) == ["b", "here"]
+    with (
+        exclusive(Path()),
+        pytest.raises(UsageError, match="another process"),
+        exclusive(Path.cwd()),
+    ):
+        pass
+
+
 def test_a_lock_is_given_back(tmp_path: Path):
     target = tmp_path / "deep" / "out"
     with (

@@ -2,6 +2,7 @@
 figures are legible.
 """
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -327,6 +328,18 @@ def test_an_earlier_report_is_replaced_only_if_that_is_asked_for(
     assert page.read_text(encoding="utf-8") == "mine"
     assert main([*words, "--overwrite"]) == 0
     assert "cls/task" in page.read_text(encoding="utf-8")
+
+
+def test_a_tilde_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in ``--output=~/report``, which shells do not replace."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "home" / "runs" / "e" / "version_0", tasks=1)
+    assert main(["report", "~/runs", "--output=~/report"]) == 0
+    assert (tmp_path / "home" / "report" / "report.html").is_file()
+    assert os.listdir(tmp_path) == ["home"]
 
 
 def test_a_single_run_without_energy_makes_a_report(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ import pytest
 from cifnet_pl.utilities import files as files_module
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import (
+    expanded,
     read_text_cell,
     read_yaml,
     text_cell,
     to_csv,
+    user_cache,
     write_atomic,
     write_json,
     write_text,
@@ -50,6 +52,22 @@ def test_replaces_and_leaves_nothing_beside(target: Path) -> None:
     write_atomic(target, lambda file: file.write(b"new"))
     assert target.read_bytes() == b"new"
     assert os.listdir(target.parent) == [target.name]
+
+
+def test_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert expanded("~/a") == Path.home() / "a"
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    for path in ("~", "~/a", Path("~/a")):
+        with pytest.raises(UsageError, match="set the variable HOME, or give a path"):
+            expanded(path)
+    monkeypatch.delenv("CIFNET_CACHE", raising=False)
+    with pytest.raises(UsageError, match=r"~/\.cache/cifnet_pl: this account has no"):
+        user_cache()
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/a", "./~", "a~", "a/~/b"])
+def test_other_names_with_a_tilde(name: str) -> None:
+    assert str(expanded(name)) == str(Path(name))
 
 
 def test_readable_as_the_umask_says(tmp_path: Path) -> None:

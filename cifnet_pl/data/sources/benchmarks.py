@@ -38,9 +38,10 @@ from cifnet_pl.data.sources.folders import (
 )
 from cifnet_pl.data.sources.parquet import import_pyarrow
 from cifnet_pl.data.sources.tables import open_table
-from cifnet_pl.images.files import expanded, is_folder, listing, shown_path
+from cifnet_pl.images.files import is_folder, listing, shown_path
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import split_of
 from cifnet_pl.utilities.text import first_line
 

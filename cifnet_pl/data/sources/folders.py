@@ -30,7 +30,6 @@ from cifnet_pl.data.splitting import (
 )
 from cifnet_pl.images.archives import archive_part, archived_files
 from cifnet_pl.images.files import (
-    expanded,
     image_files,
     is_folder,
     listing,
@@ -40,6 +39,7 @@ from cifnet_pl.images.files import (
 )
 from cifnet_pl.images.names import EXTENSIONS, PassedOver, is_image
 from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, class_name, split_of
 from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
 

@@ -16,8 +16,9 @@ from cifnet_pl.data.sets import (
     source_with_split,
 )
 from cifnet_pl.data.sources.parquet import check_parquet
-from cifnet_pl.images.files import expanded, read_bytes
+from cifnet_pl.images.files import read_bytes
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import printable

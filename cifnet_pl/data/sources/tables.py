@@ -32,9 +32,10 @@ from cifnet_pl.data.sources.parquet import (
     check_unpacked,
     import_pyarrow,
 )
-from cifnet_pl.images.files import expanded, shown_path
+from cifnet_pl.images.files import shown_path
 from cifnet_pl.images.image import content_hash
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.text import has_controls, listed, number_of, printable
 

@@ -24,9 +24,10 @@ from cifnet_pl.data.sets import (
     classes_of,
     source_with_split,
 )
-from cifnet_pl.images.files import FILE_BYTES_LIMIT, expanded, file_identity
+from cifnet_pl.images.files import FILE_BYTES_LIMIT, file_identity
 from cifnet_pl.images.names import EXTENSIONS, is_hidden
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.text import printable
 
@@ -123,7 +124,7 @@ def _class_list(options: SourceOptions) -> list[str] | None:
     if path is None:
         return None
     with explained(DataError, "cannot read the names of the classes"):
-        path_of_file = expanded(Path(str(path)))
+        path_of_file = expanded(str(path))
         return path_of_file.read_text(encoding="utf-8-sig").splitlines()
 
 
