@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cifnet_pl.cli.commands import require_kind
 from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.custom_code import names_in, names_on_command_line, refuse
 from cifnet_pl.cli.sweep_jobs import OUTPUT_LOG, SweepJob, experiment_of_point, run_all
@@ -49,8 +50,9 @@ def sweep(
         trust: whether custom code that the files name may be imported, which runs it.
 
     Raises:
-        UsageError: a file that is not a sweep, a label or an option that no point has, or a bad
-            list of seeds.
+        UsageError: a file that is not a sweep, a label or an option that no point has, a bad list
+            of seeds, a file at ``output``, or none at ``external``.
+        DataError: ``external`` is not as it should be.
         CifnetError: some points failed; the others are complete.
     """
     points = _read_all(files, overrides, _parse_seeds(seeds), only or (), without or ())
@@ -65,6 +67,7 @@ def sweep(
         print_text(printable(sentence))
     trusted = _custom_code(points, overrides, trust)
     place = expanded(logs)
+    _check_report(output, external)
     jobs = [SweepJob(point, experiment_of_point(place, point)) for point in points]
     if dry_run:
         for job in jobs:
@@ -121,6 +124,16 @@ def _parse_seeds(text: str | None) -> list[int] | None:
         raise UsageError(
             f"seeds is '{text}', expected integers and commas, such as 1,2,3"
         ) from None
+
+
+def _check_report(output: str | None, external: str | None) -> None:
+    """Refuse before hours of work what the report would refuse after them."""
+    if output is not None:
+        require_kind(expanded(output), "folder")
+    if external is not None:
+        from cifnet_pl.report.external_results import read_rows
+
+        read_rows(expanded(external))
 
 
 def _report(jobs: Sequence[SweepJob], output: str | None, external: str | None) -> None:

@@ -418,6 +418,7 @@ def triton_config(name: str, classes: int, graph: bytes) -> str:
     outputs = {
         output.name for output in onnx.load_model_from_string(graph).graph.output
     }
+    quoted = json.dumps(name, ensure_ascii=False)
     return rendered(
-        TRITON_TEMPLATE, name=name, classes=classes, novelty="novelty" in outputs
+        TRITON_TEMPLATE, name=quoted, classes=classes, novelty="novelty" in outputs
     )

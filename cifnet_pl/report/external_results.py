@@ -173,7 +173,7 @@ def read_external(path: Path, settings: Sequence[Setting]) -> list[Group]:
             percentages.
     """
     names = ["line", *ExternalRow.model_fields]
-    content = _read_rows(path)
+    content = read_rows(path)
     rows = pd.DataFrame(content, columns=names)
     rows = rows.astype(
         dict.fromkeys(["task", "A_k", "seconds", "kWh", "params"], float)
@@ -244,7 +244,7 @@ def _setting_for(
     )
 
 
-def _read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the lines of an external file, checked one by one, each with its number."""
     if not path.is_file():
         raise UsageError(

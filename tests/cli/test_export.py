@@ -332,6 +332,9 @@ def test_an_entry_of_a_model_repository(tmp_path, monkeypatch, capsys):
         "novelty",
     ]
     assert re.findall(r"dims: \[ (.*) \]", config) == ["-1, -1, 3", "6", "1"]
+    quoted = tmp_path / "models" / 'a "zoo"'
+    assert main([*given, str(quoted)]) == 0
+    assert 'name: "a \\"zoo\\""\n' in (quoted / "config.pbtxt").read_text()
     session = onnxruntime.InferenceSession(
         entry / "1" / "model.onnx", providers=["CPUExecutionProvider"]
     )

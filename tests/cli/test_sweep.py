@@ -407,6 +407,17 @@ def test_a_point_holds_its_lock_while_it_runs(
         assert run_point(tmp_path / "point.yaml") == 0
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--output", "is a file, expected a folder"), ("--external", "no file")],
+)
+def test_a_report_that_cannot_be_made_is_refused_first(option, said, tmp_path, run):
+    write(tmp_path, fixed=FAST)
+    other = {"--output": "sweep.yaml", "--external": "none.csv"}[option]
+    assert said in run(option, str(tmp_path / other), code=2)
+    assert not (tmp_path / "logs").exists()
+
+
 def test_a_plan_is_printed_and_nothing_run(tmp_path, run):
     write(tmp_path, axes=AXES, seeds=[1, 2])
     said = run("--dry-run")
