@@ -25,6 +25,7 @@ from cifnet_pl.model.bundle import (
     shown,
 )
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.statistics import Sums
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     explained,
@@ -302,6 +303,10 @@ def _check_head(head: Head, tasks: Sequence[int], where: str, solved: bool) -> N
     problem = f"its temperature is {temperature:g}, its odds power {power:g}"
     plausible = temperature > 0 and 0 < power <= 1
     _require(plausible, where, problem)
+    for module in head.modules():
+        if isinstance(module, Sums):
+            problem = "its numbers of images cannot have been counted"
+            _require(module.is_plausible(), where, problem)
     scores = torch.zeros(1, classes)
     with explained(
         CheckpointError, f"{where} is damaged: its tensors do not go together"
