@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.errors import CifnetError, refusal
 from cifnet_pl.utilities.text import print_text
 
 INTERRUPTED = 130
@@ -50,16 +50,16 @@ def main(args: Sequence[str] | None = None) -> int:
             again = ""
         print_text(f"cifnet: {STOPPED}{again}", sys.stderr)
         return INTERRUPTED
-    except OSError:
-        refusal = _refusal_of_output()
-        if refusal is None:
-            raise
-        if isinstance(refusal, BrokenPipeError):
+    except OSError as error:
+        sentence = refusal(error)
+        of_output = _error_of_output() if error.filename is None else None
+        if isinstance(of_output, BrokenPipeError):
             return BROKEN_PIPE
-        reason = refusal.strerror or refusal
-        print_text(
-            f"cifnet: error: cannot write to the standard output: {reason}", sys.stderr
-        )
+        if of_output is not None:
+            sentence = f"cannot write to the standard output: {of_output.strerror}"
+        if sentence is None:
+            raise
+        print_text(f"cifnet: error: {sentence}", sys.stderr)
         return CifnetError.exit_code
     return 0
 
@@ -132,7 +132,7 @@ def _open_closed_streams() -> None:
             setattr(sys, name, stream)
 
 
-def _refusal_of_output() -> OSError | None:
+def _error_of_output() -> OSError | None:
     """Return the error of writing to the standard output, as of a closed pipe or a full disk.
 
     After an error nothing more is written to it.

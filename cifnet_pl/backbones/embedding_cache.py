@@ -55,7 +55,7 @@ def pipeline_folder(
     crop_ratio: float,
     precision: str,
     engine: str,
-) -> Path | None:
+) -> Path:
     """Find or make the folder for the embeddings of a network from images prepared in one way.
 
     The hash of the weights does not identify a network: two custom backbones may have the same
@@ -71,8 +71,8 @@ def pipeline_folder(
         precision: one of Lightning's names.
         engine: "torch", "compile" or "onnxruntime".
 
-    Returns:
-        None, with a warning in the log, where it cannot be made: the disk is full or not writable.
+    Raises:
+        CifnetError: it cannot be made: the disk is full or not writable.
     """
     expected = outputs.float().cpu().numpy()
     parts = (*DECODERS, weights, image_size, crop_ratio, precision, engine)
@@ -86,13 +86,7 @@ def pipeline_folder(
         folder = cache / name
         stored = _stored_outputs(folder / OUTPUTS_FILE)
         if stored is None:
-            try:
-                write_atomic(
-                    folder / OUTPUTS_FILE, lambda file: np.save(file, expected)
-                )
-            except CifnetError as error:
-                log.warning("no embeddings are cached: %s", error)
-                return None
+            write_atomic(folder / OUTPUTS_FILE, lambda file: np.save(file, expected))
             break
         if _agree(stored, expected):
             break

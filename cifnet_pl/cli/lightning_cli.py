@@ -364,7 +364,7 @@ LOST_PROCESS_SIGNS = (
 )
 """Parts of a RuntimeError's message where another process ended."""
 
-WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @contextmanager

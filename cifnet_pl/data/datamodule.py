@@ -461,21 +461,16 @@ class CIFNetDataModule(LightningDataModule):
     def _cache(self, images: SampleSet, part: str) -> EmbeddingCache | None:
         if self.cache_folder is None or not isinstance(images, ImageSet):
             return None
-        folder = self._pipeline_folder
-        return EmbeddingCache(images, self.source.class_names, folder and folder / part)
-
-    @cached_property
-    def _pipeline_folder(self) -> Path | None:
-        assert self.cache_folder is not None
         backbone = self.learner.backbone
         precision = str(self.attached.precision)
         device = self.attached.strategy.root_device
         engine = backbone.engine(device.type, precision)
         size, crop = self.image_shape(backbone.preprocessing)
         outputs = backbone.outputs(size)
-        return pipeline_folder(
+        folder = pipeline_folder(
             self.cache_folder, outputs, backbone.sha256, size, crop, precision, engine
         )
+        return EmbeddingCache(images, self.source.class_names, folder / part)
 
     def _caches(self) -> list[EmbeddingCache]:
         caches = (self._train_cache, self._val_cache)
@@ -740,7 +735,6 @@ CACHED = (
     "_memory",
     "_train_cache",
     "_val_cache",
-    "_pipeline_folder",
     "found_duplicates",
 )
 """Cached properties of the data module that depend on the learner."""

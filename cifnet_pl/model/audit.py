@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.backbones.embedding_cache import EmbeddingCache, pipeline_folder
+from cifnet_pl.backbones.embedding_cache import EmbeddingCache, log, pipeline_folder
 from cifnet_pl.data.loading import pieces
 from cifnet_pl.data.sets import FileSet, Source
 from cifnet_pl.heads import RidgeHead
@@ -36,7 +36,7 @@ from cifnet_pl.statistics import (
     to_probabilities,
     whiten,
 )
-from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.errors import CifnetError, DataError
 
 IMAGES_PER_BATCH = 2048
 """Images that are computed with in one batch, in float64."""
@@ -549,6 +549,8 @@ def embeddings_of(
 ) -> EmbeddedImages:
     """Embed all training and test images of a source; what the cache lacks is added to it.
 
+    Without a cache, with a warning in the log, where its folder cannot be written.
+
     Args:
         model: its backbone embeds.
         source: images in class folders.
@@ -561,15 +563,19 @@ def embeddings_of(
     """
     backbone = model.backbone
     side = model.image_size
-    pipeline = pipeline_folder(
-        cache_folder,
-        backbone.outputs(side),
-        backbone.sha256,
-        side,
-        model.crop_ratio,
-        model.precision,
-        model.engine,
-    )
+    pipeline = None
+    try:
+        pipeline = pipeline_folder(
+            cache_folder,
+            backbone.outputs(side),
+            backbone.sha256,
+            side,
+            model.crop_ratio,
+            model.precision,
+            model.engine,
+        )
+    except CifnetError as error:  # an audit needs no cache
+        log.warning("no embeddings are cached: %s", error)
     z_batches = []
     label_batches = []
     hash_batches = []

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -301,6 +302,14 @@ class StoredTensors(NamedTuple):
     read: Callable[[], dict[str, Tensor]]
 
 
+def require_access(path: Path) -> None:
+    """Raise CheckpointError for a file that this account may not read: it is not damaged."""
+    if path.exists() and not os.access(path, os.R_OK):
+        raise CheckpointError(
+            f"cannot read {path}: Permission denied; give this account access to it"
+        )
+
+
 @contextmanager
 def open_tensors(path: Path) -> Iterator[StoredTensors]:
     """Open a safetensors file.
@@ -308,6 +317,7 @@ def open_tensors(path: Path) -> Iterator[StoredTensors]:
     Within the block, any OSError, ValueError or RecursionError (of a JSON text) becomes a
     CheckpointError that calls the file damaged, as damaged content also fails where it is used.
     """
+    require_access(path)
     errors = (SafetensorError, OSError, ValueError, RecursionError)
     damaged = explained(CheckpointError, f"{path} is damaged", *errors)
     with damaged, safe_open(path, framework="pt") as stored:
@@ -339,6 +349,10 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
     Raises:
         UsageError: it may not.
     """
+    if folder.is_symlink() and not folder.exists():
+        raise UsageError(
+            f"{folder} is a link that leads nowhere: remove it, or choose another --output"
+        )
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -481,6 +495,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], BundleRecord]:
         raise CheckpointError(
             f"{path} is larger than {LARGEST_CONFIG} bytes: it is not a bundle's"
         )
+    require_access(path)
     with explained(CheckpointError, f"{path} is damaged"):
         content = json.loads(path.read_bytes().decode("utf-8"))
         digest = _digest(content)  # NaN has none

@@ -22,6 +22,7 @@ from cifnet_pl.model.bundle import (
     is_bundle,
     open_bundle,
     parse,
+    require_access,
     shown,
 )
 from cifnet_pl.model.classifier import Classifier
@@ -186,6 +187,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
         raise CheckpointError(
             f"no checkpoint at {path}: look in a run's folder for {CHECKPOINT}"
         )
+    require_access(path)
     unreadable = f"cannot read checkpoint {path}, it is damaged or not a checkpoint"
     with explained(CheckpointError, unreadable):
         with zipfile.ZipFile(path) as archive:

@@ -8,6 +8,7 @@ other exception is a fault of the package and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, get_args
@@ -52,6 +53,28 @@ class NonFiniteError(CifnetError):
     def __init__(self, message: str, rows: list[int]):
         super().__init__(message)
         self.rows = rows
+
+
+REFUSALS = (
+    *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE),
+)
+"""Errors of the system that are no fault of the package, whatever it was doing."""
+
+
+def refusal(error: OSError) -> str | None:
+    """Return a sentence about a file that the system refuses; None for other errors.
+
+    Example:
+        >>> refusal(PermissionError(errno.EACCES, "Permission denied", "model/config.json"))
+        'cannot use model/config.json: Permission denied; give this account access to it'
+    """
+    if error.filename is None or error.errno not in REFUSALS:
+        return None
+    end = (
+        "; give this account access to it" if isinstance(error, PermissionError) else ""
+    )
+    return f"cannot use {printable(str(error.filename))}: {error.strerror}{end}"
 
 
 @contextmanager

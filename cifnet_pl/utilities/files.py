@@ -63,20 +63,24 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             Where only the folder cannot be flushed, the sentence says that the file is written.
     """
     temporary = None
+    is_writing = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(
             prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
         )
         with os.fdopen(descriptor, "wb") as file:
+            is_writing = True
             write(file)
+            is_writing = False
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
         refusal = _of_the_system(error)
-        if refusal is None:
+        of_another_file = is_writing and refusal and refusal.filename is not None
+        if refusal is None or of_another_file:
             raise
         raise CifnetError(
             f"cannot write {path}: {refusal.strerror or refusal}; nothing was changed"

@@ -293,19 +293,6 @@ DAMAGED_OUTPUTS = {
 }
 
 
-def test_a_folder_that_cannot_be_made_is_one_warning(
-    tmp_path: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "cache").write_text("no folder")
-    without = learned(tmp_path / "without", *FOLDER, "--data.root", str(image_folder))
-    capsys.readouterr()
-    refused = run(tmp_path, image_folder, "refused")
-    warnings = capsys.readouterr().err
-    assert warnings.count("no embeddings are cached: cannot write") == 1
-    assert_same_model(refused, without)
-    assert measurements(refused) == measurements(without)
-
-
 @pytest.mark.parametrize("kind", [*DAMAGED_OUTPUTS, "a pipe"])
 @pytest.mark.timeout(120)
 def test_damaged_outputs_of_a_shared_cache_are_written_anew(

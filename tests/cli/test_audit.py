@@ -169,6 +169,16 @@ def test_the_network_is_not_touched_again(made: Path, monkeypatch: pytest.Monkey
     assert (made / "out" / "images.csv").read_bytes() == first
 
 
+def test_a_cache_that_cannot_be_written_is_a_warning(
+    made: Path, capsys: pytest.CaptureFixture[str]
+):
+    (made / "cache").write_text("no folder")
+    assert run(made) == 0
+    shown = capsys.readouterr()
+    assert "Leave-one-out accuracy 97.6 % (41 images, 3 classes" in shown.out
+    assert shown.err.count("no embeddings are cached: cannot write") == 1
+
+
 def test_images_of_a_run_and_of_none(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -1,7 +1,10 @@
-"""Folders that may not be written: one sentence, another exit code than 0, and nothing is left."""
+"""Folders that may not be written or read: one sentence, another exit code than 0, and nothing is
+left.
+"""
 
 import ctypes
 import os
+import re
 import stat
 from collections.abc import Iterator
 from functools import partial
@@ -133,3 +136,56 @@ def test_a_folder_that_may_not_be_written(name: str, place: Path) -> None:
     assert "Traceback" not in said
     assert "ermission denied" in said.splitlines()[-1]
     assert contents(place) == before
+
+
+UNREADABLE = {
+    "a model": ["info", "--model", "{}/shut/model"],
+    "models": ["merge", "{}/shut/model", "{}/model", "--output", "{}/out"],
+    "new classes": [
+        *("extend", "--model", "{}/model", "--images", "{}/shut/new"),
+        *("--output", "{}/out"),
+    ],
+    "images": [
+        *("classify", "--model", "{}/model", "--images", "{}/shut/new"),
+        *("--output", "{}/out.csv"),
+    ],
+    "an output": [
+        *("classify", "--model", "{}/model", "--images", "{}/new"),
+        *("--output", "{}/shut/out.csv"),
+    ],
+    "images to embed": ["embed", "--images", "{}/shut/new", "--output", "{}/out.npz"],
+    "a configuration": ["fit", "--config", "{}/shut/a.yaml"],
+    "runs": ["report", "{}/shut/runs", "--output", "{}/out"],
+    "a sweep": ["sweep", "{}/shut/a.yaml", "--logs", "{}/logs"],
+    "a file of a model": ["info", "--model", "{}/model"],
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_may_not_be_read(name: str, place: Path) -> None:
+    """The sentence names what cannot be read, and not the output that waits for it."""
+    (place / "shut").mkdir()
+    (place / "shut").chmod(0o000)
+    (tensors,) = (place / "model").glob("tensors-*")
+    if name == "a file of a model":
+        tensors.chmod(0o000)
+    words = [word.format(place) for word in UNREADABLE[name]]
+    output = place / "output"
+    code = in_a_process(partial(as_a_user, place / "here", *words), output)
+    said = output.read_text()
+    (place / "shut").chmod(0o755)
+    assert code == 1, said
+    unreadable = tensors if name == "a file of a model" else place / "shut"
+    assert re.fullmatch(
+        rf"cifnet: error: cannot (use|read) {unreadable}.*: Permission denied; give this account"
+        r" access to it\n",
+        said,
+    )
+
+
+def test_a_name_that_is_too_long(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "x" * 300
+    assert main(["info", "--model", name]) == 1
+    assert capsys.readouterr().err == (
+        f"cifnet: error: cannot use {name}/config.json: File name too long\n"
+    )

@@ -166,6 +166,20 @@ def test_a_bundle_in_the_folder_where_one_is(
         pass
 
 
+def test_a_link_that_leads_nowhere_is_no_place_for_a_bundle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    learned("ridge").save(tmp_path / "b")
+    (tmp_path / "link").symlink_to("nowhere")
+    words = ["export", "--model", str(tmp_path / "b"), "--output"]
+    assert_ends(
+        main([*words, str(tmp_path / "link")]),
+        2,
+        "is a link that leads nowhere",
+        capsys,
+    )
+
+
 def test_a_lock_is_given_back(tmp_path: Path):
     target = tmp_path / "deep" / "out"
     with (
