@@ -296,15 +296,22 @@ def require_kind(target: Path, kind: Literal["file", "folder"]) -> None:
         )
 
 
-def require_table(target: Path) -> None:
-    """Check that the output of a table may be written; UsageError for an image's name, too.
+OTHER_ENDINGS = (".ckpt", ".json", ".npz", ".onnx", ".parquet", ".safetensors", ".zip")
+"""Endings of models, and of images and embeddings in one file."""
 
-    With the options in the wrong order, an image would be replaced.
+
+def require_table(target: Path) -> None:
+    """Check that the output of a table may be written; UsageError for another file's name, too.
+
+    With the options in the wrong order, an image or a part of a model would be replaced.
     """
+    named = None
     if is_image(target):
-        raise UsageError(
-            f"--output {target} is named as an image, expected a .csv file"
-        )
+        named = "an image"
+    elif target.suffix.lower() in OTHER_ENDINGS:
+        named = f"a {target.suffix} file"
+    if named is not None:
+        raise UsageError(f"--output {target} is named as {named}, expected a .csv file")
     require_kind(target, "file")
 
 

@@ -86,10 +86,14 @@ def check_trainer(trainer: Trainer) -> None:
     """Check a Trainer, however it was made.
 
     Raises:
-        UsageError: its precision would round the statistics, or its processes would not learn
-            together.
+        UsageError: its precision would round the statistics, its processes would not learn
+            together, or it would learn from no batch.
     """
     check_precision(str(trainer.precision))
+    if trainer.limit_train_batches == 0:
+        raise UsageError(
+            "limit_train_batches is 0, so that nothing is learned: leave it out, or give 1 or more"
+        )
     strategy = trainer.strategy
     check_strategy(getattr(strategy, "_start_method", strategy))
     if trainer.world_size > 1 and not isinstance(strategy, StatisticsDDPStrategy):

@@ -155,6 +155,7 @@ REFUSED = [
         "are the same file",
     ),
     (["--output", "{tmp}/old.png", "--overwrite"], 2, "is named as an image"),
+    (["--output", "{tmp}/m/config.json", "--overwrite"], 2, "named as a .json file"),
     (["--output", "{tmp}/pipe", "--overwrite"], 2, "is a pipe or device"),
     (["--model", "{tmp}/old.csv"], 1, "damaged or not a checkpoint"),
 ]

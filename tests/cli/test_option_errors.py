@@ -73,6 +73,7 @@ REFUSED = [
         USAGE,
         ["bf16-true", "statistics", "bf16-mixed"],
     ),
+    (["--trainer.limit_train_batches", "0"], USAGE, ["nothing is learned"]),
     (["--trainer.strategy", "nothing"], USAGE, ["strategy='nothing'"]),
     (
         ["--trainer.max_epochs", "3"],
