@@ -7,7 +7,6 @@ or learned twice; a learning curve fits one classifier per size.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.backbones.embedding_cache import EmbeddingCache, pipeline_folder
+from cifnet_pl.backbones.embedding_cache import EmbeddingCache, log, pipeline_folder
 from cifnet_pl.data.loading import pieces
 from cifnet_pl.data.sets import FileSet, Source
 from cifnet_pl.heads import RidgeHead
@@ -38,8 +37,6 @@ from cifnet_pl.statistics import (
     whiten,
 )
 from cifnet_pl.utilities.errors import CifnetError, DataError
-
-log = logging.getLogger(__name__)
 
 IMAGES_PER_BATCH = 2048
 """Images that are computed with in one batch, in float64."""
