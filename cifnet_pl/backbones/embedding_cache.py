@@ -156,18 +156,18 @@ class EmbeddingCache:
     Args:
         images: the set; it learns the content hashes that are stored beside the embeddings.
         class_names: name of each label of the set.
-        folder: where the files of this set and pipeline are; None to store nothing.
+        folder: where the files of this set and pipeline are.
 
     Attributes:
         duplicates: image → its exact duplicates, which are not embedded: they get its embedding.
     """
 
-    def __init__(self, images: Images, class_names: list[str], folder: Path | None):
+    def __init__(self, images: Images, class_names: list[str], folder: Path):
         self.images = images
         self.class_names = class_names
         self.folder = folder
         self.duplicates: dict[int, list[int]] = {}
-        self._writable = folder is not None
+        self._writable = True
         self._stored: dict[int, Tensor | None] = {}
         self._collected: dict[int, dict[int, CachedEmbedding]] = {}
         self._stamps_before: dict[int, str] = {}  # of classes that are being embedded
@@ -231,9 +231,7 @@ class EmbeddingCache:
             None where there are none of exactly its images, and, with a warning in the log, where
             the file is damaged.
         """
-        if self.folder is None:
-            return None
-        path = self._path(self.folder, label)
+        path = self._path(label)
         rows = self.images.rows_of[label]
         if not path.is_file():
             return None
@@ -315,8 +313,8 @@ class EmbeddingCache:
         metadata = {"stamps": stamps, "sha256": _digest(z, hashes)}
         tensors = {"z": z, "hashes": hashes}
         content = save(tensors, metadata=metadata)
-        if self._writable and self.folder is not None:
-            self._store(self._path(self.folder, label), content)
+        if self._writable:
+            self._store(self._path(label), content)
         self._stored.pop(label, None)
 
     def _store(self, path: Path, content: bytes) -> None:
@@ -327,7 +325,7 @@ class EmbeddingCache:
             self._writable = False
             log.warning("no more embeddings are cached: %s", error)
 
-    def _path(self, folder: Path, label: int) -> Path:
+    def _path(self, label: int) -> Path:
         """Return the file of a class: a hash of the class name and the names of its images."""
         class_name = _encoded(self.class_names[label])
         digest = hashlib.sha256(class_name)
@@ -335,7 +333,7 @@ class EmbeddingCache:
             name = _encoded(self.images.names[row])
             digest.update(b"\0" + name)
         file_name = f"{digest.hexdigest()[:32]}.safetensors"
-        return folder / file_name
+        return self.folder / file_name
 
     def _stamps(self, label: int) -> str:
         """Hash the files' sizes, inodes and change times; the contents where there are no files."""

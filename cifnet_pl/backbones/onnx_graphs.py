@@ -176,10 +176,11 @@ def stored_graph(embedder: Embedder, replace: bool = False) -> bytes:
         NoGraph: the network cannot be exported, or the graph does not agree with torch.
     """
     key = graph_key(embedder.identity)
-    with suppress(UsageError):  # no home folder: told below
-        content = None if replace else _read(graphs_folder(), key)
-        if content is not None:
-            return content
+    if not replace:
+        with suppress(UsageError):  # no home folder: told below
+            stored = _read(graphs_folder(), key)
+            if stored is not None:
+                return stored
     log.info("exporting %s to ONNX, once: 4 to 15 s", embedder.name)
     content = exported(embedder)
     check_graph(content, embedder)

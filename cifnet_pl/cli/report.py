@@ -31,8 +31,5 @@ def report(
             no setting.
         DataError: there is no complete run.
     """
-    target = expanded(output)
-    folders = [str(expanded(run)) for run in runs]
-    others = None if external is None else str(expanded(external))
-    with writing(target, overwrite, "folder"):
-        report_runs(folders, str(target), others, compare)
+    with writing(expanded(output), overwrite, "folder"):
+        report_runs(runs, output, external, compare)

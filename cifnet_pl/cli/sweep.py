@@ -147,5 +147,4 @@ def _report(jobs: Sequence[SweepJob], output: str | None, external: str | None) 
         print_text(f"note: {message}")
     if output is not None and runs:
         folders = [str(job.folder) for job in jobs if job.folder.is_dir()]
-        others = None if external is None else str(expanded(external))
-        report(folders, str(expanded(output)), others)
+        report(folders, output, external)

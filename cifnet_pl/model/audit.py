@@ -584,9 +584,11 @@ def embeddings_of(
     for name, samples in splits:
         files_of_split = cast(FileSet, samples)
         images = LabelledImages(source.class_names, files_of_split)
-        for rows, z in _embed_with_cache(
-            model, images, pipeline and pipeline / name, unreadable, progress
-        ):
+        embedded = _embedded(model, images, unreadable, progress)
+        if pipeline is not None:
+            cache = EmbeddingCache(files_of_split, images.class_names, pipeline / name)
+            embedded = _embedded_with_cache(model, images, cache, unreadable, progress)
+        for rows, z in embedded:
             z_batches.append(z)
             label_batches.append(images.files.labels[rows])
             hash_batches.append(images.files.hashes(rows))
@@ -610,16 +612,25 @@ def embeddings_of(
     return EmbeddedImages(embeddings[decided], kept_labels, kept_files, undecided)
 
 
-def _embed_with_cache(
+def _embedded(
     model: Classifier,
     images: LabelledImages,
-    folder: Path | None,
     unreadable: list[Unreadable],
     progress: bool,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield rows and embeddings: those that are in a folder's cache, then the others."""
-    files = cast(FileSet, images.files)
-    cache = EmbeddingCache(files, images.class_names, folder)
+    """Yield rows and embeddings of images."""
+    for rows, z in images.embedded(model, "embedding", unreadable, progress):
+        yield rows, z.cpu().numpy()
+
+
+def _embedded_with_cache(
+    model: Classifier,
+    images: LabelledImages,
+    cache: EmbeddingCache,
+    unreadable: list[Unreadable],
+    progress: bool,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield rows and embeddings: those that are in the cache, then the others."""
     rows = np.arange(len(images.files))
     known = cache.known(rows)
     if known.any():
@@ -629,9 +640,9 @@ def _embed_with_cache(
         return
     missing = rows[~known]
     uncached = images.select(~known)
-    for batch, z in uncached.embedded(model, "embedding", unreadable, progress):
+    for batch, z in _embedded(model, uncached, unreadable, progress):
         content = uncached.files.hashes(batch)
         hashes = torch.from_numpy(content)
         positions = torch.from_numpy(missing[batch])
-        cache.collect(positions, hashes, z)
-        yield missing[batch], z.cpu().numpy()
+        cache.collect(positions, hashes, torch.from_numpy(z))
+        yield missing[batch], z

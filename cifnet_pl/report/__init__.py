@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifnet_pl.utilities.errors import DataError
-from cifnet_pl.utilities.files import write_bytes, write_text
+from cifnet_pl.utilities.files import expanded, write_bytes, write_text
 from cifnet_pl.utilities.text import number_of, print_text
 
 if TYPE_CHECKING:
@@ -44,12 +44,13 @@ def report(
         print_text(f"left out: {reason}")
     for point in study.missing:
         print_text(f"missing: {point}")
-    write_report(study, Path(output), comparisons)
+    target = expanded(output)
+    write_report(study, target, comparisons)
     for table in comparisons:
         for line in comparison_lines(table):
             print_text(line)
     configurations = sum(group.kind == "measured" for group in study.groups)
-    page = Path(output) / "report.html"
+    page = target / "report.html"
     runs_text = number_of(run_count(study), "run")
     print_text(f"{runs_text} of {number_of(configurations, 'configuration')}: {page}")
 
@@ -76,7 +77,8 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None) -
     from cifnet_pl.report.runs import find_missing, read_runs
     from cifnet_pl.report.study import Study, group_order, group_runs
 
-    complete, left_out = read_runs(runs)
+    folders = [expanded(run) for run in runs]
+    complete, left_out = read_runs(folders)
     if not complete:
         if left_out:
             reason = f" ({left_out[0]})"
@@ -86,10 +88,10 @@ def read_study(runs: Sequence[str | Path], external: str | Path | None = None) -
     groups, replaced = group_runs(complete)
     settings = Study(groups).settings
     if external is not None:
-        external_groups = read_external(Path(external), settings)
+        external_groups = read_external(expanded(external), settings)
         groups = sorted(groups + external_groups, key=group_order)
     published = published_groups(settings)
-    missing = find_missing(runs)
+    missing = find_missing(folders)
     unused = left_out + replaced
     return Study(groups, published, unused, missing)
 

@@ -201,7 +201,6 @@ def _require_token(secret: str | None, host: str, address: str | None) -> None:
 
 def _learned_images(images: str | None, run: Path) -> Path | None:
     """Return the folder with the images that a model learned; None where it is not known."""
-
     if images:
         return expanded(images)
     recorded = images_of_run(run)
