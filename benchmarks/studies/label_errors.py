@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.studies.images import Images, learned, read_images, study_parser
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.audit import audit
-from cifnet_pl.statistics import fit_probabilities, to_probabilities
+from cifnet_pl.heads.confidence import fit_weights
 
 SHARE = 0.05
 SEEDS = (0, 1, 2)

@@ -30,7 +30,7 @@ from cifnet_pl.images.reader import (
     iterate_images,
 )
 from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports, write_bundle
-from cifnet_pl.model.calibration import MIN_NEW_IMAGES, Calibration, SelectionPool
+from cifnet_pl.model.calibration import MIN_NEW_IMAGES, Calibration
 from cifnet_pl.model.current_task import CurrentTask, observe_buffer
 from cifnet_pl.model.embedding import embed_squares
 from cifnet_pl.model.image_hashes import ImageHashes
@@ -239,15 +239,18 @@ class Classifier:
         return bool(self.removals) and self.head.counterexamples
 
     def accuracy_sentences(self) -> list[str]:
-        """Return sentences on leave-one-out accuracy and on accuracy on new groups, if known."""
+        """Return sentences on decision rule, leave-one-out accuracy and accuracy on new groups."""
         counted = 0
         if self.buffer is not None:
             counted = int(
                 self.calibration.counted(self.buffer.y, self.buffer.key).sum()
             )
-        return self.calibration.sentences(
+        sentences = self.calibration.sentences(
             sum(self.head.class_counts().values()), counted
         )
+        if self.head.decision_rule is not None:
+            sentences.insert(0, f"Decision rule: {self.head.decision_rule}")
+        return sentences
 
     def state_elements(self) -> dict[str, int]:
         """Count the elements kept between tasks: the head's by component, and the buffer's."""
@@ -629,29 +632,6 @@ class Classifier:
             self.head.merge_(task.additions)
         self.solve()
 
-    def _commit(self, buffer: CalibrationBuffer) -> SelectionPool | None:
-        """Let the buffer select among its candidates, whole groups where it must draw.
-
-        Returns the images from which it selected; None where it did not look for groups.
-
-        Near-duplicates of a buffer sample are kept with it: in the statistics alone, they would
-        make its leave-one-out score too good. A head that learns from the buffer gets the draw of
-        the buffer's own strategy, calibrated or not.
-        """
-        samples = None
-        if self.calibrates and not self.head.uses_buffer:
-            samples = buffer.selection_pool()
-        if samples is None:
-            buffer.commit()
-            return None
-        pool = SelectionPool(self.head, samples)
-        groups = self.calibration.groups_of(pool)
-        if groups is None:
-            buffer.commit()
-        else:
-            buffer.commit_groups(samples, groups)
-        return pool
-
     def abort_task(self) -> None:
         """Discard the task that was begun, and all that was observed since."""
         self.head.abort_task()
@@ -699,10 +679,9 @@ class Classifier:
         """Solve the head, let the buffer select among its candidates, and calibrate again."""
         self.head.solve()
         self.head.refresh()
-        pool = None
         if self.buffer is not None:
-            pool = self._commit(self.buffer)
-        self.calibrate(pool)
+            self.buffer.commit()
+        self.calibrate()
 
     # ------------------------------------------------------------------ history
 
@@ -726,31 +705,20 @@ class Classifier:
 
     # ------------------------------------------------------------------ calibration
 
-    def calibrate(self, pool: SelectionPool | None = None) -> None:
-        """Select the decision rule, and fit the temperature if that is wanted or was done before.
+    def calibrate(self) -> None:
+        """Calibrate by the buffer samples, and again by labelled images that are not learned.
 
         Samples of one group are left out together.
-
-        Args:
-            pool: from which the buffer samples were selected since the head was solved, if at hand.
         """
-        samples = self.buffer_samples
+        stored = self.buffer_samples
         fits_temperature = self.fits_temperature
         self.calibration.forget_buffer()
-        calibration_samples = None
-        if samples is not None and self.calibrates:
-            calibration_samples = self.calibration.assess_buffer(
-                self.head, samples, pool
-            )
+        if stored is not None and self.calibrates:
+            self.calibration.assess_buffer(self.head, stored)
         self.calibration.assess_new_images(self.head, self.images.content)
-        if not fits_temperature:
-            return
-        if calibration_samples is None or len(self.calibration.y):
-            calibration_samples = self.calibration_samples()
-        if calibration_samples is None:
-            return
-        if self.head.leaves_one_out or not calibration_samples.learned:
-            calibrate(calibration_samples)
+        new_images = self.calibration_samples()
+        if fits_temperature and new_images is not None and not new_images.learned:
+            calibrate(new_images)
 
     @property
     def fits_temperature(self) -> bool:
@@ -861,7 +829,6 @@ class OpenSetCache:
             unknown,
             coverage,
             float(head.temperature),
-            float(head.odds_power),
             names,
         )
         if key not in self._predictors:
