@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,18 +16,13 @@ from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
 from cifnet_pl.serving import messages
-from cifnet_pl.serving.fair_queue import FairQueue, Requester
+from cifnet_pl.serving.gate import Limits, decoded
 from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.uploads import Limits, decoded
 from cifnet_pl.utilities.text import printable
 
 BATCH_ON_A_CORE = 8
 BATCH_ON_A_DEVICE = 64
 """Images that are embedded together at most: the first of them waits for all."""
-
-
-OWN_WORK = Requester("", 0)
-"""Requester of the embeddings that the service needs for itself."""
 
 
 class ApiObject(BaseModel, use_attribute_docstrings=True):
@@ -61,8 +55,6 @@ class ImageAnswer(ApiObject):
     """Classes that hold the true one with probability --coverage (95 %)."""
     nearest: str | None = None
     """File name of the most similar kept image of the first class."""
-    certain: bool = False
-    """Whether it may be taken for its first class without a look."""
     unreadable: str | None = None
     """Why the image cannot be decoded."""
 
@@ -101,31 +93,6 @@ class ImageAnswer(ApiObject):
             p_value=decision.p_value,
             prediction_set=prediction_set,
         )
-
-
-CERTAIN_PROBABILITY = 0.95
-"""Probability from which a prediction may be certain."""
-
-
-def is_certain(answer: ImageAnswer, nearest_class: str | None) -> bool:
-    """Return whether an image may be taken for its first class without a look.
-
-    It may if it is known, its prediction set holds one class, the probability is at least
-    :data:`CERTAIN_PROBABILITY`, and the first class is the nearest by a wide margin.
-
-    Args:
-        answer: the prediction.
-        nearest_class: class that the image is nearest to by a wide margin; None without one
-            (:class:`~cifnet_pl.serving.certainty.CertaintyRule`).
-    """
-    if not answer.classes or answer.known is not True:
-        return False
-    best = answer.classes[0]
-    return (
-        nearest_class == best.name
-        and len(answer.prediction_set or ()) == 1
-        and best.probability >= CERTAIN_PROBABILITY
-    )
 
 
 @dataclass(frozen=True)
@@ -188,14 +155,6 @@ class ScoredImage:
 
 
 @dataclass(frozen=True)
-class EncodedUpload:
-    """Content of an image's file, and the answer that is waited for."""
-
-    content: bytes
-    answer: Future[ScoredImage]
-
-
-@dataclass(frozen=True)
 class DecodedImage:
     """Pixels (s, s, 3) uint8 of an image, and the answer that is waited for."""
 
@@ -205,9 +164,6 @@ class DecodedImage:
 
 class Answering:
     """Threads that decode images, and threads that embed as many together as wait.
-
-    Images are decoded in a fair order, as one of many megapixels takes as long as hundreds of small
-    ones.
 
     On a CPU one thread per core embeds. Backbones that run side by side with one thread each are
     faster than one after the other with all threads, because those wait for each other at every
@@ -234,19 +190,15 @@ class Answering:
             self._largest_batch = BATCH_ON_A_DEVICE
             embedders = 1
         self._lock = threading.Lock()
-        self._encoded: FairQueue[EncodedUpload] = FairQueue()
         self._ready: queue.SimpleQueue[DecodedImage] = queue.SimpleQueue()
         self._decoders = ThreadPoolExecutor(decoding_cores(), "decode")
         self._embedders = ThreadPoolExecutor(embedders, "answer")
 
-    def submit(
-        self, content: bytes, requester: Requester = OWN_WORK
-    ) -> Future[ScoredImage]:
+    def submit(self, content: bytes) -> Future[ScoredImage]:
         """Queue one image.
 
         Args:
             content: of its file.
-            requester: who waits for the answer.
 
         Returns:
             The result, or UnreadableImage.
@@ -260,8 +212,7 @@ class Answering:
             self.under_way += 1
         answer: Future[ScoredImage] = Future()
         answer.add_done_callback(self._count_answered)
-        self._encoded.put(requester, EncodedUpload(content, answer))
-        self._decoders.submit(self._decode_next)
+        self._decoders.submit(self._decode, content, answer)
         return answer
 
     def decode(self, content: bytes) -> tuple[np.ndarray, str]:
@@ -282,14 +233,8 @@ class Answering:
         with self._lock:
             self.under_way -= 1
 
-    def _decode_next(self) -> None:
-        """Decode the image that is next."""
-        requester, upload = self._encoded.next_item()
-        start = time.perf_counter()
-        self._decode(upload.content, upload.answer)
-        self._encoded.charge(requester, time.perf_counter() - start)
-
     def _decode(self, content: bytes, answer: Future[ScoredImage]) -> None:
+        """Decode one image."""
         if not answer.set_running_or_notify_cancel():  # the client is gone already
             return
         try:

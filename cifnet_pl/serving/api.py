@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.serving import inspection, messages
 from cifnet_pl.serving.answering import ApiObject, ImageAnswer
 from cifnet_pl.serving.change_queue import ChangeJob
-from cifnet_pl.serving.fair_queue import Requester
 from cifnet_pl.serving.inbox import LARGEST_INBOX, InboxView, Received, UploadGroup
 from cifnet_pl.serving.refusals import Question, RequestError
 from cifnet_pl.serving.service import ChangeResult, Service, UpdateResult
@@ -171,7 +169,7 @@ class DayInfo(ApiObject):
     date: str
     asked: int
     unsure: int
-    """Images of which no class was certain."""
+    """Images for which no class, or several, were likely enough."""
     corrected: int
     """Images whose class someone corrected."""
 
@@ -241,8 +239,6 @@ Trial = Annotated[
 ]
 Back = Annotated[bool, Query(description="true: let them wait again instead")]
 
-request_numbers = itertools.count()
-
 
 class ManyFilesRequest(Request):
     """A request with as many files as the service's limits allow; Starlette allows 1,000."""
@@ -283,7 +279,6 @@ async def health() -> dict[str, bool]:
 
 @routes.post("/classify", tags=["classify"])
 async def classify(
-    request: Request,
     service: AskedService,
     files: SentFiles,
     top: Annotated[int, Query(ge=1, le=1000, description="classes per image")] = 5,
@@ -292,14 +287,12 @@ async def classify(
     limits = service.options.limits
     if len(files) > limits.images:
         raise RequestError(413, messages.too_many_images(limits.images))
-    client = request.client.host if request.client else ""
-    requester = Requester(client, next(request_numbers))
     waiting = []
     for file in files:
         name = file.filename or "image"
         if file.size is not None and file.size > limits.image_bytes:
             raise RequestError(413, messages.too_large(name, limits.image_bytes))
-        waiting.append((name, service.score(await file.read(), requester)))
+        waiting.append((name, service.score(await file.read())))
     version = service.served.version
     answers = []
     for name, future in waiting:
@@ -420,9 +413,10 @@ def waiting(
     after: Annotated[
         int | None, Query(description="images with a larger number come first")
     ] = None,
+    surest: Annotated[bool, Query(description="true: the most probable first")] = False,
 ) -> InboxView:
-    """Images that wait, predicted by the served version, the least certain first."""
-    return service.inbox.view(first, count, after)
+    """Images that wait, predicted by the served version, the least probable first."""
+    return service.inbox.view(first, count, after, surest)
 
 
 @routes.post("/group", tags=["learn"])

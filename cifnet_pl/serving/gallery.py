@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.serving.answering import Answering, ScoredImage
-from cifnet_pl.serving.certainty import CertaintyRule
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CifnetError
 
@@ -44,7 +43,6 @@ class Gallery:
 
     Attributes:
         known: name of an image → its embedding (d,), right for every version.
-        certainty: tells which predictions are certain.
     """
 
     def __init__(self, workspace: Workspace, answering: Answering):
@@ -52,7 +50,6 @@ class Gallery:
         self.answering = answering
         self.known: dict[str, Tensor] = {}
         self._classes: dict[str, tuple[list[str], Tensor]] = {}
-        self.certainty = CertaintyRule({})
         self._changed = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="gallery", daemon=True)
@@ -134,17 +131,12 @@ class Gallery:
     def _compare(self, kept_images: Mapping[str, Sequence[str]]) -> None:
         """Embed the newest images of each class, with which new ones are compared."""
         classes = {}
-        embeddings = {}
         for name, files in kept_images.items():
             newest = list(files)[-COMPARED_PER_CLASS:]
             present, z = self.embeddings(newest)
             if present:
-                embeddings[name] = z
                 classes[name] = (present, torch.nn.functional.normalize(z, dim=1))
         self._classes = classes
-        if set(embeddings) != set(self.answering.current.served.model.class_names):
-            embeddings = {}  # nothing is certain where a known class cannot be compared with
-        self.certainty = CertaintyRule(embeddings)
 
     def _drop_others(
         self, kept_images: Mapping[str, Sequence[str]], waiting: Sequence[str]

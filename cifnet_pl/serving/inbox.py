@@ -1,6 +1,6 @@
 """Images that wait to be labelled: kept on the disk, predicted anew by each version.
 
-Those whose label is least certain come first.
+Those whose class is least probable come first.
 """
 
 from __future__ import annotations
@@ -21,17 +21,11 @@ from cifnet_pl.images.image import UnreadableImage, content_hash
 from cifnet_pl.model.bundle import class_names
 from cifnet_pl.model.unknowns import OpenSetDecision
 from cifnet_pl.serving import messages
-from cifnet_pl.serving.answering import (
-    ApiObject,
-    ImageAnswer,
-    ServedModel,
-    is_certain,
-)
-from cifnet_pl.serving.certainty import MIN_CLASSES, MIN_IMAGES
+from cifnet_pl.serving.answering import ApiObject, ImageAnswer, ServedModel
 from cifnet_pl.serving.gallery import Gallery, groups_of
+from cifnet_pl.serving.gate import Limits, file_name, uploads
 from cifnet_pl.serving.naming import bare, folder_of, similar_names, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
-from cifnet_pl.serving.uploads import Limits, file_name, uploads
 from cifnet_pl.serving.workspace import (
     ReceivedImage,
     WaitingImage,
@@ -70,15 +64,12 @@ class InboxImage(ImageAnswer):
 
 
 class InboxView(ApiObject):
-    """Images that wait: the least certain first, those that are not predicted yet last."""
+    """Images that wait: the least probable first, those that are not predicted yet last."""
 
     version: int
     waiting: int
     seen: int
     """Number of them that are predicted."""
-    certain: int
-    certainty: str
-    """Why few or no predictions are certain, in one sentence."""
     in_folders: int
     """Images that were sent in one folder, whose name may be their class."""
     newest: int
@@ -314,13 +305,16 @@ class Inbox:
             )
         ]
 
-    def view(self, first: int, count: int, after: int | None = None) -> InboxView:
-        """Return some of the images that wait, the least certain first.
+    def view(
+        self, first: int, count: int, after: int | None = None, surest: bool = False
+    ) -> InboxView:
+        """Return some of the images that wait, the least probable first.
 
         Args:
             first: number of images that are left out at the beginning.
             count: number of images to return.
             after: number of an image; those that came later come before all others.
+            surest: whether the most probable come first.
         """
         version, waiting, predictions = self._predicted()
         seen = []
@@ -333,8 +327,7 @@ class Inbox:
                 rest.append(unseen_image(image))
         if rest:
             self.gallery.request_update()
-        self._mark_certain(seen)
-        seen.sort(key=_certainty)
+        seen.sort(key=_probability, reverse=surest)
         images = seen + rest
         if after is not None:
             new = {image.file for image in waiting if image.number > after}
@@ -344,8 +337,6 @@ class Inbox:
             version=version,
             waiting=len(waiting),
             seen=len(seen),
-            certain=sum(image.certain and image.name is None for image in seen),
-            certainty=self._certainty_message(),
             in_folders=sum(
                 len(image.folders) == 1 and image.name is None for image in waiting
             ),
@@ -355,39 +346,6 @@ class Inbox:
             },
             images=[self._with_nearest(image) for image in shown],
         )
-
-    def _certainty_message(self) -> str:
-        """Return why few or no predictions are certain."""
-        classes = len(self.served.model.class_names)
-        if classes < MIN_CLASSES:
-            return messages.too_few_classes(classes, MIN_CLASSES)
-        rule = self.gallery.certainty
-        if len(rule.names) < classes:
-            return messages.CLASSES_WITHOUT_IMAGES
-        if not rule.has_enough_images:
-            return messages.too_few_images(rule.images, MIN_IMAGES * classes)
-        return messages.FEW_CERTAIN
-
-    def _mark_certain(self, images: Sequence[InboxImage]) -> None:
-        """Tell which predictions are certain."""
-        rule = self.gallery.certainty
-        embedded = self.gallery.known
-        present = [image for image in images if image.image in embedded]
-        if not present or not rule.has_enough_images:
-            return
-        folders = set[str]()
-        for image in images:
-            folders.update(image.folders)
-        known = {bare(name) for name in rule.names}
-        labels = {
-            folder for folder in folders if len(folders) > 1 or bare(folder) in known
-        }
-        z = torch.stack([embedded[image.image] for image in present])
-        nearest = rule.certain_classes(z)
-        for image, name in zip(present, nearest, strict=True):
-            image.certain = is_certain(image, name) and not contradicts_folder(
-                image, labels
-            )
 
     def _with_nearest(self, image: InboxImage) -> InboxImage:
         """Add the most similar kept image of the first class."""
@@ -497,19 +455,6 @@ def inbox_image(
     return InboxImage(**dict(answer), image=image.file, **_folders(image))
 
 
-def contradicts_folder(image: InboxImage, labels: Collection[str]) -> bool:
-    """Return whether a folder that an image was sent in names another class than its first.
-
-    Args:
-        image: with its prediction.
-        labels: names of folders that are labels.
-    """
-    for folder in image.folders:
-        if folder in labels and bare(folder) != bare(image.classes[0].name):
-            return True
-    return False
-
-
 def unseen_image(image: WaitingImage) -> InboxImage:
     """Return an image that is not predicted yet."""
     return InboxImage(
@@ -527,7 +472,7 @@ def _folders(image: WaitingImage) -> dict[str, Any]:
     return {"folder": folders[0] if len(folders) == 1 else None, "folders": folders}
 
 
-def _certainty(image: InboxImage) -> tuple[bool, bool, float]:
-    """Return by what images are sorted, the least certain first."""
+def _probability(image: InboxImage) -> tuple[bool, float]:
+    """Return by what images are sorted: whether they are known, and the probability."""
     probability = image.classes[0].probability if image.classes else 0.0
-    return (image.certain, image.known is not False, probability)
+    return (image.known is not False, probability)

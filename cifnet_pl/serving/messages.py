@@ -27,9 +27,6 @@ DISK_FULL = (
 )
 JOURNAL_LOCKED = "another program holds the list of changes: try again in a few seconds"
 READ_ONLY = "this service is read-only: it answers, but does not learn"
-TWO_LENGTHS = (
-    "the request has both Content-Length and Transfer-Encoding: send one of them"
-)
 NO_JOB = "there is no such job, or it ended long ago"
 NO_IMAGE = "there is no such photo in the workspace"
 DAMAGED = "its file was deleted or changed on the server's disk"
@@ -43,13 +40,6 @@ NOTHING_TO_AUDIT = (
 )
 HALF_CHARACTER = "a class name holds half a character: type it again"
 TWO_CLASSES = "a photo in two classes makes both of them worse"
-LARGE_ZIP_INDEX = "a zip file lists over {} MiB of names: send it in parts"
-CLASSES_WITHOUT_IMAGES = (
-    "Nothing is certain: of some classes no photos are kept to compare with."
-)
-FEW_CERTAIN = (
-    "Certain ones are few: something that was never taught may look like a known class."
-)
 WENT_BACK = "went back"
 WENT_AGAIN = "went there again"
 BEGAN_EMPTY = "began with no class"
@@ -90,6 +80,16 @@ def changes_waiting(count: int) -> str:
 def too_large(file: str, limit: int) -> str:
     """Return why a file of more than ``limit`` bytes is refused."""
     return f"{printable(file[:LONGEST_FILE_NAME])} is larger than {limit // 2**20} MiB"
+
+
+def unpacks_to_more(file: str, size: str) -> str:
+    """Return why a zip file with more than ``size`` is refused."""
+    return f"{file} unpacks to more than {size}: send it in parts"
+
+
+def damaged_zip(file: str) -> str:
+    """Return why a zip file cannot be read."""
+    return f"{file} is damaged or not a zip file that can be read"
 
 
 def learned(counts: dict[str, int]) -> str:
@@ -174,22 +174,6 @@ def purged(learned: int, taken_away: int, versions: int) -> str:
         parts.append(f"{number_of(taken_away, 'photo')} that had been taken away")
     parts.append(f"{number_of(versions, 'other version')} for good")
     return f"deleted {' and '.join(parts)}"
-
-
-def too_few_classes(classes: int, needed: int) -> str:
-    """Return why nothing is certain while few classes are known."""
-    return (
-        f"Nothing is certain before {needed} classes are known ({classes} now): something else may"
-        " look like one of them."
-    )
-
-
-def too_few_images(images: int, needed: int) -> str:
-    """Return why nothing is certain while few images of the known classes are kept."""
-    return (
-        f"Nothing is certain before {needed} photos of the known classes are kept ({images} now):"
-        " with few, something else may look like one of them."
-    )
 
 
 def next_step(counts: Mapping[str, int]) -> str:

@@ -16,13 +16,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from cifnet_pl.utilities.errors import (
-    CifnetError,
-    DataError,
-    UsageError,
-    check_that,
-    explained,
-)
+from cifnet_pl.utilities.errors import CifnetError, UsageError, check_that, explained
 from cifnet_pl.utilities.files import RECOMMENDED, config_files, expanded, read_yaml
 from cifnet_pl.utilities.run_folders import images_of_run
 from cifnet_pl.utilities.text import number_of, printable
@@ -35,8 +29,7 @@ CONNECTIONS = 1000
 """Connections at a time; requests on more are refused."""
 
 SHORTEST_TOKEN = 16
-LONGEST_TOKEN = 4096
-"""Characters of a token; of a file with more, such as a device, no more is read."""
+"""Characters of a token."""
 
 WATCH_SECONDS = 2.0
 """Pause between two looks at a folder that is watched."""
@@ -56,7 +49,6 @@ def serve(
     read_only: bool = False,
     keep_images: bool = True,
     keep_versions: int = 100,
-    rate: float = 200.0,
     unknown: float | None = 0.05,
     coverage: float | None = 0.95,
     name: str | None = None,
@@ -87,7 +79,6 @@ def serve(
         keep_images: whether images that are learned stay in the workspace, for exact forgetting
             and as examples.
         keep_versions: number of versions to keep; the oldest are removed.
-        rate: requests per second of one client; 0 for no limit.
         unknown: share of images of known classes that may be called unknown; null never to say so.
         coverage: probability that the true class is in the prediction set; null to give none.
         name: of the model, for the page and for downloads; by default the folder's, of a run the
@@ -113,10 +104,10 @@ def serve(
     try:
         import uvicorn
 
-        from cifnet_pl.serving.app import LOOPBACK as LOOPBACK_HOSTS
-        from cifnet_pl.serving.app import Access, make_app, public_host
+        from cifnet_pl.serving.app import make_app
+        from cifnet_pl.serving.gate import LOOPBACK as LOOPBACK_HOSTS
+        from cifnet_pl.serving.gate import Access, public_host
         from cifnet_pl.serving.service import Service, ServiceOptions
-        from cifnet_pl.serving.slow_clients import ImpatientProtocol
         from cifnet_pl.serving.workspace import Workspace
     except ImportError as error:
         raise UsageError(
@@ -130,7 +121,7 @@ def serve(
     hosts = LOOPBACK_HOSTS
     if address is not None:
         hosts |= {public_host(address)}
-    _check_numbers(keep_versions, rate, unknown, coverage)
+    _check_numbers(keep_versions, unknown, coverage)
     if watch is not None:
         require_folder(expanded(watch), "--watch", "a folder of images")
     listening = _listen(host, port)
@@ -158,7 +149,7 @@ def serve(
     )
     service = Service(opened, loaded, options)
     any_host = host not in LOOPBACK
-    app = make_app(service, Access(secret, any_host, rate, hosts))
+    app = make_app(service, Access(secret, any_host, hosts))
     if watch is not None:
         Thread(
             target=keep_watching, args=(service, expanded(watch)), daemon=True
@@ -172,7 +163,7 @@ def serve(
     )
     config = uvicorn.Config(
         app,
-        http=ImpatientProtocol,
+        http="h11",
         ws="none",
         limit_concurrency=CONNECTIONS,
         log_config=None,
@@ -212,30 +203,27 @@ def _learned_images(images: str | None, run: Path) -> Path | None:
 def keep_watching(service: Service, folder: Path) -> None:
     """Let new images of a folder wait to be labelled, for ever.
 
-    One that cannot be read or is refused is left out; those that cannot be stored are tried again.
+    One that is refused is left out; those that cannot be stored are tried again.
     """
-    from cifnet_pl.images.files import NewFiles, read_bytes
+    from cifnet_pl.images.new_images import NewImages
     from cifnet_pl.serving.refusals import RequestError
 
     log = logging.getLogger("cifnet_pl.serving")
-    images = NewFiles(folder)
-    while True:
-        try:
-            for path in images.find():
-                try:
-                    content = read_bytes(path)
-                    name = str(path.relative_to(folder))
-                    service.receive([(name, io.BytesIO(content))], again=False)
-                except (OSError, DataError, RequestError) as error:
-                    if isinstance(error, RequestError) and error.status == 503:
-                        raise
-                    log.warning("%s is left out: %s", path, error)
-        except (OSError, CifnetError) as error:
-            log.warning("images of %s wait: %s", folder, error)
-        except sqlite3.ProgrammingError:
-            # The service has ended, and closed its journal.
-            return
-        time.sleep(WATCH_SECONDS)
+    images = NewImages(folder, log.warning)
+    for batch in images.batches(1, WATCH_SECONDS):
+        for image in batch:
+            name = str(image.path.relative_to(folder))
+            try:
+                service.receive([(name, io.BytesIO(image.content))], again=False)
+            except CifnetError as error:
+                log.warning("%s is left out for now: %s", image.path, error)
+                is_refused = isinstance(error, RequestError) and error.status < 500
+                if not is_refused:
+                    images.find_again(image)
+                    time.sleep(WATCH_SECONDS)
+            except sqlite3.ProgrammingError:
+                # The service has ended, and closed its journal.
+                return
 
 
 def empty_model() -> Classifier:
@@ -253,7 +241,7 @@ def empty_model() -> Classifier:
 
 
 def _check_numbers(
-    keep_versions: int, rate: float, unknown: float | None, coverage: float | None
+    keep_versions: int, unknown: float | None, coverage: float | None
 ) -> None:
     """Raise UsageError for options that are out of their range."""
     check_that(
@@ -262,7 +250,6 @@ def _check_numbers(
         keep_versions,
         "at least 2: undo needs the version before",
     )
-    check_that(rate >= 0, "--rate", rate, "0 or more")
     for option, share in (("--unknown", unknown), ("--coverage", coverage)):
         check_that(
             share is None or 0 < share < 1,
@@ -287,7 +274,7 @@ def _given_token(token: str | None, token_file: str | None) -> str | None:
         ):
             file = expanded(token_file).open(encoding="utf-8")
             with file:
-                token = file.read(LONGEST_TOKEN).strip()
+                token = file.read().strip()
     if token is None:
         return None
     if (
@@ -338,11 +325,10 @@ def network_address() -> str:
 
 def show_address(address: str, secret: str | None) -> None:
     """Print the address of the page, with its token, and a QR code of both."""
-    from cifnet_pl.serving.qr_code import LARGEST_TEXT, QrCode
+    import segno
 
     whole = f"{address}#token={secret}"
-    if len(whole.encode()) <= LARGEST_TEXT:
-        print("\n".join(QrCode(whole).lines()))
+    segno.make_qr(whole).terminal(compact=True)
     print(f"{whole}\nwhoever has this address can use and change the model", flush=True)
 
 

@@ -26,18 +26,16 @@ from cifnet_pl.model.labelled_images import LabelledImages, classes_of_hashes
 from cifnet_pl.model.learn import learn
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.answering import (
-    OWN_WORK,
     Answering,
     ApiObject,
     CurrentModel,
     ImageAnswer,
     ScoredImage,
     ServedModel,
-    is_certain,
 )
 from cifnet_pl.serving.change_queue import ChangeJob, ChangeQueue, JobResult, Work
-from cifnet_pl.serving.fair_queue import Requester
 from cifnet_pl.serving.gallery import Gallery
+from cifnet_pl.serving.gate import Limits, decoded
 from cifnet_pl.serving.inbox import Inbox, LabelledUploads, LeftOut, Received
 from cifnet_pl.serving.inspection import (
     AccuracyEstimate,
@@ -50,7 +48,6 @@ from cifnet_pl.serving.inspection import (
 )
 from cifnet_pl.serving.naming import check_similar, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
-from cifnet_pl.serving.uploads import Limits, decoded
 from cifnet_pl.serving.workspace import Change, Version, Workspace, is_undamaged
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import printable
@@ -204,11 +201,9 @@ class Service:
 
     # ------------------------------------------------------------------ classify and inspect
 
-    def score(
-        self, content: bytes, requester: Requester = OWN_WORK
-    ) -> Future[ScoredImage]:
-        """Predict one image for someone; RequestError if too many wait."""
-        return self.answering.submit(content, requester)
+    def score(self, content: bytes) -> Future[ScoredImage]:
+        """Predict one image; RequestError if too many wait."""
+        return self.answering.submit(content)
 
     def preview(self, content: bytes) -> bytes:
         """Return the middle of an image as a small JPEG; UnreadableImage if it is damaged."""
@@ -231,8 +226,6 @@ class Service:
         )
         if answer.classes:
             answer.nearest = self.gallery.nearest(answer.classes[0].name, scored.z)
-            (nearest,) = self.gallery.certainty.certain_classes(scored.z[None])
-            answer.certain = is_certain(answer, nearest)
         return answer
 
     def audit(self) -> AuditView:

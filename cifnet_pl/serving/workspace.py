@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import date, datetime, timezone
 from functools import lru_cache, partial
@@ -25,14 +25,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from cifnet_pl.images.files import find_images
+from cifnet_pl.images.image import UnreadableImage, content_hash
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.labelled_images import classes_of_hashes
 from cifnet_pl.model.served import JOURNAL, SERVED_VERSION, bundle_of_version
 from cifnet_pl.model.store import load_bundle
 from cifnet_pl.serving import messages
+from cifnet_pl.serving.gate import extension_of, file_name
 from cifnet_pl.serving.journal import Journal
 from cifnet_pl.serving.naming import folder_of
 from cifnet_pl.serving.refusals import RequestError, has_disk_error
-from cifnet_pl.serving.uploads import learned_images
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import exclusive, new_folder, write_bytes
 
@@ -168,7 +171,7 @@ class DayCounts(NamedTuple):
     Attributes:
         date: ISO 8601.
         asked: images that were asked about.
-        unsure: those of them for which no class was certain.
+        unsure: those of them for which no class, or several, were likely enough.
         corrected: those whose class someone corrected.
     """
 
@@ -230,7 +233,6 @@ class Workspace:
         self._device = model.device
         with ExitStack() as stack:
             stack.enter_context(exclusive(folder / "workspace"))
-            stack.enter_context(locked_folder(folder))
             self._journal = Journal(folder / JOURNAL)
             stack.callback(self._journal.close)
             begun = self._check_model(model)
@@ -511,7 +513,7 @@ class Workspace:
 
         Args:
             asked: images that were asked about.
-            unsure: those of them for which no class was certain.
+            unsure: those of them for which no class, or several, were likely enough.
             corrected: those whose class someone corrected.
         """
         with self._journal.transaction():
@@ -769,31 +771,25 @@ class Workspace:
                 shutil.rmtree(entry)
 
 
-@contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder within the block, which no other process can take even by deleting a lock file.
+def learned_images(model: Classifier, folder: Path) -> Iterator[tuple[Path, str, str]]:
+    """Find the images of a folder that a model has learned, by their content.
+
+    Yields:
+        The image, the name of its kept file, and its class.
 
     Raises:
-        UsageError: another process holds it.
+        DataError: there is no such folder, or it holds no image.
     """
-    if os.name == "nt":  # Windows cannot open a folder
-        yield
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    classes = classes_of_hashes(model, model.class_names)
+    for path in find_images(folder):
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"another process serves {folder}: end it, or choose another --workspace"
-            ) from None
-        except OSError as error:  # some network file systems have no such locks
-            LOGGER.warning("%s cannot be locked: %s", folder, error)
-        yield
-    finally:
-        os.close(descriptor)
+            content = path.read_bytes()
+            for position in classes.get(content_hash(content), ()):
+                name = file_name(content, extension_of(content))
+                yield path, name, model.class_names[position]
+        except (OSError, UnreadableImage):
+            # Within an archive, or of a format that is not kept.
+            continue
 
 
 def is_undamaged(image: Path) -> bool:

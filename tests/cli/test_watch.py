@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.camera import CameraStills
 from cifnet_pl.cli.watch import (
     COLUMNS,
+    Links,
     Sender,
     WatchPredictions,
-    json_content,
     model_source,
 )
 from cifnet_pl.utilities.files import list_cell
@@ -145,7 +144,10 @@ def test_what_is_refused_is_sent_again_and_nothing_twice(place, capsys):
     with Receiver() as receiver:
         assert watched(place, "--webhook", receiver.url) == 0
         assert [content["class"] for _, content in receiver.got] == ["green"]
-    assert "status 500; 3 predictions not sent yet" in capsys.readouterr().out
+    assert (
+        "500: Internal Server Error; 3 predictions not sent yet"
+        in capsys.readouterr().out
+    )
 
 
 def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
@@ -198,7 +200,12 @@ def test_a_receiver_that_replies_garbage_is_tried_again(place, reply):
 
         thread = threading.Thread(target=reply_twice)
         thread.start()
-        sender = Sender(f"http://127.0.0.1:{address[1]}", place / "a.sent", [ROW])
+        sender = Sender(
+            f"http://127.0.0.1:{address[1]}",
+            place / "a.sent",
+            [ROW],
+            Links(place, None),
+        )
         for _ in range(2):
             sender._next_attempt = 0.0
             sender.send()
@@ -213,15 +220,13 @@ def test_a_receiver_that_replies_garbage_is_tried_again(place, reply):
 
 
 @pytest.mark.parametrize("names", [["bolt; M4", "nut"], ["a\\", ";", " b"], []])
-def test_prediction_sets_stay_lists(names):
+def test_prediction_sets_stay_lists(place, names):
     """Also those whose class names hold what separates the names in the table."""
-    row = {
-        **ROW,
-        "prediction_set": list_cell(names),
-        "known": "true",
-        "probability": "0.5",
-    }
-    content = json_content(row)
+    row = {**ROW, "prediction_set": list_cell(names), "known": "true"}
+    row["probability"] = "0.5"
+    with Receiver() as receiver:
+        Sender(receiver.url, place / "a.sent", [row], Links(place, None)).send()
+        ((_, content),) = receiver.got
     assert (content["prediction_set"], content["known"]) == (names, True)
     assert content["probability"] == 0.5
     assert content["unreadable"] is None
@@ -306,7 +311,7 @@ def test_special_files_are_named_and_end_nothing(place, capsys):
     assert named == {"live.jpg", "gone.jpg", "loop.jpg", "endless.png"}
 
 
-# ---------------------------------------------------------------------- a living model, a camera
+# ---------------------------------------------------------------------- a living model
 
 
 def rows_watched(place, *options):
@@ -336,11 +341,11 @@ def test_the_version_that_a_workspace_serves_classifies(place):
 def test_a_followed_model_changes_while_it_is_watched(place):
     with client(place / "w") as http:
         source = model_source(None, str(place / "w"), False)
-        assert source.current().class_names == ["red", "green"]
+        assert source().class_names == ["red", "green"]
         http.post("/rename", json={"old": "red", "new": "crimson"})
-        assert source.current().class_names == ["crimson", "green"]
+        assert source().class_names == ["crimson", "green"]
         (place / "w" / "journal.sqlite").rename(place / "w" / "gone")
-        assert source.current().class_names == ["crimson", "green"]
+        assert source().class_names == ["crimson", "green"]
         (place / "w" / "gone").rename(place / "w" / "journal.sqlite")
 
 
@@ -354,38 +359,6 @@ def test_a_folder_that_is_no_workspace_is_refused(place, capsys):
     words = ["watch", "--images", str(place / "images"), "--workspace", str(place)]
     assert main(words) == 1
     assert "journal.sqlite" in capsys.readouterr().err
-
-
-class Camera(Receiver):
-    """A camera on this machine, which shows one image after another."""
-
-    def __init__(self, *images: bytes):
-        super().__init__()
-        shown = list(images)
-
-        def do_get(handler):
-            content = shown.pop(0) if len(shown) > 1 else shown[0]
-            handler.send_response(200)
-            handler.send_header("content-length", str(len(content)))
-            handler.end_headers()
-            handler.wfile.write(content)
-
-        self.server.RequestHandlerClass.do_GET = do_get
-
-
-def test_stills_of_a_camera_are_classified_once_each(tmp_path):
-    stills = tmp_path / "stills"
-    with Camera(image("red", 1), image("red", 1), image("green", 2)) as camera:
-        source = CameraStills(f"{camera.url}/still.jpg", stills)
-        found = [list(source.find()) for _ in range(4)]
-    assert [len(files) for files in found] == [1, 0, 1, 0]
-    assert found[0][0].read_bytes() == image("red", 1)
-
-
-def test_a_camera_that_does_not_answer_is_asked_again(tmp_path, capsys):
-    source = CameraStills("http://127.0.0.1:9/still.jpg", tmp_path)
-    assert list(source.find()) == list(source.find()) == []
-    assert capsys.readouterr().out.count("asked again") == 1
 
 
 def test_each_event_has_the_link_of_its_image(place):

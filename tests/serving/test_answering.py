@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cifnet_pl.serving.answering import Answering, CurrentModel, ServedModel
+from cifnet_pl.serving.gate import Limits
 from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.uploads import Limits
 from tests.serving.services import image, model
 
 IMAGES = [image(name, number) for number in range(6) for name in ("red", "green")]

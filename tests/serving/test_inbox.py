@@ -95,13 +95,15 @@ def test_the_most_uncertain_come_first_and_each_version_answers_anew(http):
     sent(http, [*images("red", 2), *images("blue", 3), *images("green", 1)])
     found = waiting(http)["images"]
     assert [one["known"] for one in found] == [False] * 3 + [True] * 3
-    assert not any(one["certain"] for one in found)  # few classes are known
     shares = [one["classes"][0]["probability"] for one in found[3:]]
     assert shares == sorted(shares)
     whole = http.get("/inbox?first=2&count=2").json()
     assert [one["image"] for one in whole["images"]] == [
         one["image"] for one in found[2:4]
     ]
+    surest = http.get("/inbox?surest=true").json()["images"]
+    assert [one["known"] for one in surest] == [True] * 3 + [False] * 3
+    assert surest[0]["image"] == found[-1]["image"]
     learned(http, {found[0]["image"]: "blue", found[1]["image"]: "blue"})
     after = waiting(http)
     assert (after["version"], after["waiting"]) == (2, 4)
@@ -307,7 +309,7 @@ def test_an_empty_model_keeps_images_for_its_first_classes(tmp_path):
     with client(tmp_path / "w", begun=model(())) as http:
         sent(http, [*images("blue", 3), *images("red", 3)])
         found = waiting(http)["images"]
-        assert all(not one["classes"] and not one["certain"] for one in found)
+        assert not any(one["classes"] for one in found)
         groups = http.post(
             "/group", json={"images": [one["image"] for one in found]}
         ).json()

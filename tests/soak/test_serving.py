@@ -62,8 +62,6 @@ def served(
         str(bundle),
         "--port",
         "0",
-        "--rate",
-        "0",
         "--keep_versions",
         str(KEPT),
         *options,

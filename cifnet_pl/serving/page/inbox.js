@@ -2,7 +2,7 @@
 
 import { takesPictures } from "./camera.js";
 import {
-  $, action, change, changed, count, ENOUGH, finished, get, isReadOnly, keptPhoto, known, make, named, percent, post, promised,
+  $, action, change, changed, count, ENOUGH, finished, get, isReadOnly, keptPhoto, known, latestOnly, make, named, percent, post, promised,
   progressOf, released, save, say, send, takesBack, takesFiles, takesPasted, verdict,
 } from "./page.js";
 import { start as startZoom, zoom } from "./zoom.js";
@@ -12,13 +12,12 @@ const IN_PART = 100; // photos that are sent in one request
 const PAGE = 60;
 const selected = new Set(); // names of files
 const names = new Map(); // of files → classes, not learned yet: the service keeps them for every browser
-let view = { version: 0, waiting: 0, seen: 0, certain: 0, in_folders: 0, newest: 0, names: {}, images: [] };
+let view = { version: 0, waiting: 0, seen: 0, in_folders: 0, newest: 0, names: {}, images: [] };
 let after = null; // photos that came after the one with this number are shown first
 let sending = Promise.resolve(); // the names that are on their way to the service
 let shown = PAGE;
+let surest = false; // whether the photos of the most probable classes come first
 let last = null; // the photo that was selected last
-let asked = 0; // how often the list was asked for
-let latest = null; // ends when the list is shown that was asked for last
 
 export const waits = () => view.waiting > 0;
 export const differs = (now, what) => !isReadOnly() && JSON.stringify(now[what]) !== JSON.stringify(view[what]);
@@ -145,8 +144,7 @@ function draw() {
   const open = view.images.filter(({ image: photo }) => photo && !names.has(photo));
   offer("offers", view.images.length > 0);
   offer("keys", view.images.length > 0);
-  offer("certainty", view.images.length > 0 && view.seen > 0 && Boolean(view.certainty), view.certainty);
-  offer("certain", view.certain > 0, `Look at ${count(view.certain, "certain one")}`);
+  offer("surest", view.seen > 1, surest ? "Look at the most doubtful first" : "Look at the surest first");
   offer("by-folder", view.in_folders > 0, `Name ${view.in_folders} by their folders`);
   offer("group", open.length > 1);
   offer("select-all", open.length > 1);
@@ -169,20 +167,12 @@ function progress(share) {
   $("progress").value = share ?? 0;
 }
 
-/** Ask for the photos that wait, and show them; ends when those are shown that were asked for last. */
-export function show() {
+/** Ask for the photos that wait, and show them. */
+export const show = latestOnly(async (still) => {
   if (isReadOnly()) return draw();
-  latest = showAsked(++asked);
-  return latest;
-}
-
-/** Show a list of photos; one that arrives after a newer one was asked for is passed over. */
-async function showAsked(own) {
   const sent = sending;
   await sent;
-  const list = await get(`/inbox?count=${shown}${after === null ? "" : `&after=${after}`}`);
-  await released();
-  if (own !== asked) return latest;
+  const list = await still(get(`/inbox?count=${shown}&surest=${surest}${after === null ? "" : `&after=${after}`}`));
   if (sent !== sending) return show(); // the list may lack what was named meanwhile
   const before = view.images;
   if (view.version !== list.version && lessonOf !== list.version) $("lesson").replaceChildren();
@@ -196,7 +186,7 @@ async function showAsked(own) {
     view.images.sort((a, b) => (place.get(a.image) ?? -1) - (place.get(b.image) ?? -1));
   }
   return draw();
-}
+});
 
 /** Answers to photos that may not be kept, as this service is read-only. */
 async function ask(files) {
@@ -294,12 +284,12 @@ function showLesson(lesson) {
   $("lesson").replaceChildren(make("div", { class: "result", role: "status" }, ...lines, folded));
 }
 
-function groupCard({ images: photos, suggestion, said }) {
+function groupCard({ images: photos, suggestion }) {
   const thumbs = make("ul", { class: "thumbs" }, ...photos.slice(0, 18).map((photo) => make("li", {}, keptPhoto(photo, ""))));
   const about = { list: "class-names", placeholder: "These are …", maxLength: 1000, required: true, autocomplete: "off" };
   const name = make("input", { ...about, value: suggestion ?? "", "aria-label": `Class of ${count(photos.length, "photo")}` });
   const form = make("form", {}, name, make("button", { type: "submit", textContent: `Name ${photos.length}` }));
-  const textContent = said ?? (photos.length === 1 ? "1 photo like no other" : `${photos.length} photos look alike`);
+  const textContent = photos.length === 1 ? "1 photo like no other" : `${photos.length} photos look alike`;
   const made = make("li", { class: "card group" }, make("p", { class: "hint", textContent }), thumbs, form);
   action(form, "submit", () => {
     if (!name.value.trim()) throw new Error("Type a name first.");
@@ -374,13 +364,11 @@ export function start() {
   takesPictures(take);
   startZoom();
   $("cards").addEventListener("keydown", pressed);
-  action($("certain"), "click", async () => {
-    const groups = new Map();
-    for (const { image: photo, certain, classes: [best] } of await all()) {
-      if (certain && !names.has(photo)) groups.set(best.name, [...(groups.get(best.name) ?? []), photo]);
-    }
-    const cards = [...groups].map(([suggestion, images]) => groupCard({ images, suggestion, said: `${count(images.length, "photo")}, certain. Look before you say yes.` }));
-    $("groups").replaceChildren(make("ul", { class: "cards" }, ...cards));
+  action($("surest"), "click", () => {
+    surest = !surest;
+    after = null;
+    view.images = []; // in the new order
+    return show();
   });
   action($("by-folder"), "click", async () => {
     giveEach(new Map((await all()).filter(({ image, folder }) => folder && !names.has(image)).map(({ image, folder }) => [image, folder])));

@@ -23,8 +23,14 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Say something above the page, with a button for what can be done about it at once: {text, work}. */
+const STAYS = 8000; // milliseconds that a good message stays; three times as long where something can be done about it
+let going = 0; // the timer that takes it away
+
+/** Say something above the page, with a button for what can be done about it at once: {text, work}. What is good goes
+ * after some seconds, so that it covers nothing. */
 export function say(text, good = false, act = null) {
+  clearTimeout(going);
+  if (text && good) going = setTimeout(() => say(""), act ? 3 * STAYS : STAYS);
   $("message-text").textContent = text || "";
   $("message").classList.toggle("good", good);
   $("message").hidden = !text;
@@ -50,6 +56,30 @@ for (const end of ["dragend", "blur"]) window.addEventListener(end, release);
 
 /** Wait until no button is held down: where an element is replaced between press and release, no click is told. */
 export const released = () => (pressed ? new Promise((resolve) => { awaiting.push(resolve); }) : Promise.resolve());
+
+class Replaced extends Error {}
+
+/** A function that asks and shows. Where it is called again meanwhile, the earlier call shows nothing more and ends with
+ * the later one: each answer goes through `still`, which ends the work of a call that was replaced. */
+export function latestOnly(work) {
+  let asked = 0;
+  let latest = null;
+  return () => {
+    asked += 1;
+    const own = asked;
+    const still = async (answer) => {
+      const found = await answer;
+      await released();
+      if (own !== asked) throw new Replaced();
+      return found;
+    };
+    latest = work(still).catch((error) => {
+      if (error instanceof Replaced) return latest;
+      throw error;
+    });
+    return latest;
+  };
+}
 
 /** The address of a path of the service, which may be behind a folder of another server. */
 export const address = (path) => new URL(path.replace(/^\//, ""), document.baseURI).href;

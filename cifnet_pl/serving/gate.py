@@ -1,0 +1,319 @@
+"""What comes from outside is checked here, before anything else reads it, and nowhere else.
+
+Checked are who asks (host, origin, token) and what is sent: the size of a request and of an image,
+the number, pixels and formats of images, and the names of classes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import IO
+from urllib.parse import urlsplit
+
+import numpy as np
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cifnet_pl.images.archives import entry_name
+from cifnet_pl.images.image import FORMATS, EncodedImage, UnreadableImage
+from cifnet_pl.images.names import is_hidden
+from cifnet_pl.serving import messages
+from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.text import printable
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""Names under which a browser on this machine reaches the service."""
+
+OPEN = frozenset({"/", "/till", "/docs", "/openapi.json", "/health"})
+"""Paths that need no token, as all files of the page: they say nothing about the model."""
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src"
+    " 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+REFUSAL_HEADERS = {
+    401: {"www-authenticate": "Bearer"},
+    503: {"retry-after": "1"},
+}
+"""Headers of a refusal, by its status."""
+
+OPENED_FORMATS = [name for name in FORMATS if name != "ICO"]
+"""Formats that are decoded; an icon is so as soon as it is opened, before its size is known."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask.
+
+    Attributes:
+        token: what clients must send as ``Authorization: Bearer TOKEN``; None to ask for none.
+        any_host: whether requests may name any host; otherwise only this machine, so that a page of
+            another site cannot reach the service through a name that it points here.
+        hosts: names that requests may have where not any host is allowed.
+    """
+
+    token: str | None = None
+    any_host: bool = False
+    hosts: frozenset[str] = LOOPBACK
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one request.
+
+    Attributes:
+        body_bytes: of a request with files.
+        json_bytes: of any other request.
+        image_bytes: of one image.
+        pixels: of one image, decoded.
+        images: number of images, those in zip files included.
+        zip_bytes: of one zip file's content, unpacked.
+    """
+
+    body_bytes: int = 2**28
+    json_bytes: int = 2**22
+    image_bytes: int = 2**25
+    pixels: int = 50_000_000
+    images: int = 5000
+    zip_bytes: int = 2**30
+
+
+def public_host(address: str) -> str:
+    """Return the host of an address at which a reverse proxy offers the page.
+
+    Raises:
+        UsageError: it is no http or https address.
+    """
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(
+            f"--address is {printable(address)}, expected https://HOST/ or a folder"
+        )
+    return parts.hostname
+
+
+# ---------------------------------------------------------------------- who asks
+
+
+@dataclass(frozen=True)
+class Gate:
+    """ASGI middleware that refuses requests, adds headers to each answer, and limits bodies.
+
+    Attributes:
+        app: what answers the rest.
+        access: who may ask.
+        limits: of one request.
+    """
+
+    app: ASGIApp
+    access: Access
+    limits: Limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def reply(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        largest = self.limits.json_bytes
+        if headers.get("content-type", "").lower().startswith("multipart/form-data"):
+            largest = self.limits.body_bytes
+        answering = self._refusal(scope["path"], headers) or self.app
+        await answering(scope, limited(receive, largest), reply)
+
+    def _refusal(self, path: str, headers: Headers) -> JSONResponse | None:
+        """Return the answer to a request that is refused; None to let it in."""
+        host = headers.get("host", "")
+        origin = headers.get("origin")
+        if not self.access.any_host and _without_port(host) not in self.access.hosts:
+            return refused(
+                421,
+                "this service answers on this machine only: ask for it as localhost",
+            )
+        is_followed_link = path in ("/", "/till")
+        of_a_site = headers.get("sec-fetch-site") == "cross-site"
+        of_another_page = origin is not None and origin.partition("://")[2] != host
+        if of_another_page or (of_a_site and not is_followed_link):
+            return refused(403, "requests from pages of other sites are refused")
+        if self._is_let_in(path, headers):
+            return None
+        return refused(
+            401,
+            "this service needs a token: send the header Authorization: Bearer TOKEN",
+        )
+
+    def _is_let_in(self, path: str, headers: Headers) -> bool:
+        """Return whether a path needs no token, or has the right one."""
+        token = self.access.token
+        if token is None or path in OPEN or path.startswith("/page/"):
+            return True
+        scheme, _, sent = headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(sent.encode("latin-1"), token.encode())
+        return scheme.lower() == "bearer" and is_right
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    if colon and port.isdecimal():
+        return name
+    return host
+
+
+def limited(receive: Receive, largest: int) -> Receive:
+    """Return a receiver of a request's body; HTTPException if that is too long.
+
+    Args:
+        receive: of the request.
+        largest: bytes of the body.
+    """
+    left = largest
+
+    async def read() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise HTTPException(
+                413,
+                f"the request is larger than {largest // 2**20} MiB: send it in parts",
+                {"connection": "close"},
+            )
+        return message
+
+    return read
+
+
+def refused(
+    status: int, sentence: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """Return the answer to a request that is refused."""
+    return JSONResponse(
+        {"error": sentence},
+        status,
+        {**REFUSAL_HEADERS.get(status, {}), **(headers or {})},
+    )
+
+
+# ---------------------------------------------------------------------- what is sent
+
+
+def uploads(
+    files: Iterable[tuple[str, IO[bytes]]], limits: Limits
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the images of a request, those in zip files included, one at a time.
+
+    Args:
+        files: names and open files.
+        limits: of one request.
+
+    Yields:
+        The path that an image was sent with, used only for messages and the class, and its content.
+
+    Raises:
+        RequestError: more than the limits allow, or a zip file that is damaged.
+    """
+    count = 0
+    for name, file in files:
+        if name.lower().endswith(".zip"):
+            images = _zipped_images(name, file, limits)
+        else:
+            images = iter([(name, _content(name, file, limits))])
+        for image in images:
+            count += 1
+            if count > limits.images:
+                raise RequestError(413, messages.too_many_images(limits.images))
+            yield image
+
+
+def _content(name: str, file: IO[bytes], limits: Limits) -> bytes:
+    content = file.read(limits.image_bytes + 1)
+    if len(content) > limits.image_bytes:
+        raise RequestError(413, messages.too_large(name, limits.image_bytes))
+    return content
+
+
+def _zipped_images(
+    name: str, file: IO[bytes], limits: Limits
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the images in a zip file.
+
+    Nothing is unpacked to the disk, and no name in it is used as a path.
+    """
+    where = printable(name[: messages.LONGEST_FILE_NAME])
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > limits.zip_bytes:
+                size = f"{limits.zip_bytes // 2**20} MiB"
+                raise RequestError(413, messages.unpacks_to_more(where, size))
+            for entry in entries:
+                if entry.is_dir() or is_hidden(entry_name(entry)):
+                    continue
+                with archive.open(entry) as content:
+                    yield entry_name(entry), _content(entry.filename, content, limits)
+    except RequestError:
+        raise
+    except Exception as error:
+        # Zipfile and the decompressors each have errors of their own.
+        raise RequestError(422, messages.damaged_zip(where)) from error
+
+
+def decoded(
+    content: bytes, size: int, crop_ratio: float, limits: Limits
+) -> tuple[np.ndarray, str]:
+    """Decode an image whose header says what may be decoded.
+
+    Args:
+        content: of the file.
+        size: pixels of a side of the square that the model takes.
+        crop_ratio: share of the image's shorter side that the square takes.
+        limits: of one request.
+
+    Returns:
+        (size, size, 3) uint8, and the extension of its format.
+
+    Raises:
+        UnreadableImage: no image of a known format, one that is damaged, or one with too many
+            pixels.
+    """
+    encoded = EncodedImage(content)
+    with encoded.open(OPENED_FORMATS) as image:
+        if image.width * image.height > limits.pixels:
+            area = f"{image.width} × {image.height} pixels"
+            raise UnreadableImage(f"{area} are more than {limits.pixels:,}")
+        extension = FORMATS[image.format or "PNG"]
+    return encoded.square(size, crop_ratio), extension
+
+
+def extension_of(content: bytes) -> str:
+    """Return the extension of an image's format; UnreadableImage for one that is not decoded."""
+    with EncodedImage(content).open(OPENED_FORMATS) as image:
+        return FORMATS[image.format or "PNG"]
+
+
+def file_name(content: bytes, extension: str) -> str:
+    """Return the name of a kept file: the SHA-256 of its content, and the format's extension."""
+    return f"{sha256(content).hexdigest()}.{extension}"
