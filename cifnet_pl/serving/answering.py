@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,13 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from pydantic import BaseModel
+from torch import Tensor
 
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
-from cifnet_pl.serving import messages
 from cifnet_pl.serving.gate import Limits, decoded
-from cifnet_pl.serving.refusals import RequestError
 from cifnet_pl.utilities.text import printable
 
 BATCH_ON_A_CORE = 8
@@ -58,84 +56,6 @@ class ImageAnswer(ApiObject):
     unreadable: str | None = None
     """Why the image cannot be decoded."""
 
-    @classmethod
-    def from_scores(
-        cls,
-        file: str,
-        names: list[str],
-        probabilities: torch.Tensor,
-        decision: OpenSetDecision,
-        top: int,
-    ) -> ImageAnswer:
-        """Return the prediction for one image.
-
-        Args:
-            file: name that it was sent with.
-            names: of all classes.
-            probabilities: (C,).
-            decision: of the model.
-            top: number of classes to name.
-        """
-        best = probabilities.topk(min(top, len(names)))
-        classes = []
-        for column, share in zip(
-            best.indices.tolist(), best.values.tolist(), strict=True
-        ):
-            classes.append(Candidate(name=names[column], probability=share))
-        prediction_set = None
-        if decision.prediction_set is not None:
-            prediction_set = list(decision.prediction_set)
-        return cls(
-            file=printable(file),
-            classes=classes,
-            known=decision.known,
-            novelty=decision.novelty,
-            p_value=decision.p_value,
-            prediction_set=prediction_set,
-        )
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """A model that answers, and the number of its version.
-
-    Attributes:
-        model: the model; it is never changed.
-        version: its number.
-        unknown: as for :meth:`Classifier.open_set_predictor`; ignored if the model cannot keep the
-            promise.
-        coverage: likewise.
-    """
-
-    model: Classifier
-    version: int
-    unknown: float | None = None
-    coverage: float | None = None
-
-    def scored(self, z: torch.Tensor) -> tuple[torch.Tensor, list[OpenSetDecision]]:
-        """Return the probabilities (n, C) and decisions of embeddings (n, d)."""
-        head = self.model.head
-        if head.classes:
-            probabilities = head.probabilities(z)
-        else:
-            probabilities = z.new_zeros(len(z), 0)
-        return probabilities.cpu(), self.open_set_predictor().decisions(
-            z, probabilities
-        )
-
-    def open_set_predictor(self) -> OpenSetPredictor:
-        """Return the predictor of decisions on embeddings; prepared at the first call."""
-        return self.model.open_set_predictor(
-            *self.model.available_shares(self.unknown, self.coverage)
-        )
-
-
-@dataclass
-class CurrentModel:
-    """The model that answers now; replaced as a whole when a change is stored."""
-
-    served: ServedModel
-
 
 @dataclass(frozen=True)
 class ScoredImage:
@@ -149,9 +69,69 @@ class ScoredImage:
     """
 
     served: ServedModel
-    z: torch.Tensor
-    probabilities: torch.Tensor
+    z: Tensor
+    probabilities: Tensor
     decision: OpenSetDecision
+
+    def answer(self, file: str, top: int) -> ImageAnswer:
+        """Return the prediction.
+
+        Args:
+            file: name that the image was sent with.
+            top: number of classes to name.
+        """
+        names = self.served.model.class_names
+        best = self.probabilities.topk(min(top, len(names)))
+        classes = []
+        shares, columns = best
+        for share, column in zip(shares.tolist(), columns.tolist(), strict=True):
+            classes.append(Candidate(name=names[column], probability=share))
+        prediction_set = self.decision.prediction_set
+        return ImageAnswer(
+            file=printable(file),
+            classes=classes,
+            known=self.decision.known,
+            novelty=self.decision.novelty,
+            p_value=self.decision.p_value,
+            prediction_set=None if prediction_set is None else list(prediction_set),
+        )
+
+
+class ServedModel:
+    """A model that answers, and the number of its version; both are never changed.
+
+    Args:
+        model: the model.
+        version: its number.
+        unknown: as for :meth:`Classifier.open_set_predictor`; ignored if the model cannot keep the
+            promise.
+        coverage: likewise.
+    """
+
+    def __init__(
+        self,
+        model: Classifier,
+        version: int,
+        unknown: float | None = None,
+        coverage: float | None = None,
+    ):
+        self.model = model
+        self.version = version
+        shares = model.available_shares(unknown, coverage)
+        # Prepared now, so that no answer waits for it.
+        self._predictor: OpenSetPredictor = model.open_set_predictor(*shares)
+
+    def scored(self, z: Tensor) -> list[ScoredImage]:
+        """Return the results for embeddings (n, d)."""
+        head = self.model.head
+        z = z.to(self.model.device)
+        if head.classes:
+            probabilities = head.probabilities(z)
+        else:
+            probabilities = z.new_zeros(len(z), 0)
+        decisions = self._predictor.decisions(z, probabilities)
+        rows = zip(z, probabilities.cpu(), decisions, strict=True)
+        return [ScoredImage(self, *row) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -170,48 +150,29 @@ class Answering:
     layer. Batches save about a tenth of the CPU time where 16 clients ask at once.
 
     Args:
-        current: the model that answers now.
+        served: the model that answers now.
         limits: of one image.
-        largest_queue: number of images under way; more are refused.
 
     Attributes:
-        under_way: images that were taken in and not yet answered.
+        served: replaced as a whole when a change is stored.
     """
 
-    def __init__(self, current: CurrentModel, limits: Limits, largest_queue: int):
-        self.current = current
+    def __init__(self, served: ServedModel, limits: Limits):
+        self.served = served
         self.limits = limits
-        self.largest_queue = largest_queue
-        self.under_way = 0
-        if current.served.model.device.type == "cpu":
+        if served.model.device.type == "cpu":
             self._largest_batch = BATCH_ON_A_CORE
             embedders = decoding_cores()
         else:
             self._largest_batch = BATCH_ON_A_DEVICE
             embedders = 1
-        self._lock = threading.Lock()
         self._ready: queue.SimpleQueue[DecodedImage] = queue.SimpleQueue()
         self._decoders = ThreadPoolExecutor(decoding_cores(), "decode")
         self._embedders = ThreadPoolExecutor(embedders, "answer")
 
     def submit(self, content: bytes) -> Future[ScoredImage]:
-        """Queue one image.
-
-        Args:
-            content: of its file.
-
-        Returns:
-            The result, or UnreadableImage.
-
-        Raises:
-            RequestError: too many images are waiting.
-        """
-        with self._lock:
-            if self.under_way >= self.largest_queue:
-                raise RequestError(503, messages.BUSY)
-            self.under_way += 1
+        """Queue one image, given the content of its file; the result may be UnreadableImage."""
         answer: Future[ScoredImage] = Future()
-        answer.add_done_callback(self._count_answered)
         self._decoders.submit(self._decode, content, answer)
         return answer
 
@@ -221,7 +182,7 @@ class Answering:
         Raises:
             UnreadableImage: the image cannot be decoded.
         """
-        model = self.current.served.model
+        model = self.served.model
         return decoded(content, model.image_size, model.crop_ratio, self.limits)
 
     def close(self) -> None:
@@ -229,14 +190,8 @@ class Answering:
         self._decoders.shutdown()
         self._embedders.shutdown()
 
-    def _count_answered(self, answer: Future[ScoredImage]) -> None:
-        with self._lock:
-            self.under_way -= 1
-
     def _decode(self, content: bytes, answer: Future[ScoredImage]) -> None:
         """Decode one image."""
-        if not answer.set_running_or_notify_cancel():  # the client is gone already
-            return
         try:
             pixels, _ = self.decode(content)
             self._ready.put(DecodedImage(pixels, answer))
@@ -253,16 +208,14 @@ class Answering:
         if not batch:
             return
         try:
-            served = self.current.served
-            pixels = np.stack([one.pixels for one in batch])
+            served = self.served
+            pixels = torch.from_numpy(np.stack([one.pixels for one in batch]))
             with torch.inference_mode():
-                z = served.model.embed(torch.from_numpy(pixels).permute(0, 3, 1, 2))
-                probabilities, decisions = served.scored(z)
-            for row, one in enumerate(batch):
-                one.answer.set_result(
-                    ScoredImage(served, z[row], probabilities[row], decisions[row])
-                )
+                z = served.model.embed(pixels.permute(0, 3, 1, 2))
+                results = served.scored(z)
         except BaseException as error:  # as above
             for one in batch:
-                if not one.answer.done():
-                    one.answer.set_exception(error)
+                one.answer.set_exception(error)
+            return
+        for one, result in zip(batch, results, strict=True):
+            one.answer.set_result(result)

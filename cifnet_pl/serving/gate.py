@@ -7,8 +7,10 @@ the number, pixels and formats of images, and the names of classes.
 from __future__ import annotations
 
 import hmac
+import re
+import unicodedata
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import IO
@@ -24,8 +26,9 @@ from cifnet_pl.images.archives import entry_name
 from cifnet_pl.images.image import FORMATS, EncodedImage, UnreadableImage
 from cifnet_pl.images.names import is_hidden
 from cifnet_pl.serving import messages
-from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.messages import LONGEST_SHOWN, Question, RequestError
 from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.names import class_name, split_of
 from cifnet_pl.utilities.text import printable
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -149,21 +152,15 @@ class Gate:
         host = headers.get("host", "")
         origin = headers.get("origin")
         if not self.access.any_host and _without_port(host) not in self.access.hosts:
-            return refused(
-                421,
-                "this service answers on this machine only: ask for it as localhost",
-            )
+            return refused(421, messages.WRONG_HOST)
         is_followed_link = path in ("/", "/till")
         of_a_site = headers.get("sec-fetch-site") == "cross-site"
         of_another_page = origin is not None and origin.partition("://")[2] != host
         if of_another_page or (of_a_site and not is_followed_link):
-            return refused(403, "requests from pages of other sites are refused")
+            return refused(403, messages.WRONG_ORIGIN)
         if self._is_let_in(path, headers):
             return None
-        return refused(
-            401,
-            "this service needs a token: send the header Authorization: Bearer TOKEN",
-        )
+        return refused(401, messages.WRONG_TOKEN)
 
     def _is_let_in(self, path: str, headers: Headers) -> bool:
         """Return whether a path needs no token, or has the right one."""
@@ -196,11 +193,10 @@ def limited(receive: Receive, largest: int) -> Receive:
         message = await receive()
         left -= len(message.get("body", b""))
         if left < 0:
-            raise HTTPException(
-                413,
-                f"the request is larger than {largest // 2**20} MiB: send it in parts",
-                {"connection": "close"},
+            sentence = messages.filled(
+                messages.TOO_LARGE_REQUEST, limit=largest // 2**20
             )
+            raise HTTPException(413, sentence, {"connection": "close"})
         return message
 
     return read
@@ -244,14 +240,21 @@ def uploads(
         for image in images:
             count += 1
             if count > limits.images:
-                raise RequestError(413, messages.too_many_images(limits.images))
+                raise RequestError(413, messages.TOO_MANY_IMAGES, limit=limits.images)
             yield image
+
+
+def check_size(name: str, size: int, limits: Limits) -> None:
+    """Raise RequestError if a file has more bytes than an image may have."""
+    if size > limits.image_bytes:
+        shown = name[:LONGEST_SHOWN]
+        limit = limits.image_bytes // 2**20
+        raise RequestError(413, messages.TOO_LARGE_FILE, file=shown, limit=limit)
 
 
 def _content(name: str, file: IO[bytes], limits: Limits) -> bytes:
     content = file.read(limits.image_bytes + 1)
-    if len(content) > limits.image_bytes:
-        raise RequestError(413, messages.too_large(name, limits.image_bytes))
+    check_size(name, len(content), limits)
     return content
 
 
@@ -262,13 +265,13 @@ def _zipped_images(
 
     Nothing is unpacked to the disk, and no name in it is used as a path.
     """
-    where = printable(name[: messages.LONGEST_FILE_NAME])
+    shown = name[:LONGEST_SHOWN]
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
             if sum(entry.file_size for entry in entries) > limits.zip_bytes:
-                size = f"{limits.zip_bytes // 2**20} MiB"
-                raise RequestError(413, messages.unpacks_to_more(where, size))
+                limit = limits.zip_bytes // 2**20
+                raise RequestError(413, messages.TOO_LARGE_ZIP, file=shown, limit=limit)
             for entry in entries:
                 if entry.is_dir() or is_hidden(entry_name(entry)):
                     continue
@@ -278,7 +281,7 @@ def _zipped_images(
         raise
     except Exception as error:
         # Zipfile and the decompressors each have errors of their own.
-        raise RequestError(422, messages.damaged_zip(where)) from error
+        raise RequestError(422, messages.DAMAGED_ZIP, file=shown) from error
 
 
 def decoded(
@@ -317,3 +320,60 @@ def extension_of(content: bytes) -> str:
 def file_name(content: bytes, extension: str) -> str:
     """Return the name of a kept file: the SHA-256 of its content, and the format's extension."""
     return f"{sha256(content).hexdigest()}.{extension}"
+
+
+# ---------------------------------------------------------------------- names that are typed
+
+
+def tidy(name: str) -> str:
+    """Return a class name in Unicode form NFC, without spaces around it or two in a row.
+
+    Raises:
+        RequestError: it holds half a character (a lone surrogate), which no file can store.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise RequestError(422, messages.HALF_CHARACTER)
+    return re.sub(r"[^\S\t-\r]+", " ", class_name(name)).strip(" ")
+
+
+def bare(name: str) -> str:
+    """Return a name without what typing mistakes change: spaces, capitals and Unicode form."""
+    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def check_similar(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise Question where names may be typing mistakes of known ones, or of each other.
+
+    Args:
+        names: each once.
+        known: names that exist already.
+    """
+    meant: dict[str, str] = {}
+    for other in known:
+        meant.setdefault(bare(other), other)
+    instead = {}
+    for name in names:
+        other = meant.setdefault(bare(name), name)
+        if other != name and name not in known:
+            instead[name] = other
+    if instead:
+        pairs = [f"'{name}' and '{other}'" for name, other in instead.items()]
+        raise Question(messages.SIMILAR_NAMES, instead, pairs="; ".join(pairs))
+
+
+def folder_of(path: str) -> str | None:
+    """Return the name of the folder that an image was sent in; None without one.
+
+    A folder with the name of a split is none: its name is not that of a class.
+
+    Example:
+        >>> folder_of("birds/train/hen/1.jpg"), folder_of("birds/train/1.jpg")
+        ('hen', None)
+    """
+    parts = []
+    for part in path.replace("\\", "/").split("/"):
+        if part not in ("", "."):
+            parts.append(part)
+    if len(parts) < 2 or split_of(parts[-2]) is not None:
+        return None
+    return parts[-2]

@@ -22,7 +22,7 @@ from cifnet_pl.model.metrics import left_out_predictions, percent, rarely_predic
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.answering import ApiObject
 from cifnet_pl.serving.gallery import Gallery
-from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.messages import RequestError
 
 CONFUSED_SHARE = 0.1
 """Share of a class's images from which another class is named as one that it is confused with."""

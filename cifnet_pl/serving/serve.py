@@ -206,7 +206,7 @@ def keep_watching(service: Service, folder: Path) -> None:
     One that is refused is left out; those that cannot be stored are tried again.
     """
     from cifnet_pl.images.new_images import NewImages
-    from cifnet_pl.serving.refusals import RequestError
+    from cifnet_pl.serving.messages import RequestError
 
     log = logging.getLogger("cifnet_pl.serving")
     images = NewImages(folder, log.warning)

@@ -543,7 +543,7 @@ def test_strange_names_fit_on_every_screen(width, scheme, browser, server):
     """
     service = server.service
     for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
-        service.rename(old, new).result.result(60)
+        service.submit(service.rename, old, new).result.result(60)
     with page_of(browser, server, width, scheme) as page:
         drop(
             page,

@@ -203,7 +203,7 @@ def test_a_token_is_never_written_to_the_log(tmp_path, caplog, monkeypatch):
     """Neither one in the address, where it does not count, nor one in the header; a fault is logged
     without it.
     """
-    monkeypatch.setattr("cifnet_pl.serving.service.Service.audit", lambda self: 1 / 0)
+    monkeypatch.setattr("cifnet_pl.serving.inspection.audited", lambda *args: 1 / 0)
     caplog.set_level(logging.DEBUG)
     token = "correct-horse-battery"
     with ThreadServer(tmp_path / "w", Access(token=token)) as made:

@@ -15,8 +15,8 @@ import cifnet_pl
 from cifnet_pl.heads import LogisticHead
 from cifnet_pl.serving import service as teaching
 from cifnet_pl.serving.gate import HEADERS, Access, Limits
-from cifnet_pl.serving.messages import DISK_FULL
-from cifnet_pl.serving.service import Service, ServiceOptions
+from cifnet_pl.serving.messages import DISK_FULL, RequestError
+from cifnet_pl.serving.service import UNFINISHED_CHANGES, Service, ServiceOptions
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CheckpointError
 from tests.serving.services import (
@@ -113,7 +113,9 @@ def test_unknown_images_and_prediction_sets(http):
 
 
 def test_a_model_that_can_promise_nothing_says_nothing(logistic):
-    answer = logistic.answer("a", logistic.score(image("red", 1)).result(60), 1)
+    answer = logistic.answer(
+        "a", logistic.answering.submit(image("red", 1)).result(60), 1
+    )
     assert (answer.known, answer.novelty, answer.p_value, answer.prediction_set) == (
         None,
         None,
@@ -488,14 +490,6 @@ def test_uncertain_images_and_the_nearest_image(http):
     assert http.get(f"/images/{nearest}").content == image("blue", 100)
 
 
-def test_what_takes_seconds_is_done_for_one_client_at_a_time(http):
-    with http.app.app.state.service.costly:
-        assert [
-            http.get(path).status_code for path in ("/audit", "/versions/1/onnx")
-        ] == [503, 503]
-    assert http.get("/audit").status_code == 409  # nothing is kept
-
-
 def test_look(http):
     taught(http)
     look = http.get("/summary").json()
@@ -623,6 +617,23 @@ def test_limits(tmp_path):
         assert all(set(answer.json()) == {"error"} for answer in (large, one, many))
 
 
+def test_a_fault_or_a_full_queue_stops_nothing(http):
+    """A fault is a refusal; a queue that is full refuses more, and empties."""
+    service = http.app.app.state.service
+    go_on = threading.Event()
+    wait = Mock(side_effect=lambda: go_on.wait(60), __name__="wait")
+    failed = service.submit(Mock(side_effect=ZeroDivisionError, __name__="fail"))
+    fault = failed.result.exception(60)
+    assert (fault.status, "log" in str(fault)) == (500, True)
+    jobs = [service.submit(wait) for _ in range(UNFINISHED_CHANGES)]
+    with pytest.raises(RequestError, match="changes are waiting already") as refusal:
+        service.submit(wait)
+    assert refusal.value.status == 503
+    go_on.set()
+    assert all(job.result.result(60) for job in jobs)
+    assert http.post("/rename", json={"old": "red", "new": "a"}).status_code == 200
+
+
 def test_a_fault_of_ours_says_nothing_of_its_place(http, monkeypatch):
     monkeypatch.setattr(Service, "answer", lambda *args: 1 / 0)
     answer = http.post("/classify", files=images("red", 1))
@@ -637,7 +648,8 @@ def test_heads_that_cannot_take_more_say_so(logistic):
     arrived = logistic.receive(
         [(f"{i}.png", BytesIO(image("red", i))) for i in (400, 401)]
     ).images
-    error = logistic.learn(dict.fromkeys(arrived, "red"), False).result.exception(60)
+    job = logistic.submit(logistic.learn, dict.fromkeys(arrived, "red"))
+    error = job.result.exception(60)
     assert (error.status, "cannot add images to class 'red'" in str(error)) == (
         409,
         True,
