@@ -293,7 +293,7 @@ async def classify(
             answers.append(ImageAnswer(file=printable(name), unreadable=str(error)))
             continue
         version = scored.served.version
-        answers.append(service.answer(name, scored, top))
+        answers.append(service.gallery.answer(scored, name, top))
     return Classification(version=version, images=answers)
 
 
@@ -302,11 +302,10 @@ def classes(service: AskedService) -> list[ClassInfo]:
     """The classes that the model knows, in the order they were learned."""
     served = service.served
     kept = service.workspace.kept_images(served.version)
-    infos = []
-    for name, count in served.model.counts.items():
-        info = ClassInfo(name=name, images=count, kept_images=kept.get(name, []))
-        infos.append(info)
-    return infos
+    return [
+        ClassInfo(name=name, images=count, kept_images=kept.get(name, []))
+        for name, count in served.model.counts.items()
+    ]
 
 
 @routes.get("/classes/predictions", tags=["inspect"])
@@ -331,11 +330,7 @@ def summary(service: AskedService) -> inspection.ModelSummary:
 @routes.get("/days", tags=["inspect"])
 def days(service: AskedService) -> list[DayInfo]:
     """Daily counts of classified images and corrections, oldest first."""
-    infos = []
-    for date, asked, unsure, corrected in service.workspace.days():
-        info = DayInfo(date=date, asked=asked, unsure=unsure, corrected=corrected)
-        infos.append(info)
-    return infos
+    return [DayInfo(**counts) for counts in service.workspace.days()]
 
 
 @routes.post("/days", tags=["inspect"])
@@ -507,8 +502,8 @@ async def serve(
 @routes.get("/purge", tags=["change"])
 def purge_counts(service: AskedService, images: Purged = "forgotten") -> DeletedImages:
     """Numbers of images and versions that a purge would delete."""
-    learned, taken_away, versions = service.workspace.purge_counts(images == "all")
-    return DeletedImages(learned=learned, taken_away=taken_away, versions=versions)
+    counts = service.workspace.purge_counts(images == "all")
+    return DeletedImages(**counts._asdict())
 
 
 @changes.post("/purge", tags=["change"], response_model=ChangeResult)

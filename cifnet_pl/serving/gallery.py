@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cifnet_pl.images.image import UnreadableImage
-from cifnet_pl.serving.answering import Answering, ScoredImage
+from cifnet_pl.serving.answering import Answering, ImageAnswer, ScoredImage
 from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.serving.workspace import Workspace
 
@@ -63,20 +63,20 @@ class Gallery:
         self._changed.set()
         self._thread.join()
 
-    def nearest(self, scored: ScoredImage) -> str | None:
-        """Return the kept image of the most probable class with the largest cosine to an image.
+    def answer(self, scored: ScoredImage, file: str, top: int) -> ImageAnswer:
+        """Return the prediction for an image, with the most similar kept image of its first class.
 
-        Returns:
-            Name of the image; None if none is kept.
+        Args:
+            scored: the model's result.
+            file: name that the image was sent with.
+            top: number of classes to name.
         """
-        names = scored.served.model.class_names
-        if not names:
-            return None
-        best = names[int(scored.probabilities.argmax())]
-        if best not in self._classes:
-            return None
-        files, unit = self._classes[best]
-        return files[int((unit @ scored.z.cpu().float()).argmax())]
+        answer = scored.answer(file, top)
+        best = answer.classes[0].name if answer.classes else ""
+        if best in self._classes:
+            files, unit = self._classes[best]
+            answer.nearest = files[int((unit @ scored.z.cpu().float()).argmax())]
+        return answer
 
     def embeddings(
         self, names: Sequence[str], report: Callable[[int, int], object] | None = None

@@ -65,14 +65,12 @@ class Access:
 
     Attributes:
         token: what clients must send as ``Authorization: Bearer TOKEN``; None to ask for none.
-        any_host: whether requests may name any host; otherwise only this machine, so that a page of
-            another site cannot reach the service through a name that it points here.
-        hosts: names that requests may have where not any host is allowed.
+        hosts: that requests may name, so that a page of another site cannot reach the service
+            through a name that it points here; None for any.
     """
 
     token: str | None = None
-    any_host: bool = False
-    hosts: frozenset[str] = LOOPBACK
+    hosts: frozenset[str] | None = LOOPBACK
 
 
 @dataclass(frozen=True)
@@ -96,18 +94,23 @@ class Limits:
     zip_bytes: int = 2**30
 
 
-def public_host(address: str) -> str:
-    """Return the host of an address at which a reverse proxy offers the page.
+def allowed_hosts(address: str | None) -> frozenset[str]:
+    """Return the hosts that requests may name: this machine, and a reverse proxy.
+
+    Args:
+        address: at which the proxy offers the page; None without one.
 
     Raises:
         UsageError: it is no http or https address.
     """
+    if address is None:
+        return LOOPBACK
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(
             f"--address is {printable(address)}, expected https://HOST/ or a folder"
         )
-    return parts.hostname
+    return LOOPBACK | {parts.hostname}
 
 
 # ---------------------------------------------------------------------- who asks
@@ -151,12 +154,12 @@ class Gate:
         """Return the answer to a request that is refused; None to let it in."""
         host = headers.get("host", "")
         origin = headers.get("origin")
-        if not self.access.any_host and _without_port(host) not in self.access.hosts:
+        name = re.sub(r":\d+$", "", host)
+        if self.access.hosts is not None and name not in self.access.hosts:
             return refused(421, messages.WRONG_HOST)
-        is_followed_link = path in ("/", "/till")
-        of_a_site = headers.get("sec-fetch-site") == "cross-site"
         of_another_page = origin is not None and origin.partition("://")[2] != host
-        if of_another_page or (of_a_site and not is_followed_link):
+        of_a_site = headers.get("sec-fetch-site") == "cross-site"
+        if of_another_page or (of_a_site and path not in ("/", "/till")):
             return refused(403, messages.WRONG_ORIGIN)
         if self._is_let_in(path, headers):
             return None
@@ -170,13 +173,6 @@ class Gate:
         scheme, _, sent = headers.get("authorization", "").partition(" ")
         is_right = hmac.compare_digest(sent.encode("latin-1"), token.encode())
         return scheme.lower() == "bearer" and is_right
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    if colon and port.isdecimal():
-        return name
-    return host
 
 
 def limited(receive: Receive, largest: int) -> Receive:

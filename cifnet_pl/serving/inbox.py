@@ -239,8 +239,7 @@ class Inbox:
         folders = image.folders
         answer = ImageAnswer(file=printable(image.path))
         if scored is not None:
-            answer = scored.answer(image.path, NAMED_CLASSES)
-            answer.nearest = self.gallery.nearest(scored)
+            answer = self.gallery.answer(scored, image.path, NAMED_CLASSES)
         return InboxImage(
             **dict(answer),
             image=image.file,

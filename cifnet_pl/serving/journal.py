@@ -43,6 +43,7 @@ class Journal:
             self._database = sqlite3.connect(
                 path, PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
             )
+            self._database.row_factory = sqlite3.Row
             try:
                 self._prepare()
             except BaseException:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import io
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import IO, Any
 
 import numpy as np
@@ -31,20 +31,13 @@ from cifnet_pl.model.forget import forget
 from cifnet_pl.model.labelled_images import LabelledImages, classes_of_hashes
 from cifnet_pl.model.learn import learn
 from cifnet_pl.serving import messages
-from cifnet_pl.serving.answering import (
-    Answering,
-    ApiObject,
-    ImageAnswer,
-    ScoredImage,
-    ServedModel,
-)
+from cifnet_pl.serving.answering import Answering, ApiObject, ServedModel
 from cifnet_pl.serving.gallery import Gallery
 from cifnet_pl.serving.gate import Limits, check_similar, decoded, tidy
 from cifnet_pl.serving.inbox import Inbox, LabelledUpload, LeftOut, Received
 from cifnet_pl.serving.inspection import (
     AccuracyEstimate,
     ClassPredictions,
-    accuracy_interval,
     accuracy_of_classes,
     class_predictions,
 )
@@ -60,6 +53,14 @@ from cifnet_pl.utilities.memory import give_back_freed_memory
 from cifnet_pl.utilities.text import printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
+
+SCORES = {
+    "held_out_accuracy",
+    "held_out_images",
+    "old_accuracy_before",
+    "old_accuracy_after",
+}
+"""What a version keeps of its update."""
 
 PREVIEW_SIDE = 320
 """Pixels of a side of what is shown where a browser cannot show an image's format."""
@@ -160,16 +161,10 @@ class EmbeddedImages(LabelledImages):
     def embedded(
         self, *args: Any, **options: Any
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield rows and embeddings, as :meth:`LabelledImages.embedded` does.
-
-        All are made anew where one is not known.
-        """
+        """Yield rows and embeddings, as :meth:`LabelledImages.embedded` does."""
         names = self.files.names
-        if not all(name in self.known for name in names):
-            yield from super().embedded(*args, **options)
-            return
         self.looks[:] = look_at_images([self.files.root / name for name in names])
-        rows = np.arange(len(self.files))
+        rows = np.arange(len(names))
         hashes = [look.hash for look in self.looks if look]
         self.files.note_hashes(rows, np.array(hashes, dtype=np.int64))
         yield rows, torch.stack([self.known[name] for name in names])
@@ -185,6 +180,7 @@ class Service:
 
     Attributes:
         costly: held while something is made that takes seconds and all cores.
+        closed: whether it has ended.
     """
 
     def __init__(
@@ -195,10 +191,11 @@ class Service:
     ):
         self.workspace = workspace
         self.options = options or ServiceOptions()
-        self.costly = Lock()
+        self.costly = threading.Lock()
+        self.closed = threading.Event()
         self._predictions: tuple[int, ClassPredictions] | None = None
         self._jobs: dict[str, ChangeJob] = {}
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "learn")
         blank = torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8)
         # The first call builds or exports the backbone's engine, before several threads embed.
@@ -222,6 +219,7 @@ class Service:
 
     def close(self) -> None:
         """Finish what was asked for, and close the workspace."""
+        self.closed.set()
         self._thread.shutdown()
         self.gallery.close()
         self.answering.close()
@@ -240,18 +238,6 @@ class Service:
         out = io.BytesIO()
         Image.fromarray(square).save(out, "JPEG")
         return out.getvalue()
-
-    def answer(self, file: str, scored: ScoredImage, top: int) -> ImageAnswer:
-        """Return the prediction for one image.
-
-        Args:
-            file: name that the image was sent with.
-            scored: the model's result.
-            top: number of classes.
-        """
-        answer = scored.answer(file, top)
-        answer.nearest = self.gallery.nearest(scored)
-        return answer
 
     def class_predictions(self) -> ClassPredictions:
         """Return the leave-one-out predictions of each class, computed once for each version."""
@@ -381,8 +367,8 @@ class Service:
         model = update.model
         for file, reason in update.unreadable:
             unreadable.append(LeftOut(file=printable(file.name), reason=reason))
-        before = accuracy_of_classes(old, old.class_names)
-        after = accuracy_of_classes(model, old.class_names)
+        before, _ = accuracy_of_classes(old, old.class_names)
+        after, interval = accuracy_of_classes(model, old.class_names)
         score = update.score
         count = sum(update.learned.values())
         model.history.append(
@@ -396,14 +382,14 @@ class Service:
             held_out_images=score.total,
             old_accuracy_before=before,
             old_accuracy_after=after,
-            old_accuracy_interval=accuracy_interval(model, old.class_names, after),
+            old_accuracy_interval=interval,
             next_step=messages.next_step(model.counts),
             accuracy=AccuracyEstimate.from_model(model),
             seconds=0.0,
             warnings=old.class_name_warnings(list(classes)),
         )
         if not dry_run:
-            result.version = self._store(model, classes, result).number
+            result.version = self._store(model, classes, result).version
         result.seconds = time.perf_counter() - start
         return result
 
@@ -451,40 +437,29 @@ class Service:
 
     def _images(self, classes: Mapping[str, Sequence[str]]) -> EmbeddedImages:
         """Return images of the workspace with their embeddings: class name → names of files."""
-        files: list[str] = []
-        labels: list[int] = []
-        for label, own in enumerate(classes.values()):
-            files += own
-            labels += [label] * len(own)
-        present, z = self.gallery.embeddings(files, self._report)
+        label_of = {}
+        for label, files in enumerate(classes.values()):
+            label_of.update(dict.fromkeys(files, label))
+        present, z = self.gallery.embeddings(list(label_of), self._report)
+        labels = [label_of[file] for file in present]
+        images = FileSet(self.workspace.images_folder, present, labels)
         known = dict(zip(present, z, strict=True))
-        images = FileSet(self.workspace.images_folder, files, labels)
         return EmbeddedImages(list(classes), images, known=known)
 
     def _store(
         self, model: Classifier, classes: dict[str, list[str]], result: UpdateResult
-    ) -> Version:
+    ) -> ChangeResult:
         """Store a model that learned; the images that it learned go unless they are kept."""
-        scores = {
-            "held_out_accuracy": result.held_out_accuracy,
-            "held_out_images": result.held_out_images,
-            "old_accuracy_before": result.old_accuracy_before,
-            "old_accuracy_after": result.old_accuracy_after,
-        }
-        count = sum(result.learned.values())
-        names = list(result.learned)
-        change = Change(
-            "extend",
-            filled(messages.LEARNED, photos=count, names=names),
-            learned=classes if self.options.keep_images else {},
-            scores={name: value for name, value in scores.items() if value is not None},
-        )
-        version = self._commit(model, change)
-        if not self.options.keep_images:
-            for files in classes.values():
-                self.workspace.remove(files, 0.0)
-            self.workspace.remove_unused_images()
-        return version
+        photos = sum(result.learned.values())
+        message = filled(messages.LEARNED, photos=photos, names=list(result.learned))
+        scores = result.model_dump(include=SCORES, exclude_none=True)
+        if self.options.keep_images:
+            return self._changed(model, Change("extend", message, classes, scores))
+        stored = self._changed(model, Change("extend", message, scores=scores))
+        for files in classes.values():
+            self.workspace.remove(files, 0.0)
+        self.workspace.remove_unused_images()
+        return stored
 
     # ------------------------------------------------------------------ changes of classes
 
@@ -511,11 +486,12 @@ class Service:
         sentence = messages.FORGOT_EXACTLY if done.exact else messages.FORGOT
         message = filled(sentence, name=name)
         change = Change("forget", message, forgotten=name)
-        version = self._commit(done.model, change)
+        result = self._changed(done.model, change)
+        result.exact = done.exact
         if kept_images:
             stay = filled(messages.IMAGES_STAY, photos=len(kept_images))
-            message = f"{message}. {stay}"
-        return ChangeResult(version=version.number, message=message, exact=done.exact)
+            result.message = f"{message}. {stay}"
+        return result
 
     def rename(self, old: str, new: str, anyway: bool = False) -> ChangeResult:
         """Give a class another name.
@@ -610,7 +586,7 @@ class Service:
         message = messages.WENT_BACK
         if undone.parent == version.number:
             message = filled(messages.UNDID, message=undone.change.message)
-        return self._gone_to(model, version, message)
+        return self._serve(version, model, message)
 
     def redo(self) -> ChangeResult:
         """Do again what was undone last."""
@@ -619,13 +595,13 @@ class Service:
         message = messages.WENT_AGAIN
         if version.parent == before:
             message = filled(messages.REDID, message=version.change.message)
-        return self._gone_to(model, version, message)
+        return self._serve(version, model, message)
 
     def go_to(self, number: int) -> ChangeResult:
         """Serve another version."""
         version, model = self.workspace.go_to(number)
         message = filled(messages.WENT_TO, number=number)
-        return self._gone_to(model, version, message)
+        return self._serve(version, model, message)
 
     def purge(self, every: bool) -> ChangeResult:
         """Delete kept images, and all versions but the served one, for good.
@@ -638,18 +614,9 @@ class Service:
 
     def _changed(self, model: Classifier, change: Change) -> ChangeResult:
         """Store a changed model and serve it; return the answer."""
-        version = self._commit(model, change)
-        return ChangeResult(version=version.number, message=change.message)
+        return self._serve(self.workspace.commit(model, change), model, change.message)
 
-    def _commit(self, model: Classifier, change: Change) -> Version:
-        """Store a changed model and serve it."""
-        version = self.workspace.commit(model, change)
-        self.answering.served = self._served_model(model, version.number)
-        return version
-
-    def _gone_to(
-        self, model: Classifier, version: Version, message: str
-    ) -> ChangeResult:
+    def _serve(self, version: Version, model: Classifier, message: str) -> ChangeResult:
         """Serve the model of a stored version; return the answer."""
         self.answering.served = self._served_model(model, version.number)
         return ChangeResult(version=version.number, message=message)

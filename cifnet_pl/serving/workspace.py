@@ -23,7 +23,7 @@ from datetime import date, datetime, timezone
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cifnet_pl.images.files import find_images
 from cifnet_pl.images.image import UnreadableImage, content_hash
@@ -86,17 +86,17 @@ class Change:
         action: "open", "extend", "forget", "rename", "move" or "join".
         message: one sentence for people.
         learned: class name → file names of its kept images.
+        scores: percentages that were measured, by name.
         forgotten: class that was removed; some of its images may be learned anew.
         renamed: old and new name of a class.
-        scores: percentages that were measured, by name.
     """
 
     action: str
     message: str
     learned: Mapping[str, list[str]] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
     forgotten: str | None = None
     renamed: tuple[str, str] | None = None
-    scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def learned_files(self) -> set[str]:
@@ -678,11 +678,11 @@ class Workspace:
         with self._journal.transaction():
             self._journal.execute(COUNT_ANSWERS, row)
 
-    def days(self) -> list[tuple[str, int, int, int]]:
+    def days(self) -> list[dict[str, Any]]:
         """Return for each day, oldest first, its date and the counts of :meth:`count_answers`."""
-        return self._journal.rows(
-            "SELECT date, asked, unsure, corrected FROM day ORDER BY date"
-        )
+        return [
+            dict(row) for row in self._journal.rows("SELECT * FROM day ORDER BY date")
+        ]
 
     def incoming(self) -> Path:
         """Make a folder for the files of one request.

@@ -14,6 +14,7 @@ from PIL import Image
 import cifnet_pl
 from cifnet_pl.heads import LogisticHead
 from cifnet_pl.serving import service as teaching
+from cifnet_pl.serving.gallery import Gallery
 from cifnet_pl.serving.gate import HEADERS, Access, Limits
 from cifnet_pl.serving.messages import DISK_FULL, RequestError
 from cifnet_pl.serving.service import UNFINISHED_CHANGES, Service, ServiceOptions
@@ -113,9 +114,8 @@ def test_unknown_images_and_prediction_sets(http):
 
 
 def test_a_model_that_can_promise_nothing_says_nothing(logistic):
-    answer = logistic.answer(
-        "a", logistic.answering.submit(image("red", 1)).result(60), 1
-    )
+    scored = logistic.answering.submit(image("red", 1)).result(60)
+    answer = scored.answer("a", 1)
     assert (answer.known, answer.novelty, answer.p_value, answer.prediction_set) == (
         None,
         None,
@@ -635,7 +635,7 @@ def test_a_fault_or_a_full_queue_stops_nothing(http):
 
 
 def test_a_fault_of_ours_says_nothing_of_its_place(http, monkeypatch):
-    monkeypatch.setattr(Service, "answer", lambda *args: 1 / 0)
+    monkeypatch.setattr(Gallery, "answer", lambda *args: 1 / 0)
     answer = http.post("/classify", files=images("red", 1))
     assert (answer.status_code, answer.json()) == (
         500,

@@ -10,7 +10,7 @@ import pytest
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.serving import workspace as workspaces
-from cifnet_pl.serving.gate import Access, public_host
+from cifnet_pl.serving.gate import Access, allowed_hosts
 from cifnet_pl.serving.serve import network_address, show_address
 from cifnet_pl.serving.service import ServiceOptions
 from cifnet_pl.utilities.errors import UsageError
@@ -108,7 +108,7 @@ def test_the_page_behind_a_folder_of_another_server(browser, tmp_path):
 
 
 def test_a_public_address_is_answered_and_others_are_not(tmp_path):
-    hosts = frozenset({"localhost", public_host("https://shop.example/photos/")})
+    hosts = allowed_hosts("https://shop.example/photos/")
     with client(tmp_path / "w", Access(hosts=hosts)) as http:
         for host, status in (("shop.example", 200), ("evil.example", 421)):
             assert http.get("/classes", headers={"host": host}).status_code == status
@@ -117,7 +117,7 @@ def test_a_public_address_is_answered_and_others_are_not(tmp_path):
 @pytest.mark.parametrize("address", ["shop.example", "ftp://shop.example", "https://"])
 def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(UsageError, match="address"):
-        public_host(address)
+        allowed_hosts(address)
 
 
 @pytest.mark.system
