@@ -607,7 +607,8 @@ class Service:
         Args:
             every: all kept images; otherwise those that the served version did not learn.
         """
-        message = messages.purged(*self.workspace.purge(every))
+        counts = self.workspace.purge(every)
+        message = messages.purged(**dict(counts))
         return ChangeResult(version=self.workspace.current, message=message)
 
     def _changed(self, model: Classifier, change: Change) -> ChangeResult:
