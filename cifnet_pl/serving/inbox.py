@@ -175,7 +175,7 @@ class Inbox:
                 else:
                     result.learned_elsewhere += self._elsewhere(file, path, names)
             if len(waiting.union(file for file, _, _ in received)) > LARGEST_INBOX:
-                raise RequestError(503, messages.TOO_MANY_WAITING, photos=LARGEST_INBOX)
+                raise RequestError(503, messages.TOO_MANY_WAITING, images=LARGEST_INBOX)
             new = self.workspace.receive(received, waiting, again)
             result.images += new
             result.known += readable - len(new)
