@@ -611,13 +611,16 @@ class Classifier:
         """
         self._current_task().add_up(self.images, reduce)
 
-    def finish_task(self) -> None:
+    def finish_task(self, reduce: Callable[[Tensor], object] | None = None) -> None:
         """Finish the task: buffer shown to new classes, head solved, buffer updated, calibrated.
 
         This is the end of the paper's Algorithm 1. The current task's classes observe the buffer of
         past tasks before the head is solved; only then the task's own samples enter the buffer.
+
+        Args:
+            reduce: as for :meth:`add_up`, for what was not added up yet.
         """
-        self.add_up()
+        self.add_up(reduce)
         task = self._current_task()
         self._task = None
         introduces_classes = task.introduces_classes
