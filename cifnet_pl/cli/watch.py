@@ -6,32 +6,25 @@ import csv
 import io
 import json
 import os
+import re
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from cifnet_pl.cli.commands import require_table
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
-from cifnet_pl.utilities.files import (
-    exclusive,
-    expanded,
-    list_cell,
-    path_cell,
-    read_list_cell,
-    read_text_cell,
-    text_cell,
-)
-from cifnet_pl.utilities.text import has_controls, number_of, print_text, printable
+from cifnet_pl.utilities.files import exclusive, expanded, list_cell, read_list_cell
+from cifnet_pl.utilities.text import number_of, print_text, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.images.new_images import NewImage
-    from cifnet_pl.model.classifier import Classifier, Prediction
+    from cifnet_pl.model.classifier import Classifier
 
 COLUMNS = (
     "time",
@@ -102,9 +95,11 @@ def watch(
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
     from cifnet_pl.images.files import require_folder
+    from cifnet_pl.images.image import content_hash
     from cifnet_pl.images.new_images import NewImages
 
-    check_webhook(webhook)
+    if webhook is not None:
+        check_webhook(webhook)
     check_that(every > 0, "--every", every, "more than 0")
     folder = expanded(images)
     require_folder(folder, "--images", "a folder of images")
@@ -112,41 +107,42 @@ def watch(
     require_table(target)
     current_model = model_source(model, workspace, trust)
     with exclusive(target):
-        table = WatchPredictions(target)
+        table = GrowingFile(target)
+        known = rows_of(table)
+        ids = {row["id"] for row in known}
         sender = None
+        receiver = ""
         if webhook is not None:
-            acknowledged = target.with_name(f"{target.name}.sent")
-            sender = Sender(webhook, acknowledged, table.rows(), Links(folder, link))
-        receiver = " and to the webhook" if sender is not None else ""
+            acknowledged = GrowingFile(target.with_name(f"{target.name}.sent"))
+            sender = Sender(webhook, acknowledged, known, folder, link)
+            receiver = " and to the webhook"
         print_text(f"watching {images}; predictions in {target}{receiver}")
         found = NewImages(folder, lambda note: print_text(note, sys.stderr))
         for batch in found.batches(IMAGES_PER_WRITE, every, settled=not once):
-            new = table.unseen(batch)
+            new = {f"{content_hash(image.content):016x}": image for image in batch}
+            new = {key: image for key, image in new.items() if key not in ids}
+            ids.update(new)
             rows = classified(current_model(), new, unknown, coverage)
-            table.append(rows)
+            table.append(csv_lines([list(row.values()) for row in rows]))
             if sender is not None:
                 sender.waiting += rows
                 sender.send()
             if once and not batch and not (sender and sender.waiting):
                 break
-        print_text(f"{number_of(len(table.ids), 'image')} classified in {target}")
+        print_text(f"{number_of(len(ids), 'image')} classified in {target}")
 
 
-def check_webhook(address: str | None) -> None:
+def check_webhook(address: str) -> None:
     """Raise UsageError unless a webhook is an http or https address."""
-    if address is None:
-        return
-    expected = f"--webhook {printable(address)} is no http or https address"
-    if has_controls(address) or " " in address:
-        raise UsageError(f"{expected}: it holds a space or a line break")
+    from pydantic import HttpUrl, TypeAdapter, ValidationError
+
+    shown = f"--webhook {printable(address)} is no http or https address"
+    if re.search(r"\s", address):
+        raise UsageError(f"{shown}: it holds a space or a line break")
     try:
-        parts = urlsplit(address)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname)
-        parts.port  # noqa: B018, it raises where it is no number
-    except ValueError as error:
-        raise UsageError(f"{expected}: {error}") from error
-    if not valid:
-        raise UsageError(expected)
+        TypeAdapter(HttpUrl).validate_python(address)
+    except ValidationError as error:
+        raise UsageError(shown) from error
 
 
 def model_source(
@@ -183,45 +179,33 @@ def classified(
     predictions = model.classify(contents, 1, unknown=unknown, coverage=coverage)
     rows = []
     for (key, image), prediction in zip(images.items(), predictions, strict=True):
-        rows.append(table_row(key, image.path, prediction))
+        row = dict.fromkeys(COLUMNS, "")
+        row["time"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        row["id"] = key
+        row["file"] = str(image.path)
+        row["unreadable"] = prediction.unreadable or ""
+        for name, probability in zip(
+            prediction.classes, prediction.probabilities, strict=True
+        ):
+            row["closest"] = name
+            row["probability"] = f"{probability:.6f}"
+            row["prediction_set"] = list_cell(prediction.prediction_set or ())
+            row["class"] = "" if prediction.known is False else name
+        if prediction.known is not None:
+            row["known"] = str(prediction.known).lower()
+        rows.append(row)
     return rows
 
 
-def table_row(key: str, file: Path, prediction: Prediction) -> dict[str, str]:
-    """Return the row of an image in the table.
-
-    Args:
-        key: id of the image.
-        file: that holds it.
-        prediction: of it.
-    """
-    row = dict.fromkeys(COLUMNS, "")
-    row["time"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    row["id"] = key
-    row["file"] = path_cell(file)
-    row["unreadable"] = prediction.unreadable or ""
-    if prediction.classes:
-        row["closest"] = prediction.classes[0]
-        row["probability"] = f"{prediction.probabilities[0]:.6f}"
-        row["prediction_set"] = list_cell(prediction.prediction_set or ())
-        if prediction.known is not False:
-            row["class"] = prediction.classes[0]
-        if prediction.known is not None:
-            row["known"] = str(prediction.known).lower()
-    return row
-
-
-class WatchPredictions:
-    """A CSV file with a row for each image; a half-written last row of a killed process is removed.
+class GrowingFile:
+    """A text file to which lines are added; a half-written one of a killed process is removed.
 
     Args:
         path: of the file; it is made if it is missing.
 
     Attributes:
-        ids: content hashes of the images that have a row.
-
-    Raises:
-        DataError: it has other columns.
+        path: of the file.
+        text: that it had when it was opened.
     """
 
     def __init__(self, path: Path):
@@ -231,61 +215,34 @@ class WatchPredictions:
         content = self._file.read()
         whole = content[: content.rfind(b"\n") + 1]
         self._file.truncate(len(whole))
-        if not whole:
-            self.append([dict(zip(COLUMNS, COLUMNS, strict=True))])
-        elif whole.split(b"\n", 1)[0].rstrip() != ",".join(COLUMNS).encode():
-            raise DataError(f"{path} is no table of watch: choose another --output")
-        self.ids = {row["id"] for row in self.rows()}
+        self.text = whole.decode("utf-8", "surrogateescape")
 
-    def rows(self) -> list[dict[str, str]]:
-        """Read all rows."""
-        text = self.path.read_bytes().decode("utf-8", "surrogateescape")
-        rows = csv.DictReader(io.StringIO(text, newline=""), restval="")
-        return [{name: read_text_cell(row[name]) for name in COLUMNS} for row in rows]
-
-    def unseen(self, images: Iterable[NewImage]) -> dict[str, NewImage]:
-        """Return those of some images whose content has no row, by their ids."""
-        from cifnet_pl.images.image import content_hash
-
-        found = {}
-        for image in images:
-            key = f"{content_hash(image.content):016x}"
-            if key not in self.ids:
-                self.ids.add(key)
-                found[key] = image
-        return found
-
-    def append(self, rows: Iterable[Mapping[str, str]]) -> None:
-        """Write rows, and return once the disk has them."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        for row in rows:
-            writer.writerow([text_cell(cell) for cell in row.values()])
-        self._file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+    def append(self, text: str) -> None:
+        """Add whole lines, and return once the disk has them."""
+        self._file.write(text.encode("utf-8", "surrogateescape"))
         self._file.flush()
         os.fsync(self._file.fileno())
 
 
-class Links:
-    """Addresses of images.
+def rows_of(table: GrowingFile) -> list[dict[str, str]]:
+    """Return the rows of a table; write the header of a new one.
 
-    Args:
-        folder: that holds them.
-        base: address of the folder for others; None for files of this machine.
+    Raises:
+        DataError: it has other columns.
     """
+    rows = csv.DictReader(io.StringIO(table.text, newline=""), restval="")
+    if rows.fieldnames is None:
+        table.append(csv_lines([COLUMNS]))
+    elif tuple(rows.fieldnames) != COLUMNS:
+        raise DataError(f"{table.path} is no table of watch: choose another --output")
+    return list(rows)
 
-    def __init__(self, folder: Path, base: str | None):
-        self.folder = folder
-        self.base = base
 
-    def link(self, file: str) -> str:
-        """Return the address of an image."""
-        path = Path(file)
-        if self.base is None or not path.is_relative_to(self.folder):
-            return path.resolve().as_uri()
-        inner = path.relative_to(self.folder).as_posix()
-        name = quote(inner.encode("utf-8", "surrogateescape"))
-        return f"{self.base.rstrip('/')}/{name}"
+def csv_lines(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines of a table."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 class NoRedirection(urllib.request.HTTPRedirectHandler):
@@ -300,23 +257,29 @@ class Sender:
 
     Args:
         url: of the receiver.
-        path: file that lists the ids of the acknowledged rows.
+        acknowledged: file of the ids of the acknowledged rows.
         rows: of the table.
-        links: gives the address of an image.
+        folder: of the images.
+        link: address of that folder for others; None for this machine's own.
 
     Attributes:
         waiting: rows that are not acknowledged.
     """
 
     def __init__(
-        self, url: str, path: Path, rows: Iterable[dict[str, str]], links: Links
+        self,
+        url: str,
+        acknowledged: GrowingFile,
+        rows: Sequence[dict[str, str]],
+        folder: Path,
+        link: str | None = None,
     ):
         self.url = url
-        self.links = links
-        self._file = open(path, "a+b")  # noqa: SIM115, open until the program ends
-        self._file.seek(0)
-        acknowledged = set(self._file.read().decode().split("\n"))
-        self.waiting = [row for row in rows if row["id"] not in acknowledged]
+        self.folder = folder
+        self.link = link
+        self._acknowledged = acknowledged
+        sent = set(acknowledged.text.splitlines())
+        self.waiting = [row for row in rows if row["id"] not in sent]
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), NoRedirection
         )
@@ -326,36 +289,36 @@ class Sender:
     def send(self) -> None:
         """Send rows up to the first that is not acknowledged, and pause before the next attempt."""
         while self.waiting and time.monotonic() >= self._next_attempt:
+            row = self.waiting[0]
+            body = json.dumps(self._content(row)).encode()
+            headers = {"Content-Type": "application/json", "Idempotency-Key": row["id"]}
+            request = urllib.request.Request(self.url, body, headers)
             try:
-                self._send(self.waiting[0])
+                self._opener.open(request, timeout=TIMEOUT_SECONDS).close()
             except (OSError, ValueError, HTTPException) as error:
                 # Whatever the receiver sends; a refusal is an HTTPError, which is an OSError.
-                self._wait(printable(str(error) or type(error).__name__))
+                problem = printable(str(error) or type(error).__name__)
+                count = number_of(len(self.waiting), "prediction")
+                pause = f"next attempt in {self._pause:.0f} s"
+                print_text(f"{request.host}: {problem}; {count} not sent yet, {pause}")
+                self._next_attempt = time.monotonic() + self._pause
+                self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
                 return
             self._pause = 1.0
-            self._file.write(f"{self.waiting.pop(0)['id']}\n".encode())
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._acknowledged.append(f"{row['id']}\n")
+            del self.waiting[0]
 
-    def _send(self, row: Mapping[str, str]) -> None:
-        """Send a row, as a JSON object: empty cells are null, lists are lists."""
+    def _content(self, row: Mapping[str, str]) -> dict[str, Any]:
+        """Return the JSON object of a row: empty cells are null, lists are lists."""
         content: dict[str, Any] = {name: value or None for name, value in row.items()}
         content["prediction_set"] = read_list_cell(row["prediction_set"])
         for name in ("probability", "known"):
             if row[name]:
                 content[name] = json.loads(row[name])
-        content["link"] = self.links.link(row["file"])
-        headers = {"Content-Type": "application/json", "Idempotency-Key": row["id"]}
-        body = json.dumps(content).encode()
-        request = urllib.request.Request(self.url, body, headers)
-        with self._opener.open(request, timeout=TIMEOUT_SECONDS):
-            return
-
-    def _wait(self, problem: str) -> None:
-        """Pause, for longer after each attempt that failed."""
-        host = printable(urlsplit(self.url).hostname or "")
-        count = number_of(len(self.waiting), "prediction")
-        pause = f"next attempt in {self._pause:.0f} s"
-        print_text(f"{host}: {problem}; {count} not sent yet, {pause}")
-        self._next_attempt = time.monotonic() + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        path = Path(row["file"])
+        content["link"] = path.resolve().as_uri()
+        if self.link is not None and path.is_relative_to(self.folder):
+            inner = path.relative_to(self.folder).as_posix()
+            name = quote(inner.encode("utf-8", "surrogateescape"))
+            content["link"] = f"{self.link.rstrip('/')}/{name}"
+        return content

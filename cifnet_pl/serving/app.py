@@ -257,13 +257,13 @@ changes = APIRouter(responses={**ERRORS, 202: {"model": JobInfo}})
 # ---------------------------------------------------------------------- classify and inspect
 
 
-@routes.get("/health", tags=["classify"])
+@routes.get("/health")
 async def health() -> dict[str, bool]:
     """Whether the service runs and can answer."""
     return {"ready": True}
 
 
-@routes.post("/classify", tags=["classify"])
+@routes.post("/classify")
 async def classify(
     request: Request,
     service: AskedService,
@@ -297,18 +297,18 @@ async def classify(
     return Classification(version=version, images=answers)
 
 
-@routes.get("/classes", tags=["inspect"])
+@routes.get("/classes")
 def classes(service: AskedService) -> list[ClassInfo]:
     """The classes that the model knows, in the order they were learned."""
     served = service.served
-    kept = service.workspace.kept_images(served.version)
+    kept = service.workspace.kept_images()
     return [
         ClassInfo(name=name, images=count, kept_images=kept.get(name, []))
         for name, count in served.model.counts.items()
     ]
 
 
-@routes.get("/classes/predictions", tags=["inspect"])
+@routes.get("/classes/predictions")
 def class_predictions(service: AskedService) -> inspection.ClassPredictions:
     """Accuracy of each class on new groups, what it is confused with, what more images bring.
 
@@ -317,7 +317,7 @@ def class_predictions(service: AskedService) -> inspection.ClassPredictions:
     return service.class_predictions()
 
 
-@routes.get("/summary", tags=["inspect"])
+@routes.get("/summary")
 def summary(service: AskedService) -> inspection.ModelSummary:
     """The state of the model, its history and its accuracy."""
     served = service.served
@@ -327,13 +327,13 @@ def summary(service: AskedService) -> inspection.ModelSummary:
     )
 
 
-@routes.get("/days", tags=["inspect"])
+@routes.get("/days")
 def days(service: AskedService) -> list[DayInfo]:
     """Daily counts of classified images and corrections, oldest first."""
     return [DayInfo(**counts) for counts in service.workspace.days()]
 
 
-@routes.post("/days", tags=["inspect"])
+@routes.post("/days")
 def count_answers(service: AskedService, request: CountRequest) -> list[DayInfo]:
     """Count answers of this day."""
     service.check_writable()
@@ -341,15 +341,15 @@ def count_answers(service: AskedService, request: CountRequest) -> list[DayInfo]
     return days(service)
 
 
-@routes.get("/audit", tags=["inspect"])
+@routes.get("/audit")
 def audit(service: AskedService) -> inspection.AuditView:
     """Label errors among the kept images; takes seconds."""
     with service.costly:
-        kept = service.workspace.kept_images(service.served.version)
+        kept = service.workspace.kept_images()
         return inspection.audited(service.gallery, kept)
 
 
-@routes.get("/images/{name}", tags=["inspect"], response_class=Response)
+@routes.get("/images/{name}", response_class=Response)
 def image(
     service: AskedService,
     name: str,
@@ -367,7 +367,7 @@ def image(
 # ---------------------------------------------------------------------- images that wait
 
 
-@routes.post("/inbox", tags=["learn"])
+@routes.post("/inbox")
 async def receive(
     request: Request, service: AskedService, files: SentFiles
 ) -> Received:
@@ -377,7 +377,7 @@ async def receive(
         return await run_in_threadpool(service.receive, images)
 
 
-@routes.get("/inbox", tags=["learn"])
+@routes.get("/inbox")
 def waiting(
     service: AskedService,
     first: Annotated[
@@ -393,7 +393,7 @@ def waiting(
     return service.inbox.view(first, count, after, surest)
 
 
-@routes.post("/group", tags=["learn"])
+@routes.post("/group")
 def group(service: AskedService, request: ImagesRequest) -> list[UploadGroup]:
     """Group images that wait or are kept by similarity, so that each group is labelled once."""
     if len(request.images) > GROUPED_IMAGES:
@@ -401,7 +401,7 @@ def group(service: AskedService, request: ImagesRequest) -> list[UploadGroup]:
     return service.inbox.group(request.images)
 
 
-@routes.post("/inbox/remove", tags=["learn"])
+@routes.post("/inbox/remove")
 def remove(
     service: AskedService,
     request: ImagesRequest,
@@ -413,7 +413,7 @@ def remove(
     return InboxCount(waiting=service.remove(request.images, back))
 
 
-@routes.post("/inbox/names", tags=["learn"])
+@routes.post("/inbox/names")
 def name_images(service: AskedService, request: NamesRequest) -> InboxCount:
     """Remember classes that someone typed; nothing is learned by it."""
     service.check_writable()
@@ -424,7 +424,7 @@ def name_images(service: AskedService, request: NamesRequest) -> InboxCount:
 # ---------------------------------------------------------------------- changes
 
 
-@changes.post("/inbox/learn", tags=["learn"], response_model=UpdateResult)
+@changes.post("/inbox/learn", response_model=UpdateResult)
 async def learn_waiting(
     service: AskedService,
     request: LearnRequest,
@@ -438,7 +438,7 @@ async def learn_waiting(
     return await changed(service, wait, service.learn, request.names, dry_run, anyway)
 
 
-@changes.post("/forget", tags=["change"], response_model=ChangeResult)
+@changes.post("/forget", response_model=ChangeResult)
 async def forget(
     service: AskedService,
     request: ForgetRequest,
@@ -451,7 +451,7 @@ async def forget(
     return await changed(service, wait, service.forget, request.name, anyway)
 
 
-@changes.post("/rename", tags=["change"], response_model=ChangeResult)
+@changes.post("/rename", response_model=ChangeResult)
 async def rename(
     service: AskedService,
     request: RenameRequest,
@@ -464,7 +464,7 @@ async def rename(
     )
 
 
-@changes.post("/move", tags=["change"], response_model=ChangeResult)
+@changes.post("/move", response_model=ChangeResult)
 async def move(
     service: AskedService,
     request: MoveRequest,
@@ -479,19 +479,19 @@ async def move(
     return await changed(service, wait, service.move, *asked)
 
 
-@changes.post("/undo", tags=["change"], response_model=ChangeResult)
+@changes.post("/undo", response_model=ChangeResult)
 async def undo(service: AskedService, wait: Waits = True) -> Response:
     """Go back by one change."""
     return await changed(service, wait, service.undo)
 
 
-@changes.post("/redo", tags=["change"], response_model=ChangeResult)
+@changes.post("/redo", response_model=ChangeResult)
 async def redo(service: AskedService, wait: Waits = True) -> Response:
     """Do again what was undone last."""
     return await changed(service, wait, service.redo)
 
 
-@changes.post("/versions/{number}/serve", tags=["change"], response_model=ChangeResult)
+@changes.post("/versions/{number}/serve", response_model=ChangeResult)
 async def serve(
     service: AskedService, number: VersionNumber, wait: Waits = True
 ) -> Response:
@@ -499,14 +499,14 @@ async def serve(
     return await changed(service, wait, service.go_to, number)
 
 
-@routes.get("/purge", tags=["change"])
+@routes.get("/purge")
 def purge_counts(service: AskedService, images: Purged = "forgotten") -> DeletedImages:
     """Numbers of images and versions that a purge would delete."""
     counts = service.workspace.purge_counts(images == "all")
     return DeletedImages(**counts._asdict())
 
 
-@changes.post("/purge", tags=["change"], response_model=ChangeResult)
+@changes.post("/purge", response_model=ChangeResult)
 async def purge(
     service: AskedService, request: PurgeRequest, wait: Waits = True
 ) -> Response:
@@ -514,7 +514,7 @@ async def purge(
     return await changed(service, wait, service.purge, request.images == "all")
 
 
-@changes.get("/jobs/{job}", tags=["learn"])
+@changes.get("/jobs/{job}")
 def job(service: AskedService, job: str) -> JobInfo:
     """Progress of a change."""
     return job_info(service, service.job(job))
@@ -567,7 +567,7 @@ def job_info(service: Service, job: ChangeJob) -> JobInfo:
 # ---------------------------------------------------------------------- versions
 
 
-@routes.get("/versions", tags=["change"])
+@routes.get("/versions")
 def versions(service: AskedService) -> Versions:
     """All versions, newest first."""
     entries = []
@@ -594,7 +594,7 @@ def versions(service: AskedService) -> Versions:
     )
 
 
-@routes.get("/versions/{number}/bundle", tags=["change"], response_class=FileResponse)
+@routes.get("/versions/{number}/bundle", response_class=FileResponse)
 def bundle(service: AskedService, number: VersionNumber) -> Response:
     """The version as a bundle, zipped: unpack it, and every command takes it as --model."""
     source = service.workspace.bundle(number)
@@ -605,7 +605,7 @@ def bundle(service: AskedService, number: VersionNumber) -> Response:
     return download(service, f"{number}.zip", write)
 
 
-@routes.get("/versions/{number}/onnx", tags=["change"], response_class=FileResponse)
+@routes.get("/versions/{number}/onnx", response_class=FileResponse)
 def onnx(service: AskedService, number: VersionNumber) -> Response:
     """The version as one ONNX graph from images to probabilities."""
     from cifnet_pl.model.export import onnx_bytes

@@ -6,7 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -131,7 +133,7 @@ class Gallery:
 
     def _update(self) -> None:
         """Embed what is not known yet, and drop what is no longer needed."""
-        kept_images = self.workspace.kept_images(self.answering.served.version)
+        kept_images = self.workspace.kept_images()
         self._compare(kept_images)
         wanted = [image.file for image in self.workspace.waiting()]
         unknown = [name for name in wanted if name not in self.known]
@@ -188,22 +190,18 @@ def groups_of(z: Tensor) -> list[list[int]]:
     from sklearn.cluster import AgglomerativeClustering
     from sklearn.metrics import silhouette_score
 
-    count = len(z)
-    chosen = [0] * count
-    if count > 2:
-        unit = normalize(z.double(), dim=1)
-        distances = (1 - unit @ unit.T).clamp_min(0).fill_diagonal_(0).cpu().numpy()
-        best = -1.0
-        for groups in range(2, min(LARGEST_GROUPS, count - 1) + 1):
-            clustering = AgglomerativeClustering(
-                groups, metric="precomputed", linkage="average"
-            )
-            labels = clustering.fit_predict(distances)
-            quality = float(silhouette_score(distances, labels, metric="precomputed"))
-            if quality > best:
-                best = quality
-                chosen = labels.tolist()
-    rows: dict[int, list[int]] = {}
-    for row, label in enumerate(chosen):
-        rows.setdefault(label, []).append(row)
-    return sorted(rows.values(), key=len, reverse=True)
+    if len(z) < 3:
+        return [list(range(len(z)))]
+    unit = normalize(z.double(), dim=1)
+    distances = (1 - unit @ unit.T).clamp_min(0).fill_diagonal_(0).cpu().numpy()
+    choices = []
+    for groups in range(2, min(LARGEST_GROUPS, len(z) - 1) + 1):
+        clustering = AgglomerativeClustering(
+            groups, metric="precomputed", linkage="average"
+        )
+        choices.append(clustering.fit_predict(distances))
+    labels = max(
+        choices, key=partial(silhouette_score, distances, metric="precomputed")
+    )
+    found = [np.flatnonzero(labels == label).tolist() for label in set(labels)]
+    return sorted(found, key=len, reverse=True)

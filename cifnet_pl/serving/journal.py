@@ -36,10 +36,11 @@ class Journal:
     def __init__(self, path: Path):
         self.path = path
         self.lock = RLock()
-        unreachable = explained(
-            CifnetError, f"cannot open {path}", sqlite3.OperationalError
-        )
-        with self.readable(), unreachable:
+        unreachable = f"cannot open {path}"
+        with (
+            self.readable(),
+            explained(CifnetError, unreachable, sqlite3.OperationalError),
+        ):
             self._database = sqlite3.connect(
                 path, PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
             )

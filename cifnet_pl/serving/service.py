@@ -474,7 +474,7 @@ class Service:
         """
         old = self.model
         self._require_another(name)
-        kept_images = self.workspace.kept_images(self.workspace.current).get(name, [])
+        kept_images = self.workspace.kept_images().get(name, [])
         images = None
         if old.head.subtracts:
             images = self.workspace.whole_class(name, old.counts[name])
@@ -535,16 +535,13 @@ class Service:
         """
         model = self.model
         target = tidy(into)
-        require(model, name)
+        self._require_another(name)
         class_names([target], "the request", UsageError)
-        kept_images = self.workspace.kept_images(self.workspace.current)
-        moved = []
-        rest = []
-        for file in kept_images.get(name, []):
-            if images is None or file in images:
-                moved.append(file)
-            else:
-                rest.append(file)
+        kept_images = self.workspace.kept_images()
+        own = kept_images.get(name, [])
+        chosen = set(own if images is None else images)
+        moved = [file for file in own if file in chosen]
+        rest = [file for file in own if file not in chosen]
         if target == name or (images is not None and not moved):
             raise RequestError(422, messages.NOTHING_TO_MOVE, name=name)
         if not anyway:
@@ -553,9 +550,8 @@ class Service:
         is_whole = removed is not None and all(map(is_undamaged, removed))
         if not is_whole or not model.head.subtracts:
             raise RequestError(409, messages.CANNOT_MOVE, name=name, target=target)
-        self._require_another(name)
-        new = [file for file in moved if file not in kept_images.get(target, [])]
-        learned = {name: rest, target: new}
+        known = kept_images.get(target, [])
+        learned = {name: rest, target: [file for file in moved if file not in known]}
         learned = {one: files for one, files in learned.items() if files}
         model = forget(model, name, removed).model
         if learned:
@@ -566,7 +562,9 @@ class Service:
             action = "move"
             sentence = messages.MOVED
         message = filled(sentence, photos=len(moved), name=name, target=target)
-        model.history.append(Event(action, len(model.counts), len(new)))
+        model.history.append(
+            Event(action, len(model.counts), len(learned.get(target, [])))
+        )
         return self._changed(
             model, Change(action, message, learned=learned, forgotten=name)
         )

@@ -468,11 +468,11 @@ class Workspace:
     def _bundles(self) -> Iterator[Path]:
         return (self.folder / "versions").glob("*")
 
-    def _ancestry(self, number: int) -> list[Version]:
-        """Return the versions that led to a version, and itself, the first first."""
+    def _ancestry(self) -> list[Version]:
+        """Return the versions that led to the current one, and itself, the first first."""
         versions = self.versions
         line = []
-        ancestor: int | None = number
+        ancestor: int | None = self.current
         while ancestor is not None:
             line.append(versions[ancestor])
             ancestor = versions[ancestor].parent
@@ -491,10 +491,10 @@ class Workspace:
             raise RequestError(404, messages.NO_IMAGE)
         return path
 
-    def kept_images(self, number: int) -> dict[str, list[str]]:
-        """Return the file names of the kept images of each class of a version."""
+    def kept_images(self) -> dict[str, list[str]]:
+        """Return the file names of the kept images of each class of the current version."""
         learned: dict[str, list[str]] = {}
-        for version in self._ancestry(number):
+        for version in self._ancestry():
             change = version.change
             if change.forgotten is not None:
                 learned.pop(change.forgotten, None)
@@ -504,10 +504,10 @@ class Workspace:
             for name, files in change.learned.items():
                 learned[name] = list(dict.fromkeys([*learned.get(name, []), *files]))
         present = self._file_names()
-        kept_images = {}
-        for name, files in learned.items():
-            kept_images[name] = [file for file in files if file in present]
-        return kept_images
+        return {
+            name: [file for file in files if file in present]
+            for name, files in learned.items()
+        }
 
     def whole_class(self, name: str, count: int) -> list[Path] | None:
         """Return the kept images of a class of the current version, if all are kept.
@@ -516,21 +516,19 @@ class Workspace:
             name: of the class.
             count: number of images that it was learned from.
         """
-        files = self.kept_images(self.current).get(name, [])
+        files = self.kept_images().get(name, [])
         if len(files) != count:
             return None
         return [self.images_folder / file for file in files]
 
     def waiting(self) -> list[WaitingImage]:
         """Return the images that wait to be labelled, in the order they came."""
-        current = self.current
-        open_files = self._file_names()
-        for files in self.kept_images(current).values():
-            open_files.difference_update(files)
+        open_files = self._file_names().difference(*self.kept_images().values())
         learned_by = {}
-        for version in self._ancestry(current):
-            for file in version.change.learned_files:
-                learned_by[file] = version.number
+        for version in self._ancestry():
+            learned_by.update(
+                dict.fromkeys(version.change.learned_files, version.number)
+            )
         images = []
         for number, file, name, since, paths in self._journal.rows(WAITING_ROWS):
             if file in open_files and learned_by.get(file, 0) <= since:
@@ -604,10 +602,7 @@ class Workspace:
             every: as for :meth:`purge`.
         """
         deletable = self._deletable(every)
-        learned = set[str]()
-        for version in self.versions.values():
-            learned |= version.change.learned_files
-        taken_away = len(deletable - learned)
+        taken_away = len(deletable - self._ever_learned())
         versions = len(self.stored_versions) - 1
         return DeletedCounts(len(deletable) - taken_away, taken_away, versions)
 
@@ -636,22 +631,23 @@ class Workspace:
     def remove_unused_images(self) -> None:
         """Remove images that neither wait nor were learned, nor can be put back."""
         with self._journal.lock:
-            unused = self._file_names()
-            for version in self.versions.values():
-                unused -= version.change.learned_files
-            for (file,) in self._journal.rows(
+            wait = self._journal.rows(
                 "SELECT file FROM inbox WHERE gone IS NULL OR gone > ?",
                 [time.time() - KEPT_SECONDS],
-            ):
-                unused.discard(file)
-            self._delete(unused)
+            )
+            used = self._ever_learned().union(file for (file,) in wait)
+            self._delete(self._file_names() - used)
+
+    def _ever_learned(self) -> set[str]:
+        """Return the names of the images that any version learned."""
+        versions = self.versions.values()
+        return set().union(*(version.change.learned_files for version in versions))
 
     def _deletable(self, every: bool) -> set[str]:
         """Return the files that a purge deletes."""
         files = self._file_names() - {image.file for image in self.waiting()}
         if not every:
-            for kept in self.kept_images(self.current).values():
-                files.difference_update(kept)
+            files = files.difference(*self.kept_images().values())
         return files
 
     def _file_names(self) -> set[str]:

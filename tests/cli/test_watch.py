@@ -15,13 +15,7 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.watch import (
-    COLUMNS,
-    Links,
-    Sender,
-    WatchPredictions,
-    model_source,
-)
+from cifnet_pl.cli.watch import COLUMNS, GrowingFile, Sender, model_source
 from cifnet_pl.utilities.files import list_cell
 from tests.command_line import command, environment
 from tests.command_line import rows as rows_of
@@ -200,12 +194,8 @@ def test_a_receiver_that_replies_garbage_is_tried_again(place, reply):
 
         thread = threading.Thread(target=reply_twice)
         thread.start()
-        sender = Sender(
-            f"http://127.0.0.1:{address[1]}",
-            place / "a.sent",
-            [ROW],
-            Links(place, None),
-        )
+        url = f"http://127.0.0.1:{address[1]}"
+        sender = Sender(url, GrowingFile(place / "a.sent"), [ROW], place)
         for _ in range(2):
             sender._next_attempt = 0.0
             sender.send()
@@ -225,7 +215,7 @@ def test_prediction_sets_stay_lists(place, names):
     row = {**ROW, "prediction_set": list_cell(names), "known": "true"}
     row["probability"] = "0.5"
     with Receiver() as receiver:
-        Sender(receiver.url, place / "a.sent", [row], Links(place, None)).send()
+        Sender(receiver.url, GrowingFile(place / "a.sent"), [row], place).send()
         ((_, content),) = receiver.got
     assert (content["prediction_set"], content["known"]) == (names, True)
     assert content["probability"] == 0.5
@@ -296,21 +286,6 @@ def test_the_examples_of_the_documentation_work(place):
     assert set(receiver.got[0][1]) <= receiver.got[1][1].keys()
 
 
-def test_special_files_are_named_and_end_nothing(place, capsys):
-    """A pipe, a dangling link, a loop, a link to an endless device, a folder named as an image."""
-    folder = place / "images"
-    os.mkfifo(folder / "live.jpg")
-    (folder / "gone.jpg").symlink_to("nowhere.jpg")
-    (folder / "loop.jpg").symlink_to("loop.jpg")
-    (folder / "endless.png").symlink_to("/dev/zero")
-    (folder / "folder.png").mkdir()
-    (folder / "zzz.png").write_bytes(image("green", 60))
-    assert watched(place) == 0
-    assert rows(place).keys() == {"red.png", "blue.png", "bad.png", "zzz.png"}
-    named = set(re.findall(r"skipped \S*?(\w+\.\w+): ", capsys.readouterr().err))
-    assert named == {"live.jpg", "gone.jpg", "loop.jpg", "endless.png"}
-
-
 # ---------------------------------------------------------------------- a living model
 
 
@@ -367,27 +342,3 @@ def test_each_event_has_the_link_of_its_image(place):
         rows_watched(place, *options, "--link", "https://shop.example/images/")
     links = sorted(content["link"] for _, content in receiver.got)
     assert links[-1] == "https://shop.example/images/day/red.png"
-
-
-def test_no_file_name_is_a_formula_in_a_spreadsheet(place, monkeypatch):
-    """A path that begins like one names the same file with another beginning."""
-    monkeypatch.chdir(place / "images")
-    (place / "images" / "=1+1.png").write_bytes(image("red", 70))
-    assert (
-        main(["watch", "--model", "../model", "--images", ".", "--once", "true"]) == 0
-    )
-    names = [row["file"] for row in rows_of(Path("predictions.csv"))]
-    assert not [name for name in names if name.startswith("=")]
-    assert all(Path(name).is_file() for name in names)
-
-
-def test_no_class_name_is_a_formula_in_a_spreadsheet(tmp_path: Path):
-    """The table reads back what it wrote: a webhook gets the name itself."""
-    table = WatchPredictions(tmp_path / "a.csv")
-    row = dict.fromkeys(COLUMNS, "")
-    row |= {"id": "1", "class": "=1+1", "closest": "@sum", "prediction_set": "-1+2"}
-    table.append([row])
-    text = (tmp_path / "a.csv").read_text()
-    assert "'=1+1" in text
-    assert not re.search(r"(^|,)[=@]|(^|,)-1\+", text)
-    assert table.rows() == [row]

@@ -96,11 +96,7 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
         for number, version in versions.items():
             if version.stored:
                 assert workspace.load(number).counts == version.counts
-        kept = {
-            name
-            for files in workspace.kept_images(workspace.current).values()
-            for name in files
-        }
+        kept = {name for files in workspace.kept_images().values() for name in files}
         told = {name for line in lines for name in json.loads(line)["waiting"]}
         assert all((folder / "images" / name).is_file() for name in kept | told)
         learned = {

@@ -246,7 +246,6 @@ class ThreadServer(Address):
         access=None,
         begun=None,
         options=None,
-        connections=None,
         below="",
     ):
         begun = begun or model()
@@ -261,7 +260,6 @@ class ThreadServer(Address):
             uvicorn.Config(
                 app,
                 http="h11",
-                limit_concurrency=connections,
                 log_config=None,
                 access_log=False,
             )
@@ -270,11 +268,6 @@ class ThreadServer(Address):
             target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
         )
         self._thread.start()
-
-    @property
-    def connections(self) -> set[Any]:
-        """The open connections."""
-        return self._server.server_state.connections
 
     def stop(self) -> None:
         """Answer what is under way and end."""

@@ -1,5 +1,6 @@
-"""Kills at random moments and hostile requests: a few of what ``make soak`` does for longer."""
+"""Kills at random moments, and hostile requests: ``REQUESTS`` of the environment, or 100."""
 
+import os
 import random
 import signal
 import time
@@ -60,7 +61,7 @@ def attacked(tmp_path_factory):
 
 
 @settings(
-    max_examples=100,
+    max_examples=int(os.environ.get("REQUESTS", "100")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(request=requests())

@@ -12,8 +12,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.confidence import CalibrationSamples, KnownScores
-from cifnet_pl.model.audit import gain_of_ten_more
-from cifnet_pl.model.calibration import estimated, forecast, gain_text
+from cifnet_pl.model.calibration import estimated, forecast
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving import inspection
 from cifnet_pl.serving.inspection import (
@@ -159,20 +158,6 @@ def test_what_ten_more_images_would_bring():
         class_predictions(taught(directions, torch.arange(6).repeat(19))).ten_more
         is None
     )
-
-
-@pytest.mark.parametrize("count", [19, 30])
-def test_the_page_and_an_audit_say_the_same_of_more_images(count):
-    means = 0.5 * torch.randn(6, 40, generator=torch.Generator().manual_seed(5))
-    y = torch.arange(6).repeat(count)
-    found = class_predictions(taught(means, y))
-    audited = gain_of_ten_more(samples(means, y).numpy(), y.numpy(), 6)
-    if count < 20:
-        assert found.ten_more is None
-        assert audited is None
-    else:
-        assert audited == pytest.approx(found.ten_more)
-    assert gain_text(audited) == found.ten_more_text
 
 
 def test_confusions_are_told_of_few_images_too():

@@ -2,7 +2,6 @@
 service goes on.
 """
 
-import contextlib
 import logging
 import socket
 
@@ -10,7 +9,7 @@ import httpx
 import pytest
 
 from cifnet_pl.serving.gate import Access
-from tests.serving.services import ThreadServer, becomes, image, teach, tree
+from tests.serving.services import ThreadServer, image, teach, tree
 
 
 @pytest.fixture(scope="module")
@@ -140,43 +139,6 @@ def answered(link: socket.socket, seconds: float = 20) -> httpx.Response:
         pass
     head, _, body = found.partition(b"\r\n\r\n")
     return httpx.Response(int(head.split(b" ", 2)[1]), content=body)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\n"
-        + b"".join(b"X-%d: a\r\n" % i for i in range(20_000))
-        + b"\r\n",
-        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-    ],
-)
-def test_heads_that_are_too_large_or_no_http(head, server):
-    with socket.create_connection(address(server)) as link:
-        with contextlib.suppress(OSError):  # it was refused before all of it was sent
-            link.sendall(head)
-        assert answered(link).status_code == 400
-    assert server.get("/health") == {"ready": True}
-
-
-def test_more_connections_than_are_served(tmp_path):
-    with ThreadServer(tmp_path / "w", connections=4) as server:
-        with contextlib.ExitStack() as closing:
-            links = [
-                closing.enter_context(socket.create_connection(address(server)))
-                for _ in range(5)
-            ]
-            becomes(lambda: len(server.connections) == 5)
-            links[0].sendall(
-                b"GET /classes HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-            )
-            assert answered(links[0]).status_code == 503
-        becomes(lambda: not server.connections)
-        assert server.get("/health") == {"ready": True}
 
 
 def test_a_body_that_never_ends(server):

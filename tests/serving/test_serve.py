@@ -120,29 +120,6 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     assert not thread.is_alive()
 
 
-def test_special_files_of_a_watched_folder_are_left_out(tmp_path, monkeypatch, caplog):
-    """A pipe, a device and links that lead nowhere or in a circle; the images after them wait."""
-    monkeypatch.setattr(starting, "WATCH_SECONDS", 0.05)
-    begun = model()
-    folder = tmp_path / "images"
-    folder.mkdir()
-    os.mkfifo(folder / "a.png")
-    (folder / "b.png").symlink_to("gone.png")
-    (folder / "c.png").symlink_to("c.png")
-    (folder / "d.png").symlink_to("/dev/zero")
-    (folder / "e.png").write_bytes(image("red", 1))
-    service = Service(Workspace(tmp_path / "w", begun), begun)
-    thread = Thread(target=starting.keep_watching, args=(service, folder), daemon=True)
-    thread.start()
-    assert becomes(lambda: len(service.workspace.waiting()) == 1)
-    for name in "abcd":
-        assert becomes(lambda name=name: f"{name}.png: " in caplog.text)
-    service.close()
-    (folder / "late.png").write_bytes(image("red", 2))
-    thread.join(60)
-    assert not thread.is_alive()
-
-
 def test_where_ctrl_c_is_ignored_at_the_start_its_exit_code_is_the_same(
     tmp_path, monkeypatch
 ):

@@ -4,7 +4,6 @@ how.
 
 import threading
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from unittest.mock import Mock
 
@@ -14,7 +13,6 @@ from PIL import Image
 import cifnet_pl
 from cifnet_pl.heads import LogisticHead
 from cifnet_pl.serving import service as teaching
-from cifnet_pl.serving.gallery import Gallery
 from cifnet_pl.serving.gate import HEADERS, Access, Limits
 from cifnet_pl.serving.messages import DISK_FULL, RequestError
 from cifnet_pl.serving.service import UNFINISHED_CHANGES, Service, ServiceOptions
@@ -134,20 +132,6 @@ def test_an_unreadable_image_does_not_stop_the_others(http):
         [],
         "no image of a known format",
     )
-
-
-def test_many_clients_get_the_answers_to_their_own_images(http):
-    names = ["red", "green"] * 20
-
-    def ask(i):
-        return names_of(
-            http.post(
-                "/classify", files=[("files", (f"{i}.png", image(names[i], i, 300)))]
-            )
-        )
-
-    with ThreadPoolExecutor(20) as pool:
-        assert list(pool.map(ask, range(40))) == [[name] for name in names]
 
 
 # ---------------------------------------------------------------------- teach
@@ -277,37 +261,6 @@ def test_purged_images_and_versions_are_gone(tmp_path):
             http, "yellow", 5
         )  # three of them once more: an image of the model's own memory counts once
         assert [len(files) for files in kept(http).values()] == [0, 0, 2]
-
-
-def test_teach_undo_redo_and_start_again(tmp_path):
-    with client(tmp_path / "w") as http:
-        taught(http)
-        assert (
-            http.post("/undo").json()["message"] == "undid: learned 10 photos of 'blue'"
-        )
-        assert "blue" not in names_of(
-            http.post("/classify", files=images("blue", 3, 500))
-        )
-        assert http.post("/undo").status_code == 409
-        assert http.post("/redo").json()["version"] == 2
-        assert http.post("/versions/1/serve").json()["version"] == 1
-        assert http.post("/undo").json() == {
-            "version": 2,
-            "message": "went back",
-            "exact": None,
-        }
-        assert http.post("/redo").json() == {
-            "version": 1,
-            "message": "went there again",
-            "exact": None,
-        }
-        http.post("/undo")
-    with client(tmp_path / "w") as http:
-        assert http.get("/versions").json()["current"] == 2
-        assert (
-            names_of(http.post("/classify", files=images("blue", 3, 500)))
-            == ["blue"] * 3
-        )
 
 
 def test_forgotten_exactly_where_all_images_are_kept(http, tmp_path):
@@ -490,27 +443,6 @@ def test_uncertain_images_and_the_nearest_image(http):
     assert http.get(f"/images/{nearest}").content == image("blue", 100)
 
 
-def test_look(http):
-    taught(http)
-    look = http.get("/summary").json()
-    assert (look["name"], look["classes"], look["images"], look["version"]) == (
-        "model",
-        3,
-        34,
-        2,
-    )
-    assert [moment["kind"] for moment in look["history"]] == ["task", "extend"]
-    assert set(look["accuracy"]) == {
-        "loo_accuracy",
-        "loo_accuracy_interval",
-        "new_group_accuracy",
-        "new_group_accuracy_interval",
-        "kind",
-        "message",
-    }
-    assert 0.1 < look["state_mb"] < 0.2  # triangles
-
-
 def test_a_full_disk_refuses_the_change_and_answers_go_on(http, monkeypatch):
     full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("cifnet_pl.utilities.files.os.replace", full)
@@ -632,15 +564,6 @@ def test_a_fault_or_a_full_queue_stops_nothing(http):
     go_on.set()
     assert all(job.result.result(60) for job in jobs)
     assert http.post("/rename", json={"old": "red", "new": "a"}).status_code == 200
-
-
-def test_a_fault_of_ours_says_nothing_of_its_place(http, monkeypatch):
-    monkeypatch.setattr(Gallery, "answer", lambda *args: 1 / 0)
-    answer = http.post("/classify", files=images("red", 1))
-    assert (answer.status_code, answer.json()) == (
-        500,
-        {"error": "the server failed; its log says why"},
-    )
 
 
 def test_heads_that_cannot_take_more_say_so(logistic):

@@ -23,7 +23,7 @@ from tests.serving.browsing import (
     picture,
     sync_api,
 )
-from tests.serving.services import ThreadServer, client, image, images, saved
+from tests.serving.services import ThreadServer, client, image, saved
 
 expect = sync_api.expect
 
@@ -147,10 +147,3 @@ def test_a_shared_service_has_a_token_and_a_public_one_needs_it(tmp_path, capsys
 
 def test_the_address_of_this_machine_is_found_without_sending():
     assert network_address()
-
-
-def test_images_of_the_till_are_learned_like_others(http):
-    (file,) = http.post("/inbox", files=images("blue", 1)).json()["images"]
-    http.post("/inbox/names", json={"names": {file: "blue"}})
-    names = http.get("/inbox").json()["names"]
-    assert http.post("/inbox/learn", json={"names": names}).status_code == 200

@@ -121,22 +121,6 @@ def test_a_journal_of_another_format_is_refused(tmp_path):
         Workspace(tmp_path / "w", model())
 
 
-def test_a_change_is_on_the_disk_before_it_is_acknowledged(tmp_path):
-    """Another connection sees it as soon as the call returns, and the bundle was written before."""
-    workspace = Workspace(tmp_path / "w", model())
-    journal = tmp_path / "w" / "journal.sqlite"
-    for number, change in enumerate(
-        [partial(renamed, workspace, "a"), workspace.undo, workspace.redo], 2
-    ):
-        change()
-        other = sqlite3.connect(journal)
-        assert other.execute(
-            "SELECT count(*), max(serves) FROM journal"
-        ).fetchone() == (number, 2)
-        other.close()
-        assert (tmp_path / "w" / "versions" / "000002").is_dir()
-
-
 @pytest.mark.parametrize(
     "name",
     [

@@ -1,6 +1,7 @@
 // Classes: how many photos each has, how often it is right, what more would bring; to rename, join, split and forget.
 
-import { $, action, change, count, get, keptPhoto, latestOnly, make, named, percent, post, promised, purge, sure, table, takesBack } from "./page.js";
+import { $, action, change, count, get, keptPhoto, make, named, percent, post, promised, purge, sure, table, takesBack } from "./page.js";
+import { latestOnly, model } from "./state.js";
 
 const MOST = 200; // photos of a class that are shown, the newest
 
@@ -175,9 +176,9 @@ export function start() {
   });
 }
 
-/** Ask for the classes, and show them. */
+/** Show the classes, and ask how often each is right. */
 export const show = latestOnly(async (still) => {
-  const [look, found] = await still(Promise.all([get("/summary"), get("/classes")]));
+  const { summary: look, classes: found } = model;
   const draw = (answers) => {
     figures(look, answers);
     const of = new Map((answers?.classes ?? []).map((one) => [one.name, one]));

@@ -57,30 +57,6 @@ for (const end of ["dragend", "blur"]) window.addEventListener(end, release);
 /** Wait until no button is held down: where an element is replaced between press and release, no click is told. */
 export const released = () => (pressed ? new Promise((resolve) => { awaiting.push(resolve); }) : Promise.resolve());
 
-class Replaced extends Error {}
-
-/** A function that asks and shows. Where it is called again meanwhile, the earlier call shows nothing more and ends with
- * the later one: each answer goes through `still`, which ends the work of a call that was replaced. */
-export function latestOnly(work) {
-  let asked = 0;
-  let latest = null;
-  return () => {
-    asked += 1;
-    const own = asked;
-    const still = async (answer) => {
-      const found = await answer;
-      await released();
-      if (own !== asked) throw new Replaced();
-      return found;
-    };
-    latest = work(still).catch((error) => {
-      if (error instanceof Replaced) return latest;
-      throw error;
-    });
-    return latest;
-  };
-}
-
 /** The address of a path of the service, which may be behind a folder of another server. */
 export const address = (path) => new URL(path.replace(/^\//, ""), document.baseURI).href;
 
@@ -88,8 +64,6 @@ export const address = (path) => new URL(path.replace(/^\//, ""), document.baseU
 function answers() {
   if ($("message-text").textContent === SILENT) say("");
 }
-
-export const isReadOnly = () => document.body.classList.contains("read-only");
 
 /** A percentage that stays on one line. */
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}\u00a0%`;
