@@ -11,7 +11,7 @@ import cifnet_pl.learning.callbacks
 from cifnet_pl import CalibrationBuffer, CIFNetModule
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.heads import CIFNetHead, RidgeHead
-from cifnet_pl.model.current_task import EMBEDDINGS_PER_UPDATE
+from cifnet_pl.model.task_learner import EMBEDDINGS_PER_UPDATE
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit
 from tests.lightning_runs import digits, module, trainer
