@@ -71,7 +71,7 @@ def save_model(folder: Path, setup: Setup) -> None:
 
 
 def served(bundle: Path, workspace: Path) -> tuple[str, ...]:
-    """The command that serves a bundle without a limit for each client."""
+    """The command that serves a bundle."""
     return (
         "cifnet_pl",
         "serve",
@@ -80,8 +80,6 @@ def served(bundle: Path, workspace: Path) -> tuple[str, ...]:
         "--workspace",
         str(workspace),
         "--port",
-        "0",
-        "--rate",
         "0",
         "--keep_images",
         "false",

@@ -124,12 +124,13 @@ def checkpoint(run: Path) -> dict:
 
 
 def description(content: dict) -> dict:
-    """What a checkpoint says of its run and model, without the history, which has dates and
+    """What a checkpoint says of its run and model, without history and record, which have dates and
     times.
     """
     return {
         **content["cifnet"],
         "model": {**content["cifnet"].get("model", {}), "history": None},
+        "record": None,
     }
 
 

@@ -16,7 +16,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head
 from cifnet_pl.model.bundle import CONFIG, Event
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.current_task import observe_buffer
+from cifnet_pl.model.task_learner import observe_buffer
 from tests.heads.suite import HEADS
 
 SIDE = 2

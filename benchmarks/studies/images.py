@@ -24,7 +24,7 @@ from cifnet_pl.data.sets import ImageSet, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.tables import EmbeddingSet
 from cifnet_pl.heads import ACILHead, Head
-from cifnet_pl.model.current_task import observe_buffer
+from cifnet_pl.model.task_learner import observe_buffer
 from cifnet_pl.utilities.memory import keep_freed_memory
 
 BACKBONE = "embedded:efficientnet_lite0"

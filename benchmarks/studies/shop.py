@@ -1,12 +1,11 @@
 """``python -m benchmarks.studies.shop ROOT URL [IMAGES]``: from an empty page to all products of
 ROOT, and the week after.
 
-Start ``cifnet serve --port 7860 --rate 0`` in an empty folder first. A shop brings some images of
+Start ``cifnet serve --port 7860`` in an empty folder first. A shop brings some images of
 each product (10 unless IMAGES says otherwise), some products at a time, as folders; then the other
 images of ``train``. All images of ``val`` wait from the beginning, so after each step all products
-are asked about, whether taught or not: certain ones are counted, and those of them that are wrong.
-The next week brings the first half of ``val``, by the order of its files: what is certain is
-counted, then the most uncertain are named one by one. Clicks and keys are counted as the page takes
+are asked about, whether taught or not. The next week brings the first half of ``val``, by the order
+of its files: the most uncertain are named one by one. Clicks and keys are counted as the page takes
 them: one to drop, one to name by folders, one to learn, one key for each uncertain image whose
 class is offered, else N, the name's first letters and Enter (5). A row has the accuracy that the
 page promises after the step, mean over classes, and what the second half of ``val``, none of which
@@ -106,13 +105,6 @@ class Shop:
         summary = self.http.get("/summary").json()
         known = {one["name"] for one in self.http.get("/classes").json()}
         asked = self.waiting("val")
-        certain = [one for one in asked if one["certain"]]
-        wrong = sum(one["classes"][0]["name"] != one["class"] for one in certain)
-        unknown = sum(one["class"] not in known for one in certain)
-        print(
-            f"{len(known)} known, all {len(asked)} asked: {len(certain)} certain, {wrong} of them"
-            f" wrong, {unknown} of them of products that nobody taught"
-        )
         tested = [
             one for one in asked if one["class"] in known and one["file"] in self.later
         ]
@@ -189,8 +181,6 @@ def main(root: Path, url: str, first: int = FIRST) -> None:
     if others:
         folders(shop, "their other images", others)
     new = [one for one in shop.waiting("val") if one["file"] not in shop.later]
-    certain = [one for one in new if one["certain"]]
-    wrong = sum(one["classes"][0]["name"] != one["class"] for one in certain)
     label_errors = new[:REVIEWED]
     offered = [
         one["class"] in [each["name"] for each in one["classes"][:OFFERED]]
@@ -200,8 +190,8 @@ def main(root: Path, url: str, first: int = FIRST) -> None:
     seconds = shop.learn({one["image"]: one["class"] for one in label_errors})
     shop.row(f"the {REVIEWED} most uncertain of the week", len(label_errors), seconds)
     print(
-        f"the week: {len(new)} images, {len(certain)} certain, {wrong} of them wrong; of the most"
-        f" uncertain {sum(offered)} were offered their class"
+        f"the week: {len(new)} images; of the most uncertain {sum(offered)} were offered their"
+        " class"
     )
 
 

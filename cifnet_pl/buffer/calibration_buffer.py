@@ -199,7 +199,7 @@ class CalibrationBuffer(GrowingModule):
     def oversampling(self, n_max: int) -> Tensor:
         """Compute each sample's weight: ``r_c = ⌊n_max / n'_c⌋``, at least 1 (eq:oversampling).
 
-        :func:`cifnet_pl.model.current_task.observe_buffer` applies it when a task ends.
+        :func:`cifnet_pl.model.task_learner.observe_buffer` applies it when a task ends.
 
         Args:
             n_max: number of samples of the largest class of the current task.

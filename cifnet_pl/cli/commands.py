@@ -88,7 +88,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "watch": Command(
         "cifnet_pl.cli.watch",
-        "Classify new images of a folder or camera, into CSV and a webhook.",
+        "Classify new images of a folder, into CSV and a webhook.",
     ),
 }
 """Any other sub-command → the module with a function of its name, and its summary.

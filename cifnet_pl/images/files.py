@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
 
 from cifnet_pl.images.archives import archive_part, archived_files, archived_folders
 from cifnet_pl.images.names import SIGNATURE_BYTES, PassedOver, is_hidden, is_image
@@ -217,66 +216,6 @@ def _signature(path: Path) -> bytes:
         return first_bytes(path, SIGNATURE_BYTES)
     except (OSError, DataError):
         return b""
-
-
-class FileVersion(NamedTuple):
-    """Time and size of a file, by which a change is detected.
-
-    Attributes:
-        modified: time of the last change in nanoseconds.
-        size: in bytes.
-    """
-
-    modified: int
-    size: int
-
-
-class NewFiles:
-    """The images of a folder that were not found before, or were changed since.
-
-    Args:
-        folder: with its sub-folders.
-
-    Attributes:
-        passed_over: files that the last look passed over although they may be images.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.passed_over = PassedOver()
-        self._last_seen: dict[Path, FileVersion] = {}
-        self._found: dict[Path, FileVersion] = {}
-
-    def find(self, settled: bool = True) -> Iterator[Path]:
-        """Yield new images; a folder that cannot be read has none for the time being.
-
-        An image at which the consumer stops with an error is yielded again by the next call.
-
-        Args:
-            settled: whether a file must be as it was at the call before, so that it is not still
-                being written.
-        """
-        self.passed_over = PassedOver()
-        walk = ImageWalk(self.passed_over, tolerant=True)
-        for path in walk.images(self.folder):
-            version = _version(path)
-            if version is None or self._found.get(path) == version:
-                continue
-            if not settled or self._last_seen.get(path) == version:
-                yield path
-                self._found[path] = version
-            self._last_seen[path] = version
-
-
-def _version(path: Path) -> FileVersion | None:
-    """Return the version of a file, or of a link that leads nowhere; None if it is gone."""
-    for read_status in (os.stat, os.lstat):
-        try:
-            status = read_status(path)
-        except OSError:
-            continue
-        return FileVersion(status.st_mtime_ns, status.st_size)
-    return None
 
 
 def links_upwards(folder: Path) -> bool:

@@ -43,8 +43,8 @@ from cifnet_pl.iterative.losses import align_weights
 from cifnet_pl.iterative.processes import Processes
 from cifnet_pl.iterative.resuming import TaskResume
 from cifnet_pl.iterative.task_plan import TaskPlan, check_processes, plan_steps
+from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.strategy import check_trainer
-from cifnet_pl.learning.task_callback import run_folder
 from cifnet_pl.learning.task_module import TaskModule, explaining_full_memory
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import (
@@ -767,7 +767,6 @@ class IterativeModule(TaskModule):
             sizes = [p.numel() for p in module.parameters()]
             parameters += sum(sizes)
         return {
-            **super().describe(),
             "preset": self.preset,
             "backbone_params": parameters,
             "network_params": self._network_params,

@@ -19,6 +19,7 @@ from cifnet_pl.data.loading import Batch, EmbeddingBatch, ImageBatch
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.heads import confidence as calibration
 from cifnet_pl.heads.ridge_messages import edge_message
+from cifnet_pl.learning.run_record import TaskRow
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule, explaining_full_memory
 from cifnet_pl.model.bundle import Description, parse
@@ -34,7 +35,7 @@ from cifnet_pl.utilities.errors import (
 )
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import state_of
-from cifnet_pl.utilities.plugins import about, import_name, names_import, naming
+from cifnet_pl.utilities.plugins import import_name, names_import, naming
 
 BACKBONE_IMAGES = 5000
 """Largest number of images that a learned backbone is fitted to."""
@@ -124,6 +125,8 @@ class CIFNetModule(TaskModule):
             images=self.images,
         )
         self.calibration = self.model.calibration
+        # The engine of the backbone, once a Trainer is known; to prepare it takes seconds.
+        self.engine = ""
         self._edge_message_shown = False
         # Content hashes of this task's images, and their groups, by batch.
         self._groups: list[tuple[Tensor, Tensor]] = []
@@ -142,13 +145,9 @@ class CIFNetModule(TaskModule):
         }
 
     @property
-    def needs_trust(self) -> bool:
-        """Whether reading a model of this module imports plug-ins."""
-        return bool(self.model.plugin_imports)
-
-    def learner_classes(self) -> list[str]:
-        """Return the import names of this module's class and its head's."""
-        return [import_name(type(self)), import_name(type(self.head))]
+    def method(self) -> Head:
+        """The head."""
+        return self.head
 
     # ------------------------------------------------------------------ learning
 
@@ -176,15 +175,8 @@ class CIFNetModule(TaskModule):
                 raise UsageError(
                     f"{name} learns in one process, not in {processes}: --trainer.devices 1"
                 )
-        self.engine()
-
-    def engine(self) -> str:
-        """Return the engine of the backbone in this run.
-
-        The first call prepares it, which takes seconds.
-        """
         device = self.trainer.strategy.root_device.type
-        return self.backbone.engine(device, str(self.trainer.precision))
+        self.engine = self.backbone.engine(device, model.precision)
 
     def on_fit_start(self) -> None:
         """Fit a backbone that learns, and refuse a run with more classes than buffer samples."""
@@ -224,7 +216,7 @@ class CIFNetModule(TaskModule):
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Begin the task in the model: its new classes, and those that return."""
-        self.model.record_engines([self.engine()])
+        self.model.record_engines([self.engine])
         names = [*names, *self.data.returning_classes(self.data.task)]
         self.model.begin_task(names, self.data.class_counts(names))
 
@@ -246,7 +238,7 @@ class CIFNetModule(TaskModule):
             DataError: a class of which no image could be learned.
         """
         self.data.begin_task(len(self.learned_tasks))
-        self.add_up(self.model)
+        self.model.add_up(self.sum_over_processes)
         counts = self.head.class_counts()
         self.require_images(
             [self.class_names[label] for label in counts if not counts[label]]
@@ -261,12 +253,23 @@ class CIFNetModule(TaskModule):
             rank_zero_info(message)
             self._edge_message_shown = True
 
-    def add_up(self, model: Classifier) -> None:
-        """Add the statistics that a model has observed in all processes."""
+    def add_to_history(self, row: TaskRow) -> None:
+        """Add a task that was measured to the history of the model, which is stored with it."""
+        self.model.record_event(
+            "task",
+            accuracy=row.A_k,
+            seconds=row.train_seconds,
+            energy_kwh=row.energy_kwh,
+            energy_source=row.energy_source,
+            class_names=list(self.learned_tasks[-1]),
+        )
+
+    @property
+    def sum_over_processes(self) -> Callable[[Tensor], object] | None:
+        """What replaces a tensor by its sum over all processes; None for a single process."""
         if self.trainer.world_size == 1:
-            model.add_up(None)
-        else:
-            model.add_up(partial(self.trainer.strategy.reduce, reduce_op="sum"))
+            return None
+        return partial(self.trainer.strategy.reduce, reduce_op="sum")
 
     def abort_task(self, labels: list[int]) -> None:
         """Remove the unfinished task from the model."""
@@ -286,6 +289,7 @@ class CIFNetModule(TaskModule):
         """
         if isinstance(batch, EmbeddingBatch):
             z = batch.embedding
+            self.cached_embeddings += learned * len(z)
         else:
             with explaining_full_memory(self.data.batch_size):
                 z = self.model.embed_unchecked(batch.image)
@@ -344,10 +348,7 @@ class CIFNetModule(TaskModule):
         if self.buffer is not None:
             buffer = self.buffer.settings()
         return {
-            **super().describe(),
-            "engine": self.engine(),
-            "head": type(self.head).__name__,
-            **about(type(self.head)),
+            "engine": self.engine,
             "head_settings": self.head.settings(),
             "learned_images": sum(self.model.counts.values()),
             "buffer_settings": buffer,

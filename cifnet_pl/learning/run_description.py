@@ -20,6 +20,7 @@ from cifnet_pl.data.streams import Stream
 from cifnet_pl.images.reader import usable_cores
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.utilities.plugins import about
 from cifnet_pl.utilities.version import versions
 
 PACKAGES = ("cifnet_pl", "torch", "torchvision", "lightning", "codecarbon")
@@ -30,6 +31,9 @@ FINGERPRINT_SAMPLES = 256
 
 def describe_run(module: TaskModule) -> dict[str, Any]:
     """Return the fields of ``summary.json`` besides measurements and energy.
+
+    ``network_params`` are the parameters of one network, ``backbone_params`` those of all networks
+    that predict.
 
     Args:
         module: the module that learned, attached to its Trainer.
@@ -42,7 +46,16 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         device_name = torch.cuda.get_device_name(device)
     else:
         device_name = platform.machine()
+    parameters = module.backbone.parameters_count
+    method = type(module.method)
     return {
+        "head": method.__name__,
+        **about(method),
+        "backbone": module.backbone.name,
+        "backbone_params": parameters,
+        "network_params": parameters,
+        "precision": str(module.trainer.precision),
+        "plugin_hashes": module.plugin_hashes(),
         **module.describe(),
         "epochs": module.epochs,
         "state_components": components,

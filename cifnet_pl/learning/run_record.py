@@ -1,19 +1,52 @@
-"""The measurements of a run: a row for each task, the accuracy matrix, and the summary."""
+"""The record of a run: what its module and callbacks measure, as tables and as a summary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from lightning.pytorch import Trainer
+from torch import Tensor
 
 from cifnet_pl.model.metrics import (
     average_accuracy,
     backward_transfer,
     forgetting,
     max_drop,
+    percent,
 )
 from cifnet_pl.utilities.files import to_csv, write_text
+
+
+def run_folder(trainer: Trainer) -> Path | None:
+    """Return the run's folder, or None for a Trainer without a logger.
+
+    All processes must call it, as it asks the first one.
+    """
+    if trainer.loggers and trainer.log_dir:
+        return Path(trainer.log_dir)
+    return None
+
+
+def write_table(
+    trainer: Trainer, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> None:
+    """Write a CSV file into the run's folder, if there is one.
+
+    All processes must call it; the first one writes.
+
+    Args:
+        trainer: of the run.
+        name: file name.
+        header: names of the columns.
+        rows: the cells of each row.
+    """
+    folder = run_folder(trainer)
+    if trainer.is_global_zero and folder is not None:
+        write_text(folder / name, to_csv(header, rows))
+
 
 TENSORBOARD_TAGS = {
     "acc/seen": "A_k",
@@ -75,6 +108,18 @@ class TaskRow:
     waiting_seconds: float | None = None
 
 
+TRAJECTORIES = ("A_k_classifier", "A_k_nearest_mean")
+"""Columns that the summary has for all tasks, or not at all."""
+
+SUMMED_COLUMNS = (
+    "train_seconds",
+    "eval_seconds",
+    "energy_kwh",
+    "eval_energy_kwh",
+    "cached_images",
+)
+"""Columns whose sum over tasks is that of the run."""
+
 LAST_TASK_COLUMNS = (
     "ece",
     "nll",
@@ -92,18 +137,43 @@ LAST_TASK_COLUMNS = (
 
 
 @dataclass
+class PrequentialRow:
+    """Predictions of the samples of a task before it is learned.
+
+    Attributes:
+        task: number of the task, from 1.
+        samples: number of samples.
+        correct: number of correct predictions.
+        known: number of classes that are known before the task.
+    """
+
+    task: int
+    samples: int
+    correct: int
+    known: int
+
+
+@dataclass
 class RunRecord:
-    """The measurements so far.
+    """The measurements so far, which are part of every checkpoint.
 
     Attributes:
         rows: one for each task.
         matrix: accuracy matrix; row k holds the accuracies on tasks 0 to k after task k.
         energy: kWh of each component, and kg of CO₂ equivalents.
+        class_counts: (2, C) int64 of each task: correct predictions and test images by class.
+        prequential: predictions before a task is learned, where classes return.
+        remarks: what the screen says of the last task besides the figures, by topic.
+        open_seconds: that a task has taken in which the checkpoint was written; else 0.
     """
 
     rows: list[TaskRow] = field(default_factory=list)
     matrix: list[list[float | None]] = field(default_factory=list)
     energy: dict[str, float] = field(default_factory=dict)
+    class_counts: list[Tensor] = field(default_factory=list, compare=False)
+    prequential: list[PrequentialRow] = field(default_factory=list)
+    remarks: dict[str, str] = field(default_factory=dict)
+    open_seconds: float = 0.0
 
     @property
     def trajectory(self) -> list[float | None]:
@@ -113,9 +183,21 @@ class RunRecord:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> RunRecord:
         """Return the record that ``dataclasses.asdict`` describes, as checkpoints hold it."""
-        rows = [TaskRow(**row) for row in state["rows"]]
-        matrix = [list(row) for row in state["matrix"]]
-        return cls(rows, matrix, dict(state["energy"]))
+        return cls(
+            rows=[TaskRow(**row) for row in state["rows"]],
+            matrix=[list(row) for row in state["matrix"]],
+            energy=dict(state["energy"]),
+            class_counts=list(state["class_counts"]),
+            prequential=[PrequentialRow(**row) for row in state["prequential"]],
+            remarks=dict(state["remarks"]),
+            open_seconds=float(state["open_seconds"]),
+        )
+
+    def add_energy(self, row: TaskRow, learning: Mapping[str, float]) -> None:
+        """Add the energy of a task's learning to its row and to the run's, by component."""
+        row.energy_kwh = sum(learning[part] for part in ("cpu", "gpu", "ram"))
+        for component, used in learning.items():
+            self.energy[component] = self.energy.get(component, 0.0) + used
 
     def summary(self, **description: Any) -> dict[str, Any]:
         """Return the content of ``summary.json``.
@@ -124,7 +206,15 @@ class RunRecord:
             description: what the record does not know (head, seed, …).
         """
         last = self.rows[-1]
-        energy = self._sum("energy_kwh")
+        columns: dict[str, list[float] | None] = {}
+        for name in (*TRAJECTORIES, *SUMMED_COLUMNS):
+            values = [getattr(row, name) for row in self.rows]
+            columns[name] = None if None in values else values
+        sums: dict[str, float | None] = {}
+        for name in SUMMED_COLUMNS:
+            column = columns[name]
+            sums[name] = None if column is None else sum(column)
+        energy = sums["energy_kwh"]
         components: dict[str, float] = {}
         per_kwh = None
         if energy is not None:
@@ -135,45 +225,71 @@ class RunRecord:
             "A_K": last.A_k,
             "A_bar": average_accuracy(self.trajectory),
             "A_k": self.trajectory,
-            "A_k_classifier": self._column("A_k_classifier"),
-            "A_k_nearest_mean": self._column("A_k_nearest_mean"),
+            **{name: columns[name] for name in TRAJECTORIES},
             "forgetting": forgetting(self.matrix),
             "bwt": backward_transfer(self.matrix),
             "max_drop": max_drop(self.trajectory),
             **{name: getattr(last, name) for name in LAST_TASK_COLUMNS},
-            "train_seconds": self._sum("train_seconds"),
-            "eval_seconds": self._sum("eval_seconds"),
-            "energy_kwh": energy,
+            **{name: sums[name] for name in SUMMED_COLUMNS},
             "energy_cpu_kwh": components.get("cpu"),
             "energy_gpu_kwh": components.get("gpu"),
             "energy_ram_kwh": components.get("ram"),
             "co2_kg": components.get("co2_kg"),
-            "eval_energy_kwh": self._sum("eval_energy_kwh"),
             "A_K_per_kwh": per_kwh,
-            "cached_images": self._sum("cached_images"),
+            "forward_transfer": self.forward_transfer(),
             "n_tasks": len(self.rows),
             "n_classes": last.classes_seen,
             **description,
         }
 
-    def _column(self, name: str) -> list[float] | None:
-        """Return a column; None if a cell of it is empty."""
-        values = [getattr(row, name) for row in self.rows]
-        if None in values:
-            return None
-        return values
+    def forward_transfer(self) -> float | None:
+        """Compute the forward transfer: how far earlier tasks help before a task is learned.
 
-    def _sum(self, name: str) -> float | None:
-        values = self._column(name)
-        if values is None:
-            return None
-        return sum(values)
+        This is the mean over tasks of the accuracy on a task's samples before they are learned,
+        minus the accuracy of a guess among the classes known then (Lopez-Paz & Ranzato, 2017, with
+        training samples in place of test samples).
 
-    def write_tables(self, folder: Path) -> None:
-        """Write ``tasks.csv`` and ``accuracy_matrix.csv``, each atomically."""
+        Returns:
+            Percentage points; None if no class returns.
+        """
+        gains = []
+        for row in self.prequential:
+            if row.samples and row.known:
+                gains.append(100.0 * row.correct / row.samples - 100.0 / row.known)
+        return average_accuracy(gains)
+
+    def write_tables(self, folder: Path, tasks: Sequence[Sequence[str]]) -> None:
+        """Write ``tasks.csv``, ``accuracy_matrix.csv`` and ``class_accuracy.csv``, each atomically.
+
+        The last one has a row per class, in the order of learning: its task, its number of test
+        images at the end, and its accuracy in percent after each task.
+
+        Args:
+            folder: of the run.
+            tasks: class names of each task.
+        """
         columns = [column.name for column in fields(TaskRow)]
         rows = [list(vars(row).values()) for row in self.rows]
         write_text(folder / "tasks.csv", to_csv(columns, rows))
-        header = ["task", *(f"task_{j + 1}" for j in range(len(self.matrix)))]
+        count = len(self.rows)
+        header = ["task", *(f"task_{j + 1}" for j in range(count))]
         matrix = [[k, *row] for k, row in enumerate(self.matrix, 1)]
         write_text(folder / "accuracy_matrix.csv", to_csv(header, matrix))
+        header = ["class", "task", "test_images"]
+        header += [f"after_task_{k + 1}" for k in range(count)]
+        by_class: list[list[Any]] = []
+        for task, names in enumerate(tasks, 1):
+            for name in names:
+                by_class.append([name, task, *self._of_class(len(by_class))])
+        write_text(folder / "class_accuracy.csv", to_csv(header, by_class))
+
+    def _of_class(self, label: int) -> list[float | None]:
+        """Return the test images of a class, and its accuracy after each task it was known."""
+        cells: list[float | None] = [int(self.class_counts[-1][1, label])]
+        for counts in self.class_counts:
+            accuracy = None
+            if label < counts.shape[1]:
+                correct, images = counts[:, label].tolist()
+                accuracy = percent(correct, images)
+            cells.append(accuracy)
+        return cells

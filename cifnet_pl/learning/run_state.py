@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.model.bundle import ImagesRecord, StoredRecord, check_format, parse
 from cifnet_pl.utilities.errors import CheckpointError, explained
 from cifnet_pl.utilities.files import flatten
@@ -23,6 +24,7 @@ class RunState(StoredRecord):
         settings: what the tensors depend on.
         images: how images are prepared.
         precision: of the Trainer.
+        record: the measurements, see :class:`cifnet_pl.learning.run_record.RunRecord`.
     """
 
     under_way: bool
@@ -32,6 +34,7 @@ class RunState(StoredRecord):
     settings: dict[str, Any]
     images: ImagesRecord
     precision: str
+    record: dict[str, Any]
 
     def tasks(self) -> list[list[str]]:
         """Return the class names of each task."""
@@ -41,6 +44,24 @@ class RunState(StoredRecord):
             tasks.append(self.class_names[end : end + size])
             end += size
         return tasks
+
+    def measurements(self) -> RunRecord:
+        """Return the measurements.
+
+        Raises:
+            CheckpointError: they cannot be read, or are of another number of tasks.
+        """
+        damaged = "the checkpoint is damaged, its measurements cannot be read"
+        with explained(CheckpointError, damaged):
+            record = RunRecord.from_state_dict(self.record)
+        learned = len(self.task_sizes) - self.under_way
+        measured = len(record.rows)
+        if learned != measured:
+            raise CheckpointError(
+                f"{learned} tasks are learned, but the checkpoint holds measurements of {measured}:"
+                " go on from one that has both, such as last.ckpt of the run's folder"
+            )
+        return record
 
     def check_complete(self, resumes: bool) -> None:
         """Check that the run can be evaluated with the checkpoint, or go on from it.

@@ -21,7 +21,7 @@ class StatisticsDDPStrategy(DDPStrategy):
     """Lightning's DDP launcher, process group and reductions, without its gradient wrapper.
 
     For modules in which nothing has a gradient: their statistics are added over processes in
-    :meth:`CurrentTask.add_up <cifnet_pl.model.current_task.CurrentTask.add_up>` and
+    :meth:`TaskLearner.add_up <cifnet_pl.model.task_learner.TaskLearner.add_up>` and
     :meth:`Sums.reduce <cifnet_pl.statistics.Sums.reduce>`. And for those that declare
     ``averages_gradients = True``, as they average gradients by themselves.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -16,6 +17,8 @@ from torch import Tensor
 from cifnet_pl.backbones import Backbone, backbone_imports
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
+from cifnet_pl.data.sets import ImageSet
+from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.learning.run_state import (
     image_options,
     read_run_state,
@@ -24,9 +27,10 @@ from cifnet_pl.learning.run_state import (
 )
 from cifnet_pl.learning.task_evaluation import EvaluationCounts, TaskEvaluation
 from cifnet_pl.model.bundle import FORMAT
+from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
+from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.plugins import (
-    about,
     code_hash,
     entry_point,
     import_name,
@@ -66,8 +70,9 @@ class TaskModule(LightningModule):
         classifiers: names of the module's classifiers, where it has several and all are evaluated.
         learned_tasks: class names of each task begun, in order.
         evaluation: result of the last evaluation.
-        solve_seconds: duration of ``finish_task`` for the last task.
+        record: what was measured after each task.
         preparation_seconds: time before the first task that counts as part of it.
+        cached_embeddings: number of the task's embeddings that were read, not computed.
     """
 
     title: ClassVar[str] = ""
@@ -81,8 +86,12 @@ class TaskModule(LightningModule):
         self.automatic_optimization = False
         self.learned_tasks: list[list[str]] = []
         self.evaluation: TaskEvaluation | None = None
-        self.solve_seconds = 0.0
+        self.record = RunRecord()
         self.preparation_seconds = 0.0
+        self._task_start: float | None = None  # None between tasks
+        self._train_seconds = 0.0
+        self._solve_seconds = 0.0
+        self.cached_embeddings = 0
         self._evaluation_counts: EvaluationCounts | None = None
         self._under_way = False
         self._solving = False
@@ -158,37 +167,24 @@ class TaskModule(LightningModule):
         return {"module": type(self).__name__}
 
     def describe(self) -> dict[str, Any]:
-        """Return the model's part of ``summary.json``: head, backbone, precision, plug-ins.
+        """Return what ``summary.json`` says of the method, besides what it says of every one."""
+        return {}
 
-        ``network_params`` are the parameters of one network, ``backbone_params`` those of all
-        networks that predict.
-        """
-        parameters = self.backbone.parameters_count
-        return {
-            "head": type(self).__name__,
-            **about(type(self)),
-            "backbone": self.backbone.name,
-            "backbone_params": parameters,
-            "network_params": parameters,
-            "precision": str(self.trainer.precision),
-            "plugin_hashes": self.plugin_hashes(),
-        }
+    @property
+    def method(self) -> object:
+        """The object that learns, by whose class the method is called: this module, or a head."""
+        return self
 
     def plugin_hashes(self) -> dict[str, str | None]:
         """Return the plug-ins of the run, with the SHA-256 of each file as it was at the start."""
         source = entry_point("sources", self.data.source_name) or self.data.source_name
+        parts = [import_name(type(part)) for part in (self, self.method)]
         backbone = backbone_imports(self.backbone.name, self.backbone.architecture)
-        names = [*backbone, *self.learner_classes(), source]
+        names = [*backbone, *parts, source]
         return {name: code_hash(name) for name in names if names_import(name)}
 
-    def learner_classes(self) -> list[str]:
-        """Return the import names of the classes that learn."""
-        return [import_name(type(self))]
-
-    @property
-    def needs_trust(self) -> bool:
-        """Whether reading a model of this module imports plug-ins."""
-        return bool(backbone_imports(self.backbone.name, self.backbone.architecture))
+    def add_to_history(self, row: TaskRow) -> None:
+        """Add a task that was measured to the history of the model, where there is one."""
 
     def state_elements(self) -> dict[str, int]:
         """Count the values that are kept between tasks, by component."""
@@ -262,12 +258,19 @@ class TaskModule(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Begin the task of this epoch."""
+        earlier = self.preparation_seconds
+        if self.resumes_inside_task:
+            earlier = self.record.open_seconds
+        self._task_start = time.perf_counter() - earlier
+        self.record.open_seconds = 0.0
+        self.record.remarks.clear()
+        self.cached_embeddings = 0
+        self.preparation_seconds = 0.0
         names = self.data.task_classes(self.data.task)
         start = len(self.class_names)
         self.learned_tasks.append(names)
         self._under_way = True
         self._solving = False
-        self.preparation_seconds = 0.0
         self.begin_task(names, list(range(start, start + len(names))))
 
     def on_train_epoch_end(self) -> None:
@@ -276,9 +279,13 @@ class TaskModule(LightningModule):
         start = time.perf_counter()
         self._solving = True
         self.finish_task()
-        self.solve_seconds = time.perf_counter() - start
         self._under_way = False
         self._solving = False
+        end = time.perf_counter()
+        assert self._task_start is not None
+        self._solve_seconds = end - start
+        self._train_seconds = end - self._task_start
+        self._task_start = None
         # Without an optimizer global_step stays 0, and Lightning's ModelCheckpoint saves nothing.
         trainer = self.trainer
         progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
@@ -288,6 +295,42 @@ class TaskModule(LightningModule):
         trainer.validating = True
         trainer.fit_loop.epoch_loop.val_loop.run()
         trainer.training = True
+
+    def _record_task(self, evaluation: TaskEvaluation) -> None:
+        """Add the last task to the record; callbacks fill in what they have measured."""
+        record = self.record
+        record.matrix.append(list(evaluation.task_accuracy))
+        confusion = torch.from_numpy(evaluation.confusion)
+        counts = torch.stack([confusion.diagonal(), confusion.sum(dim=1)])
+        record.class_counts.append(counts)
+        elements = self.state_elements()
+        cached = 0
+        if isinstance(self.data.source.train, ImageSet):
+            cached = sum(of_all_processes(self.cached_embeddings))
+        loader = self.trainer.train_dataloader
+        row = TaskRow(
+            task=len(record.matrix),
+            classes_seen=len(self.class_names),
+            A_k=evaluation.accuracy,
+            average=average_accuracy([*record.trajectory, evaluation.accuracy]),
+            forgetting=forgetting(record.matrix),
+            ece=evaluation.ece,
+            train_seconds=self._train_seconds,
+            solve_seconds=self._solve_seconds,
+            eval_seconds=evaluation.seconds,
+            energy_kwh=None,
+            energy_source=None,
+            state_elements=sum(elements.values()),
+            buffer_elements=elements.get("buffer", 0),
+            eval_energy_kwh=None,
+            nll=evaluation.nll,
+            top5=evaluation.top5,
+            cached_images=cached,
+            A_k_classifier=evaluation.accuracy_by_classifier.get("classifier"),
+            A_k_nearest_mean=evaluation.accuracy_by_classifier.get("nearest_mean"),
+            waiting_seconds=getattr(loader, "waiting_seconds", None),
+        )
+        record.rows.append(row)
 
     def require_images(self, empty: list[str]) -> None:
         """Check that every class has an image.
@@ -349,7 +392,9 @@ class TaskModule(LightningModule):
         if self.trainer.state.fn != "fit":
             # This is what Trainer.validate returns.
             self.log_dict(self.evaluation.metrics(), sync_dist=True)
-        elif accuracy is not None:
+            return
+        self._record_task(self.evaluation)
+        if accuracy is not None:
             self.log("A_k", accuracy, prog_bar=True, logger=False, sync_dist=True)
 
     def on_validation_end(self) -> None:
@@ -381,7 +426,14 @@ class TaskModule(LightningModule):
     # ------------------------------------------------------------------ checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what :class:`cifnet_pl.learning.run_state.RunState` reads."""
+        """Add what :class:`cifnet_pl.learning.run_state.RunState` reads.
+
+        The seconds that an open task has taken are stored too: they count if the run goes on inside
+        that task, not if the task is learned again from its beginning.
+        """
+        seconds = 0.0
+        if self._task_start is not None:
+            seconds = time.perf_counter() - self._task_start
         checkpoint["cifnet"] = {
             "format": FORMAT,
             "under_way": self._under_way,
@@ -391,6 +443,7 @@ class TaskModule(LightningModule):
             "settings": self.settings(),
             "images": self.data.describe_images(self.backbone.preprocessing),
             "precision": str(self.trainer.precision),
+            "record": {**asdict(self.record), "open_seconds": seconds},
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -413,6 +466,7 @@ class TaskModule(LightningModule):
         resumes = self.trainer.state.fn == "fit"
         state.check_complete(resumes)
         if resumes:
+            self.record = state.measurements()
             precision = str(self.trainer.precision)
             require_same({"precision": precision}, {"precision": state.precision})
             rewind_to_task_start(checkpoint, self.tasks_finished)

@@ -15,13 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.backbones import Backbone
 from cifnet_pl.backbones.engines import FLOAT32, autocast, check_precision
-from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
 from cifnet_pl.data.loading import Batches, Task
 from cifnet_pl.data.sources.tables import open_table
-from cifnet_pl.heads import Head
-from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
 from cifnet_pl.images.image import ImageLike
 from cifnet_pl.images.reader import (
     DecodedBatch,
@@ -30,12 +26,11 @@ from cifnet_pl.images.reader import (
     iterate_images,
 )
 from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports, write_bundle
-from cifnet_pl.model.calibration import MIN_NEW_IMAGES, Calibration
-from cifnet_pl.model.current_task import CurrentTask, observe_buffer
+from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.embedding import embed_squares
-from cifnet_pl.model.image_hashes import ImageHashes
+from cifnet_pl.model.task_learner import TaskLearner
 from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
-from cifnet_pl.utilities.errors import UsageError, prefixed, unknown_name
+from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.plugins import import_name
@@ -69,11 +64,8 @@ class Prediction(OpenSetDecision):
 
 
 @dataclass
-class Classifier:
-    """A model that embeds, classifies, and learns task by task; between tasks its head is solved.
-
-    A task is ``begin_task``, ``observe`` for every batch, then ``finish_task``. A run, ``extend``,
-    the sums of shards and the service all learn in this way.
+class Classifier(TaskLearner):
+    """A model that embeds, classifies, and learns task by task as a :class:`TaskLearner`.
 
     Attributes:
         backbone: the frozen backbone.
@@ -105,22 +97,12 @@ class Classifier:
         result.model.save("flowers_2")
     """
 
-    backbone: Backbone
-    head: Head
-    buffer: CalibrationBuffer | None = None
-    class_names: list[str] = field(default_factory=list)
     image_size: int = 0
     crop_ratio: float = 1.0
     held_out: tuple[float, int] | None = None
     history: list[Event] = field(default_factory=list)
     precision: str = FLOAT32
-    calibrated: bool = False
     engines: list[str] = field(default_factory=list)
-    images: ImageHashes = field(default_factory=ImageHashes)
-    calibration: Calibration = field(default_factory=Calibration)
-    _task: CurrentTask | None = field(
-        default=None, init=False, repr=False, compare=False
-    )
     _open_set_cache: OpenSetCache | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -137,11 +119,6 @@ class Classifier:
         """Class names of each task, in the order learned."""
         name_of = self.name_of
         return [[name_of[label] for label in task] for task in self.head.tasks]
-
-    @property
-    def label_of(self) -> dict[str, int]:
-        """Class name → label in the head."""
-        return dict(zip(self.class_names, self.head.classes, strict=True))
 
     @property
     def name_of(self) -> dict[int, str]:
@@ -178,21 +155,9 @@ class Classifier:
         return plugin_imports(head, self.backbone.name, self.backbone.architecture)
 
     @property
-    def device(self) -> torch.device:
-        """Device of the head's tensors."""
-        return self.head.labels.device
-
-    @property
     def engine(self) -> str:
         """Engine that runs the backbone now: "torch", "compile" or "onnxruntime"."""
         return self.backbone.engine(self.device.type, self.precision)
-
-    @property
-    def buffer_samples(self) -> BufferSamples | None:
-        """The samples in the calibration buffer; None if there are none."""
-        if self.buffer is None or not len(self.buffer.y):
-            return None
-        return BufferSamples(self.buffer.z, self.buffer.y, self.buffer.key)
 
     def labels(self, names: Iterable[str]) -> list[int]:
         """Return the head's label of each class name.
@@ -523,70 +488,6 @@ class Classifier:
 
     # ------------------------------------------------------------------ learning
 
-    def check_task(self, names: Sequence[str]) -> None:
-        """Check that this model can learn new classes, or more samples of known ones.
-
-        Args:
-            names: of the classes.
-
-        Raises:
-            UnsupportedError: a known class, where the head cannot take in more samples of it.
-            UsageError: a buffer that is too small for so many classes.
-        """
-        known = [name for name in names if name in set(self.class_names)]
-        if known:
-            with prefixed(
-                f"cannot add images to class '{printable(known[0])}', which is learned already"
-            ):
-                self.head.require("merges_sites")
-        if self.buffer is not None:
-            self.buffer.quota(max(1, len(self.class_names) + len(names) - len(known)))
-
-    def begin_task(
-        self, names: Sequence[str], counts: Sequence[int] | None = None
-    ) -> None:
-        """Begin a task of new classes, and of more samples of known ones.
-
-        Args:
-            names: of its classes.
-            counts: number of samples of each, if known.
-
-        Raises:
-            UsageError, UnsupportedError: no name, or as for :meth:`check_task`.
-        """
-        names = [class_name(name) for name in names]
-        self.check_task(names)
-        label_of = self.label_of
-        known = [i for i, name in enumerate(names) if name in label_of]
-        new = [i for i, name in enumerate(names) if name not in label_of]
-        known_counts = None
-        new_counts = None
-        if counts is not None:
-            known_counts = [counts[i] for i in known]
-            new_counts = [counts[i] for i in new]
-        additions = None
-        if known:
-            additions = self.head.fresh()
-            additions.begin_task([label_of[names[i]] for i in known], known_counts)
-        if self.buffer is not None:
-            self.buffer.discard_pending()
-        if new or not known:
-            start = max(label_of.values(), default=-1) + 1
-            self.head.begin_task(range(start, start + len(new)), new_counts)
-            self.class_names += [names[i] for i in new]
-        self._task = CurrentTask(self.head, additions, self.buffer)
-
-    def observe(self, z: Tensor, y: Tensor, key: Tensor) -> None:
-        """Add samples of the task begun last to the statistics, and offer them to the buffer.
-
-        Args:
-            z: (n, d) float embeddings.
-            y: (n,) int64 labels, as ``labels`` gives them.
-            key: (n,) int64 content hash of each image.
-        """
-        device = self.device
-        self._current_task().observe(z.to(device), y.to(device), key.to(device))
-
     def observe_all(self, batches: Batches) -> None:
         """Embed and observe the samples of the task begun last.
 
@@ -600,45 +501,6 @@ class Classifier:
                 places = [batches.samples.place(row) for row in rows.tolist()]
                 z = self.embed(samples, places.__getitem__)
             self.observe(z, labels, keys)
-
-    def _current_task(self) -> CurrentTask:
-        if self._task is None:
-            raise UsageError("no task has begun: call begin_task() first")
-        return self._task
-
-    def add_up(self, reduce: Callable[[Tensor], object] | None = None) -> None:
-        """Bring all that was observed by all processes into the statistics.
-
-        Args:
-            reduce: replaces a tensor by its sum over all processes; None for a single process.
-        """
-        self._current_task().add_up(self.images, reduce)
-
-    def finish_task(self) -> None:
-        """Finish the task: buffer shown to new classes, head solved, buffer updated, calibrated.
-
-        This is the end of the paper's Algorithm 1. The current task's classes observe the buffer of
-        past tasks before the head is solved; only then the task's own samples enter the buffer.
-        """
-        self.add_up()
-        task = self._current_task()
-        self._task = None
-        introduces_classes = task.introduces_classes
-        if self.buffer is not None and introduces_classes:
-            observe_buffer(self.head, self.buffer)
-        if task.additions is not None:
-            if introduces_classes:
-                self.head.solve()
-            self.head.merge_(task.additions)
-        self.solve()
-
-    def abort_task(self) -> None:
-        """Discard the task that was begun, and all that was observed since."""
-        self.head.abort_task()
-        del self.class_names[len(self.head.classes) :]
-        if self.buffer is not None:
-            self.buffer.discard_pending()
-        self._task = None
 
     def learn(self, task: Task) -> None:
         """Learn one task; for a custom training loop without Lightning.
@@ -668,21 +530,6 @@ class Classifier:
         self.observe_all(task.train)
         self.finish_task()
 
-    def count_duplicates(self, before: int) -> None:
-        """Tell the head how many duplicates were learned since there were ``before``.
-
-        Call it before the solve.
-        """
-        self.head.count_duplicates(self.images.duplicates - before)
-
-    def solve(self) -> None:
-        """Solve the head, let the buffer select among its candidates, and calibrate again."""
-        self.head.solve()
-        self.head.refresh()
-        if self.buffer is not None:
-            self.buffer.commit()
-        self.calibrate()
-
     # ------------------------------------------------------------------ history
 
     def record_event(self, kind: str, images: int | None = None, **values: Any) -> None:
@@ -704,37 +551,6 @@ class Classifier:
                 self.engines.append(name)
 
     # ------------------------------------------------------------------ calibration
-
-    def calibrate(self) -> None:
-        """Calibrate by the buffer samples, and again by labelled images that are not learned.
-
-        Samples of one group are left out together.
-        """
-        stored = self.buffer_samples
-        fits_temperature = self.fits_temperature
-        self.calibration.forget_buffer()
-        if stored is not None and self.calibrates:
-            self.calibration.assess_buffer(self.head, stored)
-        self.calibration.assess_new_images(self.head, self.images.content)
-        new_images = self.calibration_samples()
-        if fits_temperature and new_images is not None and not new_images.learned:
-            calibrate(new_images)
-
-    @property
-    def fits_temperature(self) -> bool:
-        """Whether the temperature is fitted after every change: wanted, or fitted once."""
-        return self.calibrated or float(self.head.temperature) != 1
-
-    @property
-    def calibrates(self) -> bool:
-        """Whether buffer samples calibrate the head or select its decision rule."""
-        return self.head.leaves_one_out and (
-            self.fits_temperature or self.head.selects_rule
-        )
-
-    def calibration_samples(self) -> CalibrationSamples | None:
-        """Return the samples by which this model is calibrated; None if there are none."""
-        return self.calibration.samples(self.head, self.buffer_samples)
 
     def recalibrated(self, z: Tensor, y: Tensor, key: Tensor) -> Classifier:
         """Return this model calibrated by labelled images that it has not learned.

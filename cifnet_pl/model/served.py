@@ -7,6 +7,7 @@ A workspace of ``cifnet serve`` holds ``journal.sqlite``, which says what is ser
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -18,71 +19,70 @@ from cifnet_pl.utilities.text import printable
 JOURNAL = "journal.sqlite"
 SERVED_VERSION = "SELECT version FROM line JOIN model USING (place)"
 
-READING_SECONDS = 5.0
-"""Time for which reading waits while the service writes."""
-
 
 def bundle_of_version(workspace: Path, number: int) -> Path:
     """Return the bundle of a version of a workspace."""
     return workspace / "versions" / f"{number:06d}"
 
 
-class ServedVersion:
+class FollowedModel:
     """The model of the version that a workspace serves.
 
     Args:
         workspace: its folder.
         trust: whether versions may import heads and backbones from outside the package.
-
-    Attributes:
-        loaded_number: number of the version that was loaded last; 0 before the first.
+        report: gets a sentence when another version is served, or when it cannot be read.
 
     Raises:
-        CheckpointError: the folder is no workspace.
+        CheckpointError: the folder is no workspace, the version knows no class yet, or is damaged.
+        CifnetError: the version cannot be read.
     """
 
-    def __init__(self, workspace: Path, trust: bool = False):
-        self.workspace = workspace
-        self.trust = trust
-        self.loaded_number = 0
-        self._model: Classifier | None = None
-        if not (workspace / JOURNAL).is_file():
+    def __init__(
+        self, workspace: Path, trust: bool, report: Callable[[str], object]
+    ) -> None:
+        self._journal = workspace / JOURNAL
+        self._trust = trust
+        self._report = report
+        self._problem = ""
+        if not self._journal.is_file():
             shown = printable(str(workspace))
             raise CheckpointError(
                 f"{shown} is no workspace of cifnet serve: {JOURNAL} is missing"
             )
+        self._number = self._served_number()
+        bundle = bundle_of_version(workspace, self._number)
+        self._model = load_bundle(bundle, trust=trust)
 
-    def current_number(self) -> int:
-        """Return the number of the version that is served now.
-
-        Raises:
-            CifnetError: the journal cannot be read.
-        """
-        address = f"{(self.workspace / JOURNAL).resolve().as_uri()}?mode=ro"
+    def current(self) -> Classifier:
+        """Return the model that is served now; the one before while that cannot be read."""
         try:
-            with closing(
-                sqlite3.connect(address, READING_SECONDS, uri=True)
-            ) as journal:
+            self._follow()
+            self._problem = ""
+        except CifnetError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                self._report(f"version {self._number} goes on: {error}")
+        return self._model
+
+    def _follow(self) -> None:
+        """Load the version that is served, with the same backbone, if it is another one."""
+        number = self._served_number()
+        if number == self._number:
+            return
+        bundle = bundle_of_version(self._journal.parent, number)
+        self._model = load_bundle(
+            bundle, trust=self._trust, backbone=self._model.backbone
+        )
+        self._number = number
+        self._report(f"version {number} is served")
+
+    def _served_number(self) -> int:
+        """Return the number of the version that is served now."""
+        address = f"{self._journal.resolve().as_uri()}?mode=ro"
+        try:
+            with closing(sqlite3.connect(address, uri=True)) as journal:
                 ((number,),) = journal.execute(SERVED_VERSION).fetchall()
                 return int(number)
         except (sqlite3.Error, ValueError) as error:
-            raise CifnetError(
-                f"cannot read {self.workspace / JOURNAL}: {error}"
-            ) from error
-
-    def model(self) -> Classifier:
-        """Return the model that is served now.
-
-        It is loaded again if the version changed, with the same backbone.
-
-        Raises:
-            CifnetError: it cannot be read.
-            CheckpointError: the version knows no class yet, or is damaged.
-        """
-        number = self.current_number()
-        if self._model is None or number != self.loaded_number:
-            backbone = None if self._model is None else self._model.backbone
-            bundle = bundle_of_version(self.workspace, number)
-            self._model = load_bundle(bundle, trust=self.trust, backbone=backbone)
-            self.loaded_number = number
-        return self._model
+            raise CifnetError(f"cannot read {self._journal}: {error}") from error

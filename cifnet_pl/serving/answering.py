@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,23 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from pydantic import BaseModel
+from torch import Tensor
 
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
-from cifnet_pl.serving import messages
-from cifnet_pl.serving.fair_queue import FairQueue, Requester
-from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.uploads import Limits, decoded
+from cifnet_pl.serving.gate import Limits, decoded
 from cifnet_pl.utilities.text import printable
 
-BATCH_ON_A_CORE = 8
-BATCH_ON_A_DEVICE = 64
+LARGEST_BATCH = 8
 """Images that are embedded together at most: the first of them waits for all."""
-
-
-OWN_WORK = Requester("", 0)
-"""Requester of the embeddings that the service needs for itself."""
 
 
 class ApiObject(BaseModel, use_attribute_docstrings=True):
@@ -61,113 +52,8 @@ class ImageAnswer(ApiObject):
     """Classes that hold the true one with probability --coverage (95 %)."""
     nearest: str | None = None
     """File name of the most similar kept image of the first class."""
-    certain: bool = False
-    """Whether it may be taken for its first class without a look."""
     unreadable: str | None = None
     """Why the image cannot be decoded."""
-
-    @classmethod
-    def from_scores(
-        cls,
-        file: str,
-        names: list[str],
-        probabilities: torch.Tensor,
-        decision: OpenSetDecision,
-        top: int,
-    ) -> ImageAnswer:
-        """Return the prediction for one image.
-
-        Args:
-            file: name that it was sent with.
-            names: of all classes.
-            probabilities: (C,).
-            decision: of the model.
-            top: number of classes to name.
-        """
-        best = probabilities.topk(min(top, len(names)))
-        classes = []
-        for column, share in zip(
-            best.indices.tolist(), best.values.tolist(), strict=True
-        ):
-            classes.append(Candidate(name=names[column], probability=share))
-        prediction_set = None
-        if decision.prediction_set is not None:
-            prediction_set = list(decision.prediction_set)
-        return cls(
-            file=printable(file),
-            classes=classes,
-            known=decision.known,
-            novelty=decision.novelty,
-            p_value=decision.p_value,
-            prediction_set=prediction_set,
-        )
-
-
-CERTAIN_PROBABILITY = 0.95
-"""Probability from which a prediction may be certain."""
-
-
-def is_certain(answer: ImageAnswer, nearest_class: str | None) -> bool:
-    """Return whether an image may be taken for its first class without a look.
-
-    It may if it is known, its prediction set holds one class, the probability is at least
-    :data:`CERTAIN_PROBABILITY`, and the first class is the nearest by a wide margin.
-
-    Args:
-        answer: the prediction.
-        nearest_class: class that the image is nearest to by a wide margin; None without one
-            (:class:`~cifnet_pl.serving.certainty.CertaintyRule`).
-    """
-    if not answer.classes or answer.known is not True:
-        return False
-    best = answer.classes[0]
-    return (
-        nearest_class == best.name
-        and len(answer.prediction_set or ()) == 1
-        and best.probability >= CERTAIN_PROBABILITY
-    )
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """A model that answers, and the number of its version.
-
-    Attributes:
-        model: the model; it is never changed.
-        version: its number.
-        unknown: as for :meth:`Classifier.open_set_predictor`; ignored if the model cannot keep the
-            promise.
-        coverage: likewise.
-    """
-
-    model: Classifier
-    version: int
-    unknown: float | None = None
-    coverage: float | None = None
-
-    def scored(self, z: torch.Tensor) -> tuple[torch.Tensor, list[OpenSetDecision]]:
-        """Return the probabilities (n, C) and decisions of embeddings (n, d)."""
-        head = self.model.head
-        if head.classes:
-            probabilities = head.probabilities(z)
-        else:
-            probabilities = z.new_zeros(len(z), 0)
-        return probabilities.cpu(), self.open_set_predictor().decisions(
-            z, probabilities
-        )
-
-    def open_set_predictor(self) -> OpenSetPredictor:
-        """Return the predictor of decisions on embeddings; prepared at the first call."""
-        return self.model.open_set_predictor(
-            *self.model.available_shares(self.unknown, self.coverage)
-        )
-
-
-@dataclass
-class CurrentModel:
-    """The model that answers now; replaced as a whole when a change is stored."""
-
-    served: ServedModel
 
 
 @dataclass(frozen=True)
@@ -182,86 +68,102 @@ class ScoredImage:
     """
 
     served: ServedModel
-    z: torch.Tensor
-    probabilities: torch.Tensor
+    z: Tensor
+    probabilities: Tensor
     decision: OpenSetDecision
 
+    def answer(self, file: str, top: int) -> ImageAnswer:
+        """Return the prediction.
 
-@dataclass(frozen=True)
-class EncodedUpload:
-    """Content of an image's file, and the answer that is waited for."""
+        Args:
+            file: name that the image was sent with.
+            top: number of classes to name.
+        """
+        names = self.served.model.class_names
+        best = self.probabilities.topk(min(top, len(names)))
+        classes = []
+        shares, columns = best
+        for share, column in zip(shares.tolist(), columns.tolist(), strict=True):
+            classes.append(Candidate(name=names[column], probability=share))
+        prediction_set = self.decision.prediction_set
+        return ImageAnswer(
+            file=printable(file),
+            classes=classes,
+            known=self.decision.known,
+            novelty=self.decision.novelty,
+            p_value=self.decision.p_value,
+            prediction_set=None if prediction_set is None else list(prediction_set),
+        )
 
-    content: bytes
-    answer: Future[ScoredImage]
+
+class ServedModel:
+    """A model that answers, and the number of its version; both are never changed.
+
+    Args:
+        model: the model.
+        version: its number.
+        unknown: as for :meth:`Classifier.open_set_predictor`; ignored if the model cannot keep the
+            promise.
+        coverage: likewise.
+    """
+
+    def __init__(
+        self,
+        model: Classifier,
+        version: int,
+        unknown: float | None = None,
+        coverage: float | None = None,
+    ):
+        self.model = model
+        self.version = version
+        shares = model.available_shares(unknown, coverage)
+        # Prepared now, so that no answer waits for it.
+        self._predictor: OpenSetPredictor = model.open_set_predictor(*shares)
+
+    def scored(self, z: Tensor) -> list[ScoredImage]:
+        """Return the results for embeddings (n, d)."""
+        head = self.model.head
+        z = z.to(self.model.device)
+        if head.classes:
+            probabilities = head.probabilities(z)
+        else:
+            probabilities = z.new_zeros(len(z), 0)
+        decisions = self._predictor.decisions(z, probabilities)
+        rows = zip(z, probabilities.cpu(), decisions, strict=True)
+        return [ScoredImage(self, *row) for row in rows]
 
 
-@dataclass(frozen=True)
-class DecodedImage:
-    """Pixels (s, s, 3) uint8 of an image, and the answer that is waited for."""
-
-    pixels: np.ndarray
-    answer: Future[ScoredImage]
+DecodedImage = tuple[np.ndarray, Future[ScoredImage]]
+"""Pixels (s, s, 3) uint8 of an image, and the answer that is waited for."""
 
 
 class Answering:
     """Threads that decode images, and threads that embed as many together as wait.
-
-    Images are decoded in a fair order, as one of many megapixels takes as long as hundreds of small
-    ones.
 
     On a CPU one thread per core embeds. Backbones that run side by side with one thread each are
     faster than one after the other with all threads, because those wait for each other at every
     layer. Batches save about a tenth of the CPU time where 16 clients ask at once.
 
     Args:
-        current: the model that answers now.
+        served: the model that answers now.
         limits: of one image.
-        largest_queue: number of images under way; more are refused.
 
     Attributes:
-        under_way: images that were taken in and not yet answered.
+        served: replaced as a whole when a change is stored.
     """
 
-    def __init__(self, current: CurrentModel, limits: Limits, largest_queue: int):
-        self.current = current
+    def __init__(self, served: ServedModel, limits: Limits):
+        self.served = served
         self.limits = limits
-        self.largest_queue = largest_queue
-        self.under_way = 0
-        if current.served.model.device.type == "cpu":
-            self._largest_batch = BATCH_ON_A_CORE
-            embedders = decoding_cores()
-        else:
-            self._largest_batch = BATCH_ON_A_DEVICE
-            embedders = 1
-        self._lock = threading.Lock()
-        self._encoded: FairQueue[EncodedUpload] = FairQueue()
+        embedders = decoding_cores() if served.model.device.type == "cpu" else 1
         self._ready: queue.SimpleQueue[DecodedImage] = queue.SimpleQueue()
         self._decoders = ThreadPoolExecutor(decoding_cores(), "decode")
         self._embedders = ThreadPoolExecutor(embedders, "answer")
 
-    def submit(
-        self, content: bytes, requester: Requester = OWN_WORK
-    ) -> Future[ScoredImage]:
-        """Queue one image.
-
-        Args:
-            content: of its file.
-            requester: who waits for the answer.
-
-        Returns:
-            The result, or UnreadableImage.
-
-        Raises:
-            RequestError: too many images are waiting.
-        """
-        with self._lock:
-            if self.under_way >= self.largest_queue:
-                raise RequestError(503, messages.BUSY)
-            self.under_way += 1
+    def submit(self, content: bytes) -> Future[ScoredImage]:
+        """Queue one image, given the content of its file; the result may be UnreadableImage."""
         answer: Future[ScoredImage] = Future()
-        answer.add_done_callback(self._count_answered)
-        self._encoded.put(requester, EncodedUpload(content, answer))
-        self._decoders.submit(self._decode_next)
+        self._decoders.submit(self._decode, content, answer)
         return answer
 
     def decode(self, content: bytes) -> tuple[np.ndarray, str]:
@@ -270,7 +172,7 @@ class Answering:
         Raises:
             UnreadableImage: the image cannot be decoded.
         """
-        model = self.current.served.model
+        model = self.served.model
         return decoded(content, model.image_size, model.crop_ratio, self.limits)
 
     def close(self) -> None:
@@ -278,23 +180,11 @@ class Answering:
         self._decoders.shutdown()
         self._embedders.shutdown()
 
-    def _count_answered(self, answer: Future[ScoredImage]) -> None:
-        with self._lock:
-            self.under_way -= 1
-
-    def _decode_next(self) -> None:
-        """Decode the image that is next."""
-        requester, upload = self._encoded.next_item()
-        start = time.perf_counter()
-        self._decode(upload.content, upload.answer)
-        self._encoded.charge(requester, time.perf_counter() - start)
-
     def _decode(self, content: bytes, answer: Future[ScoredImage]) -> None:
-        if not answer.set_running_or_notify_cancel():  # the client is gone already
-            return
+        """Decode one image."""
         try:
             pixels, _ = self.decode(content)
-            self._ready.put(DecodedImage(pixels, answer))
+            self._ready.put((pixels, answer))
             self._embedders.submit(self._score)
         except BaseException as error:  # whatever happened, someone waits for it
             answer.set_exception(error)
@@ -303,21 +193,19 @@ class Answering:
         """Answer the decoded images; none are left where other calls took them together."""
         batch = list[DecodedImage]()
         with suppress(queue.Empty):
-            while len(batch) < self._largest_batch:
+            while len(batch) < LARGEST_BATCH:
                 batch.append(self._ready.get_nowait())
         if not batch:
             return
         try:
-            served = self.current.served
-            pixels = np.stack([one.pixels for one in batch])
+            served = self.served
+            pixels = torch.from_numpy(np.stack([pixels for pixels, _ in batch]))
             with torch.inference_mode():
-                z = served.model.embed(torch.from_numpy(pixels).permute(0, 3, 1, 2))
-                probabilities, decisions = served.scored(z)
-            for row, one in enumerate(batch):
-                one.answer.set_result(
-                    ScoredImage(served, z[row], probabilities[row], decisions[row])
-                )
+                z = served.model.embed(pixels.permute(0, 3, 1, 2))
+                results = served.scored(z)
         except BaseException as error:  # as above
-            for one in batch:
-                if not one.answer.done():
-                    one.answer.set_exception(error)
+            for _, answer in batch:
+                answer.set_exception(error)
+            return
+        for (_, answer), result in zip(batch, results, strict=True):
+            answer.set_result(result)

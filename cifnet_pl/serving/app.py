@@ -1,276 +1,635 @@
-"""Join the service, its page and its guard to one ASGI application."""
+"""Serve over HTTP: the page, and one route for each thing that the service can do."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import time
-from collections import OrderedDict
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import APIRouter, Depends, FastAPI, File, Query, Request, UploadFile
+from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException as AnyHTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from pydantic import Field
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
-from cifnet_pl.serving import messages
-from cifnet_pl.serving.api import changes, routes
-from cifnet_pl.serving.refusals import as_request_error, has_disk_error
-from cifnet_pl.serving.service import Service
-from cifnet_pl.serving.uploads import Limits
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.images.image import UnreadableImage
+from cifnet_pl.images.reader import decoding_cores
+from cifnet_pl.serving import inspection, messages
+from cifnet_pl.serving.answering import LARGEST_BATCH, ApiObject, ImageAnswer
+from cifnet_pl.serving.gate import Access, Gate, check_size, refused
+from cifnet_pl.serving.inbox import LARGEST_INBOX, InboxView, Received, UploadGroup
+from cifnet_pl.serving.messages import (
+    Question,
+    RequestError,
+    as_request_error,
+    has_disk_error,
+)
+from cifnet_pl.serving.service import (
+    ChangeJob,
+    ChangeResult,
+    Result,
+    Service,
+    UpdateResult,
+)
+from cifnet_pl.serving.workspace import DeletedCounts
+from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.text import printable
 from cifnet_pl.utilities.version import package_version
 
 PAGE = Path(__file__).parent / "page"
 
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""Names under which a browser on this machine reaches the service."""
+RECEIVED_AT_ONCE = 2
+"""Requests whose images are stored at the same time, so that others keep their threads."""
 
-OPEN = frozenset({"/", "/till", "/docs", "/openapi.json", "/health"})
-"""Paths that need no token, as all files of the page: they say nothing about the model."""
+GROUPED_IMAGES = 500
+"""Images that are grouped in one request: the time grows with the square of their number."""
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src"
-    " 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
-)
-HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
+MEDIA_TYPES = {
+    ".jpg": "image/jpeg",
+    ".png": "image/png",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+    ".bmp": "image/bmp",
 }
-REFUSAL_HEADERS = {
-    401: {"www-authenticate": "Bearer"},
-    429: {"retry-after": "1"},
-    503: {"retry-after": "1"},
+
+
+class Error(ApiObject):
+    """Why a request was refused."""
+
+    error: str
+    """One sentence."""
+
+
+class Classification(ApiObject):
+    """Answers to one request; all from the same version unless a change was stored in between."""
+
+    version: int
+    images: list[ImageAnswer]
+
+
+class ClassInfo(ApiObject):
+    """One class that the model knows."""
+
+    name: str
+    images: int
+    """Number of images it was learned from."""
+    kept_images: list[str] = Field(default=[])
+    """Names of images that are kept in the workspace."""
+
+
+class JobInfo(ApiObject):
+    """A change that is asked for but not finished, or its end."""
+
+    job: str
+    action: str
+    state: Literal["waiting", "at work", "done", "refused"]
+    place: int
+    """Number of changes that come before this one."""
+    done: int
+    """Images learned so far."""
+    total: int | None = None
+    status: int | None = None
+    """HTTP status that the change ended with."""
+    error: str | None = None
+    may_be_asked_for: bool = False
+    """Whether a refused change is made where it is sent with anyway=true."""
+    instead: dict[str, str] = Field(default={})
+    """Name that was given → class that is meant instead, maybe."""
+    update: UpdateResult | None = None
+    change: ChangeResult | None = None
+
+
+class VersionInfo(ApiObject):
+    """One version of the model."""
+
+    number: int
+    parent: int | None
+    action: str
+    message: str
+    time: str
+    classes: int
+    images: int
+    stored: bool
+    scores: dict[str, float] = Field(default={})
+    """Percentages; held_out_images is how many images held_out_accuracy is a share of."""
+
+
+class Versions(ApiObject):
+    """All versions, newest first."""
+
+    current: int
+    can_undo: bool
+    can_redo: bool
+    versions: list[VersionInfo]
+
+
+ClassName = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class ForgetRequest(ApiObject):
+    """A class to forget."""
+
+    name: ClassName
+
+
+class RenameRequest(ApiObject):
+    """A class, and its new name."""
+
+    old: ClassName
+    new: ClassName
+
+
+class MoveRequest(ApiObject):
+    """Images of a class that become images of another one."""
+
+    name: ClassName
+    into: ClassName
+    """A known class, or a new one."""
+    images: list[str] | None = Field(default=None, max_length=LARGEST_INBOX)
+    """Names of files; null for all."""
+
+
+class ImagesRequest(ApiObject):
+    """Some of the images that wait or are kept, by the names of their files."""
+
+    images: list[str] = Field(min_length=1, max_length=LARGEST_INBOX)
+
+
+class LearnRequest(ApiObject):
+    """The classes of images that wait."""
+
+    names: dict[str, str] = Field(min_length=1, max_length=LARGEST_INBOX)
+    """Name of an image's file → its class."""
+
+
+class NamesRequest(ApiObject):
+    """Classes that someone typed for images that wait."""
+
+    names: dict[str, Annotated[str, Field(max_length=1000)] | None] = Field(
+        min_length=1, max_length=LARGEST_INBOX
+    )
+    """Name of an image's file → its class; null to forget it."""
+
+
+Count = Annotated[int, Field(ge=0, le=1000)]
+
+
+class CountRequest(ApiObject):
+    """Numbers to add to the counts of this day."""
+
+    asked: Count = 0
+    unsure: Count = 0
+    corrected: Count = 0
+
+
+class DayInfo(ApiObject):
+    """Counts of classified images and corrections of one day."""
+
+    date: str
+    asked: int
+    unsure: int
+    """Images for which no class, or several, were likely enough."""
+    corrected: int
+    """Images whose class someone corrected."""
+
+
+class InboxCount(ApiObject):
+    """The number of images that wait."""
+
+    waiting: int
+
+
+Purged = Literal["forgotten", "all"]
+
+
+class PurgeRequest(ApiObject):
+    """The images and versions to delete for good."""
+
+    images: Purged = "forgotten"
+    """Forgotten: kept images that the served version did not learn; all: every kept image."""
+
+
+def the_service(request: Request) -> Service:
+    """Return the service that answers a request."""
+    service: Service = request.app.state.service
+    return service
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Error},
+    "5XX": {"model": Error},
 }
-"""Headers of a refusal, by its status."""
+AskedService = Annotated[Service, Depends(the_service)]
+SentFiles = Annotated[list[UploadFile], File(description="one image or many")]
+VersionNumber = Annotated[int, InPath(ge=1, le=10**9)]
+Waits = Annotated[
+    bool,
+    Query(description="false: answer at once with a job, to be asked for at /jobs"),
+]
+Anyway = Annotated[
+    bool,
+    Query(
+        description="true: make even a change that may be a mistake, which is refused with 409"
+    ),
+]
 
-BODY_SECONDS = 60.0
-"""Longest pause between two parts of a request's body."""
+routes = APIRouter(responses=ERRORS)
+changes = APIRouter(responses={**ERRORS, 202: {"model": JobInfo}})
 
-WHOLE_SECONDS = 1800.0
-"""Longest time for a request's body: 256 MiB at little more than 1 Mbit/s."""
-
-REMEMBERED_CLIENTS = 10_000
-"""Addresses whose rate is remembered; the one that asked longest ago goes first."""
-
-STAGED_AT_ONCE = 2
-"""Requests whose images are unpacked at the same time; others wait.
-
-So answers keep their threads.
-"""
-
-
-@dataclass(frozen=True)
-class Access:
-    """Access rules of the service.
-
-    Attributes:
-        token: what clients must send as ``Authorization: Bearer TOKEN``; None to ask for none.
-        any_host: whether requests may name any host; otherwise only this machine, so that a page of
-            another site cannot reach the service through a name that it points here.
-        rate: requests per second of one client address; 0 for no limit.
-        hosts: names that requests may have where not any host is allowed.
-    """
-
-    token: str | None = None
-    any_host: bool = False
-    rate: float = 200.0
-    hosts: frozenset[str] = LOOPBACK
+# ---------------------------------------------------------------------- classify and inspect
 
 
-def public_host(address: str) -> str:
-    """Return the host of an address at which a reverse proxy offers the page.
-
-    Raises:
-        UsageError: it is no http or https address.
-    """
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(
-            f"--address is {printable(address)}, expected https://HOST/ or a folder"
-        )
-    return parts.hostname
+@routes.get("/health")
+async def health() -> dict[str, bool]:
+    """Whether the service runs and can answer."""
+    return {"ready": True}
 
 
-class Rate:
-    """Limit of requests per second for each client: a token bucket of two seconds' worth.
-
-    Args:
-        per_second: number of requests; 0 for no limit.
-        clock: returns the time in seconds.
-    """
-
-    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic):
-        self.per_second = per_second
-        self.clock = clock
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def allows(self, client: str) -> bool:
-        """Return whether one more request of a client is within its rate; if so, count it."""
-        if not self.per_second:
-            return True
-        now = self.clock()
-        most = max(1.0, 2 * self.per_second)
-        left, last = self._left.pop(client, (most, now))
-        left = min(most, left + (now - last) * self.per_second)
-        allowed = left >= 1
-        self._left[client] = (left - allowed, now)
-        if len(self._left) > REMEMBERED_CLIENTS:
-            self._left.popitem(last=False)
-        return allowed
-
-
-@dataclass
-class Guard:
-    """ASGI middleware that refuses requests, adds headers to each answer, and limits bodies.
-
-    Attributes:
-        app: what answers the rest.
-        access: who may ask.
-        limits: of one request.
-    """
-
-    app: ASGIApp
-    access: Access
-    limits: Limits
-    wrong_tokens: Rate = field(default_factory=lambda: Rate(0.2))
-
-    def __post_init__(self) -> None:
-        self.rate = Rate(self.access.rate)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def reply(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        # Files are sent whole: Starlette refuses a range that it cannot read in plain text.
-        whole = {
-            **scope,
-            "headers": [pair for pair in scope["headers"] if pair[0] != b"range"],
-        }
-        await (self._refusal(scope) or self.app)(
-            whole, limited(receive, self._largest_body(scope)), reply
-        )
-
-    def _largest_body(self, scope: Scope) -> int:
-        """Return the bytes that the body of a request may have: files may have more."""
-        kind = Headers(scope=scope).get("content-type", "")
-        if kind.lower().startswith("multipart/form-data"):
-            return self.limits.body_bytes
-        return min(self.limits.json_bytes, self.limits.body_bytes)
-
-    def _refusal(self, scope: Scope) -> JSONResponse | None:
-        headers = Headers(scope=scope)
-        if scope.get("client"):
-            client = scope["client"][0]
-        else:
-            client = "unknown"
-        host = headers.get("host", "")
-        origin = headers.get("origin")
-        if "content-length" in headers and "transfer-encoding" in headers:
-            return refused(400, messages.TWO_LENGTHS, {"connection": "close"})
-        if not self.access.any_host and _without_port(host) not in self.access.hosts:
-            return refused(
-                421,
-                "this service answers on this machine only: ask for it as localhost",
-            )
-        of_a_site = headers.get("sec-fetch-site") == "cross-site" and scope[
-            "path"
-        ] not in ("/", "/till")
-        if of_a_site or (origin is not None and origin.partition("://")[2] != host):
-            return refused(403, "requests from pages of other sites are refused")
-        if not self.rate.allows(client):
-            return refused(429, "too many requests: wait a second")
-        return self._wrong_token(scope["path"], headers, client)
-
-    def _wrong_token(
-        self, path: str, headers: Headers, client: str
-    ) -> JSONResponse | None:
-        token = self.access.token
-        if token is None or path in OPEN or path.startswith("/page/"):
-            return None
-        scheme, _, sent = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(
-            sent.encode("latin-1"), token.encode()
-        ):
-            return None
-        if scheme and not self.wrong_tokens.allows(client):
-            return refused(429, "too many wrong tokens: wait a few seconds")
-        return refused(
-            401,
-            "this service needs a token: send the header Authorization: Bearer TOKEN",
-        )
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    if colon and port.isdecimal():
-        return name
-    return host
-
-
-def limited(receive: Receive, largest: int) -> Receive:
-    """Return a receiver of a request's body; HTTPException if that is too long or too slow.
-
-    Starlette's own limit answers in plain text, and uvicorn waits for the rest of a body for ever.
-
-    Args:
-        receive: of the request.
-        largest: bytes of the body.
-    """
-    left = largest
-    whole = False
-    until = time.monotonic() + WHOLE_SECONDS
-    close = {"connection": "close"}
-
-    async def read() -> Message:
-        nonlocal left, whole
-        if whole:
-            return await receive()
-        rest = until - time.monotonic()
+@routes.post("/classify")
+async def classify(
+    request: Request,
+    service: AskedService,
+    files: SentFiles,
+    top: Annotated[int, Query(ge=1, le=1000, description="classes per image")] = 5,
+) -> Classification:
+    """Predict the classes of images. One that cannot be decoded does not stop the others."""
+    decoding: asyncio.Semaphore = request.app.state.decoding
+    waiting = []
+    limits = service.options.limits
+    if len(files) > limits.images:
+        raise RequestError(413, messages.TOO_MANY_IMAGES, limit=limits.images)
+    for file in files:
+        name = file.filename or "image"
+        check_size(name, file.size or 0, limits)
+        content = await file.read()
+        await decoding.acquire()
+        future = asyncio.wrap_future(service.answering.submit(content))
+        future.add_done_callback(lambda _: decoding.release())
+        waiting.append((name, future))
+    version = service.served.version
+    answers = []
+    for name, future in waiting:
         try:
-            message = await asyncio.wait_for(
-                receive(), max(0.0, min(BODY_SECONDS, rest))
+            scored = await future
+        except UnreadableImage as error:
+            answers.append(ImageAnswer(file=printable(name), unreadable=str(error)))
+            continue
+        version = scored.served.version
+        answers.append(service.gallery.answer(scored, name, top))
+    return Classification(version=version, images=answers)
+
+
+@routes.get("/classes")
+def classes(service: AskedService) -> list[ClassInfo]:
+    """The classes that the model knows, in the order they were learned."""
+    served = service.served
+    kept = service.workspace.kept_images()
+    return [
+        ClassInfo(name=name, images=count, kept_images=kept.get(name, []))
+        for name, count in served.model.counts.items()
+    ]
+
+
+@routes.get("/classes/predictions")
+def class_predictions(service: AskedService) -> inspection.ClassPredictions:
+    """Accuracy of each class on new groups, what it is confused with, what more images bring.
+
+    It takes seconds.
+    """
+    return service.class_predictions()
+
+
+@routes.get("/summary")
+def summary(service: AskedService) -> inspection.ModelSummary:
+    """The state of the model, its history and its accuracy."""
+    served = service.served
+    options = service.options
+    return inspection.summarised(
+        served.model, options.name, served.version, options.read_only
+    )
+
+
+@routes.get("/days")
+def days(service: AskedService) -> list[DayInfo]:
+    """Daily counts of classified images and corrections, oldest first."""
+    return [DayInfo(**counts) for counts in service.workspace.days()]
+
+
+@routes.post("/days")
+def count_answers(service: AskedService, request: CountRequest) -> list[DayInfo]:
+    """Count answers of this day."""
+    service.check_writable()
+    service.workspace.count_answers(**dict(request))
+    return days(service)
+
+
+@routes.get("/audit")
+def audit(service: AskedService) -> inspection.AuditView:
+    """Label errors among the kept images; takes seconds."""
+    with service.costly:
+        kept = service.workspace.kept_images()
+        return inspection.audited(service.gallery, kept)
+
+
+@routes.get("/images/{name}", response_class=Response)
+def image(
+    service: AskedService,
+    name: str,
+    small: Annotated[
+        bool, Query(description="true: its middle as a small JPEG")
+    ] = False,
+) -> Response:
+    """A kept image; a small JPEG where browsers cannot show its format."""
+    path = service.workspace.image(name)
+    if path.suffix in MEDIA_TYPES and not small:
+        return Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
+    return Response(service.preview(path.read_bytes()), media_type="image/jpeg")
+
+
+# ---------------------------------------------------------------------- images that wait
+
+
+@routes.post("/inbox")
+async def receive(
+    request: Request, service: AskedService, files: SentFiles
+) -> Received:
+    """Store images, or zip files of images, until they are labelled; the disk has them then."""
+    images = [(file.filename or "image", file.file) for file in files]
+    async with request.app.state.receiving:
+        return await run_in_threadpool(service.receive, images)
+
+
+@routes.get("/inbox")
+def waiting(
+    service: AskedService,
+    first: Annotated[
+        int, Query(ge=0, description="images to leave out at the beginning")
+    ] = 0,
+    count: Annotated[int, Query(ge=0, description="images to return")] = 60,
+    after: Annotated[
+        int | None, Query(description="images with a larger number come first")
+    ] = None,
+    surest: Annotated[bool, Query(description="true: the most probable first")] = False,
+) -> InboxView:
+    """Images that wait, predicted by the served version, the least probable first."""
+    return service.inbox.view(first, count, after, surest)
+
+
+@routes.post("/group")
+def group(service: AskedService, request: ImagesRequest) -> list[UploadGroup]:
+    """Group images that wait or are kept by similarity, so that each group is labelled once."""
+    if len(request.images) > GROUPED_IMAGES:
+        raise RequestError(413, messages.TOO_MANY_TO_GROUP, limit=GROUPED_IMAGES)
+    return service.inbox.group(request.images)
+
+
+@routes.post("/inbox/remove")
+def remove(
+    service: AskedService,
+    request: ImagesRequest,
+    back: Annotated[
+        bool, Query(description="true: let them wait again instead")
+    ] = False,
+) -> InboxCount:
+    """Take images away that need no label; their files stay until the service starts again."""
+    return InboxCount(waiting=service.remove(request.images, back))
+
+
+@routes.post("/inbox/names")
+def name_images(service: AskedService, request: NamesRequest) -> InboxCount:
+    """Remember classes that someone typed; nothing is learned by it."""
+    service.check_writable()
+    service.workspace.name_images(request.names)
+    return InboxCount(waiting=len(service.workspace.waiting()))
+
+
+# ---------------------------------------------------------------------- changes
+
+
+@changes.post("/inbox/learn", response_model=UpdateResult)
+async def learn_waiting(
+    service: AskedService,
+    request: LearnRequest,
+    dry_run: Annotated[
+        bool, Query(description="true: learn on a copy, report, and throw it away")
+    ] = False,
+    anyway: Anyway = False,
+    wait: Waits = True,
+) -> Response:
+    """Learn images that wait, in one step. Those that wait no more are left out."""
+    return await changed(service, wait, service.learn, request.names, dry_run, anyway)
+
+
+@changes.post("/forget", response_model=ChangeResult)
+async def forget(
+    service: AskedService,
+    request: ForgetRequest,
+    anyway: Anyway = False,
+    wait: Waits = True,
+) -> Response:
+    """Remove a class: exactly where all of its images are kept and the head can, else from what
+    is predicted.
+    """
+    return await changed(service, wait, service.forget, request.name, anyway)
+
+
+@changes.post("/rename", response_model=ChangeResult)
+async def rename(
+    service: AskedService,
+    request: RenameRequest,
+    anyway: Anyway = False,
+    wait: Waits = True,
+) -> Response:
+    """Give a class another name."""
+    return await changed(
+        service, wait, service.rename, request.old, request.new, anyway
+    )
+
+
+@changes.post("/move", response_model=ChangeResult)
+async def move(
+    service: AskedService,
+    request: MoveRequest,
+    anyway: Anyway = False,
+    wait: Waits = True,
+) -> Response:
+    """Make images of a class images of another one; without ``images`` both become one.
+
+    All must be kept in the workspace.
+    """
+    asked = (request.name, request.into, request.images, anyway)
+    return await changed(service, wait, service.move, *asked)
+
+
+@changes.post("/undo", response_model=ChangeResult)
+async def undo(service: AskedService, wait: Waits = True) -> Response:
+    """Go back by one change."""
+    return await changed(service, wait, service.undo)
+
+
+@changes.post("/redo", response_model=ChangeResult)
+async def redo(service: AskedService, wait: Waits = True) -> Response:
+    """Do again what was undone last."""
+    return await changed(service, wait, service.redo)
+
+
+@changes.post("/versions/{number}/serve", response_model=ChangeResult)
+async def serve(
+    service: AskedService, number: VersionNumber, wait: Waits = True
+) -> Response:
+    """Serve another version; this can be undone, too."""
+    return await changed(service, wait, service.go_to, number)
+
+
+@routes.get("/purge")
+def purge_counts(service: AskedService, images: Purged = "forgotten") -> DeletedCounts:
+    """Numbers of images and versions that a purge would delete."""
+    return service.workspace.purge_counts(images == "all")
+
+
+@changes.post("/purge", response_model=ChangeResult)
+async def purge(
+    service: AskedService, request: PurgeRequest, wait: Waits = True
+) -> Response:
+    """Delete kept images and every version but the served one, for good: this cannot be undone."""
+    return await changed(service, wait, service.purge, request.images == "all")
+
+
+@changes.get("/jobs/{job}")
+def job(service: AskedService, job: str) -> JobInfo:
+    """Progress of a change."""
+    return job_info(service, service.job(job))
+
+
+async def changed(
+    service: Service, wait: bool, work: Callable[..., Result], *args: Any
+) -> Response:
+    """Ask for a change; return its result, or the job itself where the client does not wait."""
+    job = service.submit(work, *args)
+    if not wait:
+        return JSONResponse(job_info(service, job).model_dump(), status_code=202)
+    result = await asyncio.wrap_future(job.result)
+    return JSONResponse(result.model_dump())
+
+
+def job_info(service: Service, job: ChangeJob) -> JobInfo:
+    """Return the state of a job."""
+    info = JobInfo(
+        job=job.key,
+        action=job.action,
+        state="waiting",
+        place=service.place(job),
+        done=job.done,
+        total=job.total,
+    )
+    if job.result.running():
+        info.state = "at work"
+    if not job.result.done():
+        return info
+    error = job.result.exception()
+    if isinstance(error, RequestError):
+        info.state = "refused"
+        info.status = error.status
+        info.error = str(error)
+        if isinstance(error, Question):
+            info.may_be_asked_for = error.allowed
+            info.instead = error.instead
+        return info
+    info.state = "done"
+    info.status = 200
+    result = job.result.result()
+    if isinstance(result, UpdateResult):
+        info.update = result
+    else:
+        info.change = result
+    return info
+
+
+# ---------------------------------------------------------------------- versions
+
+
+@routes.get("/versions")
+def versions(service: AskedService) -> Versions:
+    """All versions, newest first."""
+    entries = []
+    for version in reversed(service.workspace.versions.values()):
+        change = version.change
+        entries.append(
+            VersionInfo(
+                number=version.number,
+                parent=version.parent,
+                action=change.action,
+                message=change.message,
+                time=version.time,
+                classes=len(version.counts),
+                images=sum(version.counts.values()),
+                stored=version.stored,
+                scores=dict(change.scores),
             )
-        except asyncio.TimeoutError:
-            raise HTTPException(
-                408, "the request came too slowly: send it in parts", close
-            ) from None
-        left -= len(message.get("body", b""))
-        if left < 0:
-            raise HTTPException(
-                413,
-                f"the request is larger than {largest // 2**20} MiB: send it in parts",
-                close,
-            )
-        whole = not message.get("more_body", False)
-        return message
-
-    return read
+        )
+    return Versions(
+        current=service.served.version,
+        can_undo=service.workspace.can_undo,
+        can_redo=service.workspace.can_redo,
+        versions=entries,
+    )
 
 
-def make_app(service: Service, access: Access) -> Guard:
+@routes.get("/versions/{number}/bundle", response_class=FileResponse)
+def bundle(service: AskedService, number: VersionNumber) -> Response:
+    """The version as a bundle, zipped: unpack it, and every command takes it as --model."""
+    source = service.workspace.bundle(number)
+
+    def write(file: Path) -> None:
+        shutil.make_archive(str(file.with_suffix("")), "zip", source)
+
+    return download(service, f"{number}.zip", write)
+
+
+@routes.get("/versions/{number}/onnx", response_class=FileResponse)
+def onnx(service: AskedService, number: VersionNumber) -> Response:
+    """The version as one ONNX graph from images to probabilities."""
+    from cifnet_pl.model.export import onnx_bytes
+
+    model = service.workspace.load(number)
+
+    def write(file: Path) -> None:
+        with service.costly:
+            content, _ = onnx_bytes(model)
+        file.write_bytes(content)
+
+    return download(service, f"{number}.onnx", write)
+
+
+def download(
+    service: Service, name: str, write: Callable[[Path], None]
+) -> FileResponse:
+    """Return a file that ``write`` makes; it goes when it is sent, or where that fails."""
+    folder = service.workspace.incoming()
+    file = folder / name
+    try:
+        write(file)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    remove = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
+    return FileResponse(
+        file, filename=f"{service.options.name}-{name}", background=remove
+    )
+
+
+# ---------------------------------------------------------------------- the application
+
+
+def make_app(service: Service, access: Access) -> Gate:
     """Build the application, which closes the service when it shuts down.
 
     Args:
@@ -278,7 +637,7 @@ def make_app(service: Service, access: Access) -> Guard:
         access: who may ask.
 
     Returns:
-        The application behind its :class:`Guard`.
+        The application behind its :class:`~cifnet_pl.serving.gate.Gate`.
     """
 
     @asynccontextmanager
@@ -295,29 +654,28 @@ def make_app(service: Service, access: Access) -> Guard:
         lifespan=lifespan,
     )
     app.state.service = service
-    app.state.staging = asyncio.Semaphore(STAGED_AT_ONCE)
-    for router in (routes, changes):
-        app.include_router(router)
+    # A batch for each core; requests with more images take turns, one image each.
+    app.state.decoding = asyncio.Semaphore(LARGEST_BATCH * decoding_cores())
+    app.state.receiving = asyncio.Semaphore(RECEIVED_AT_ONCE)
+    app.include_router(routes)
+    app.include_router(changes)
     app.mount("/page", StaticFiles(directory=PAGE))
-    app.add_api_route(
-        "/", lambda: FileResponse(PAGE / "page.html"), include_in_schema=False
-    )
-    app.add_api_route(
-        "/till", lambda: FileResponse(PAGE / "till.html"), include_in_schema=False
-    )
-    app.add_api_route(
-        "/docs", lambda: HTMLResponse(_docs(app)), include_in_schema=False
-    )
+    pages = {
+        "/": lambda: FileResponse(PAGE / "page.html"),
+        "/till": lambda: FileResponse(PAGE / "till.html"),
+        "/docs": lambda: HTMLResponse(_docs(app)),
+    }
+    for path, page in pages.items():
+        app.add_api_route(path, page, include_in_schema=False)
     for kind in (
         OSError,
         CifnetError,
         RequestValidationError,
-        AnyHTTPException,
+        HTTPException,
         Exception,
     ):
         app.add_exception_handler(kind, _answer_error)
-
-    return Guard(app, access, service.options.limits)
+    return Gate(app, access, service.options.limits)
 
 
 def _docs(app: FastAPI) -> str:
@@ -326,17 +684,6 @@ def _docs(app: FastAPI) -> str:
         (PAGE / "docs.html").read_text(encoding="utf-8")
     )
     return template.render(app.openapi())
-
-
-def refused(
-    status: int, sentence: str, headers: dict[str, str] | None = None
-) -> JSONResponse:
-    """Return the answer to a request that is refused."""
-    return JSONResponse(
-        {"error": sentence},
-        status,
-        {**REFUSAL_HEADERS.get(status, {}), **(headers or {})},
-    )
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
@@ -353,14 +700,8 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         first = error.errors()[0]
         field = ".".join(str(step) for step in first["loc"])[:100]
         return refused(422, f"the request is wrong at {field}: {first['msg']}")
-    if isinstance(error, AnyHTTPException):
-        sentence = {
-            404: "there is nothing here; /docs lists what there is",
-            405: "this path takes another method",
-        }
-        return refused(
-            error.status_code,
-            sentence.get(error.status_code, str(error.detail)),
-            dict(error.headers or {}),
-        )
+    if isinstance(error, HTTPException):
+        known = {404: messages.NOTHING_HERE, 405: messages.OTHER_METHOD}
+        sentence = known.get(error.status_code, str(error.detail))
+        return refused(error.status_code, sentence, dict(error.headers or {}))
     return refused(500, messages.FAILED)

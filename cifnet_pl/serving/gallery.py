@@ -6,15 +6,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from cifnet_pl.serving.answering import Answering, ScoredImage
-from cifnet_pl.serving.certainty import CertaintyRule
+from cifnet_pl.images.image import UnreadableImage
+from cifnet_pl.serving.answering import Answering, ImageAnswer, ScoredImage
+from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.serving.workspace import Workspace
-from cifnet_pl.utilities.errors import CifnetError
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
 
@@ -27,12 +29,8 @@ EMBEDDED_TOGETHER = 8
 RETRY_SECONDS = 2.0
 """Pause before images are embedded that could not be read."""
 
-Report = Callable[[int, int], object]
-"""Called with the number of images that are embedded, and of those that are to be."""
-
-
-def _report_nothing(done: int, total: int) -> None:
-    """Do nothing."""
+LARGEST_GROUPS = 12
+"""Number of groups of similar images at most."""
 
 
 class Gallery:
@@ -44,15 +42,14 @@ class Gallery:
 
     Attributes:
         known: name of an image → its embedding (d,), right for every version.
-        certainty: tells which predictions are certain.
     """
 
     def __init__(self, workspace: Workspace, answering: Answering):
         self.workspace = workspace
         self.answering = answering
         self.known: dict[str, Tensor] = {}
+        self._predicted: dict[str, ScoredImage] = {}
         self._classes: dict[str, tuple[list[str], Tensor]] = {}
-        self.certainty = CertaintyRule({})
         self._changed = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="gallery", daemon=True)
@@ -68,153 +65,143 @@ class Gallery:
         self._changed.set()
         self._thread.join()
 
-    def nearest(self, name: str, z: Tensor) -> str | None:
-        """Return the kept image of a class with the largest cosine to an embedding.
+    def answer(self, scored: ScoredImage, file: str, top: int) -> ImageAnswer:
+        """Return the prediction for an image, with the most similar kept image of its first class.
 
         Args:
-            name: of the class.
-            z: (d,).
-
-        Returns:
-            Name of the image; None if none is kept.
+            scored: the model's result.
+            file: name that the image was sent with.
+            top: number of classes to name.
         """
-        if name not in self._classes:
-            return None
-        files, unit = self._classes[name]
-        return files[int((unit @ z.cpu().float()).argmax())]
+        answer = scored.answer(file, top)
+        best = answer.classes[0].name if answer.classes else ""
+        if best in self._classes:
+            files, unit = self._classes[best]
+            answer.nearest = files[int((unit @ scored.z.cpu().float()).argmax())]
+        return answer
 
     def embeddings(
-        self, names: Sequence[str], report: Report = _report_nothing
+        self, names: Sequence[str], report: Callable[[int, int], object] | None = None
     ) -> tuple[list[str], Tensor]:
         """Embed kept images, and wait for the result.
 
         Args:
             names: of the images.
-            report: told how far it is.
+            report: gets the number of images that are embedded, and of those that are to be.
 
         Returns:
             Names of the images that can be read, and their embeddings (n, d).
         """
-        self._embed(self._unknown(names), report)
+        new = [name for name in names if name not in self.known]
+        for start in range(0, len(new), EMBEDDED_TOGETHER):
+            part = new[start : start + EMBEDDED_TOGETHER]
+            self._embed(part)
+            if report is not None:
+                report(start + len(part), len(new))
         present = [name for name in names if name in self.known]
         if not present:
             return [], torch.zeros(0, 0)
         return present, torch.stack([self.known[name] for name in present])
 
-    def _unknown(self, names: Sequence[str]) -> list[str]:
-        """Return the names of images that are not embedded yet."""
-        return [name for name in names if name not in self.known]
+    def predictions(self, names: Sequence[str]) -> dict[str, ScoredImage]:
+        """Return the results of the served version for those of some images that are embedded."""
+        served = self.answering.served
+        old = self._predicted
+        predicted = {}
+        new = []
+        for name in names:
+            if name in old and old[name].served is served:
+                predicted[name] = old[name]
+            elif name in self.known:
+                new.append(name)
+        if new:
+            z = torch.stack([self.known[name] for name in new])
+            predicted.update(zip(new, served.scored(z), strict=True))
+        self._predicted = predicted
+        return predicted
 
     def _run(self) -> None:
         """Embed after each change."""
-        while True:
-            self._changed.wait()
+        while self._changed.wait() and not self._ended:
             self._changed.clear()
-            if self._ended:
-                return
             try:
-                self._embed_all()
-            except (CifnetError, OSError) as error:  # it is tried again
-                LOGGER.warning("images are embedded later: %s", error)
-                self._changed.set()
+                self._update()
+            except Exception:  # whatever happened, it is tried again
+                LOGGER.warning("images are embedded later", exc_info=True)
                 time.sleep(RETRY_SECONDS)
+                self._changed.set()
 
-    def _embed_all(self) -> None:
+    def _update(self) -> None:
         """Embed what is not known yet, and drop what is no longer needed."""
-        kept_images = self.workspace.kept_images(self.answering.current.served.version)
+        kept_images = self.workspace.kept_images()
         self._compare(kept_images)
-        waiting = [image.file for image in self.workspace.waiting()]
-        unknown = self._unknown(waiting)
+        wanted = [image.file for image in self.workspace.waiting()]
+        unknown = [name for name in wanted if name not in self.known]
         for start in range(0, len(unknown), EMBEDDED_TOGETHER):
             if self._changed.is_set():  # all begins anew
-                break
+                return
             self._embed(unknown[start : start + EMBEDDED_TOGETHER])
-        self._drop_others(kept_images, waiting)
+        for files in kept_images.values():
+            wanted += files
+        for name in self.known.keys() - set(wanted):
+            self.known.pop(name, None)
 
     def _compare(self, kept_images: Mapping[str, Sequence[str]]) -> None:
         """Embed the newest images of each class, with which new ones are compared."""
         classes = {}
-        embeddings = {}
         for name, files in kept_images.items():
-            newest = list(files)[-COMPARED_PER_CLASS:]
-            present, z = self.embeddings(newest)
+            present, z = self.embeddings(files[-COMPARED_PER_CLASS:])
             if present:
-                embeddings[name] = z
-                classes[name] = (present, torch.nn.functional.normalize(z, dim=1))
+                classes[name] = (present, normalize(z, dim=1))
         self._classes = classes
-        if set(embeddings) != set(self.answering.current.served.model.class_names):
-            embeddings = {}  # nothing is certain where a known class cannot be compared with
-        self.certainty = CertaintyRule(embeddings)
 
-    def _drop_others(
-        self, kept_images: Mapping[str, Sequence[str]], waiting: Sequence[str]
-    ) -> None:
-        """Drop the embeddings of images that are neither kept nor wait."""
-        wanted = set(waiting)
-        for files in kept_images.values():
-            wanted.update(files)
-        for file in list(self.known):  # an audit may add others meanwhile
-            if file not in wanted:
-                del self.known[file]
-
-    def _embed(self, names: Sequence[str], report: Report = _report_nothing) -> None:
-        """Embed images, a few at a time; those that cannot be read stay unknown."""
-        for start in range(0, len(names), EMBEDDED_TOGETHER):
-            if self._ended:
-                return
-            part = names[start : start + EMBEDDED_TOGETHER]
-            futures = {name: self._submitted(name) for name in part}
-            for name, future in futures.items():
-                if future is not None and future.exception() is None:
-                    self.known[name] = future.result().z.cpu().float()
-            report(start + len(part), len(names))
-
-    def _submitted(self, name: str) -> Future[ScoredImage] | None:
-        """Queue one kept image; None if it is gone, or there is too much to do.
-
-        It is tried again after the next change.
-        """
-        try:
-            return self.answering.submit(self.workspace.image(name).read_bytes())
-        except Exception:
-            return None
+    def _embed(self, names: Sequence[str]) -> None:
+        """Embed a few images; those that cannot be read stay unknown."""
+        if self._ended:
+            return
+        futures = {}
+        for name in names:
+            try:
+                content = self.workspace.image(name).read_bytes()
+            except (OSError, RequestError):  # it is gone
+                continue
+            futures[name] = self.answering.submit(content)
+        for name, future in futures.items():
+            try:
+                self.known[name] = future.result().z.cpu().float()
+            except UnreadableImage:
+                continue
 
 
-def groups_of(z: Tensor, largest: int = 12) -> list[list[int]]:
+def groups_of(z: Tensor) -> list[list[int]]:
     """Group embeddings by similarity.
 
-    Average-linkage clustering of the cosine distances, into the number of groups (2 to ``largest``)
-    with the best mean silhouette (Rousseeuw, 1987). Fewer than three images are one group.
+    Average-linkage clustering of the cosine distances, into the number of groups (2 to
+    ``LARGEST_GROUPS``) with the best mean silhouette (Rousseeuw, 1987). Fewer than three images are
+    one group.
 
     Args:
         z: (n, d) embeddings.
-        largest: number of groups at most.
 
     Returns:
         Rows of each group, the largest group first.
     """
-    from sklearn.cluster import (
-        AgglomerativeClustering,
-    )  # loads for seconds, and few ask for groups
+    # Scikit-learn loads for seconds, and few ask for groups.
+    from sklearn.cluster import AgglomerativeClustering
     from sklearn.metrics import silhouette_score
 
-    count = len(z)
-    if count < 3:
-        return [list(range(count))][:count]
-    unit = torch.nn.functional.normalize(z.double(), dim=1)
+    if len(z) < 3:
+        return [list(range(len(z)))]
+    unit = normalize(z.double(), dim=1)
     distances = (1 - unit @ unit.T).clamp_min(0).fill_diagonal_(0).cpu().numpy()
-    best = -1.0
-    chosen = [0] * count
-    for groups in range(2, min(largest, count - 1) + 1):
+    choices = []
+    for groups in range(2, min(LARGEST_GROUPS, len(z) - 1) + 1):
         clustering = AgglomerativeClustering(
             groups, metric="precomputed", linkage="average"
         )
-        labels = clustering.fit_predict(distances)
-        quality = float(silhouette_score(distances, labels, metric="precomputed"))
-        if quality > best:
-            best = quality
-            chosen = labels.tolist()
-    rows: dict[int, list[int]] = {}
-    for row, label in enumerate(chosen):
-        rows.setdefault(label, []).append(row)
-    return sorted(rows.values(), key=len, reverse=True)
+        choices.append(clustering.fit_predict(distances))
+    labels = max(
+        choices, key=partial(silhouette_score, distances, metric="precomputed")
+    )
+    found = [np.flatnonzero(labels == label).tolist() for label in set(labels)]
+    return sorted(found, key=len, reverse=True)

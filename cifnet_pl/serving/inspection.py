@@ -10,6 +10,7 @@ from pydantic import Field
 
 from cifnet_pl.heads.confidence import CalibrationSamples
 from cifnet_pl.model.audit import audit
+from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.calibration import (
     MIN_IMAGES_PER_CLASS,
     Kind,
@@ -22,7 +23,7 @@ from cifnet_pl.model.metrics import left_out_predictions, percent, rarely_predic
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.answering import ApiObject
 from cifnet_pl.serving.gallery import Gallery
-from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.messages import RequestError
 
 CONFUSED_SHARE = 0.1
 """Share of a class's images from which another class is named as one that it is confused with."""
@@ -41,19 +42,6 @@ SHOWN_LABEL_ERRORS = 24
 
 WIDEST_INTERVAL = 75
 """Width in points of an interval of an accuracy, from which on nothing is said of a class."""
-
-
-class HistoryEntry(ApiObject, from_attributes=True):
-    """One step in the model's life."""
-
-    kind: str
-    classes: int
-    images: int | None
-    accuracy: float | None
-    old_accuracy: float | None
-    seconds: float | None
-    energy_kwh: float | None
-    energy_source: str | None
 
 
 class AccuracyEstimate(ApiObject):
@@ -102,7 +90,7 @@ class ModelSummary(ApiObject):
     images: int
     state_mb: float
     """Size of the head and its calibration buffer in MB; without the frozen backbone."""
-    history: list[HistoryEntry]
+    history: list[Event]
     accuracy: AccuracyEstimate
 
 
@@ -153,7 +141,9 @@ class AuditView(ApiObject):
     """The least probable labels first."""
 
 
-def accuracy_of_classes(model: Classifier, names: Sequence[str]) -> float | None:
+def accuracy_of_classes(
+    model: Classifier, names: Sequence[str]
+) -> tuple[float | None, tuple[float, float] | None]:
     """Return the leave-one-group-out accuracy of the buffer's samples of some classes.
 
     Args:
@@ -161,34 +151,31 @@ def accuracy_of_classes(model: Classifier, names: Sequence[str]) -> float | None
         names: of the classes.
 
     Returns:
-        Percent; None if it cannot be measured.
+        Percent, and the percentages between which it lies on new groups; None where it cannot be
+        measured.
     """
-    stored = left_out_predictions(model)
-    if stored is None:
-        return None
-    true, predicted = stored
-    columns = [model.class_names.index(name) for name in names]
-    rows = torch.isin(true, torch.tensor(columns))
-    return percent(int((true == predicted)[rows].sum()), int(rows.sum()))
-
-
-def accuracy_interval(
-    model: Classifier, names: Sequence[str], accuracy: float | None
-) -> tuple[float, float] | None:
-    """Return the percentages between which the accuracy of some classes on new groups lies.
-
-    Args:
-        model: a learned model.
-        names: of the classes.
-        accuracy: as :func:`accuracy_of_classes` returns it.
-    """
+    predictions = left_out_predictions(model)
     samples = model.calibration_samples()
-    if samples is None or accuracy is None:
-        return None
+    if predictions is None or samples is None:
+        return None, None
     columns = torch.tensor([model.class_names.index(name) for name in names])
-    counted_columns = samples.columns.cpu()[samples.counted.cpu()]
-    groups = counted_groups(samples)[torch.isin(counted_columns, columns)]
-    return forecast(accuracy / 100, len(torch.unique(groups)))
+    rows = torch.isin(predictions.target, columns)
+    is_right = predictions.target == predictions.predicted
+    accuracy = percent(int(is_right[rows].sum()), int(rows.sum()))
+    if accuracy is None:
+        return None, None
+    return accuracy, forecast(accuracy / 100, count_groups(samples, columns))
+
+
+def count_groups(samples: CalibrationSamples, columns: torch.Tensor) -> int:
+    """Return the number of groups of the samples that count of some classes."""
+    groups = samples.groups
+    if groups is None:  # each sample is one
+        groups = torch.arange(len(samples.y))
+    counted = samples.counted & torch.isin(
+        samples.columns, columns.to(samples.y.device)
+    )
+    return len(torch.unique(groups[counted.to(groups.device)]))
 
 
 def summarised(
@@ -212,7 +199,7 @@ def summarised(
         classes=len(model.class_names),
         images=sum(model.counts.values()),
         state_mb=sum(tensor.nbytes for tensor in model.tensors().values()) / 1e6,
-        history=[HistoryEntry.model_validate(event) for event in model.history],
+        history=model.history,
         accuracy=AccuracyEstimate.from_model(model),
     )
 
@@ -229,39 +216,33 @@ def class_predictions(model: Classifier) -> ClassPredictions:
 def class_estimates(model: Classifier) -> list[ClassEstimate]:
     """Return the accuracy of each class on new groups, and what it is confused with."""
     names = model.class_names
-    samples = model.calibration_samples()
+    estimates = [ClassEstimate(name=name, accuracy=None) for name in names]
     kind = model.calibration.estimate_kind
-    stored = None
+    samples = model.calibration_samples()
+    predictions = None
     if kind != "unknown":
-        stored = left_out_predictions(model)
-    if samples is None or stored is None:
-        return [ClassEstimate(name=name, accuracy=None) for name in names]
-    true, predicted = stored
-    count = len(names)
-    cells = (true * count + predicted).bincount(minlength=count**2)
-    confusion = cells.view(count, count).numpy()
-    rare = set(rarely_predicted(confusion.diagonal(), confusion.sum(axis=1)).tolist())
-    groups = counted_groups(samples)
-    columns = samples.columns.cpu()[samples.counted.cpu()]
-    estimates = list[ClassEstimate]()
-    for row, name in enumerate(names):
-        estimate = ClassEstimate(name=name, accuracy=None)
+        predictions = left_out_predictions(model)
+    if samples is None or predictions is None:
+        return estimates
+    size = len(names)
+    cells = (predictions.target * size + predictions.predicted).bincount(
+        minlength=size**2
+    )
+    confusion = cells.view(size, size).numpy()
+    rare = rarely_predicted(confusion.diagonal(), confusion.sum(axis=1))
+    for row, estimate in enumerate(estimates):
         estimate.confused_with = confused_with(names, confusion[row], row)
-        if kind != "few":
-            number = len(torch.unique(groups[columns == row]))
-            estimate_accuracy(estimate, confusion[row], row, number)
-            estimate.rarely_predicted = row in rare
-        estimates.append(estimate)
+        images = int(confusion[row].sum())
+        if kind == "few":
+            continue
+        estimate.rarely_predicted = row in rare
+        if images >= MIN_IMAGES_PER_CLASS:
+            share = float(confusion[row, row]) / images
+            interval = forecast(share, count_groups(samples, torch.tensor([row])))
+            if interval.high - interval.low <= WIDEST_INTERVAL:
+                estimate.accuracy = 100 * share
+                estimate.interval = interval
     return estimates
-
-
-def counted_groups(samples: CalibrationSamples) -> torch.Tensor:
-    """Return the group of each sample that counts, (n,); each its own where none were found."""
-    if samples.groups is None:
-        groups = torch.arange(len(samples.y))
-    else:
-        groups = samples.groups.cpu()
-    return groups[samples.counted.cpu()]
 
 
 def confused_with(names: Sequence[str], predictions: np.ndarray, row: int) -> list[str]:
@@ -280,27 +261,6 @@ def confused_with(names: Sequence[str], predictions: np.ndarray, row: int) -> li
     return confused[:NAMED_CONFUSIONS]
 
 
-def estimate_accuracy(
-    estimate: ClassEstimate, predictions: np.ndarray, row: int, groups: int
-) -> None:
-    """Set the accuracy of one class and its interval, if there are images enough.
-
-    Args:
-        estimate: of the class.
-        predictions: (C,) how often each class was predicted for its samples.
-        row: position of the class.
-        groups: number of groups that its samples are of.
-    """
-    images = int(predictions.sum())
-    if images < MIN_IMAGES_PER_CLASS:
-        return
-    share = float(predictions[row]) / images
-    low, high = forecast(share, groups)
-    if high - low <= WIDEST_INTERVAL:
-        estimate.accuracy = 100 * share
-        estimate.interval = (low, high)
-
-
 def audited(gallery: Gallery, kept_images: Mapping[str, Sequence[str]]) -> AuditView:
     """Judge kept images, each by all the others.
 
@@ -311,27 +271,25 @@ def audited(gallery: Gallery, kept_images: Mapping[str, Sequence[str]]) -> Audit
     Raises:
         RequestError: no images of two classes are kept.
     """
-    label_of = {}
+    labels_of = {}
     for name, members in kept_images.items():
-        label_of.update(dict.fromkeys(members, name))
-    step = max(1, -(-len(label_of) // AUDITED_IMAGES))
-    files, z = gallery.embeddings(list(label_of)[::step])
-    names = list(dict.fromkeys(label_of[file] for file in files))
+        labels_of.update(dict.fromkeys(members, name))
+    step = max(1, -(-len(labels_of) // AUDITED_IMAGES))
+    files, z = gallery.embeddings(list(labels_of)[::step])
+    names = list(dict.fromkeys(labels_of[file] for file in files))
     if len(names) < 2:
         raise RequestError(409, messages.NOTHING_TO_AUDIT)
-    labels = np.array([names.index(label_of[file]) for file in files], dtype=np.int64)
+    labels = np.array([names.index(labels_of[file]) for file in files], dtype=np.int64)
     result = audit(z.numpy(), labels, names)
     errors = []
     for row in result.label_errors()[:SHOWN_LABEL_ERRORS].tolist():
-        predicted = int(result.evaluation.predicted[row])
-        errors.append(
-            AuditedImage(
-                file=files[row],
-                label=names[labels[row]],
-                predicted=names[predicted],
-                label_probability=float(result.self_confidence[row]),
-            )
+        error = AuditedImage(
+            file=files[row],
+            label=labels_of[files[row]],
+            predicted=names[int(result.evaluation.predicted[row])],
+            label_probability=float(result.self_confidence[row]),
         )
+        errors.append(error)
     return AuditView(
         images=int(result.judged.sum()),
         not_judged=list(result.unjudged),

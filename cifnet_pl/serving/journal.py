@@ -9,8 +9,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from cifnet_pl.serving import messages
-from cifnet_pl.serving.refusals import RequestError
+from cifnet_pl.serving.messages import JOURNAL_LOCKED, RequestError
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, explained
 from cifnet_pl.utilities.files import rendered
 
@@ -37,13 +36,15 @@ class Journal:
     def __init__(self, path: Path):
         self.path = path
         self.lock = RLock()
-        unreachable = explained(
-            CifnetError, f"cannot open {path}", sqlite3.OperationalError
-        )
-        with self.readable(), unreachable:
+        unreachable = f"cannot open {path}"
+        with (
+            self.readable(),
+            explained(CifnetError, unreachable, sqlite3.OperationalError),
+        ):
             self._database = sqlite3.connect(
                 path, PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
             )
+            self._database.row_factory = sqlite3.Row
             try:
                 self._prepare()
             except BaseException:
@@ -63,7 +64,7 @@ class Journal:
         self._database.executescript(
             "PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL"
         )
-        ((written,),) = self.rows("PRAGMA user_version")
+        written = self.value("PRAGMA user_version")
         if written == 0:
             self._database.executescript(rendered(TABLES, format=FORMAT))
         elif written != FORMAT:
@@ -71,26 +72,23 @@ class Journal:
             raise CheckpointError(f"{found}: choose another --workspace")
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Return the rows of a query.
-
-        Raises:
-            RequestError: another process holds the database for long.
-        """
+        """Return the rows of a query; RequestError if another process holds it for long."""
         with self.lock:
             try:
                 return self._database.execute(query, values).fetchall()
             except sqlite3.OperationalError as error:
                 if is_locked(error):
-                    raise RequestError(503, messages.JOURNAL_LOCKED) from error
+                    raise RequestError(503, JOURNAL_LOCKED) from error
                 raise
 
-    def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        """Change something, within a transaction."""
-        return self._database.execute(statement, values)
+    def value(self, query: str) -> Any:
+        """Return the value of a query with one row and one column."""
+        ((value,),) = self.rows(query)
+        return value
 
-    def execute_all(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Change something for each of some rows, within a transaction."""
-        self._database.executemany(statement, rows)
+    def execute(self, statement: str, *rows: Sequence[Any]) -> int:
+        """Change something for each of some rows, within a transaction; return how many changed."""
+        return self._database.executemany(statement, rows).rowcount
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -111,7 +109,7 @@ class Journal:
                 if not isinstance(error, sqlite3.Error):
                     raise
                 if is_locked(error):
-                    raise RequestError(503, messages.JOURNAL_LOCKED) from error
+                    raise RequestError(503, JOURNAL_LOCKED) from error
                 raise CifnetError(
                     f"cannot write {self.path}: {error}; nothing was changed"
                 ) from error

@@ -1,24 +1,43 @@
-"""Sentences for the people who use the page: photos, teaching and learning in everyday words."""
+"""Sentences for the people who use the page, in everyday words, and the errors that carry them."""
 
 from __future__ import annotations
 
+import errno
+import sqlite3
 from collections.abc import Mapping, Sequence
 
+from cifnet_pl.utilities.errors import (
+    CifnetError,
+    DataError,
+    UnsupportedError,
+    UsageError,
+)
 from cifnet_pl.utilities.text import number_of, printable
 
 SHOWN_NAMES = 3
 """Class names in one sentence; others are left out."""
 
+LONGEST_SHOWN = 200
+"""Characters of a name from outside that are shown."""
+
 ENOUGH_IMAGES = 10
 """Images of a class below which more of it are asked for."""
 
-LONGEST_FILE_NAME = 200
-"""Characters of a file's name that are shown."""
+DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EIO,
+)
+"""Error numbers of a system that cannot store a change."""
+
+# In a sentence {name} is a text from outside, and {images} a number with its unit: see filled().
+
+# ---------------------------------------------------------------------- refusals
 
 BUSY = "too many photos are waiting: try again in a few seconds"
-COSTLY_WORK_RUNS = (
-    "an audit or an ONNX graph is being made already: try again in a few seconds"
-)
 FAILED = "the server failed; its log says why"
 IMPOSSIBLE = "the server could not do that; its log says why"
 DISK_FULL = (
@@ -27,32 +46,78 @@ DISK_FULL = (
 )
 JOURNAL_LOCKED = "another program holds the list of changes: try again in a few seconds"
 READ_ONLY = "this service is read-only: it answers, but does not learn"
-TWO_LENGTHS = (
-    "the request has both Content-Length and Transfer-Encoding: send one of them"
+WRONG_HOST = "this service answers on this machine only: ask for it as localhost"
+WRONG_ORIGIN = "requests from pages of other sites are refused"
+WRONG_TOKEN = "this service needs a token: send the header Authorization: Bearer TOKEN"
+NOTHING_HERE = "there is nothing here; /docs lists what there is"
+OTHER_METHOD = "this path takes another method"
+TOO_LARGE_REQUEST = "the request is larger than {limit} MiB: send it in parts"
+TOO_LARGE_FILE = "{file} is larger than {limit} MiB"
+TOO_LARGE_ZIP = "{file} unpacks to more than {limit} MiB: send it in parts"
+DAMAGED_ZIP = "{file} is damaged or not a zip file that can be read"
+TOO_MANY_IMAGES = "more than {limit} photos in one request: send them in parts"
+TOO_MANY_TO_GROUP = (
+    "more than {limit} photos to group in one request: send them in parts"
 )
+TOO_MANY_WAITING = "{images} wait already: decide some of them first"
+CHANGES_WAITING = "{changes} are waiting already: try again later"
+HALF_CHARACTER = "a class name holds half a character: type it again"
 NO_JOB = "there is no such job, or it ended long ago"
 NO_IMAGE = "there is no such photo in the workspace"
 DAMAGED = "its file was deleted or changed on the server's disk"
+DAMAGED_IMAGE = "{file}: " + DAMAGED
+DAMAGED_IMAGES = (
+    "photos of '{name}' were changed on the server's disk, so it can be forgotten from the answers"
+    " only; its photos would still count against other classes"
+)
 NO_UNDO = "there is no change that could be undone"
 NO_REDO = "there is no undone change that could be done again"
+NO_VERSION = "there is no version {number}: the newest is {newest}"
+REMOVED_VERSION = "version {number} is no longer stored: the newest {stored} are kept"
+EMPTY_VERSION = "version {number} knows no class yet"
 NOTHING_WAITS = (
     "none of these photos waits any more: someone else decided them, or took them away"
 )
 NOTHING_TO_AUDIT = (
     "no photos of two classes are kept here, so none can be checked: teach some"
 )
-HALF_CHARACTER = "a class name holds half a character: type it again"
-TWO_CLASSES = "a photo in two classes makes both of them worse"
-LARGE_ZIP_INDEX = "a zip file lists over {} MiB of names: send it in parts"
-CLASSES_WITHOUT_IMAGES = (
-    "Nothing is certain: of some classes no photos are kept to compare with."
+NOTHING_TO_MOVE = "none of these is a photo of '{name}' that is to be another class"
+CANNOT_MOVE = (
+    "'{name}' cannot be taken out exactly, as not all of its photos are kept here: forget it, and"
+    " teach its photos as '{target}'"
 )
-FEW_CERTAIN = (
-    "Certain ones are few: something that was never taught may look like a known class."
+ONLY_CLASS = "'{name}' is the only class: teach another one first"
+SAME_NAME = "'{name}' has this name already: give another one"
+TAKEN_NAME = "there is a class '{name}' already: '{name}' and '{old}' would become one"
+SIMILAR_NAMES = "{pairs} differ by capitals, spaces or Unicode form only"
+LEARNED_AS = (
+    "{file} was learned as '{name}' before, and a photo in two classes makes both of them"
+    " worse"
 )
+LEARNED_BEFORE = "{images} sent, but all were learned before"
+
+# ---------------------------------------------------------------------- what was done
+
+OPENED = "{classes} from the model that was given"
+BEGAN_EMPTY = "began with no class"
+LEARNED = "learned {images} of {names}"
+FORGOT_EXACTLY = "forgot '{name}' exactly: the model keeps nothing of its photos"
+FORGOT = (
+    "forgot '{name}' from the answers; its photos still count against other classes"
+)
+IMAGES_STAY = (
+    "{images} of it and the versions before stay here until you delete them for good"
+)
+RENAMED = "renamed '{name}' to '{new}'"
+MOVED = "moved {images} of '{name}' to '{target}'"
+JOINED = "joined '{name}' to '{target}'"
+UNDID = "undid: {message}"
+REDID = "did again: {message}"
 WENT_BACK = "went back"
 WENT_AGAIN = "went there again"
-BEGAN_EMPTY = "began with no class"
+WENT_TO = "went to version {number}"
+ADD_IMAGES = "Next: add photos of {names}, taken on another day."
+ASK_AGAIN = "Next: ask about photos of another day."
 
 ACCURACY_MESSAGES = {
     "given": "Photos taken together, as they were named, count as one.",
@@ -66,37 +131,31 @@ ACCURACY_MESSAGES = {
 }
 """How the two accuracies were found, by the kind of the estimate."""
 
-
-def too_many_images(limit: int) -> str:
-    """Return why a request with more than ``limit`` images is refused."""
-    return f"more than {limit} photos in one request: send them in parts"
+UNITS = {"images": "photo", "changes": "change", "classes": "class"}
+"""Places of a sentence for a number and its unit, and the unit's name for one."""
 
 
-def too_many_to_group(limit: int) -> str:
-    """Return why more than ``limit`` images are not grouped."""
-    return f"more than {limit} photos to group in one request: send them in parts"
+def filled(sentence: str, **values: str | int | Sequence[str]) -> str:
+    """Return a sentence with its places filled.
 
+    Args:
+        sentence: as above.
+        values: texts, whose control characters are shown; numbers; names of classes, of which a
+            few are quoted.
 
-def too_many_waiting(limit: int) -> str:
-    """Return why a full inbox takes no more images."""
-    return f"{limit} photos wait already: decide some of them first"
-
-
-def changes_waiting(count: int) -> str:
-    """Return why no further change is taken in."""
-    return f"{count} changes are waiting already: try again later"
-
-
-def too_large(file: str, limit: int) -> str:
-    """Return why a file of more than ``limit`` bytes is refused."""
-    return f"{printable(file[:LONGEST_FILE_NAME])} is larger than {limit // 2**20} MiB"
-
-
-def learned(counts: dict[str, int]) -> str:
-    """Return the summary of a version's learned images, given their numbers by class."""
-    return (
-        f"learned {number_of(sum(counts.values()), 'photo')} of {listed(list(counts))}"
-    )
+    Example:
+        >>> filled(LEARNED, images=1, names=["ant"])
+        "learned 1 photo of 'ant'"
+    """
+    shown: dict[str, str] = {}
+    for place, value in values.items():
+        if place in UNITS and isinstance(value, int):
+            shown[place] = number_of(value, UNITS[place])
+        elif isinstance(value, str | int):
+            shown[place] = printable(str(value))
+        else:
+            shown[place] = listed(value)
+    return sentence.format(**shown)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -105,66 +164,6 @@ def listed(names: Sequence[str]) -> str:
     if len(names) > SHOWN_NAMES:
         quoted.append("…")
     return ", ".join(quoted)
-
-
-def opened(classes: int) -> str:
-    """Return the summary of the first version of a workspace."""
-    if not classes:
-        return BEGAN_EMPTY
-    return f"{number_of(classes, 'class')} from the model that was given"
-
-
-def forgot(name: str, exact: bool) -> str:
-    """Return the summary of a forgotten class."""
-    if exact:
-        how = "exactly: the model keeps nothing of its photos"
-    else:
-        how = "from the answers; its photos still count against other classes"
-    return f"forgot '{printable(name)}' {how}"
-
-
-def damaged_images(name: str) -> str:
-    """Return why a class cannot be forgotten exactly."""
-    return (
-        f"photos of '{printable(name)}' were changed on the server's disk, so it can be forgotten"
-        " from the answers only; its photos would still count against other classes"
-    )
-
-
-def images_stay(count: int) -> str:
-    """Return a note on the data of a forgotten class that stays in the workspace."""
-    photos = number_of(count, "photo")
-    return f"{photos} of it and the versions before stay here until you delete them for good"
-
-
-def renamed(old: str, new: str) -> str:
-    """Return the summary of a renamed class."""
-    return f"renamed '{printable(old)}' to '{printable(new)}'"
-
-
-def moved(count: int, name: str, target: str) -> str:
-    """Return the summary of ``count`` images moved to another class."""
-    return f"moved {number_of(count, 'photo')} of '{printable(name)}' to '{printable(target)}'"
-
-
-def joined(name: str, target: str) -> str:
-    """Return the summary of two joined classes."""
-    return f"joined '{printable(name)}' to '{printable(target)}'"
-
-
-def undid(message: str) -> str:
-    """Return the summary of an undone change."""
-    return f"undid: {message}"
-
-
-def redid(message: str) -> str:
-    """Return the summary of a change done again."""
-    return f"did again: {message}"
-
-
-def went_to(number: int) -> str:
-    """Return the summary of a switch to another version."""
-    return f"went to version {number}"
 
 
 def purged(learned: int, taken_away: int, versions: int) -> str:
@@ -176,92 +175,79 @@ def purged(learned: int, taken_away: int, versions: int) -> str:
     return f"deleted {' and '.join(parts)}"
 
 
-def too_few_classes(classes: int, needed: int) -> str:
-    """Return why nothing is certain while few classes are known."""
-    return (
-        f"Nothing is certain before {needed} classes are known ({classes} now): something else may"
-        " look like one of them."
-    )
-
-
-def too_few_images(images: int, needed: int) -> str:
-    """Return why nothing is certain while few images of the known classes are kept."""
-    return (
-        f"Nothing is certain before {needed} photos of the known classes are kept ({images} now):"
-        " with few, something else may look like one of them."
-    )
-
-
 def next_step(counts: Mapping[str, int]) -> str:
     """Return the most useful next step, given the numbers of images by class."""
     few = [name for name, count in counts.items() if count < ENOUGH_IMAGES]
     if few:
-        return f"Next: add photos of {listed(few)}, taken on another day."
-    return "Next: ask about photos of another day."
+        return filled(ADD_IMAGES, names=few)
+    return ASK_AGAIN
 
 
-def same_name(name: str) -> str:
-    """Return why a class cannot get the name that it has."""
-    return f"'{printable(name)}' has this name already: give another one"
+# ---------------------------------------------------------------------- errors
 
 
-def taken_name(name: str, old: str) -> str:
-    """Return why a class cannot get the name of another one without joining both."""
-    both = f"'{printable(name)}' and '{printable(old)}' would become one"
-    return f"there is a class '{printable(name)}' already: {both}"
+class RequestError(UsageError):
+    """A request that is refused.
+
+    Args:
+        status: of HTTP.
+        sentence: for people.
+        values: that fill it.
+    """
+
+    def __init__(self, status: int, sentence: str, **values: str | int):
+        super().__init__(filled(sentence, **values) if values else sentence)
+        self.status = status
 
 
-def similar_names(instead: Mapping[str, str]) -> str:
-    """Return why class names may be typing mistakes: names, and the ones that may be meant."""
-    pairs = []
-    for name, other in instead.items():
-        pairs.append(f"'{printable(name)}' and '{printable(other)}'")
-    differ = "differ by capitals, spaces or Unicode form only"
-    if len(pairs) == 1:
-        return f"{pairs[0]} {differ}"
-    return f"these names {differ}: {'; '.join(pairs)}"
+class Question(RequestError):
+    """A change that may be a mistake, refused with 409 unless the client asks for it anyway.
+
+    Args:
+        sentence: what may be wrong.
+        instead: name that was given → name of the class that may be meant.
+        allowed: whether it may be made anyway; otherwise only with the other names.
+        values: that fill the sentence.
+    """
+
+    def __init__(
+        self,
+        sentence: str,
+        instead: Mapping[str, str] | None = None,
+        allowed: bool = True,
+        **values: str | int,
+    ):
+        super().__init__(409, sentence, **values)
+        self.instead = dict(instead or {})
+        self.allowed = allowed
 
 
-def learned_as(file: str, name: str) -> str:
-    """Return why an image may be a mistake that was learned as another class before."""
-    shown = printable(file[:LONGEST_FILE_NAME])
-    return f"{shown} was learned as '{printable(name)}' before, and {TWO_CLASSES}"
+def as_request_error(error: CifnetError) -> RequestError:
+    """Return an error of the package as the answer to a request, without paths of the server.
+
+    The answer is a new error. A job keeps it, and the traceback of the original would keep the
+    models of its frames in memory.
+    """
+    if isinstance(error, Question):
+        return Question(str(error), error.instead, error.allowed)
+    if isinstance(error, RequestError):
+        return RequestError(error.status, str(error))
+    if has_disk_error(error):
+        return RequestError(507, DISK_FULL)
+    if isinstance(error, UnsupportedError):
+        return RequestError(409, str(error))
+    if isinstance(error, UsageError | DataError):
+        return RequestError(422, str(error))
+    return RequestError(500, IMPOSSIBLE)
 
 
-def learned_before(count: int) -> str:
-    """Return why an update of ``count`` known images is refused."""
-    subject = "it was" if count == 1 else "all were"
-    return f"{number_of(count, 'photo')} sent, but {subject} learned before"
-
-
-def nothing_to_move(name: str) -> str:
-    """Return why a request that moves no image is refused."""
-    return (
-        f"none of these is a photo of '{printable(name)}' that is to be another class"
-    )
-
-
-def cannot_move(name: str, target: str) -> str:
-    """Return why images cannot be moved out of a class."""
-    why = f"'{printable(name)}' cannot be taken out exactly, as not all of its photos are kept here"
-    return f"{why}: forget it, and teach its photos as '{printable(target)}'"
-
-
-def only_class(name: str) -> str:
-    """Return why the last class is not removed."""
-    return f"'{printable(name)}' is the only class: teach another one first"
-
-
-def no_version(number: int, newest: int) -> str:
-    """Return why an unknown version is refused."""
-    return f"there is no version {number}: the newest is {newest}"
-
-
-def removed_version(number: int, stored: int) -> str:
-    """Return why a version without its bundle is refused."""
-    return f"version {number} is no longer stored: the newest {stored} are kept"
-
-
-def empty_version(number: int) -> str:
-    """Return why a version without a class cannot be downloaded."""
-    return f"version {number} knows no class yet"
+def has_disk_error(error: BaseException) -> bool:
+    """Return whether an error, or what caused it, is that a change cannot be stored."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, RequestError):
+        if isinstance(cause, sqlite3.OperationalError):
+            return True
+        if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

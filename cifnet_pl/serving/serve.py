@@ -8,21 +8,13 @@ import re
 import secrets
 import signal
 import socket
-import sqlite3
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from cifnet_pl.utilities.errors import (
-    CifnetError,
-    DataError,
-    UsageError,
-    check_that,
-    explained,
-)
+from cifnet_pl.utilities.errors import CifnetError, UsageError, check_that, explained
 from cifnet_pl.utilities.files import RECOMMENDED, config_files, expanded, read_yaml
 from cifnet_pl.utilities.run_folders import images_of_run
 from cifnet_pl.utilities.text import number_of, printable
@@ -35,8 +27,7 @@ CONNECTIONS = 1000
 """Connections at a time; requests on more are refused."""
 
 SHORTEST_TOKEN = 16
-LONGEST_TOKEN = 4096
-"""Characters of a token; of a file with more, such as a device, no more is read."""
+"""Characters of a token."""
 
 WATCH_SECONDS = 2.0
 """Pause between two looks at a folder that is watched."""
@@ -56,7 +47,6 @@ def serve(
     read_only: bool = False,
     keep_images: bool = True,
     keep_versions: int = 100,
-    rate: float = 200.0,
     unknown: float | None = 0.05,
     coverage: float | None = 0.95,
     name: str | None = None,
@@ -87,7 +77,6 @@ def serve(
         keep_images: whether images that are learned stay in the workspace, for exact forgetting
             and as examples.
         keep_versions: number of versions to keep; the oldest are removed.
-        rate: requests per second of one client; 0 for no limit.
         unknown: share of images of known classes that may be called unknown; null never to say so.
         coverage: probability that the true class is in the prediction set; null to give none.
         name: of the model, for the page and for downloads; by default the folder's, of a run the
@@ -113,10 +102,9 @@ def serve(
     try:
         import uvicorn
 
-        from cifnet_pl.serving.app import LOOPBACK as LOOPBACK_HOSTS
-        from cifnet_pl.serving.app import Access, make_app, public_host
+        from cifnet_pl.serving.app import make_app
+        from cifnet_pl.serving.gate import Access, allowed_hosts
         from cifnet_pl.serving.service import Service, ServiceOptions
-        from cifnet_pl.serving.slow_clients import ImpatientProtocol
         from cifnet_pl.serving.workspace import Workspace
     except ImportError as error:
         raise UsageError(
@@ -126,53 +114,51 @@ def serve(
     if share:
         host = "0.0.0.0" if host in LOOPBACK else host
         secret = secret or secrets.token_urlsafe(SHORTEST_TOKEN)
-    _require_token(secret, host, address)
-    hosts = LOOPBACK_HOSTS
-    if address is not None:
-        hosts |= {public_host(address)}
-    _check_numbers(keep_versions, rate, unknown, coverage)
+    if secret is None and (address is not None or host not in LOOPBACK):
+        shown = f"--address {address}" if address is not None else f"--host {host}"
+        raise UsageError(
+            f"{printable(shown)} can be reached from other machines: give a --token or"
+            " --token_file"
+        )
+    hosts = allowed_hosts(address) if host in LOOPBACK else None
+    expected = "at least 2: undo needs the version before"
+    check_that(keep_versions >= 2, "--keep_versions", keep_versions, expected)
+    for option, value in (("--unknown", unknown), ("--coverage", coverage)):
+        is_share = value is None or 0 < value < 1
+        check_that(is_share, option, value, "a share between 0 and 1, or null")
     if watch is not None:
         require_folder(expanded(watch), "--watch", "a folder of images")
     listening = _listen(host, port)
+    torch.set_num_threads(1)  # each answer keeps to one core: see Answering
     path = expanded(model or "cifnet").resolve()
+    loaded = load(model, trust=trust) if model is not None else empty_model()
     folder = path.with_name(f"{path.name}-workspace")
     if workspace:
         folder = expanded(workspace)
-    torch.set_num_threads(1)  # each answer keeps to one core: see Answering
-    if model is not None:
-        loaded = load(model, trust=trust)
-    else:
-        loaded = empty_model()
-    learned_images = _learned_images(images, path)
-    opened = Workspace(folder, loaded, keep_versions, trust, learned_images)
+    opened = Workspace(
+        folder, loaded, keep_versions, trust, _learned_images(images, path)
+    )
     if opened.current != 1:
         loaded = opened.load(opened.current)
         print(f"workspace {folder} goes on at version {opened.current}")
     tempfile.tempdir = str(folder / "incoming")  # where large uploads wait
-    options = ServiceOptions(
-        name or _plain(path if model else folder.resolve()),
-        read_only,
-        keep_images,
-        unknown,
-        coverage,
-    )
+    shown_name = name or _plain(path if model else folder.resolve())
+    options = ServiceOptions(shown_name, read_only, keep_images, unknown, coverage)
     service = Service(opened, loaded, options)
-    any_host = host not in LOOPBACK
-    app = make_app(service, Access(secret, any_host, rate, hosts))
+    app = make_app(service, Access(secret, hosts))
     if watch is not None:
-        Thread(
-            target=keep_watching, args=(service, expanded(watch)), daemon=True
-        ).start()
+        arguments = (service, expanded(watch))
+        Thread(target=keep_watching, args=arguments, daemon=True).start()
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+    )
     bound_port = listening.getsockname()[1]
     _announce(host, bound_port, len(loaded.class_names), secret is not None)
     if share:
         show_address(address or f"http://{network_address()}:{bound_port}/", secret)
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
-    )
     config = uvicorn.Config(
         app,
-        http=ImpatientProtocol,
+        http="h11",
         ws="none",
         limit_concurrency=CONNECTIONS,
         log_config=None,
@@ -187,18 +173,6 @@ def serve(
     raise SystemExit(128 + signal.SIGINT)
 
 
-def _require_token(secret: str | None, host: str, address: str | None) -> None:
-    """Raise UsageError where others can reach the service without a token."""
-    if secret is not None:
-        return
-    remedy = "give a --token or --token_file"
-    if address is not None:
-        raise UsageError(f"--address can be reached by others: {remedy}")
-    if host not in LOOPBACK:
-        shown = printable(host)
-        raise UsageError(f"--host {shown} can be reached from other machines: {remedy}")
-
-
 def _learned_images(images: str | None, run: Path) -> Path | None:
     """Return the folder with the images that a model learned; None where it is not known."""
     if images:
@@ -210,32 +184,28 @@ def _learned_images(images: str | None, run: Path) -> Path | None:
 
 
 def keep_watching(service: Service, folder: Path) -> None:
-    """Let new images of a folder wait to be labelled, for ever.
+    """Let new images of a folder wait to be labelled, until the service is closed.
 
-    One that cannot be read or is refused is left out; those that cannot be stored are tried again.
+    One that is refused is left out; those that cannot be stored are tried again.
     """
-    from cifnet_pl.images.files import NewFiles, read_bytes
-    from cifnet_pl.serving.refusals import RequestError
+    from cifnet_pl.images.new_images import NewImages
+    from cifnet_pl.serving.messages import RequestError
 
     log = logging.getLogger("cifnet_pl.serving")
-    images = NewFiles(folder)
-    while True:
-        try:
-            for path in images.find():
-                try:
-                    content = read_bytes(path)
-                    name = str(path.relative_to(folder))
-                    service.receive([(name, io.BytesIO(content))], again=False)
-                except (OSError, DataError, RequestError) as error:
-                    if isinstance(error, RequestError) and error.status == 503:
-                        raise
-                    log.warning("%s is left out: %s", path, error)
-        except (OSError, CifnetError) as error:
-            log.warning("images of %s wait: %s", folder, error)
-        except sqlite3.ProgrammingError:
-            # The service has ended, and closed its journal.
+    images = NewImages(folder, log.warning)
+    for batch in images.batches(1, WATCH_SECONDS):
+        if service.closed.is_set():
             return
-        time.sleep(WATCH_SECONDS)
+        for image in batch:
+            name = str(image.path.relative_to(folder))
+            try:
+                service.receive([(name, io.BytesIO(image.content))], again=False)
+            except CifnetError as error:
+                log.warning("%s is left out for now: %s", image.path, error)
+                is_refused = isinstance(error, RequestError) and error.status < 500
+                if not is_refused:
+                    images.find_again(image)
+                    service.closed.wait(WATCH_SECONDS)
 
 
 def empty_model() -> Classifier:
@@ -252,50 +222,15 @@ def empty_model() -> Classifier:
     return Classifier(backbone, head, buffer, calibrated=chosen["calibrate"])
 
 
-def _check_numbers(
-    keep_versions: int, rate: float, unknown: float | None, coverage: float | None
-) -> None:
-    """Raise UsageError for options that are out of their range."""
-    check_that(
-        keep_versions >= 2,
-        "--keep_versions",
-        keep_versions,
-        "at least 2: undo needs the version before",
-    )
-    check_that(rate >= 0, "--rate", rate, "0 or more")
-    for option, share in (("--unknown", unknown), ("--coverage", coverage)):
-        check_that(
-            share is None or 0 < share < 1,
-            option,
-            share,
-            "a share between 0 and 1, or null",
-        )
-
-
 def _given_token(token: str | None, token_file: str | None) -> str | None:
-    """Return the token that clients must send, None without one; UsageError for one that cannot be
-    used.
-    """
+    """Return the token that clients must send, None without one; UsageError for a poor one."""
     if token is not None and token_file is not None:
         raise UsageError("--token and --token_file: give one of them")
     if token_file is not None:
-        with explained(
-            UsageError,
-            f"cannot read --token_file {printable(token_file)}",
-            OSError,
-            UnicodeDecodeError,
-        ):
-            file = expanded(token_file).open(encoding="utf-8")
-            with file:
-                token = file.read(LONGEST_TOKEN).strip()
-    if token is None:
-        return None
-    if (
-        len(token) < SHORTEST_TOKEN
-        or not token.isascii()
-        or not token.isprintable()
-        or " " in token
-    ):
+        shown = f"cannot read --token_file {printable(token_file)}"
+        with explained(UsageError, shown, OSError, UnicodeDecodeError):
+            token = expanded(token_file).read_text(encoding="utf-8").strip()
+    if token is not None and not re.fullmatch(rf"[!-~]{{{SHORTEST_TOKEN},}}", token):
         raise UsageError(
             f"the token must have {SHORTEST_TOKEN} or more plain characters without spaces"
         )
@@ -306,22 +241,15 @@ def _listen(host: str, port: int) -> socket.socket:
     check_that(0 <= port < 2**16, "--port", port, f"0 to {2**16 - 1}")
     refused = f"cannot listen on {printable(host)} port {port}"
     with explained(UsageError, refused, OSError, end="; choose another --port"):
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        listening = socket.socket(family)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(1024)
-    return listening
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
 
 
 def _plain(path: Path) -> str:
     """Return a name for a model by its place: of a run that of its experiment."""
+    name = path.name.removesuffix("-workspace")
     if re.fullmatch(r"version_\d+", path.name):
         name = path.parent.name
-    else:
-        name = path.name.removesuffix("-workspace")
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "model"
 
 
@@ -330,29 +258,24 @@ def network_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an address that nobody has (RFC 5737)
-            name: str = probe.getsockname()[0]
-            return name
+            return str(probe.getsockname()[0])
         except OSError:
             return socket.gethostname()
 
 
 def show_address(address: str, secret: str | None) -> None:
     """Print the address of the page, with its token, and a QR code of both."""
-    from cifnet_pl.serving.qr_code import LARGEST_TEXT, QrCode
+    import segno
 
     whole = f"{address}#token={secret}"
-    if len(whole.encode()) <= LARGEST_TEXT:
-        print("\n".join(QrCode(whole).lines()))
+    segno.make_qr(whole).terminal(compact=True)
     print(f"{whole}\nwhoever has this address can use and change the model", flush=True)
 
 
 def _announce(host: str, port: int, classes: int, secret: bool) -> None:
-    if ":" in host:
-        shown = f"[{host}]"
-    elif host in LOOPBACK:
-        shown = "localhost"
-    else:
-        shown = host
+    shown = "localhost" if host in LOOPBACK else host
+    if ":" in shown:
+        shown = f"[{shown}]"
     message = f"{number_of(classes, 'class')} at http://{shown}:{port} (the API: /docs)"
     if secret:
         message += "; it asks for the token"

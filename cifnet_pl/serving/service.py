@@ -1,15 +1,21 @@
-"""Everything that the service can do, without HTTP: classify, learn, inspect and change."""
+"""Everything that the service can do, without HTTP: classify, learn, inspect and change.
+
+A change is asked for by :meth:`Service.submit` with one of the methods that make changes. A thread
+makes one after the other: the method stores a version in the workspace, serves it from then on, and
+returns the answer.
+"""
 
 from __future__ import annotations
 
 import io
+import logging
+import secrets
+import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from threading import Lock
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -25,41 +31,45 @@ from cifnet_pl.model.forget import forget
 from cifnet_pl.model.labelled_images import LabelledImages, classes_of_hashes
 from cifnet_pl.model.learn import learn
 from cifnet_pl.serving import messages
-from cifnet_pl.serving.answering import (
-    OWN_WORK,
-    Answering,
-    ApiObject,
-    CurrentModel,
-    ImageAnswer,
-    ScoredImage,
-    ServedModel,
-    is_certain,
-)
-from cifnet_pl.serving.change_queue import ChangeJob, ChangeQueue, JobResult, Work
-from cifnet_pl.serving.fair_queue import Requester
+from cifnet_pl.serving.answering import Answering, ApiObject, ServedModel
 from cifnet_pl.serving.gallery import Gallery
-from cifnet_pl.serving.inbox import Inbox, LabelledUploads, LeftOut, Received
+from cifnet_pl.serving.gate import Limits, check_similar, decoded, tidy
+from cifnet_pl.serving.inbox import Inbox, LabelledUpload, LeftOut, Received
 from cifnet_pl.serving.inspection import (
     AccuracyEstimate,
-    AuditView,
     ClassPredictions,
-    accuracy_interval,
     accuracy_of_classes,
-    audited,
     class_predictions,
 )
-from cifnet_pl.serving.naming import check_similar, tidy
-from cifnet_pl.serving.refusals import Question, RequestError
-from cifnet_pl.serving.uploads import Limits, decoded
+from cifnet_pl.serving.messages import (
+    Question,
+    RequestError,
+    as_request_error,
+    filled,
+)
 from cifnet_pl.serving.workspace import Change, Version, Workspace, is_undamaged
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.memory import give_back_freed_memory
 from cifnet_pl.utilities.text import printable
 
-IMAGES_UNDER_WAY = 2048
-"""Images that are being answered or wait; more are refused."""
+LOGGER = logging.getLogger("cifnet_pl.serving")
+
+SCORES = {
+    "held_out_accuracy",
+    "held_out_images",
+    "old_accuracy_before",
+    "old_accuracy_after",
+}
+"""What a version keeps of its update."""
 
 PREVIEW_SIDE = 320
 """Pixels of a side of what is shown where a browser cannot show an image's format."""
+
+UNFINISHED_CHANGES = 32
+"""Changes that are queued, the one at work included; more are refused."""
+
+REMEMBERED_CHANGES = 200
+"""Finished changes whose result can still be asked for."""
 
 
 class UpdateResult(ApiObject):
@@ -92,6 +102,28 @@ class ChangeResult(ApiObject):
     message: str
     exact: bool | None = None
     """Of forget: whether the images were taken out of the statistics."""
+
+
+Result = UpdateResult | ChangeResult
+
+
+@dataclass
+class ChangeJob:
+    """A change that was asked for.
+
+    Attributes:
+        action: "learn", "forget", …
+        key: by which a client asks for it.
+        done: number of images learned so far.
+        total: number of images to learn; None if there are none.
+        result: the answer, or the RequestError that refuses it.
+    """
+
+    action: str
+    key: str = field(default_factory=lambda: secrets.token_hex(16))
+    done: int = 0
+    total: int | None = None
+    result: Future[Result] = field(default_factory=Future)
 
 
 @dataclass(frozen=True)
@@ -129,26 +161,13 @@ class EmbeddedUploads(LabelledImages):
     def embedded(
         self, *args: Any, **options: Any
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield rows and embeddings, as :meth:`LabelledImages.embedded` does.
-
-        All are made anew where one is not known.
-        """
+        """Yield rows and embeddings, as :meth:`LabelledImages.embedded` does."""
         names = self.files.names
-        if not all(name in self.known for name in names):
-            yield from super().embedded(*args, **options)
-            return
         self.looks[:] = look_at_images([self.files.root / name for name in names])
-        rows = np.arange(len(self.files))
+        rows = np.arange(len(names))
         hashes = [look.hash for look in self.looks if look]
         self.files.note_hashes(rows, np.array(hashes, dtype=np.int64))
         yield rows, torch.stack([self.known[name] for name in names])
-
-
-class VersionPredictions(NamedTuple):
-    """The leave-one-out predictions of each class by one version of the model."""
-
-    version: int
-    predictions: ClassPredictions
 
 
 class Service:
@@ -161,6 +180,7 @@ class Service:
 
     Attributes:
         costly: held while something is made that takes seconds and all cores.
+        closed: whether it has ended.
     """
 
     def __init__(
@@ -171,44 +191,46 @@ class Service:
     ):
         self.workspace = workspace
         self.options = options or ServiceOptions()
-        self.costly = Lock()
-        self._predicting = Lock()
-        self._class_predictions: VersionPredictions | None = None
+        self.costly = threading.Lock()
+        self.closed = threading.Event()
+        self._predictions: tuple[int, ClassPredictions] | None = None
+        self._jobs: dict[str, ChangeJob] = {}
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "learn")
         blank = torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8)
         # The first call builds or exports the backbone's engine, before several threads embed.
         with torch.inference_mode():
             model.embed(blank)
-        self.current = CurrentModel(self._served_model(model, workspace.current))
-        self.changes = ChangeQueue(self.current)
-        self.answering = Answering(self.current, self.options.limits, IMAGES_UNDER_WAY)
+        served = self._served_model(model, workspace.current)
+        self.answering = Answering(served, self.options.limits)
         self.gallery = Gallery(workspace, self.answering)
         self.gallery.request_update()
-        self.inbox = Inbox(workspace, self.gallery, self.options.limits)
+        self.inbox = Inbox(workspace, self.gallery)
 
     @property
     def served(self) -> ServedModel:
         """The model that answers now, and its version."""
-        return self.current.served
+        return self.answering.served
 
     @property
     def model(self) -> Classifier:
         """The model that answers now."""
-        return self.current.served.model
+        return self.answering.served.model
 
     def close(self) -> None:
         """Finish what was asked for, and close the workspace."""
-        self.changes.close()
+        self.closed.set()
+        self._thread.shutdown()
         self.gallery.close()
         self.answering.close()
         self.workspace.close()
 
-    # ------------------------------------------------------------------ classify and inspect
+    def check_writable(self) -> None:
+        """Raise RequestError if changes are refused."""
+        if self.options.read_only:
+            raise RequestError(403, messages.READ_ONLY)
 
-    def score(
-        self, content: bytes, requester: Requester = OWN_WORK
-    ) -> Future[ScoredImage]:
-        """Predict one image for someone; RequestError if too many wait."""
-        return self.answering.submit(content, requester)
+    # ------------------------------------------------------------------ classify and inspect
 
     def preview(self, content: bytes) -> bytes:
         """Return the middle of an image as a small JPEG; UnreadableImage if it is damaged."""
@@ -217,40 +239,15 @@ class Service:
         Image.fromarray(square).save(out, "JPEG")
         return out.getvalue()
 
-    def answer(self, file: str, scored: ScoredImage, top: int) -> ImageAnswer:
-        """Return the prediction for one image.
-
-        Args:
-            file: name that the image was sent with.
-            scored: the model's result.
-            top: number of classes.
-        """
-        names = scored.served.model.class_names
-        answer = ImageAnswer.from_scores(
-            file, names, scored.probabilities, scored.decision, top
-        )
-        if answer.classes:
-            answer.nearest = self.gallery.nearest(answer.classes[0].name, scored.z)
-            (nearest,) = self.gallery.certainty.certain_classes(scored.z[None])
-            answer.certain = is_certain(answer, nearest)
-        return answer
-
-    def audit(self) -> AuditView:
-        """Return the label errors among the kept images."""
-        return audited(self.gallery, self.workspace.kept_images(self.served.version))
-
     def class_predictions(self) -> ClassPredictions:
         """Return the leave-one-out predictions of each class, computed once for each version."""
-        with self._predicting:
+        with self.costly:
             served = self.served
-            known = self._class_predictions
-            if known is None or known.version != served.version:
-                predictions = class_predictions(served.model)
-                known = VersionPredictions(served.version, predictions)
-                self._class_predictions = known
-            return known.predictions
+            if self._predictions is None or self._predictions[0] != served.version:
+                self._predictions = (served.version, class_predictions(served.model))
+            return self._predictions[1]
 
-    # ------------------------------------------------------------------ learn
+    # ------------------------------------------------------------------ images that wait
 
     def receive(
         self, files: Iterable[tuple[str, IO[bytes]]], again: bool = True
@@ -264,41 +261,12 @@ class Service:
         self.check_writable()
         return self.inbox.receive(files, self._classes_of_images(), again)
 
-    def learn(
-        self, names: Mapping[str, str], dry_run: bool, anyway: bool = False
-    ) -> ChangeJob:
-        """Queue an update with images that wait.
-
-        Args:
-            names: name of an image's file → its class.
-            dry_run: whether to learn on a copy that is thrown away.
-            anyway: whether to learn what may be a mistake: see
-                :class:`~cifnet_pl.serving.refusals.Question`.
-        """
-        self.check_writable()
-        uploads = self.inbox.labelled(names)
-        return self._submit("extend", partial(self._learn, uploads, dry_run, anyway))
-
     def remove(self, images: Sequence[str], back: bool) -> int:
         """Take images away that wait, or take them ``back``; return how many wait now."""
         self.check_writable()
-        self.workspace.remove(images, back)
+        self.workspace.remove(images, None if back else time.time())
         self.gallery.request_update()
         return len(self.workspace.waiting())
-
-    def name_images(self, names: Mapping[str, str | None]) -> None:
-        """Remember the classes that someone typed for images that wait.
-
-        Args:
-            names: name of a file → name of its class; None to forget it.
-        """
-        self.check_writable()
-        self.workspace.name_images(names)
-
-    def count_answers(self, asked: int, unsure: int, corrected: int) -> None:
-        """Add to the counts of this day; see :meth:`Workspace.count_answers`."""
-        self.check_writable()
-        self.workspace.count_answers(asked, unsure, corrected)
 
     def _classes_of_images(self) -> dict[int, set[str]]:
         """Return the classes in which each image was learned, by the hash of its content."""
@@ -308,37 +276,104 @@ class Service:
             classes[image] = {names[position] for position in positions}
         return classes
 
-    def _with_embeddings(
-        self, names: list[str], files: FileSet, job: ChangeJob
-    ) -> EmbeddedUploads:
-        """Return labelled images with their embeddings; the job says how many there are."""
-        present, z = self.gallery.embeddings(files.names, job.progress)
-        return EmbeddedUploads(names, files, known=dict(zip(present, z, strict=True)))
+    # ------------------------------------------------------------------ the queue of changes
 
-    def _learn(
-        self, uploads: LabelledUploads, dry_run: bool, anyway: bool, job: ChangeJob
-    ) -> tuple[ServedModel | None, JobResult]:
-        """Learn images that were labelled."""
+    def submit(self, work: Callable[..., Result], *args: Any) -> ChangeJob:
+        """Queue a change.
+
+        Args:
+            work: method that makes it.
+            args: of the method.
+
+        Raises:
+            RequestError: changes are refused, or as many are unfinished as may be.
+        """
+        self.check_writable()
+        with self._lock:
+            finished = [key for key, job in self._jobs.items() if job.result.done()]
+            count = len(self._jobs) - len(finished)
+            if count >= UNFINISHED_CHANGES:
+                raise RequestError(503, messages.CHANGES_WAITING, changes=count)
+            for key in finished[:-REMEMBERED_CHANGES]:
+                del self._jobs[key]
+            job = ChangeJob(work.__name__)
+            self._jobs[job.key] = job
+            job.result = self._thread.submit(self._make, work, args)
+        return job
+
+    def job(self, key: str) -> ChangeJob:
+        """Return the change with a key.
+
+        Raises:
+            RequestError: there is no such change, or it ended long ago.
+        """
+        if key not in self._jobs:
+            raise RequestError(404, messages.NO_JOB)
+        return self._jobs[key]
+
+    def place(self, job: ChangeJob) -> int:
+        """Return how many changes come before this one; 0 while it is at work and afterwards."""
+        if job.result.running() or job.result.done():
+            return 0
+        jobs = list(self._jobs.values())
+        return sum(not other.result.done() for other in jobs[: jobs.index(job)])
+
+    def _make(self, work: Callable[..., Result], args: Sequence[Any]) -> Result:
+        """Make a change, and free what it needed; RequestError if it is refused or failed."""
+        try:
+            return work(*args)
+        except CifnetError as error:
+            LOGGER.warning("%s refused: %s", work.__name__, error)
+            refusal = as_request_error(error)
+        except BaseException:
+            # A fault of ours: the service goes on, and the log has the traceback.
+            LOGGER.exception("%s failed", work.__name__)
+            refusal = RequestError(500, messages.FAILED)
+        finally:
+            self.gallery.request_update()
+            give_back_freed_memory()
+        raise refusal  # outside, as a job must not keep the models of the error's frames
+
+    def _report(self, done: int, total: int) -> None:
+        """Record how many images the change at work has learned."""
+        for job in list(self._jobs.values()):
+            if job.result.running():
+                job.done = done
+                job.total = total
+
+    # ------------------------------------------------------------------ changes: learn
+
+    def learn(
+        self, names: Mapping[str, str], dry_run: bool = False, anyway: bool = False
+    ) -> UpdateResult:
+        """Learn images that wait.
+
+        Args:
+            names: name of an image's file → its class.
+            dry_run: whether to learn on a copy that is thrown away.
+            anyway: whether to learn what may be a mistake: see
+                :class:`~cifnet_pl.serving.messages.Question`.
+        """
         start = time.perf_counter()
-        learned = self._classes_of_images()
-        if not anyway:
-            uploads.check_plausible(learned, self.model.class_names)
-        uploads.leave_out(learned)
+        uploads, unreadable = self.inbox.labelled(names)
+        uploads = self._to_learn(uploads, anyway)
+        classes: dict[str, list[str]] = {}
+        for image in uploads:
+            classes.setdefault(image.name, []).append(image.file)
+        class_names(list(classes), "the request", UsageError)
         old = self.model.clone()
         self._choose_calibration_samples(old, uploads)
-        images = self._with_embeddings(uploads.names, uploads.files, job)
-        update = learn(old, images)
+        update = learn(old, self._images(classes))
         model = update.model
+        for file, reason in update.unreadable:
+            unreadable.append(LeftOut(file=printable(file.name), reason=reason))
+        before, _ = accuracy_of_classes(old, old.class_names)
+        after, interval = accuracy_of_classes(model, old.class_names)
         score = update.score
-        before = accuracy_of_classes(old, old.class_names)
-        after = accuracy_of_classes(model, old.class_names)
         count = sum(update.learned.values())
         model.history.append(
             Event("extend", len(model.counts), count, score.percent, before, after)
         )
-        unreadable = list(uploads.left_out)
-        for file, reason in update.unreadable:
-            unreadable.append(LeftOut(file=printable(file.name), reason=reason))
         result = UpdateResult(
             version=None,
             learned=update.learned,
@@ -347,64 +382,89 @@ class Service:
             held_out_images=score.total,
             old_accuracy_before=before,
             old_accuracy_after=after,
-            old_accuracy_interval=accuracy_interval(model, old.class_names, after),
+            old_accuracy_interval=interval,
             next_step=messages.next_step(model.counts),
             accuracy=AccuracyEstimate.from_model(model),
-            seconds=time.perf_counter() - start,
-            warnings=old.class_name_warnings(uploads.names),
+            seconds=0.0,
+            warnings=old.class_name_warnings(list(classes)),
         )
-        if dry_run:
-            return None, {"update": result}
-        result.version = self._store(model, uploads, result).number
+        if not dry_run:
+            result.version = self._store(model, classes, result).version
         result.seconds = time.perf_counter() - start
-        return self._served_model(model, result.version), {"update": result}
+        return result
+
+    def _to_learn(
+        self, uploads: Sequence[LabelledUpload], anyway: bool
+    ) -> list[LabelledUpload]:
+        """Return the images that were not learned as the same class before.
+
+        Raises:
+            Question: a class whose name is nearly that of another one, or an image that was learned
+                as another class, unless that is learned ``anyway``.
+            RequestError: no image is left.
+        """
+        learned = self._classes_of_images()
+        if not anyway:
+            names = list(dict.fromkeys(image.name for image in uploads))
+            check_similar(names, self.model.class_names)
+        new = []
+        for image in uploads:
+            classes = learned.get(image.hash, set())
+            others = sorted(classes - {image.name})
+            if others and not anyway:
+                file = image.sent[: messages.LONGEST_SHOWN]
+                raise Question(messages.LEARNED_AS, file=file, name=others[0])
+            if image.name not in classes:
+                new.append(image)
+        if not new:
+            raise RequestError(422, messages.LEARNED_BEFORE, images=len(uploads))
+        return new
 
     def _choose_calibration_samples(
-        self, model: Classifier, uploads: LabelledUploads
+        self, model: Classifier, uploads: Sequence[LabelledUpload]
     ) -> None:
         """Tell a model which images were chosen by a person while others waited.
 
-        Those are the least certain ones, so an accuracy of them says little of new images.
+        Those are the least probable ones, so an accuracy of them says little of new images.
         """
-        labelled = {image.file for image in uploads.images}
-        others_wait = any(
-            image.file not in labelled for image in self.workspace.waiting()
-        )
-        if not others_wait:
-            model.calibration.exclude_selected(torch.tensor([], dtype=torch.int64))
-        elif uploads.chosen:
-            model.calibration.exclude_selected(
-                torch.tensor(uploads.chosen, dtype=torch.int64)
-            )
+        labelled = {image.file for image in uploads}
+        chosen = [image.hash for image in uploads if not image.is_named_by_folder]
+        if {image.file for image in self.workspace.waiting()} <= labelled:
+            chosen = []
+        elif not chosen:
+            return
+        model.calibration.exclude_selected(torch.tensor(chosen, dtype=torch.int64))
+
+    def _images(self, classes: Mapping[str, Sequence[str]]) -> EmbeddedUploads:
+        """Return images of the workspace with their embeddings: class name → names of files."""
+        label_of = {}
+        for label, files in enumerate(classes.values()):
+            label_of.update(dict.fromkeys(files, label))
+        present, z = self.gallery.embeddings(list(label_of), self._report)
+        labels = [label_of[file] for file in present]
+        images = FileSet(self.workspace.images_folder, present, labels)
+        known = dict(zip(present, z, strict=True))
+        return EmbeddedUploads(list(classes), images, known=known)
 
     def _store(
-        self, model: Classifier, uploads: LabelledUploads, result: UpdateResult
-    ) -> Version:
+        self, model: Classifier, classes: dict[str, list[str]], result: UpdateResult
+    ) -> ChangeResult:
         """Store a model that learned; the images that it learned go unless they are kept."""
-        scores = {
-            "held_out_accuracy": result.held_out_accuracy,
-            "held_out_images": result.held_out_images,
-            "old_accuracy_before": result.old_accuracy_before,
-            "old_accuracy_after": result.old_accuracy_after,
-        }
-        learned = {}
+        count = sum(result.learned.values())
+        message = filled(messages.LEARNED, images=count, names=list(result.learned))
+        scores = result.model_dump(include=SCORES, exclude_none=True)
         if self.options.keep_images:
-            learned = {name: uploads.of_class(name) for name in uploads.names}
-        change = Change(
-            "extend",
-            messages.learned(result.learned),
-            learned=learned,
-            scores={name: value for name, value in scores.items() if value is not None},
-        )
-        version = self.workspace.commit(model, change)
-        if not self.options.keep_images:
-            self.workspace.discard([image.file for image in uploads.images])
-        return version
+            return self._changed(model, Change("extend", message, classes, scores))
+        stored = self._changed(model, Change("extend", message, scores=scores))
+        for files in classes.values():
+            self.workspace.remove(files, 0.0)
+        self.workspace.remove_unused_images()
+        return stored
 
-    # ------------------------------------------------------------------ change
+    # ------------------------------------------------------------------ changes of classes
 
-    def forget(self, name: str, anyway: bool = False) -> ChangeJob:
-        """Queue forgetting a class.
+    def forget(self, name: str, anyway: bool = False) -> ChangeResult:
+        """Forget a class.
 
         It is exact where all of its images are kept, else it is taken out of the predictions.
 
@@ -412,62 +472,49 @@ class Service:
             name: of the class.
             anyway: whether to take it out of the predictions where a kept image is damaged.
         """
-        return self._submit("forget", partial(self._forget, name, anyway))
-
-    def _forget(
-        self, name: str, anyway: bool, job: ChangeJob
-    ) -> tuple[ServedModel, JobResult]:
-        """Forget a class."""
         old = self.model
-        require(old, name)
-        require_another(old, name)
-        kept_images = self.workspace.kept_images(self.workspace.current).get(name, [])
+        self._require_another(name)
+        kept_images = self.workspace.kept_images().get(name, [])
         images = None
         if old.head.subtracts:
-            images = self.workspace.images_of_class(name, old.counts[name])
+            images = self.workspace.whole_class(name, old.counts[name])
         if images and not all(map(is_undamaged, images)):
             if not anyway:
-                raise Question(messages.damaged_images(name))
+                raise Question(messages.DAMAGED_IMAGES, name=name)
             images = None
         done = forget(old, name, images)
-        message = messages.forgot(name, done.exact)
-        version = self.workspace.commit(
-            done.model, Change("forget", message, forgotten=name)
-        )
+        sentence = messages.FORGOT_EXACTLY if done.exact else messages.FORGOT
+        message = filled(sentence, name=name)
+        change = Change("forget", message, forgotten=name)
+        result = self._changed(done.model, change)
+        result.exact = done.exact
         if kept_images:
-            message += f". {messages.images_stay(len(kept_images))}"
-        return self._changed(done.model, version, message, done.exact)
+            stay = filled(messages.IMAGES_STAY, images=len(kept_images))
+            result.message = f"{message}. {stay}"
+        return result
 
-    def rename(self, old: str, new: str, anyway: bool = False) -> ChangeJob:
-        """Queue giving a class another name.
+    def rename(self, old: str, new: str, anyway: bool = False) -> ChangeResult:
+        """Give a class another name.
 
         Args:
             old: its name.
             new: its new name.
             anyway: whether it may be nearly the name of another class.
         """
-        return self._submit("rename", partial(self._rename, old, new, anyway))
-
-    def _rename(
-        self, old: str, new: str, anyway: bool, job: ChangeJob
-    ) -> tuple[ServedModel, JobResult]:
-        """Give a class another name."""
         model = self.model.clone()
         name = tidy(new)
         require(model, old)
         if name == old:
-            raise RequestError(422, messages.same_name(name))
+            raise RequestError(422, messages.SAME_NAME, name=name)
         others = [other for other in model.class_names if other != old]
         if name in others:
-            raise Question(messages.taken_name(name, old), {new: name}, allowed=False)
+            instead = {new: name}
+            raise Question(messages.TAKEN_NAME, instead, False, name=name, old=old)
         if not anyway:
-            check_similar(name, others)
+            check_similar([name], others)
         model.rename(old, name)
-        message = messages.renamed(old, name)
-        version = self.workspace.commit(
-            model, Change("rename", message, renamed=(old, name))
-        )
-        return self._changed(model, version, message)
+        message = filled(messages.RENAMED, name=old, new=name)
+        return self._changed(model, Change("rename", message, renamed=(old, name)))
 
     def move(
         self,
@@ -475,8 +522,8 @@ class Service:
         into: str,
         images: Collection[str] | None = None,
         anyway: bool = False,
-    ) -> ChangeJob:
-        """Queue making images of a class images of another, which may be new.
+    ) -> ChangeResult:
+        """Make images of a class images of another, which may be new.
 
         All are taken out, and learned anew.
 
@@ -486,147 +533,97 @@ class Service:
             images: names of the images' files; None for all of them, which joins both classes.
             anyway: whether ``into`` may be nearly the name of another class.
         """
-        return self._submit("move", partial(self._move, name, into, images, anyway))
-
-    def _move(
-        self,
-        name: str,
-        into: str,
-        images: Collection[str] | None,
-        anyway: bool,
-        job: ChangeJob,
-    ) -> tuple[ServedModel, JobResult]:
-        """Make images of a class images of another."""
         model = self.model
         target = tidy(into)
-        require(model, name)
+        self._require_another(name)
         class_names([target], "the request", UsageError)
-        kept_images = self.workspace.kept_images(self.workspace.current)
-        moved = []
-        rest = []
-        for file in kept_images.get(name, []):
-            if images is None or file in images:
-                moved.append(file)
-            else:
-                rest.append(file)
+        kept_images = self.workspace.kept_images()
+        own = kept_images.get(name, [])
+        chosen = set(own if images is None else images)
+        moved = [file for file in own if file in chosen]
+        rest = [file for file in own if file not in chosen]
         if target == name or (images is not None and not moved):
-            raise RequestError(422, messages.nothing_to_move(name))
-        if not anyway and target not in model.class_names:
-            check_similar(target, model.class_names)
-        removed = self.workspace.images_of_class(name, model.counts[name])
-        if removed is not None and not all(map(is_undamaged, removed)):
-            removed = None
-        if removed is None or not model.head.subtracts:
-            raise RequestError(409, messages.cannot_move(name, target))
-        require_another(model, name)
-        new = [file for file in moved if file not in kept_images.get(target, [])]
-        learned = {name: rest, target: new}
+            raise RequestError(422, messages.NOTHING_TO_MOVE, name=name)
+        if not anyway:
+            check_similar([target], model.class_names)
+        removed = self.workspace.whole_class(name, model.counts[name])
+        is_whole = removed is not None and all(map(is_undamaged, removed))
+        if not is_whole or not model.head.subtracts:
+            raise RequestError(409, messages.CANNOT_MOVE, name=name, target=target)
+        known = kept_images.get(target, [])
+        learned = {name: rest, target: [file for file in moved if file not in known]}
         learned = {one: files for one, files in learned.items() if files}
-        model = self._learned_anew(forget(model, name, removed).model, learned, job)
+        model = forget(model, name, removed).model
+        if learned:
+            model = learn(model, self._images(learned)).model
+        action = "join"
+        sentence = messages.JOINED
         if rest:
             action = "move"
-            message = messages.moved(len(moved), name, target)
-        else:
-            action = "join"
-            message = messages.joined(name, target)
-        model.history.append(Event(action, len(model.counts), len(new)))
-        change = Change(action, message, learned=learned, forgotten=name)
-        return self._changed(model, self.workspace.commit(model, change), message)
+            sentence = messages.MOVED
+        message = filled(sentence, images=len(moved), name=name, target=target)
+        model.history.append(
+            Event(action, len(model.counts), len(learned.get(target, [])))
+        )
+        return self._changed(
+            model, Change(action, message, learned=learned, forgotten=name)
+        )
 
-    def _learned_anew(
-        self, model: Classifier, learned: Mapping[str, list[str]], job: ChangeJob
-    ) -> Classifier:
-        """Return a model that learned kept images: class name → names of their files."""
-        if not learned:
-            return model
-        names: list[str] = []
-        labels: list[int] = []
-        for label, files in enumerate(learned.values()):
-            names += files
-            labels += [label] * len(files)
-        images = FileSet(self.workspace.images_folder, names, labels)
-        return learn(model, self._with_embeddings(list(learned), images, job)).model
+    def _require_another(self, name: str) -> None:
+        """Raise RequestError unless the model knows class ``name`` and another one."""
+        require(self.model, name)
+        if len(self.model.class_names) == 1:
+            raise RequestError(422, messages.ONLY_CLASS, name=name)
 
-    def undo(self) -> ChangeJob:
-        """Queue going back by one change."""
-        return self._submit("undo", self._undo)
+    # ------------------------------------------------------------------ changes of versions
 
-    def _undo(self, job: ChangeJob) -> tuple[ServedModel, JobResult]:
+    def undo(self) -> ChangeResult:
         """Go back by one change."""
         undone = self.workspace.version(self.workspace.current)
         version, model = self.workspace.undo()
+        message = messages.WENT_BACK
         if undone.parent == version.number:
-            message = messages.undid(undone.change.message)
-        else:
-            message = messages.WENT_BACK
-        return self._changed(model, version, message)
+            message = filled(messages.UNDID, message=undone.change.message)
+        return self._serve(version, model, message)
 
-    def redo(self) -> ChangeJob:
-        """Queue doing again what was undone last."""
-        return self._submit("redo", self._redo)
-
-    def _redo(self, job: ChangeJob) -> tuple[ServedModel, JobResult]:
+    def redo(self) -> ChangeResult:
         """Do again what was undone last."""
         before = self.workspace.current
         version, model = self.workspace.redo()
+        message = messages.WENT_AGAIN
         if version.parent == before:
-            message = messages.redid(version.change.message)
-        else:
-            message = messages.WENT_AGAIN
-        return self._changed(model, version, message)
+            message = filled(messages.REDID, message=version.change.message)
+        return self._serve(version, model, message)
 
-    def go_to(self, number: int) -> ChangeJob:
-        """Queue serving another version."""
-        return self._submit("go to", partial(self._go_to, number))
-
-    def _go_to(self, number: int, job: ChangeJob) -> tuple[ServedModel, JobResult]:
+    def go_to(self, number: int) -> ChangeResult:
         """Serve another version."""
         version, model = self.workspace.go_to(number)
-        return self._changed(model, version, messages.went_to(number))
+        message = filled(messages.WENT_TO, number=number)
+        return self._serve(version, model, message)
 
-    def purge(self, images: Literal["forgotten", "all"]) -> ChangeJob:
-        """Queue deleting kept images, and all versions but the served one, for good."""
-        return self._submit("purge", partial(self._purge, images == "all"))
+    def purge(self, every: bool) -> ChangeResult:
+        """Delete kept images, and all versions but the served one, for good.
 
-    def _purge(self, every: bool, job: ChangeJob) -> tuple[None, JobResult]:
-        """Delete kept images and versions for good."""
-        message = messages.purged(*self.workspace.purge(every))
-        result = ChangeResult(version=self.workspace.current, message=message)
-        return None, {"change": result}
+        Args:
+            every: all kept images; otherwise those that the served version did not learn.
+        """
+        counts = self.workspace.purge(every)
+        message = messages.purged(**dict(counts))
+        return ChangeResult(version=self.workspace.current, message=message)
 
-    def check_writable(self) -> None:
-        """Raise RequestError if changes are refused."""
-        if self.options.read_only:
-            raise RequestError(403, messages.READ_ONLY)
+    def _changed(self, model: Classifier, change: Change) -> ChangeResult:
+        """Store a changed model and serve it; return the answer."""
+        return self._serve(self.workspace.commit(model, change), model, change.message)
 
-    def _submit(self, action: str, work: Work) -> ChangeJob:
-        self.check_writable()
-        job = self.changes.submit(action, work)
-        job.result.add_done_callback(self._update_gallery)
-        return job
-
-    def _update_gallery(self, result: Future[JobResult]) -> None:
-        self.gallery.request_update()
-
-    def _changed(
-        self,
-        model: Classifier,
-        version: Version,
-        message: str,
-        exact: bool | None = None,
-    ) -> tuple[ServedModel, JobResult]:
-        """Return the model that is served after a change, and the answer."""
-        result = ChangeResult(version=version.number, message=message, exact=exact)
-        return self._served_model(model, version.number), {"change": result}
+    def _serve(self, version: Version, model: Classifier, message: str) -> ChangeResult:
+        """Serve the model of a stored version; return the answer."""
+        self.answering.served = self._served_model(model, version.number)
+        return ChangeResult(version=version.number, message=message)
 
     def _served_model(self, model: Classifier, number: int) -> ServedModel:
-        """Return a model to be served.
-
-        What detects unknown images is prepared now, so that no answer waits for it.
-        """
-        served = ServedModel(model, number, self.options.unknown, self.options.coverage)
-        served.open_set_predictor()
-        return served
+        """Return a model to be served."""
+        options = self.options
+        return ServedModel(model, number, options.unknown, options.coverage)
 
 
 def require(model: Classifier, name: str) -> None:
@@ -635,9 +632,3 @@ def require(model: Classifier, name: str) -> None:
         model.labels([name])
     except UsageError as error:
         raise RequestError(404, str(error)) from error
-
-
-def require_another(model: Classifier, name: str) -> None:
-    """Raise RequestError where the model knows no class but ``name``."""
-    if len(model.class_names) == 1:
-        raise RequestError(422, messages.only_class(name))

@@ -16,27 +16,29 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import date, datetime, timezone
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from cifnet_pl.images.files import find_images
+from cifnet_pl.images.image import UnreadableImage, content_hash
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.labelled_images import classes_of_hashes
 from cifnet_pl.model.served import JOURNAL, SERVED_VERSION, bundle_of_version
 from cifnet_pl.model.store import load_bundle
 from cifnet_pl.serving import messages
+from cifnet_pl.serving.answering import ApiObject
+from cifnet_pl.serving.gate import extension_of, file_name, folder_of
 from cifnet_pl.serving.journal import Journal
-from cifnet_pl.serving.naming import folder_of
-from cifnet_pl.serving.refusals import RequestError, has_disk_error
-from cifnet_pl.serving.uploads import learned_images
+from cifnet_pl.serving.messages import RequestError, filled
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import exclusive, new_folder, write_bytes
 
-T = TypeVar("T")
 LOGGER = logging.getLogger("cifnet_pl.serving")
 RESERVE = "reserve"
 RESERVE_BYTES = 2**20
@@ -70,6 +72,12 @@ LATER_VERSION = (
     " ORDER BY place LIMIT 1"
 )
 
+COUNT_ANSWERS = (
+    "INSERT INTO day VALUES (?, ?, ?, ?) ON CONFLICT (date) DO UPDATE SET"
+    " asked = asked + excluded.asked, unsure = unsure + excluded.unsure,"
+    " corrected = corrected + excluded.corrected"
+)
+
 
 @dataclass(frozen=True)
 class Change:
@@ -79,17 +87,22 @@ class Change:
         action: "open", "extend", "forget", "rename", "move" or "join".
         message: one sentence for people.
         learned: class name → file names of its kept images.
+        scores: percentages that were measured, by name.
         forgotten: class that was removed; some of its images may be learned anew.
         renamed: old and new name of a class.
-        scores: percentages that were measured, by name.
     """
 
     action: str
     message: str
     learned: Mapping[str, list[str]] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
     forgotten: str | None = None
     renamed: tuple[str, str] | None = None
-    scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def learned_files(self) -> set[str]:
+        """Names of the kept images that were learned."""
+        return set().union(*self.learned.values())
 
 
 @dataclass(frozen=True)
@@ -111,14 +124,6 @@ class Version:
     counts: dict[str, int]
     time: str
     stored: bool
-
-    @property
-    def learned_files(self) -> set[str]:
-        """Names of the kept images that this version learned, but not the ones before."""
-        names: set[str] = set()
-        for files in self.change.learned.values():
-            names.update(files)
-        return names
 
 
 class WaitingImage(NamedTuple):
@@ -148,48 +153,19 @@ class WaitingImage(NamedTuple):
         return list(dict.fromkeys(folder for folder in folders if folder is not None))
 
 
-class ReceivedImage(NamedTuple):
-    """An image that was sent.
-
-    Attributes:
-        file: name of its file.
-        path: that it was sent with.
-        content: of its file.
-    """
-
-    file: str
-    path: str
-    content: bytes
+ReceivedImage = tuple[str, str, bytes]
+"""Name of an image's file, the path that it was sent with, and its content."""
 
 
-class DayCounts(NamedTuple):
-    """Counts of classified images and corrections of one day.
-
-    Attributes:
-        date: ISO 8601.
-        asked: images that were asked about.
-        unsure: those of them for which no class was certain.
-        corrected: those whose class someone corrected.
-    """
-
-    date: str
-    asked: int
-    unsure: int
-    corrected: int
-
-
-class DeletedCounts(NamedTuple):
-    """Numbers of images and versions that a purge deletes for good.
-
-    Attributes:
-        learned: images that the served version does not know.
-        taken_away: images that were taken away from those that wait.
-        versions: other versions.
-    """
+class DeletedCounts(ApiObject):
+    """Numbers of images and versions that a purge deletes for good."""
 
     learned: int
+    """Kept images that the served version did not learn, or all."""
     taken_away: int
+    """Images that were taken away from those that wait."""
     versions: int
+    """Other versions."""
 
 
 class Workspace:
@@ -230,14 +206,14 @@ class Workspace:
         self._device = model.device
         with ExitStack() as stack:
             stack.enter_context(exclusive(folder / "workspace"))
-            stack.enter_context(locked_folder(folder))
             self._journal = Journal(folder / JOURNAL)
             stack.callback(self._journal.close)
             begun = self._check_model(model)
             self._remove_leftovers()
             shutil.rmtree(folder / "incoming", ignore_errors=True)
             (folder / "incoming").mkdir()
-            self._remove_half_written()
+            for path in self.images_folder.glob(".*.tmp"):  # of a killed process
+                path.unlink()
             self.remove_unused_images()
             if not begun:
                 self._begin(model, images)
@@ -246,25 +222,27 @@ class Workspace:
 
     def _check_model(self, model: Classifier) -> bool:
         """Check that the journal is of this model; return whether there are versions already."""
-        identity = json.dumps(_identity(model))
-        with self._journal.readable():
+        identity = json.dumps(
+            {
+                "backbone": model.backbone.name,
+                "head": type(model.head).__name__,
+                "counts": model.counts,
+            }
+        )
+        with self._journal.readable(), self._journal.transaction():
             self._journal.execute(
                 "INSERT INTO model SELECT ?, NULL WHERE NOT EXISTS (SELECT 1 FROM model)",
                 [identity],
             )
-            ((first,),) = self._journal.rows("SELECT about FROM model")
-            ((last,),) = self._journal.rows(
-                "SELECT coalesce(max(number), 0) FROM version"
-            )
+            first = self._journal.value("SELECT about FROM model")
+            last = self._journal.value("SELECT coalesce(max(number), 0) FROM version")
         if first != identity:
             raise UsageError(
                 f"the workspace {self.folder} began with another model: choose another with"
                 " --workspace"
             )
-        newest = 0
-        for entry in self._bundles():
-            if entry.name.isdecimal():
-                newest = max(newest, int(entry.name))
+        stored = [path.name for path in self._bundles() if path.name.isdecimal()]
+        newest = max(map(int, stored), default=0)
         # A kill leaves at most one version that the journal does not name.
         if newest > last + 1:
             found = (
@@ -282,17 +260,21 @@ class Workspace:
                 if file not in learned.setdefault(name, []):
                     _link(path, self.images_folder / file)
                     learned[name].append(file)
-        self.commit(
-            model, Change("open", messages.opened(len(model.class_names)), learned)
-        )
+        message = messages.BEGAN_EMPTY
+        if model.class_names:
+            message = filled(messages.OPENED, classes=len(model.class_names))
+        self.commit(model, Change("open", message, learned))
 
-    # ------------------------------------------------------------------ reading
+    def close(self) -> None:
+        """Release the workspace for other processes."""
+        self._stack.close()
+
+    # ------------------------------------------------------------------ versions
 
     @property
     def current(self) -> int:
         """Number of the version that is served."""
-        ((number,),) = self._journal.rows(SERVED_VERSION)
-        return int(number)
+        return int(self._journal.value(SERVED_VERSION))
 
     @property
     def can_undo(self) -> bool:
@@ -330,65 +312,20 @@ class Workspace:
         """
         versions = self.versions
         if number not in versions:
-            raise RequestError(404, messages.no_version(number, max(versions)))
+            newest = max(versions)
+            raise RequestError(404, messages.NO_VERSION, number=number, newest=newest)
         if not versions[number].stored:
+            kept = self.keep_versions
             raise RequestError(
-                410, messages.removed_version(number, self.keep_versions)
+                410, messages.REMOVED_VERSION, number=number, stored=kept
             )
         return versions[number]
-
-    def kept_images(self, number: int) -> dict[str, list[str]]:
-        """Return the file names of the kept images of each class of a version."""
-        learned: dict[str, list[str]] = {}
-        for version in self._ancestry(number):
-            change = version.change
-            if change.forgotten is not None:
-                learned.pop(change.forgotten, None)
-            if change.renamed is not None and change.renamed[0] in learned:
-                old, new = change.renamed
-                learned[new] = learned.pop(old)
-            for name, files in change.learned.items():
-                learned[name] = list(dict.fromkeys([*learned.get(name, []), *files]))
-        present = self._file_names()
-        kept_images = {}
-        for name, files in learned.items():
-            kept_images[name] = [file for file in files if file in present]
-        return kept_images
-
-    def waiting(self) -> list[WaitingImage]:
-        """Return the images that wait to be labelled, in the order they came."""
-        current = self.current
-        present = self._file_names()
-        kept_images = set[str]()
-        for files in self.kept_images(current).values():
-            kept_images.update(files)
-        learned_by = {}
-        for version in self._ancestry(current):
-            for file in version.learned_files:
-                learned_by[file] = version.number
-        images = []
-        for number, file, name, since, paths in self._journal.rows(WAITING_ROWS):
-            labelled = file in kept_images or learned_by.get(file, 0) > since
-            if file in present and not labelled:
-                sent = tuple((paths or "").splitlines())
-                images.append(WaitingImage(number, file, sent, name))
-        return images
-
-    def _ancestry(self, number: int) -> list[Version]:
-        """Return the versions that led to a version, and itself, the first first."""
-        versions = self.versions
-        line = []
-        ancestor: int | None = number
-        while ancestor is not None:
-            line.append(versions[ancestor])
-            ancestor = versions[ancestor].parent
-        return line[::-1]
 
     def bundle(self, number: int) -> Path:
         """Return the bundle of a stored version; RequestError for one that knows no class."""
         if not self.version(number).counts:
-            raise RequestError(409, messages.empty_version(number))
-        return self._bundle(number)
+            raise RequestError(409, messages.EMPTY_VERSION, number=number)
+        return bundle_of_version(self.folder, number)
 
     def load(self, number: int) -> Classifier:
         """Read the model of a version.
@@ -398,9 +335,136 @@ class Workspace:
         if self._empty is not None and not self.version(number).counts:
             return self._empty.clone()
         bundle = self.bundle(number)
-        return load_bundle(bundle, trust=self.trust, backbone=self._backbone).to(
-            self._device
+        model = load_bundle(bundle, trust=self.trust, backbone=self._backbone)
+        return model.to(self._device)
+
+    def commit(self, model: Classifier, change: Change) -> Version:
+        """Store a changed model as a new version and serve it; return once both are on the disk.
+
+        Args:
+            model: the changed model.
+            change: what was done.
+
+        Raises:
+            CifnetError: the disk is full or not writable; nothing was changed.
+        """
+        number = max(self.versions, default=0) + 1
+        parent = self.current if number > 1 else None
+        bundle = bundle_of_version(self.folder, number)
+        with new_folder(bundle) as temporary:
+            if model.class_names:
+                model.save(temporary)
+        content = json.dumps(asdict(change))
+        row = (number, content, parent, json.dumps(model.counts), _now())
+        try:
+            with self._journal.transaction():
+                self._journal.execute(
+                    "INSERT INTO version (number, change, parent, counts, at) VALUES (?,?,?,?,?)",
+                    row,
+                )
+                self._serve_next(change.action, number)
+        except BaseException:
+            shutil.rmtree(bundle, ignore_errors=True)
+            raise
+        try:
+            self._drop(self.stored_versions[: -self.keep_versions])
+        except (CifnetError, OSError) as error:
+            # The change is stored: it must not be refused.
+            LOGGER.warning("old versions were not removed: %s", error)
+        return self.versions[number]
+
+    def undo(self) -> tuple[Version, Classifier]:
+        """Serve the version that was served before the current one; RequestError if there is none.
+
+        After :meth:`go_to` it is another one than the version that the current one was made from.
+        """
+        return self._step("undo", EARLIER_VERSION, messages.NO_UNDO)
+
+    def redo(self) -> tuple[Version, Classifier]:
+        """Serve the version that was undone last; RequestError if there is none."""
+        return self._step("redo", LATER_VERSION, messages.NO_REDO)
+
+    def go_to(self, number: int) -> tuple[Version, Classifier]:
+        """Serve any stored version; this is a change that can be undone."""
+        model = self.load(number)
+        with self._room(), self._journal.transaction():
+            self._serve_next("go to", number)
+        return self.version(number), model
+
+    def _step(
+        self, action: str, query: str, missing: str
+    ) -> tuple[Version, Classifier]:
+        """Serve a version of the line, once its bundle is read.
+
+        Args:
+            action: for the journal.
+            query: gives its place and number.
+            missing: why there is none.
+        """
+        rows = self._journal.rows(query)
+        if not rows:
+            raise RequestError(409, missing)
+        place, number = rows[0]
+        model = self.load(number)
+        with self._room(), self._journal.transaction():
+            self._serve(action, place)
+        return self.version(number), model
+
+    def _serve_next(self, action: str, number: int) -> None:
+        """Continue the line of versions with one that is served from now on."""
+        self._journal.execute(
+            "DELETE FROM line WHERE place > (SELECT place FROM model)", ()
         )
+        self._journal.execute("INSERT INTO line (version) VALUES (?)", [number])
+        self._serve(action, self._journal.value("SELECT max(place) FROM line"))
+
+    def _serve(self, action: str, place: int) -> None:
+        """Serve the version at a place of the line."""
+        self._journal.execute("UPDATE model SET place = ?", [place])
+        self._journal.execute(
+            "INSERT INTO journal (at, what, serves) VALUES (?, ?, ?)",
+            (_now(), action, self.current),
+        )
+
+    def _drop(self, numbers: Iterable[int]) -> None:
+        """Remove the bundles of versions other than the current one."""
+        current = self.current
+        rows = [(number,) for number in numbers if number != current]
+        if not rows:
+            return
+        with self._journal.transaction():
+            self._journal.execute(
+                "UPDATE version SET stored = 0 WHERE number = ?", *rows
+            )
+            self._journal.execute("DELETE FROM line WHERE version = ?", *rows)
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Remove bundles that the journal does not name.
+
+        Killed processes left them half-written, or they were dropped.
+        """
+        stored = {
+            bundle_of_version(self.folder, number) for number in self.stored_versions
+        }
+        for entry in self._bundles():
+            if entry not in stored:
+                shutil.rmtree(entry)
+
+    def _bundles(self) -> Iterator[Path]:
+        return (self.folder / "versions").glob("*")
+
+    def _ancestry(self) -> list[Version]:
+        """Return the versions that led to the current one, and itself, the first first."""
+        versions = self.versions
+        line = []
+        ancestor: int | None = self.current
+        while ancestor is not None:
+            line.append(versions[ancestor])
+            ancestor = versions[ancestor].parent
+        return line[::-1]
+
+    # ------------------------------------------------------------------ images
 
     def image(self, name: str) -> Path:
         """Return the file of a kept image.
@@ -413,29 +477,50 @@ class Workspace:
             raise RequestError(404, messages.NO_IMAGE)
         return path
 
-    def images_of_class(self, name: str, count: int) -> list[Path] | None:
-        """Return the kept images of a class of the current version.
+    def kept_images(self) -> dict[str, list[str]]:
+        """Return the file names of the kept images of each class of the current version."""
+        learned: dict[str, list[str]] = {}
+        for version in self._ancestry():
+            change = version.change
+            if change.forgotten is not None:
+                learned.pop(change.forgotten, None)
+            if change.renamed is not None and change.renamed[0] in learned:
+                old, new = change.renamed
+                learned[new] = learned.pop(old)
+            for name, files in change.learned.items():
+                learned[name] = list(dict.fromkeys([*learned.get(name, []), *files]))
+        present = self._file_names()
+        return {
+            name: [file for file in files if file in present]
+            for name, files in learned.items()
+        }
+
+    def whole_class(self, name: str, count: int) -> list[Path] | None:
+        """Return the kept images of a class of the current version, if all are kept.
 
         Args:
             name: of the class.
             count: number of images that it was learned from.
-
-        Returns:
-            Their files; None unless all are kept.
         """
-        files = self.kept_images(self.current).get(name, [])
+        files = self.kept_images().get(name, [])
         if len(files) != count:
             return None
         return [self.images_folder / file for file in files]
 
-    def incoming(self) -> Path:
-        """Make a folder for the files of one request.
-
-        What a killed process leaves goes when the workspace is opened again.
-        """
-        return Path(tempfile.mkdtemp(dir=self.folder / "incoming"))
-
-    # ------------------------------------------------------------------ changes
+    def waiting(self) -> list[WaitingImage]:
+        """Return the images that wait to be labelled, in the order they came."""
+        open_files = self._file_names().difference(*self.kept_images().values())
+        learned_by = {}
+        for version in self._ancestry():
+            learned_by.update(
+                dict.fromkeys(version.change.learned_files, version.number)
+            )
+        images = []
+        for number, file, name, since, paths in self._journal.rows(WAITING_ROWS):
+            if file in open_files and learned_by.get(file, 0) <= since:
+                sent = tuple((paths or "").splitlines())
+                images.append(WaitingImage(number, file, sent, name))
+        return images
 
     def receive(
         self, images: Sequence[ReceivedImage], waiting: set[str], again: bool
@@ -456,45 +541,35 @@ class Workspace:
         statement = WAITS_AGAIN if again else WAITS_ONCE
         new = []
         with self._journal.lock:  # no one removes what is not yet in the journal
-            for image in images:
-                target = self.images_folder / image.file
+            for file, _, content in images:
+                target = self.images_folder / file
                 if not target.is_file():
-                    write_bytes(target, image.content)
+                    write_bytes(target, content)
             with self._journal.transaction():
-                for image in images:
-                    if image.file not in waiting:
-                        row = (image.file, self.current)
-                        if not self._journal.execute(statement, row).rowcount:
+                for file, sent_path, _ in images:
+                    if file not in waiting:
+                        if not self._journal.execute(statement, (file, self.current)):
                             continue
-                        waiting.add(image.file)
-                        new.append(image.file)
-                        self._journal.execute(
-                            "DELETE FROM sent WHERE file = ?", [image.file]
-                        )
-                    path = " ".join(
-                        image.path.encode(errors="replace").decode().splitlines()
-                    )
+                        waiting.add(file)
+                        new.append(file)
+                        self._journal.execute("DELETE FROM sent WHERE file = ?", [file])
+                    path = sent_path.encode(errors="replace").decode()
                     self._journal.execute(
-                        "INSERT OR IGNORE INTO sent VALUES (?, ?)", [image.file, path]
+                        "INSERT OR IGNORE INTO sent VALUES (?, ?)",
+                        (file, " ".join(path.splitlines())),
                     )
         return new
 
-    def remove(self, images: Iterable[str], back: bool) -> None:
-        """Take away images that wait, or take them ``back``.
+    def remove(self, images: Iterable[str], gone: float | None) -> None:
+        """Take away images that wait; their files stay for a week.
 
-        Their files stay for a week.
+        Args:
+            images: names of their files.
+            gone: since when, 0 for files that are not kept for a week; None to take them back.
         """
-        gone = None if back else time.time()
         rows = [(gone, file) for file in images if IMAGE_NAME.fullmatch(file)]
         with self._journal.transaction():
-            self._journal.execute_all("UPDATE inbox SET gone = ? WHERE file = ?", rows)
-
-    def discard(self, images: Iterable[str]) -> None:
-        """Delete images that were learned and are not to be kept."""
-        with self._journal.transaction():
-            rows = [(file,) for file in images]
-            self._journal.execute_all("UPDATE inbox SET gone = 0 WHERE file = ?", rows)
-        self.remove_unused_images()
+            self._journal.execute("UPDATE inbox SET gone = ? WHERE file = ?", *rows)
 
     def name_images(self, names: Mapping[str, str | None]) -> None:
         """Remember the classes that someone typed for images that wait.
@@ -504,96 +579,21 @@ class Workspace:
         """
         rows = [(name, file) for file, name in names.items()]
         with self._journal.transaction():
-            self._journal.execute_all("UPDATE inbox SET name = ? WHERE file = ?", rows)
+            self._journal.execute("UPDATE inbox SET name = ? WHERE file = ?", *rows)
 
-    def count_answers(self, asked: int, unsure: int, corrected: int) -> None:
-        """Add to the counts of this day.
-
-        Args:
-            asked: images that were asked about.
-            unsure: those of them for which no class was certain.
-            corrected: those whose class someone corrected.
-        """
-        with self._journal.transaction():
-            self._journal.execute(
-                "INSERT INTO day VALUES (?, ?, ?, ?) ON CONFLICT (date) DO UPDATE SET"
-                " asked = asked + excluded.asked, unsure = unsure + excluded.unsure,"
-                " corrected = corrected + excluded.corrected",
-                (date.today().isoformat(), asked, unsure, corrected),
-            )
-
-    def days(self) -> list[DayCounts]:
-        """Return daily counts of classified images and corrections, oldest first."""
-        rows = self._journal.rows(
-            "SELECT date, asked, unsure, corrected FROM day ORDER BY date"
-        )
-        return [DayCounts(*row) for row in rows]
-
-    def commit(self, model: Classifier, change: Change) -> Version:
-        """Store a changed model as a new version and serve it; return once both are on the disk.
+    def purge_counts(self, every: bool) -> DeletedCounts:
+        """Count the images and versions that a purge would delete.
 
         Args:
-            model: the changed model.
-            change: what was done.
-
-        Raises:
-            CifnetError: the disk is full or not writable; nothing was changed.
+            every: as for :meth:`purge`.
         """
-        number = max(self.versions, default=0) + 1
-        parent = self.current if number > 1 else None
-        with new_folder(self._bundle(number)) as temporary:
-            if model.class_names:
-                model.save(temporary)
-        row = (
-            number,
-            json.dumps(asdict(change)),
-            parent,
-            json.dumps(model.counts),
-            _now(),
+        deletable = self._deletable(every)
+        taken_away = len(deletable - self._ever_learned())
+        return DeletedCounts(
+            learned=len(deletable) - taken_away,
+            taken_away=taken_away,
+            versions=len(self.stored_versions) - 1,
         )
-        try:
-            with self._journal.transaction():
-                self._journal.execute(
-                    "INSERT INTO version (number, change, parent, counts, at) VALUES (?,?,?,?,?)",
-                    row,
-                )
-                self._continue(change.action, number)
-        except BaseException:
-            shutil.rmtree(self._bundle(number), ignore_errors=True)
-            raise
-        try:
-            self._drop(self.stored_versions[: -self.keep_versions])
-        except (
-            CifnetError,
-            OSError,
-        ) as error:
-            # The change is stored: it must not be refused.
-            LOGGER.warning("old versions were not removed: %s", error)
-        return self.versions[number]
-
-    def undo(self) -> tuple[Version, Classifier]:
-        """Serve the version that was served before the current one; RequestError if there is none.
-
-        After :meth:`go_to` it is another one than the version that the current one was made from.
-        """
-        step = partial(self._step, "undo", EARLIER_VERSION, messages.NO_UNDO)
-        return self._with_reserve(step)
-
-    def redo(self) -> tuple[Version, Classifier]:
-        """Serve the version that was undone last; RequestError if there is none."""
-        return self._with_reserve(
-            partial(self._step, "redo", LATER_VERSION, messages.NO_REDO)
-        )
-
-    def go_to(self, number: int) -> tuple[Version, Classifier]:
-        """Serve any stored version; this is a change that can be undone."""
-        return self._with_reserve(partial(self._go_to, number))
-
-    def _go_to(self, number: int) -> tuple[Version, Classifier]:
-        model = self.load(number)
-        with self._journal.transaction():
-            self._continue("go to", number)
-        return self.version(number), model
 
     def purge(self, every: bool) -> DeletedCounts:
         """Delete images, and all versions but the served one, for good.
@@ -604,96 +604,40 @@ class Workspace:
         Returns:
             What was deleted.
         """
-        return self._with_reserve(partial(self._purge, every))
-
-    def _purge(self, every: bool) -> DeletedCounts:
-        with self._journal.lock:  # nothing is received meanwhile
+        with self._journal.lock, self._room():  # nothing is received meanwhile
             counts = self.purge_counts(every)
             self._drop(self.stored_versions)
             deleted = self._deletable(every)
+            rows = [(file,) for file in deleted]
             with self._journal.transaction():
-                rows = [(file,) for file in deleted]
-                self._journal.execute_all(
-                    "UPDATE inbox SET gone = 0, name = NULL WHERE file = ?", rows
+                self._journal.execute(
+                    "UPDATE inbox SET gone = 0, name = NULL WHERE file = ?", *rows
                 )
-                self._journal.execute_all("DELETE FROM sent WHERE file = ?", rows)
+                self._journal.execute("DELETE FROM sent WHERE file = ?", *rows)
             self._delete(deleted)
         return counts
-
-    def purge_counts(self, every: bool) -> DeletedCounts:
-        """Count the images and versions that a purge would delete.
-
-        Args:
-            every: as for :meth:`purge`.
-        """
-        deletable = self._deletable(every)
-        learned = set[str]()
-        for version in self.versions.values():
-            learned |= version.learned_files
-        taken_away = deletable - learned
-        return DeletedCounts(
-            len(deletable) - len(taken_away),
-            len(taken_away),
-            len(self.stored_versions) - 1,
-        )
-
-    def _deletable(self, every: bool) -> set[str]:
-        """Return the files that a purge deletes."""
-        stay = {image.file for image in self.waiting()}
-        if not every:
-            for files in self.kept_images(self.current).values():
-                stay.update(files)
-        return self._file_names() - stay
 
     def remove_unused_images(self) -> None:
         """Remove images that neither wait nor were learned, nor can be put back."""
         with self._journal.lock:
-            unused = self._file_names()
-            for version in self.versions.values():
-                unused -= version.learned_files
-            for (file,) in self._journal.rows(
+            wait = self._journal.rows(
                 "SELECT file FROM inbox WHERE gone IS NULL OR gone > ?",
                 [time.time() - KEPT_SECONDS],
-            ):
-                unused.discard(file)
-            self._delete(unused)
+            )
+            used = self._ever_learned().union(file for (file,) in wait)
+            self._delete(self._file_names() - used)
 
-    def close(self) -> None:
-        """Release the workspace for other processes."""
-        self._stack.close()
+    def _ever_learned(self) -> set[str]:
+        """Return the names of the images that any version learned."""
+        versions = self.versions.values()
+        return set().union(*(version.change.learned_files for version in versions))
 
-    # ------------------------------------------------------------------ details
-
-    def _with_reserve(self, change: Callable[[], T]) -> T:
-        """Make a change that frees space or goes back, even where the disk is full.
-
-        The space of the reserve file is given up for it, and taken again afterwards if there is
-        any.
-        """
-        reserve = self.folder / RESERVE
-        try:
-            return change()
-        except (CifnetError, OSError) as error:
-            if not has_disk_error(error) or not reserve.exists():
-                raise
-        reserve.unlink()
-        try:
-            return change()
-        finally:
-            self._make_reserve()
-
-    def _make_reserve(self) -> None:
-        """Take the space of the reserve file, unless the disk is full."""
-        reserve = self.folder / RESERVE
-        if not reserve.exists():
-            with suppress(CifnetError):
-                write_bytes(reserve, os.urandom(RESERVE_BYTES))
-
-    def _bundle(self, number: int) -> Path:
-        return bundle_of_version(self.folder, number)
-
-    def _bundles(self) -> list[Path]:
-        return list((self.folder / "versions").glob("*"))
+    def _deletable(self, every: bool) -> set[str]:
+        """Return the files that a purge deletes."""
+        files = self._file_names() - {image.file for image in self.waiting()}
+        if not every:
+            files = files.difference(*self.kept_images().values())
+        return files
 
     def _file_names(self) -> set[str]:
         """Return the names of all image files; nothing else in their folder is ours."""
@@ -705,95 +649,70 @@ class Workspace:
         for file in files:
             (self.images_folder / file).unlink(missing_ok=True)
 
-    def _remove_half_written(self) -> None:
-        """Remove the temporary files of a killed process; nothing else writes meanwhile."""
-        for path in self.images_folder.glob(".*.tmp"):
-            path.unlink()
+    # ------------------------------------------------------------------ other things on the disk
 
-    def _continue(self, action: str, number: int) -> None:
-        """Continue the line of versions with one that is served from now on."""
-        self._journal.execute(
-            "DELETE FROM line WHERE place > (SELECT place FROM model)"
-        )
-        added = self._journal.execute("INSERT INTO line (version) VALUES (?)", [number])
-        self._serve(action, added.lastrowid)
-
-    def _step(
-        self, action: str, query: str, missing: str
-    ) -> tuple[Version, Classifier]:
-        """Serve a version of the line, once its bundle is read.
+    def count_answers(self, asked: int, unsure: int, corrected: int) -> None:
+        """Add to the counts of this day.
 
         Args:
-            action: for the journal.
-            query: gives its place and number.
-            missing: why there is none.
+            asked: images that were asked about.
+            unsure: those of them for which no class, or several, were likely enough.
+            corrected: those whose class someone corrected.
         """
-        rows = self._journal.rows(query)
-        if not rows:
-            raise RequestError(409, missing)
-        place, number = rows[0]
-        model = self.load(number)
+        row = (date.today().isoformat(), asked, unsure, corrected)
         with self._journal.transaction():
-            self._serve(action, place)
-        return self.version(number), model
+            self._journal.execute(COUNT_ANSWERS, row)
 
-    def _serve(self, action: str, place: int | None) -> None:
-        """Serve the version at a place of the line."""
-        self._journal.execute("UPDATE model SET place = ?", [place])
-        self._journal.execute(
-            "INSERT INTO journal (at, what, serves) VALUES (?, ?, ?)",
-            (_now(), action, self.current),
-        )
+    def days(self) -> list[dict[str, Any]]:
+        """Return for each day, oldest first, its date and the counts of :meth:`count_answers`."""
+        return [
+            dict(row) for row in self._journal.rows("SELECT * FROM day ORDER BY date")
+        ]
 
-    def _drop(self, numbers: Iterable[int]) -> None:
-        """Remove the bundles of versions other than the current one."""
-        current = self.current
-        rows = [(number,) for number in numbers if number != current]
-        if not rows:
-            return
-        with self._journal.transaction():
-            self._journal.execute_all(
-                "UPDATE version SET stored = 0 WHERE number = ?", rows
-            )
-            self._journal.execute_all("DELETE FROM line WHERE version = ?", rows)
-        self._remove_leftovers()
+    def incoming(self) -> Path:
+        """Make a folder for the files of one request.
 
-    def _remove_leftovers(self) -> None:
-        """Remove bundles that the journal does not name.
-
-        Killed processes left them half-written, or they were dropped.
+        What a killed process leaves goes when the workspace is opened again.
         """
-        stored = {self._bundle(number) for number in self.stored_versions}
-        for entry in self._bundles():
-            if entry not in stored:
-                shutil.rmtree(entry)
+        return Path(tempfile.mkdtemp(dir=self.folder / "incoming"))
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Give up the space of the reserve file within the block.
+
+        So what frees space, or goes back, is possible where the disk is full.
+        """
+        (self.folder / RESERVE).unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            self._make_reserve()
+
+    def _make_reserve(self) -> None:
+        """Take the space of the reserve file, unless the disk is full."""
+        with suppress(CifnetError):
+            write_bytes(self.folder / RESERVE, os.urandom(RESERVE_BYTES))
 
 
-@contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder within the block, which no other process can take even by deleting a lock file.
+def learned_images(model: Classifier, folder: Path) -> Iterator[tuple[Path, str, str]]:
+    """Find the images of a folder that a model has learned, by their content.
+
+    Yields:
+        The image, the name of its kept file, and its class.
 
     Raises:
-        UsageError: another process holds it.
+        DataError: there is no such folder, or it holds no image.
     """
-    if os.name == "nt":  # Windows cannot open a folder
-        yield
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    classes = classes_of_hashes(model, model.class_names)
+    for path in find_images(folder):
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"another process serves {folder}: end it, or choose another --workspace"
-            ) from None
-        except OSError as error:  # some network file systems have no such locks
-            LOGGER.warning("%s cannot be locked: %s", folder, error)
-        yield
-    finally:
-        os.close(descriptor)
+            content = path.read_bytes()
+            for position in classes.get(content_hash(content), ()):
+                name = file_name(content, extension_of(content))
+                yield path, name, model.class_names[position]
+        except (OSError, UnreadableImage):
+            # Within an archive, or of a format that is not kept.
+            continue
 
 
 def is_undamaged(image: Path) -> bool:
@@ -820,12 +739,3 @@ def _link(file: Path, target: Path) -> None:
         os.link(file, target)
     except OSError:
         shutil.copyfile(file, target)
-
-
-def _identity(model: Classifier) -> dict[str, Any]:
-    """Return the attributes that identify a model when its workspace is opened again."""
-    return {
-        "backbone": model.backbone.name,
-        "head": type(model.head).__name__,
-        "counts": model.counts,
-    }

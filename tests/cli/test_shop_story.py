@@ -1,5 +1,5 @@
-"""Two shops with their own images, from a Zip archive to a merged model that forgot a good, on a
-cp1252 terminal.
+"""A shop with its own images, from a Zip archive to answers about another day, on a cp1252
+terminal.
 """
 
 import shutil
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import cifnet_pl
 from tests.command_line import call_in_turn, make_images, rows
 
 GOODS = [
@@ -152,77 +151,3 @@ def test_the_first_weeks_of_a_shop(tmp_path: Path):
     assert "36 images classified" in named
     answers = [row["class"] for row in rows(tmp_path / "out.csv")]
     assert answers == ["kettle"] * IMAGES + ["lamp"] * IMAGES + ["猫砂"] * 6
-    two_shops(tmp_path, images, other_day)
-
-
-def two_shops(place: Path, images: Path, other_day: Path) -> None:
-    """Each shop adds one new good to the model; put together, more images of one, which is then
-    forgotten.
-    """
-    model, merged, more = (
-        str(place / "model"),
-        str(place / "merged"),
-        str(place / "merged 2"),
-    )
-    for shop, name in (("north", "kettle"), ("south", "lamp")):
-        shutil.copytree(images / name, place / shop / name)
-    later = place / "later" / "bolt"
-    shutil.copytree(make_images(place / "made", ["bolt"], 40) / "bolt", later)
-    for i in range(IMAGES + 6):
-        (later / f"{i}.png").unlink()  # as those that were learned or are tested with
-    shutil.copy(images / "bolt" / "7.png", later / "again.png")
-    everything = place / "everything"
-    shutil.copytree(images / "bolt", everything / "bolt")
-    shutil.copytree(later, everything / "bolt later")
-    commands = [
-        [
-            "extend",
-            "--model",
-            model,
-            "--images",
-            str(place / shop),
-            "--output",
-            str(place / f"model {shop}"),
-        ]
-        for shop in ("north", "south")
-    ]
-    shops = [str(place / "model north"), str(place / "model south")]
-    commands.append(["merge", *shops, "--base", model, "--output", merged])
-    commands.append(
-        [
-            "extend",
-            "--model",
-            merged,
-            "--images",
-            str(place / "later"),
-            "--more",
-            "--output",
-            more,
-        ]
-    )
-    commands.append(["info", "--model", more])
-    less = str(place / "merged 3")
-    bolts = ["--class", "bolt", "--images", str(everything)]
-    commands.append(["forget", "--model", more, *bolts, "--output", less])
-    commands.append(["evaluate", "--model", less, "--images", str(other_day)])
-    (_, _, put_together, _, known, forgotten, tested), errors = tell(*commands)
-    assert f"{merged}" in put_together
-    assert (
-        "have in common" in errors + put_together
-        or "has in common" in errors + put_together
-    )
-    assert "bolt/again.png learned already" in errors
-    for step in ("Step 5, merge: Gießkanne", "Step 6, extend: bolt; from model "):
-        assert step in known
-    model_of = {
-        name: cifnet_pl.load(place / name).counts
-        for name in ("model", "merged", "merged 2", "merged 3")
-    }
-    assert (
-        sum(model_of["merged"].values()) == sum(model_of["model"].values()) + 2 * IMAGES
-    )
-    assert model_of["merged 2"]["bolt"] == model_of["merged"]["bolt"] + 40 - IMAGES - 6
-    bolts_learned = model_of["merged 2"]["bolt"]
-    assert f"'bolt' forgotten exactly: {bolts_learned} images" in forgotten
-    assert set(model_of["merged 3"]) == {*GOODS, *NEW} - {"bolt"}
-    assert "Accuracy 100.0 % (66 images, 11 classes" in tested

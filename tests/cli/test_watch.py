@@ -15,14 +15,7 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.camera import CameraStills
-from cifnet_pl.cli.watch import (
-    COLUMNS,
-    Sender,
-    WatchPredictions,
-    json_content,
-    model_source,
-)
+from cifnet_pl.cli.watch import COLUMNS, GrowingFile, Sender, model_source
 from cifnet_pl.utilities.files import list_cell
 from tests.command_line import command, environment
 from tests.command_line import rows as rows_of
@@ -145,7 +138,10 @@ def test_what_is_refused_is_sent_again_and_nothing_twice(place, capsys):
     with Receiver() as receiver:
         assert watched(place, "--webhook", receiver.url) == 0
         assert [content["class"] for _, content in receiver.got] == ["green"]
-    assert "status 500; 3 predictions not sent yet" in capsys.readouterr().out
+    assert (
+        "500: Internal Server Error; 3 predictions not sent yet"
+        in capsys.readouterr().out
+    )
 
 
 def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
@@ -198,7 +194,8 @@ def test_a_receiver_that_replies_garbage_is_tried_again(place, reply):
 
         thread = threading.Thread(target=reply_twice)
         thread.start()
-        sender = Sender(f"http://127.0.0.1:{address[1]}", place / "a.sent", [ROW])
+        url = f"http://127.0.0.1:{address[1]}"
+        sender = Sender(url, GrowingFile(place / "a.sent"), [ROW], place)
         for _ in range(2):
             sender._next_attempt = 0.0
             sender.send()
@@ -213,15 +210,13 @@ def test_a_receiver_that_replies_garbage_is_tried_again(place, reply):
 
 
 @pytest.mark.parametrize("names", [["bolt; M4", "nut"], ["a\\", ";", " b"], []])
-def test_prediction_sets_stay_lists(names):
+def test_prediction_sets_stay_lists(place, names):
     """Also those whose class names hold what separates the names in the table."""
-    row = {
-        **ROW,
-        "prediction_set": list_cell(names),
-        "known": "true",
-        "probability": "0.5",
-    }
-    content = json_content(row)
+    row = {**ROW, "prediction_set": list_cell(names), "known": "true"}
+    row["probability"] = "0.5"
+    with Receiver() as receiver:
+        Sender(receiver.url, GrowingFile(place / "a.sent"), [row], place).send()
+        ((_, content),) = receiver.got
     assert (content["prediction_set"], content["known"]) == (names, True)
     assert content["probability"] == 0.5
     assert content["unreadable"] is None
@@ -291,22 +286,7 @@ def test_the_examples_of_the_documentation_work(place):
     assert set(receiver.got[0][1]) <= receiver.got[1][1].keys()
 
 
-def test_special_files_are_named_and_end_nothing(place, capsys):
-    """A pipe, a dangling link, a loop, a link to an endless device, a folder named as an image."""
-    folder = place / "images"
-    os.mkfifo(folder / "live.jpg")
-    (folder / "gone.jpg").symlink_to("nowhere.jpg")
-    (folder / "loop.jpg").symlink_to("loop.jpg")
-    (folder / "endless.png").symlink_to("/dev/zero")
-    (folder / "folder.png").mkdir()
-    (folder / "zzz.png").write_bytes(image("green", 60))
-    assert watched(place) == 0
-    assert rows(place).keys() == {"red.png", "blue.png", "bad.png", "zzz.png"}
-    named = set(re.findall(r"skipped \S*?(\w+\.\w+): ", capsys.readouterr().err))
-    assert named == {"live.jpg", "gone.jpg", "loop.jpg", "endless.png"}
-
-
-# ---------------------------------------------------------------------- a living model, a camera
+# ---------------------------------------------------------------------- a living model
 
 
 def rows_watched(place, *options):
@@ -336,11 +316,11 @@ def test_the_version_that_a_workspace_serves_classifies(place):
 def test_a_followed_model_changes_while_it_is_watched(place):
     with client(place / "w") as http:
         source = model_source(None, str(place / "w"), False)
-        assert source.current().class_names == ["red", "green"]
+        assert source().class_names == ["red", "green"]
         http.post("/rename", json={"old": "red", "new": "crimson"})
-        assert source.current().class_names == ["crimson", "green"]
+        assert source().class_names == ["crimson", "green"]
         (place / "w" / "journal.sqlite").rename(place / "w" / "gone")
-        assert source.current().class_names == ["crimson", "green"]
+        assert source().class_names == ["crimson", "green"]
         (place / "w" / "gone").rename(place / "w" / "journal.sqlite")
 
 
@@ -356,65 +336,9 @@ def test_a_folder_that_is_no_workspace_is_refused(place, capsys):
     assert "journal.sqlite" in capsys.readouterr().err
 
 
-class Camera(Receiver):
-    """A camera on this machine, which shows one image after another."""
-
-    def __init__(self, *images: bytes):
-        super().__init__()
-        shown = list(images)
-
-        def do_get(handler):
-            content = shown.pop(0) if len(shown) > 1 else shown[0]
-            handler.send_response(200)
-            handler.send_header("content-length", str(len(content)))
-            handler.end_headers()
-            handler.wfile.write(content)
-
-        self.server.RequestHandlerClass.do_GET = do_get
-
-
-def test_stills_of_a_camera_are_classified_once_each(tmp_path):
-    stills = tmp_path / "stills"
-    with Camera(image("red", 1), image("red", 1), image("green", 2)) as camera:
-        source = CameraStills(f"{camera.url}/still.jpg", stills)
-        found = [list(source.find()) for _ in range(4)]
-    assert [len(files) for files in found] == [1, 0, 1, 0]
-    assert found[0][0].read_bytes() == image("red", 1)
-
-
-def test_a_camera_that_does_not_answer_is_asked_again(tmp_path, capsys):
-    source = CameraStills("http://127.0.0.1:9/still.jpg", tmp_path)
-    assert list(source.find()) == list(source.find()) == []
-    assert capsys.readouterr().out.count("asked again") == 1
-
-
 def test_each_event_has_the_link_of_its_image(place):
     with Receiver() as receiver:
         options = ["--model", str(place / "model"), "--webhook", receiver.url]
         rows_watched(place, *options, "--link", "https://shop.example/images/")
     links = sorted(content["link"] for _, content in receiver.got)
     assert links[-1] == "https://shop.example/images/day/red.png"
-
-
-def test_no_file_name_is_a_formula_in_a_spreadsheet(place, monkeypatch):
-    """A path that begins like one names the same file with another beginning."""
-    monkeypatch.chdir(place / "images")
-    (place / "images" / "=1+1.png").write_bytes(image("red", 70))
-    assert (
-        main(["watch", "--model", "../model", "--images", ".", "--once", "true"]) == 0
-    )
-    names = [row["file"] for row in rows_of(Path("predictions.csv"))]
-    assert not [name for name in names if name.startswith("=")]
-    assert all(Path(name).is_file() for name in names)
-
-
-def test_no_class_name_is_a_formula_in_a_spreadsheet(tmp_path: Path):
-    """The table reads back what it wrote: a webhook gets the name itself."""
-    table = WatchPredictions(tmp_path / "a.csv")
-    row = dict.fromkeys(COLUMNS, "")
-    row |= {"id": "1", "class": "=1+1", "closest": "@sum", "prediction_set": "-1+2"}
-    table.append([row])
-    text = (tmp_path / "a.csv").read_text()
-    assert "'=1+1" in text
-    assert not re.search(r"(^|,)[=@]|(^|,)-1\+", text)
-    assert table.rows() == [row]

@@ -8,7 +8,7 @@ import pytest
 
 import cifnet_pl.serving
 from cifnet_pl.images import files
-from cifnet_pl.images.files import ImageWalk, NewFiles, find_images, read_bytes
+from cifnet_pl.images.files import ImageWalk, find_images, read_bytes
 from cifnet_pl.images.names import SYSTEM_FOLDERS, PassedOver, is_hidden
 from cifnet_pl.utilities.errors import DataError
 from tests.data.entrances import png
@@ -46,20 +46,6 @@ def test_a_walk_passes_all_entries_and_a_read_waits_for_none(tmp_path: Path) -> 
             read_bytes(tmp_path / name)
 
 
-@pytest.mark.timeout(120)
-def test_new_files_are_found_beside_entries_that_are_none(tmp_path: Path) -> None:
-    names = special_entries(tmp_path)
-    new = NewFiles(tmp_path)
-    assert list(new.find()) == []
-    assert {path.name for path in new.find()} == names
-    assert list(new.find()) == []
-    (tmp_path / "late.png").write_bytes(png(1))
-    (tmp_path / "late.jxl").write_bytes(b"x")
-    list(new.find())
-    assert [path.name for path in new.find()] == ["late.png"]
-    assert new.passed_over.count == 1
-
-
 def test_a_folder_that_cannot_be_read_ends_no_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +60,8 @@ def test_a_folder_that_cannot_be_read_ends_no_watch(
         return scandir(folder)
 
     monkeypatch.setattr(files.os, "scandir", refused)
-    assert len(list(NewFiles(tmp_path).find(settled=False))) == 2
+    found = ImageWalk(tolerant=True).images(tmp_path)
+    assert len(list(found)) == 2
     with pytest.raises(PermissionError):
         list(ImageWalk().images(tmp_path))
 

@@ -81,9 +81,8 @@ def data(**options: Any) -> CIFNetDataModule:
 def run(method, folder, *callbacks, given=None, **options):
     """(module, record) of a run through all tasks."""
     made = learner(method, **options)
-    metrics = TaskMetrics()
-    trainer(folder, metrics, *callbacks).fit(made, datamodule=data(**(given or {})))
-    return made, metrics.record
+    trainer(folder, *callbacks).fit(made, datamodule=data(**(given or {})))
+    return made, made.record
 
 
 def assert_same_weights(a: nn.Module, b: nn.Module) -> None:

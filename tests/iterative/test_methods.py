@@ -19,7 +19,6 @@ from cifnet_pl.iterative import (
     ReplayModule,
     TagFexModule,
 )
-from cifnet_pl.learning.callbacks import TaskMetrics
 from tests.iterative.suite import (
     NAMES,
     assert_goes_on,
@@ -137,18 +136,17 @@ class TestResume:
     def test_inside_a_task(self, method, task, batches, short, tmp_path):
         module, record, folder = short(method)
         again = learner(method, epochs=2)
-        metrics = TaskMetrics()
         taken = []
         count = Act(
             "on_train_batch_end",
             task,
             lambda t: taken.append(t.lightning_module.plan.done),
         )
-        trainer(tmp_path, metrics, count).fit(
+        trainer(tmp_path, count).fit(
             again, datamodule=data(), ckpt_path=folder / f"{task}_{batches}"
         )
         assert_same_weights(again, module)
-        assert metrics.record.trajectory == record.trajectory
+        assert again.record.trajectory == record.trajectory
         assert taken == [
             batches + 2
         ]  # it went on after the steps that the checkpoint holds

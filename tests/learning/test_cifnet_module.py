@@ -11,8 +11,7 @@ import cifnet_pl.learning.callbacks
 from cifnet_pl import CalibrationBuffer, CIFNetModule
 from cifnet_pl.backbones import Preprocessing
 from cifnet_pl.heads import CIFNetHead, RidgeHead
-from cifnet_pl.learning.callbacks import TaskMetrics
-from cifnet_pl.model.current_task import EMBEDDINGS_PER_UPDATE
+from cifnet_pl.model.task_learner import EMBEDDINGS_PER_UPDATE
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit
 from tests.lightning_runs import digits, module, trainer
@@ -63,8 +62,7 @@ class LastSeen(Callback):
     rows: list[int]
 
     def on_validation_end(self, trainer, pl_module):
-        (metrics,) = [c for c in trainer.callbacks if isinstance(c, TaskMetrics)]
-        self.rows.append(len(metrics.record.rows))
+        self.rows.append(len(pl_module.record.rows))
 
 
 class TestMonitor:
@@ -72,16 +70,16 @@ class TestMonitor:
         best = ModelCheckpoint(
             tmp_path, "{A_k:.2f}", monitor="A_k", mode="max", save_top_k=-1
         )
-        metrics = TaskMetrics()
-        run = trainer(tmp_path, metrics, best)
-        run.fit(module(), datamodule=digits())
+        learner = module()
+        run = trainer(tmp_path, best)
+        run.fit(learner, datamodule=digits())
         names = {path.stem.split("-")[0] for path in tmp_path.glob("A_k=*.ckpt")}
-        assert names == {f"A_k={row.A_k:.2f}" for row in metrics.record.rows}
+        assert names == {f"A_k={row.A_k:.2f}" for row in learner.record.rows}
         assert float(best.best_model_score) == pytest.approx(
-            max(row.A_k for row in metrics.record.rows)
+            max(row.A_k for row in learner.record.rows)
         )
         assert float(run.callback_metrics["A_k"]) == pytest.approx(
-            metrics.record.rows[-1].A_k
+            learner.record.rows[-1].A_k
         )
 
     def test_from_the_command_line(self, tmp_path):
@@ -104,12 +102,12 @@ class TestMonitor:
         assert fit(tmp_path, "--data.max_tasks", "2", "--ckpt_path", str(best)) == 0
 
     def test_early_stopping(self, tmp_path):
-        metrics = TaskMetrics()
+        learner = module()
         stop = EarlyStopping(
             "A_k", stopping_threshold=1.0, mode="max"
         )  # reached at once
-        trainer(tmp_path, metrics, stop).fit(module(), datamodule=digits())
-        assert len(metrics.record.rows) == 1
+        trainer(tmp_path, stop).fit(learner, datamodule=digits())
+        assert len(learner.record.rows) == 1
 
 
 class TestBackbone:
@@ -195,11 +193,7 @@ class TestWithoutTheCommandLine:
         assert learner.class_names == whole.class_names
         for key, value in learner.state_dict().items():
             assert torch.equal(value, whole.state_dict()[key]), key
-        with pytest.raises(
-            CheckpointError,
-            match=r"5 tasks are learned.* of 0",
-        ):
-            trainer(tmp_path, TaskMetrics()).fit(learner, datamodule=digits())
+        assert [row.task for row in learner.record.rows] == [1, 2, 3, 4, 5]
 
     def test_evaluation_before_any_task(self, tmp_path):
         with pytest.raises(UsageError, match="nothing is learned yet"):

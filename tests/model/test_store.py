@@ -63,7 +63,7 @@ def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path)
     first = models[0]
     assert first.class_names == [str(c) for c in range(10)]
     assert first.tasks == [[str(c), str(c + 1)] for c in range(0, 10, 2)]
-    measured = checkpoint(run)["callbacks"]["TaskMetrics"]["rows"]
+    measured = checkpoint(run)["cifnet"]["record"]["rows"]
     assert [event.accuracy for event in first.history] == [
         row["A_k"] for row in measured
     ]

@@ -9,9 +9,8 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 
-from cifnet_pl.serving.change_queue import ChangeJob
-from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.service import Service
+from cifnet_pl.serving.messages import RequestError
+from cifnet_pl.serving.service import ChangeJob, Service
 from cifnet_pl.serving.workspace import Workspace
 from tests.serving.services import image, model
 
@@ -23,9 +22,8 @@ KEPT = 4
 def decided(service: Service, name: str, first: int) -> ChangeJob:
     """Images arrive, and all of those that wait but the newest are decided."""
     service.receive([(f"{i}.png", BytesIO(image(name, first + i))) for i in range(3)])
-    return service.learn(
-        {waits.file: name for waits in service.workspace.waiting()[:-1]}, dry_run=False
-    )
+    names = {waits.file: name for waits in service.workspace.waiting()[:-1]}
+    return service.submit(service.learn, names)
 
 
 def random_change(service: Service, draw: random.Random) -> ChangeJob:
@@ -33,10 +31,10 @@ def random_change(service: Service, draw: random.Random) -> ChangeJob:
     name = draw.choice(NAMES)
     what: list[Callable[[], ChangeJob]] = [
         partial(decided, service, name, draw.randrange(10**6)),
-        partial(service.forget, name),
-        partial(service.rename, name, draw.choice(NAMES)),
-        service.undo,
-        service.redo,
+        partial(service.submit, service.forget, name),
+        partial(service.submit, service.rename, name, draw.choice(NAMES)),
+        partial(service.submit, service.undo),
+        partial(service.submit, service.redo),
     ]
     return draw.choices(what, weights=[6, 2, 1, 2, 1])[0]()
 
@@ -98,11 +96,7 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
         for number, version in versions.items():
             if version.stored:
                 assert workspace.load(number).counts == version.counts
-        kept = {
-            name
-            for files in workspace.kept_images(workspace.current).values()
-            for name in files
-        }
+        kept = {name for files in workspace.kept_images().values() for name in files}
         told = {name for line in lines for name in json.loads(line)["waiting"]}
         assert all((folder / "images" / name).is_file() for name in kept | told)
         learned = {

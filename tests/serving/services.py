@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.serving.app import Access, make_app
+from cifnet_pl.serving.app import make_app
+from cifnet_pl.serving.gate import Access
 from cifnet_pl.serving.service import Service
-from cifnet_pl.serving.slow_clients import ImpatientProtocol
 from cifnet_pl.serving.workspace import Workspace
 from tests.command_line import command, environment
 
@@ -246,13 +246,14 @@ class ThreadServer(Address):
         access=None,
         begun=None,
         options=None,
-        connections=None,
         below="",
     ):
         begun = begun or model()
         self.folder = folder
         self.service = Service(Workspace(folder, begun), begun, options)
-        app = Proxy(make_app(self.service, access or Access(rate=0)), below)
+        gate = make_app(self.service, access or Access())
+        self.app = gate.app
+        app = Proxy(gate, below)
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen()
@@ -260,8 +261,7 @@ class ThreadServer(Address):
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=ImpatientProtocol,
-                limit_concurrency=connections,
+                http="h11",
                 log_config=None,
                 access_log=False,
             )
@@ -270,29 +270,6 @@ class ThreadServer(Address):
             target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
         )
         self._thread.start()
-
-    @property
-    def connections(self) -> set[Any]:
-        """The open connections."""
-        return self._server.server_state.connections
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Let it read nothing meanwhile: what is sent then is there at once when it goes on."""
-        self.get("/health")  # it has begun
-        (listening,) = self._server.servers
-        waits, go_on = threading.Event(), threading.Event()
-
-        def pause() -> None:
-            waits.set()
-            go_on.wait(60)
-
-        listening.get_loop().call_soon_threadsafe(pause)
-        assert waits.wait(60)
-        try:
-            yield
-        finally:
-            go_on.set()
 
     def stop(self) -> None:
         """Answer what is under way and end."""
@@ -305,9 +282,7 @@ class Server(Address):
     """A service in a process of its own."""
 
     def __init__(self, bundle: Path, *options: str):
-        args = command(
-            "serve", "--model", str(bundle), "--port", "0", "--rate", "0", *options
-        )
+        args = command("serve", "--model", str(bundle), "--port", "0", *options)
         self.process = subprocess.Popen(
             args,
             stdout=subprocess.PIPE,

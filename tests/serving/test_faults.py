@@ -1,5 +1,6 @@
-"""Kills at random moments and hostile requests: a few of what ``make soak`` does for longer."""
+"""Kills at random moments, and hostile requests: ``REQUESTS`` of the environment, or 100."""
 
+import os
 import random
 import signal
 import time
@@ -8,9 +9,8 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from cifnet_pl.serving.app import Access
+from cifnet_pl.serving.gate import Access, Limits
 from cifnet_pl.serving.service import ServiceOptions
-from cifnet_pl.serving.uploads import Limits
 from tests.killing import ended, start
 from tests.serving.hostile import assert_refused_well, requests
 from tests.serving.kills import assert_nothing_lost, change_for_ever
@@ -52,7 +52,7 @@ def attacked(tmp_path_factory):
     """
     place = tmp_path_factory.mktemp("attacked")
     (place / "outside").mkdir()
-    with client(place / "w", Access(rate=0), ServiceOptions(limits=LIMITS)) as http:
+    with client(place / "w", Access(), ServiceOptions(limits=LIMITS)) as http:
         yield http
         assert {path.name for path in place.iterdir()} == {"outside", "w"}
         assert tree(place / "outside") == tree(place / "w" / "incoming") == set()
@@ -61,7 +61,7 @@ def attacked(tmp_path_factory):
 
 
 @settings(
-    max_examples=100,
+    max_examples=int(os.environ.get("REQUESTS", "100")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(request=requests())

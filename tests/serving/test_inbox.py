@@ -2,7 +2,6 @@
 away and back.
 """
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
@@ -95,40 +94,20 @@ def test_the_most_uncertain_come_first_and_each_version_answers_anew(http):
     sent(http, [*images("red", 2), *images("blue", 3), *images("green", 1)])
     found = waiting(http)["images"]
     assert [one["known"] for one in found] == [False] * 3 + [True] * 3
-    assert not any(one["certain"] for one in found)  # few classes are known
     shares = [one["classes"][0]["probability"] for one in found[3:]]
     assert shares == sorted(shares)
     whole = http.get("/inbox?first=2&count=2").json()
     assert [one["image"] for one in whole["images"]] == [
         one["image"] for one in found[2:4]
     ]
+    surest = http.get("/inbox?surest=true").json()["images"]
+    assert [one["known"] for one in surest] == [True] * 3 + [False] * 3
+    assert surest[0]["image"] == found[-1]["image"]
     learned(http, {found[0]["image"]: "blue", found[1]["image"]: "blue"})
     after = waiting(http)
     assert (after["version"], after["waiting"]) == (2, 4)
     (last,) = [one for one in after["images"] if one["image"] == found[2]["image"]]
     assert last["classes"][0]["name"] == "blue"
-
-
-def test_an_update_of_waiting_images_is_that_of_the_same_images_sent(http, tmp_path):
-    """What was embedded when they came gives the same model as what is embedded when they are
-    learned.
-    """
-    sent(http, images("blue", 10))
-    names = {one["image"]: "blue" for one in waiting(http)["images"]}
-    assert learned(http, names, params={"dry_run": "true"}).json()["version"] is None
-    lesson = learned(http, names).json()
-    with client(tmp_path / "other") as other:
-        own = teach(other, images("blue", 10), "blue").json()
-        assert {**lesson, "seconds": 0} == {**own, "seconds": 0}
-        known = [
-            one.post("/classify", files=images("blue", 3, 500)).json()["images"]
-            for one in (http, other)
-        ]
-    for first, second in zip(*known, strict=True):
-        assert first["classes"][0]["probability"] == pytest.approx(
-            second["classes"][0]["probability"], abs=1e-6
-        )
-    assert http.post("/forget", json={"name": "blue"}).json()["exact"] is True
 
 
 def test_what_is_taken_away_comes_back_or_goes(tmp_path, monkeypatch):
@@ -206,42 +185,6 @@ def test_an_image_that_is_learned_again_while_it_waits(tmp_path):
         }
 
 
-def test_names_that_nothing_can_have(http):
-    """Half a character, a path, far too long: one sentence, and nothing is changed."""
-    sent(http, images("blue", 1))
-    (one,) = waiting(http)["images"]
-    asked = [
-        ("/inbox/remove", {"images": ["NAME"]}, 200),
-        ("/inbox/learn", {"names": {"NAME": "NAME"}}, 409),
-    ]
-    asked += [("/group", {"images": ["NAME"]}, 200), ("/forget", {"name": "NAME"}, 404)]
-    asked += [("/move", {"name": "red", "into": "NAME"}, 409)]
-    asked += [
-        ("/rename", {"old": "red", "new": "NAME"}, 422),
-        ("/inbox/learn", {"names": {one["image"]: "NAME"}}, 422),
-    ]
-    for name in ("\\ud800", "../a", "x" * 5000):
-        for path, body, status in asked:
-            content = json.dumps(body).replace("NAME", name)
-            answer = http.post(
-                path, content=content, headers={"content-type": "application/json"}
-            )
-            assert answer.status_code in (status, 422), (path, answer.text)
-    assert http.get("/versions").json()["current"] == 1
-
-
-def test_purging_leaves_what_waits(http, tmp_path):
-    sent(http, images("blue", 3))
-    first = waiting(http)["images"][0]["image"]
-    learned(http, {first: "blue"})
-    http.post("/purge", json={"images": "all"})
-    assert (
-        len(tree(tmp_path / "w" / "images"))
-        == http.get("/inbox").json()["waiting"]
-        == 2
-    )
-
-
 def test_without_kept_images_they_go_when_they_are_learned(tmp_path):
     with client(tmp_path / "w", options=ServiceOptions(keep_images=False)) as http:
         sent(http, images("blue", 2))
@@ -307,7 +250,7 @@ def test_an_empty_model_keeps_images_for_its_first_classes(tmp_path):
     with client(tmp_path / "w", begun=model(())) as http:
         sent(http, [*images("blue", 3), *images("red", 3)])
         found = waiting(http)["images"]
-        assert all(not one["classes"] and not one["certain"] for one in found)
+        assert not any(one["classes"] for one in found)
         groups = http.post(
             "/group", json={"images": [one["image"] for one in found]}
         ).json()
@@ -392,22 +335,6 @@ def test_a_learned_image_in_the_folder_of_another_class_is_told(http):
         "/move", json={"name": "green", "into": "red", "images": [one["image"]]}
     )
     assert moved.status_code == 409  # not all of green's images are kept
-
-
-def test_all_names_that_may_be_mistakes_are_told_at_once(http):
-    files = {
-        f"{name}/{i}.png": image(name, i) for i, name in enumerate(["RED", "Green "])
-    }
-    sent(http, [("files", one) for one in files.items()])
-    names = {one["image"]: one["folder"] for one in waiting(http)["images"]}
-    job = http.post("/inbox/learn?wait=false", json={"names": names}).json()
-    now = becomes(
-        lambda: (
-            (now := http.get(f"/jobs/{job['job']}").json())["state"] == "refused"
-            and now
-        )
-    )
-    assert now["instead"] == {"RED": "red", "Green": "green"}
 
 
 def test_new_images_come_first(http):

@@ -12,8 +12,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.confidence import CalibrationSamples, KnownScores
-from cifnet_pl.model.audit import gain_of_ten_more
-from cifnet_pl.model.calibration import estimated, forecast, gain_text
+from cifnet_pl.model.calibration import estimated, forecast
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving import inspection
 from cifnet_pl.serving.inspection import (
@@ -26,8 +25,10 @@ from tests.models import learn_embeddings, learned
 
 def test_stored_samples_are_answered_as_if_never_learned():
     model = learned("cifnet")
-    assert accuracy_of_classes(model, model.class_names) == pytest.approx(100, abs=20)
-    assert accuracy_of_classes(learned("ncm"), ["ant"]) is None
+    accuracy, (low, high) = accuracy_of_classes(model, model.class_names)
+    assert accuracy == pytest.approx(100, abs=20)
+    assert low <= accuracy <= high
+    assert accuracy_of_classes(learned("ncm"), ["ant"]) == (None, None)
 
 
 def samples(means: torch.Tensor, y: torch.Tensor, seed: int = 0) -> torch.Tensor:
@@ -158,20 +159,6 @@ def test_what_ten_more_images_would_bring():
         class_predictions(taught(directions, torch.arange(6).repeat(19))).ten_more
         is None
     )
-
-
-@pytest.mark.parametrize("count", [19, 30])
-def test_the_page_and_an_audit_say_the_same_of_more_images(count):
-    means = 0.5 * torch.randn(6, 40, generator=torch.Generator().manual_seed(5))
-    y = torch.arange(6).repeat(count)
-    found = class_predictions(taught(means, y))
-    audited = gain_of_ten_more(samples(means, y).numpy(), y.numpy(), 6)
-    if count < 20:
-        assert found.ten_more is None
-        assert audited is None
-    else:
-        assert audited == pytest.approx(found.ten_more)
-    assert gain_text(audited) == found.ten_more_text
 
 
 def test_confusions_are_told_of_few_images_too():

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cifnet_pl.serving.change_queue import ChangeJob
-from cifnet_pl.serving.refusals import RequestError
-from cifnet_pl.serving.service import Service
+from cifnet_pl.serving.messages import RequestError
+from cifnet_pl.serving.service import ChangeJob, Service
 from cifnet_pl.serving.workspace import Workspace
 from tests.serving.services import becomes, image, model
 
@@ -29,7 +28,7 @@ def taught(service: Service) -> ChangeJob:
     arrived = service.receive(
         [(f"{i}.png", BytesIO(image("blue", i))) for i in range(3)]
     ).images
-    return service.learn(dict.fromkeys(arrived, "blue"), dry_run=False)
+    return service.submit(service.learn, dict.fromkeys(arrived, "blue"))
 
 
 def test_models_of_earlier_versions(service, caplog):
@@ -40,17 +39,17 @@ def test_models_of_earlier_versions(service, caplog):
         "ERROR", "cifnet_pl.serving"
     )  # pytest keeps what is logged, here an error with its traceback
     taught(service).result.result(60)
-    service.score(image("red", 50)).result(60)
-    unknown = service.forget("x")
+    service.answering.submit(image("red", 50)).result(60)
+    unknown = service.submit(service.forget, "x")
     with pytest.raises(RequestError, match="unknown class 'x'"):
         unknown.result.result(60)
     replaced = weakref.ref(service.model)
-    service.rename("blue", "azure").result.result(60)
+    service.submit(service.rename, "blue", "azure").result.result(60)
     assert becomes(lambda: gc.collect() >= 0 and replaced() is None)
 
 
 def test_embeddings_of_deleted_images(service):
     taught(service).result.result(60)
     assert becomes(lambda: len(service.gallery.known) == 3)
-    service.purge("all").result.result(60)
+    service.submit(service.purge, True).result.result(60)
     assert becomes(lambda: not service.gallery.known)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cifnet_pl.serving.app import Access
+from cifnet_pl.serving.gate import Access
 from tests.serving.browsing import (
     CONTRAST,
     WIDTHS,

@@ -103,36 +103,6 @@ LISTS = re.compile(r"/inbox\?count=[1-9]")
 """Requests for the list of images; others ask for their number alone."""
 
 
-def test_a_list_that_comes_late_takes_no_name_back(browser, server):
-    """The list that is asked for after the first image arrives when a second one has been taken and
-    named.
-    """
-    late = []
-
-    def hold(route):
-        response = route.fetch()
-        if response.json()["waiting"] and not late:
-            late.append((route, response))
-        else:
-            route.fulfill(response=response)
-
-    with page_of(browser, server) as page:
-        page.get_by_role("tab", name="Photos").click()
-        page.get_by_role("button", name="Camera", exact=True).click()
-        until(page, "document.getElementById('camera-video').videoWidth > 0")
-        page.locator("#camera-name").fill("timer")
-        page.route(LISTS, hold)
-        page.get_by_role("button", name="Take a photo").click()
-        while not late:
-            page.wait_for_timeout(50)
-        wait_for_another_picture(page)
-        page.get_by_role("button", name="Take a photo").click()
-        expect(page.locator("#named")).to_have_text(re.compile("[12] named"))
-        (route, response), *_ = late
-        route.fulfill(response=response)
-        expect(page.locator("#named")).to_have_text("2 named")
-
-
 def test_a_list_that_comes_late_gives_no_name_again(browser, server):
     """The list that is asked for when two images are named arrives when one name has been taken
     back.
@@ -265,36 +235,6 @@ def test_a_reload_keeps_images_and_names(browser, server):
         # What others decide goes away here, too.
         expect(page.locator("#cards .card")).to_have_count(0)
         expect(page.locator("#state")).to_contain_text("version 2")
-
-
-def test_cards_are_answered_anew_after_an_update_and_after_undo(browser, server):
-    """No card names a class that is gone, and none has a percentage where it is unlike all that is
-    known.
-    """
-    files = {f"blue/{i}.png": image("blue", 70 + i, 120) for i in range(9)} | {
-        "new.png": image("blue", 90, 120)
-    }
-    with page_of(browser, server) as page:
-        drop(page, "drop", files)
-        card = page.locator("#cards .card").filter(has_text="new.png")
-        for taught in (False, True, False):
-            expect(card.locator(".verdict")).to_contain_text(
-                "blue" if taught else "This looks unlike what I learned."
-            )
-            assert [word in card.inner_text() for word in ("blue", "%")] == [taught] * 2
-            if taught:
-                page.locator("#undo").click()
-                expect(page.locator("#named")).to_have_text("9 named")  # names are kept
-            elif not page.locator("#named").is_visible():
-                page.get_by_role("button", name="Name 9 by their folders").click()
-                page.get_by_role("button", name="Learn 9").click()
-
-
-def test_images_that_arrive_elsewhere_are_shown(browser, server):
-    with page_of(browser, server) as page:
-        page.get_by_role("tab", name="Photos").click()
-        httpx.post(f"{server.url}/inbox", files=images("red", 2))
-        expect(page.locator("#cards .card")).to_have_count(2)
 
 
 def test_a_click_counts_where_the_list_arrives_before_its_release(browser, server):
@@ -543,7 +483,7 @@ def test_strange_names_fit_on_every_screen(width, scheme, browser, server):
     """
     service = server.service
     for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
-        service.rename(old, new).result.result(60)
+        service.submit(service.rename, old, new).result.result(60)
     with page_of(browser, server, width, scheme) as page:
         drop(
             page,

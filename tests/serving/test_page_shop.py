@@ -14,7 +14,7 @@ from tests.serving.browsing import (
     sync_api,
     until,
 )
-from tests.serving.services import ThreadServer, image, model, teach
+from tests.serving.services import image, teach
 
 pytestmark = pytest.mark.system
 expect = sync_api.expect
@@ -136,11 +136,3 @@ def test_ten_images_are_taken_while_a_button_is_held(browser, server):
         expect(page.locator("#camera-taken")).to_have_text("10 photos taken.")
         page.mouse.up()
         expect(page.locator("#named")).to_have_text(re.compile(r"\d+ named"))
-
-
-def test_a_shop_begins_with_three_steps(browser, tmp_path):
-    with (
-        ThreadServer(tmp_path / "w", begun=model(())) as server,
-        page_of(browser, server) as page,
-    ):
-        expect(page.locator("#begin li")).to_have_count(3)

@@ -12,9 +12,9 @@ import uvicorn
 from cifnet_pl.__main__ import main
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.serving import serve as starting
+from cifnet_pl.serving.gate import Limits
 from cifnet_pl.serving.serve import empty_model
 from cifnet_pl.serving.service import Service, ServiceOptions
-from cifnet_pl.serving.uploads import Limits
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CifnetError
 from tests.command_line import assert_ends
@@ -33,14 +33,12 @@ BACKBONE = "embedded:efficientnet_lite0+layers+mirror"
         (["--token", "short"], "16 or more plain characters"),
         (["--token", "a" * 20, "--token_file", "x"], "give one of them"),
         (["--token_file", "missing"], "cannot read --token_file missing"),
-        (["--token_file", "/dev/zero"], "16 or more plain characters"),
         (["--port", "99999"], "--port is 99999, expected 0 to 65535"),
         (
             ["--host", "nowhere.invalid", "--token", "a" * 20],
             "cannot listen on nowhere.invalid",
         ),
         (["--keep_versions", "1"], "expected at least 2"),
-        (["--rate", "-1"], "expected 0 or more"),
         (["--unknown", "1.5"], "--unknown is 1.5, expected a share between 0 and 1"),
     ],
 )
@@ -64,7 +62,9 @@ def test_a_port_that_is_taken(tmp_path, capsys):
             main(["serve", "--model", str(saved(tmp_path / "bundle")), "--port", port])
             == 2
         )
-    assert "Address already in use; choose another --port" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Address already in use" in said
+    assert "choose another --port" in said
 
 
 def test_without_a_model_it_begins_with_the_recommended_one():
@@ -116,29 +116,6 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     assert failed
     service.close()
     (folder / "late.png").write_bytes(image("red", 3))
-    thread.join(60)
-    assert not thread.is_alive()
-
-
-def test_special_files_of_a_watched_folder_are_left_out(tmp_path, monkeypatch, caplog):
-    """A pipe, a device and links that lead nowhere or in a circle; the images after them wait."""
-    monkeypatch.setattr(starting, "WATCH_SECONDS", 0.05)
-    begun = model()
-    folder = tmp_path / "images"
-    folder.mkdir()
-    os.mkfifo(folder / "a.png")
-    (folder / "b.png").symlink_to("gone.png")
-    (folder / "c.png").symlink_to("c.png")
-    (folder / "d.png").symlink_to("/dev/zero")
-    (folder / "e.png").write_bytes(image("red", 1))
-    service = Service(Workspace(tmp_path / "w", begun), begun)
-    thread = Thread(target=starting.keep_watching, args=(service, folder), daemon=True)
-    thread.start()
-    assert becomes(lambda: len(service.workspace.waiting()) == 1)
-    for name in "abcd":
-        assert becomes(lambda name=name: f"{name}.png is left out" in caplog.text)
-    service.close()
-    (folder / "late.png").write_bytes(image("red", 2))
     thread.join(60)
     assert not thread.is_alive()
 

@@ -10,11 +10,8 @@ import pytest
 from PIL import Image
 
 from cifnet_pl.images.image import FORMATS, UnreadableImage, read_square
-from cifnet_pl.serving import uploads as module
-from cifnet_pl.serving.inbox import LabelledUpload, LabelledUploads
-from cifnet_pl.serving.naming import check_similar, tidy
-from cifnet_pl.serving.refusals import Question, RequestError
-from cifnet_pl.serving.uploads import Limits, decoded, uploads
+from cifnet_pl.serving.gate import Limits, check_similar, decoded, tidy, uploads
+from cifnet_pl.serving.messages import Question, RequestError
 from tests.images.test_image import bomb
 from tests.serving.services import image, zipped
 
@@ -48,20 +45,18 @@ def noise(seed: int, count: int) -> bytes:
 
 
 HOSTILE = {
-    "bomb": (zipped({"a/1.png": bytes(90_000)}), 413, "100 times its size"),
+    "bomb": (zipped({"a/1.png": bytes(90_000)}), 413, "larger than"),
     "large": (
         zipped({f"a/{i}.png": noise(i, 15_000) for i in range(8)}),
         413,
         "send it in parts",
     ),
-    "many": (zipped({f"a/{i}.png": b"x" * 20 for i in range(11)}), 413, "10 entries"),
     "count": (
         zipped({f"a/{i}.png": b"x" * 20 for i in range(6)}),
         413,
         "more than 5 photos",
     ),
     "one large": (zipped({"a/1.png": noise(0, 20_001)}), 413, "larger than"),
-    "parent": (zipped({"../a.png": b"x"}), 422, "outside of itself: ../a.png"),
     "lying": (lying(), 422, "damaged"),
     "no zip": (b"PK\x03\x04 not a zip", 422, "not a zip file"),
     "cut": (zipped({"a/1.png": image("red", 0)})[:-30], 422, "not a zip file"),
@@ -76,12 +71,6 @@ def test_hostile_zip_files_are_refused_in_one_sentence(name):
         of_zip(content)
     assert refusal.value.status == status
     assert "\n" not in str(refusal.value)
-
-
-def test_a_list_of_entries_that_would_fill_the_memory_is_not_read(monkeypatch):
-    monkeypatch.setattr(module, "DIRECTORY_BYTES", 100)
-    with pytest.raises(RequestError, match="lists over 0 MiB of names"):
-        of_zip(zipped({f"a/{i}.png": b"x" for i in range(5)}))
 
 
 def icon(side: int) -> bytes:
@@ -131,20 +120,17 @@ def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
         "a b",
         "a\nb",
     ]
-    check_similar("banana", ["Bananas", "banana"])
+    check_similar(["banana"], ["Bananas", "banana"])
     for name, other in (
         ("banana", "Banana"),
         ("redapple", "Red apple"),
         ("\uff42anana", "banana"),
     ):
         with pytest.raises(Question) as question:
-            check_similar(name, ["kiwi", other])
+            check_similar([name], ["kiwi", other])
         assert (question.value.status, question.value.instead) == (409, {name: other})
 
 
-def test_two_names_of_one_update_that_are_nearly_one_are_asked_about(tmp_path):
+def test_two_names_of_one_update_that_are_nearly_one_are_asked_about():
     with pytest.raises(Question, match="'x' and 'X' differ"):
-        LabelledUploads(
-            tmp_path,
-            [LabelledUpload("1", "1", "X", 1), LabelledUpload("2", "2", "x", 2)],
-        ).check_plausible({}, [])
+        check_similar(["X", "x"], [])

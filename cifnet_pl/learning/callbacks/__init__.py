@@ -3,7 +3,6 @@
 from lightning.pytorch import Callback
 
 from cifnet_pl.learning.callbacks.checkpoint import TaskCheckpoint as TaskCheckpoint
-from cifnet_pl.learning.callbacks.class_results import ClassResults as ClassResults
 from cifnet_pl.learning.callbacks.coverage_and_novelty import (
     CoverageAndNoveltyMetrics as CoverageAndNoveltyMetrics,
 )
@@ -32,7 +31,6 @@ def standard_callbacks(bar: bool) -> list[Callback]:
     """
     callbacks: list[Callback] = [
         PrequentialAccuracy(),
-        ClassResults(),
         CoverageAndNoveltyMetrics(),
         TaskMetrics(),
         TrajectoryPlot(),

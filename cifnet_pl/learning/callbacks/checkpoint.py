@@ -11,7 +11,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from cifnet_pl.learning.task_callback import run_folder
+from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.store import read_checkpoint
 from cifnet_pl.utilities.errors import check_that

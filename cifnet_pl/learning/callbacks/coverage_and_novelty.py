@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from cifnet_pl.data.loading import Batch, name_unreadable
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.task_callback import TaskCallback, write_table
+from cifnet_pl.learning.run_record import write_table
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.embedding import embed
 from cifnet_pl.model.metrics import percent
@@ -30,23 +30,21 @@ SET_COLUMNS = ["class", "test_images", "coverage", "set_size"]
 """Columns of ``prediction_sets.csv``."""
 
 
-class CoverageAndNoveltyMetrics(TaskCallback):
+class CoverageAndNoveltyMetrics(Callback):
     """Measure prediction sets and unknown images; comes before :class:`TaskMetrics`.
 
     Prediction sets are measured where the model is calibrated, unknown images where
     ``--data.unknown`` gives some. ``prediction_sets.csv`` has a row for each class: its test
     images, the coverage of their prediction sets in percent, and the mean size of these sets.
 
-    Attributes:
-        measured: columns of ``tasks.csv``, on the test images of all classes seen. ``set_size`` is
-            the mean number of classes in a prediction set, ``set_coverage`` the percentage of sets
-            that hold the true class, where 95 % was asked for. ``known_rejected`` is the percentage
-            of images that are called unknown, where 5 % was asked for. ``unknown_auroc`` and
-            ``unknown_fpr95`` are of the unknown images against these images, in percent.
+    It fills columns of ``tasks.csv``, on the test images of all classes seen. ``set_size`` is the
+    mean number of classes in a prediction set, ``set_coverage`` the percentage of sets that hold
+    the true class, where 95 % was asked for. ``known_rejected`` is the percentage of images that
+    are called unknown, where 5 % was asked for. ``unknown_auroc`` and ``unknown_fpr95`` are of the
+    unknown images against these images, in percent.
     """
 
     def __init__(self) -> None:
-        self.measured: dict[str, float] = {}
         self._predictor: OpenSetPredictor | None = None
         self._unknown: Tensor | None = None  # (m, d) embeddings
         self._novelty: list[Tensor] = []  # of the test images, by batch
@@ -77,31 +75,20 @@ class CoverageAndNoveltyMetrics(TaskCallback):
             )
         self._unknown = _embed_unknown(pl_module, folder)
 
-    def sentences(self) -> list[str]:
-        """Return the lines of the screen about unknown images; none without such images."""
-        found = self.measured
-        if self._unknown is None or "unknown_auroc" not in found:
-            return []
-        images = number_of(len(self._unknown), "image")
-        line = (
-            f"Unknown images: AUROC {found['unknown_auroc']:.1f} %, FPR95"
-            f" {found['unknown_fpr95']:.1f} % ({images})"
-        )
-        if "known_rejected" in found:
-            line += f"; {found['known_rejected']:.1f} % of the test images rejected (5 % asked for)"
-        return [line]
-
-    def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
+    def on_validation_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         """Compute the thresholds that are to be measured."""
+        module = pl_module
         self._predictor = None
+        if trainer.state.fn != "fit" or not isinstance(module, CIFNetModule):
+            return
         self._novelty = []
         self._rejected = torch.zeros_like(self._rejected)
         self._set_counts = torch.zeros(
             len(module.class_names), 3, dtype=torch.int64, device=module.device
         )
         self._rejected = self._rejected.to(module.device)
-        if not isinstance(module, CIFNetModule):
-            return
         unknown, coverage = module.model.available_shares(UNKNOWN_SHARE, COVERAGE)
         if self._unknown is None:
             unknown = None
@@ -110,17 +97,24 @@ class CoverageAndNoveltyMetrics(TaskCallback):
         if unknown is not None or coverage is not None:
             self._predictor = module.model.open_set_predictor(unknown, coverage)
 
-    def observe_predictions(
-        self, module: TaskModule, probabilities: Tensor, batch: Batch
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Count a batch of test images."""
-        if not isinstance(module, CIFNetModule):
+        module = pl_module
+        if outputs is None or not isinstance(module, CIFNetModule):
             return
         predictor = self._predictor
         counts = torch.zeros_like(batch.label)[:, None].repeat(1, 3)
         counts[:, 0] = 1
         if predictor is not None and predictor.sets is not None:
-            members = predictor.sets.of_probabilities(probabilities)
+            members = predictor.sets.of_probabilities(outputs)
             counts[:, 1] = members.gather(1, batch.label[:, None]).flatten()
             counts[:, 2] = members.sum(dim=1)
         self._set_counts.index_add_(0, batch.label, counts)
@@ -131,14 +125,15 @@ class CoverageAndNoveltyMetrics(TaskCallback):
                 rejected = predictor.reference.p_values(novelty) <= UNKNOWN_SHARE
                 self._rejected += rejected.sum()
 
-    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the counts of all processes, and write ``prediction_sets.csv``."""
-        self.measured = {}
+        module = pl_module
         predictor = self._predictor
-        if not isinstance(module, CIFNetModule) or (
-            predictor is None and self._unknown is None
-        ):
+        if trainer.state.fn != "fit" or not isinstance(module, CIFNetModule):
             return
+        if predictor is None and self._unknown is None:
+            return
+        row = module.record.rows[-1]
         counts = torch.stack(of_all_processes(self._set_counts.cpu())).sum(dim=0)
         local = torch.cat([torch.zeros(0), *[part.cpu() for part in self._novelty]])
         novelty = torch.cat(of_all_processes(local))
@@ -147,19 +142,25 @@ class CoverageAndNoveltyMetrics(TaskCallback):
         if not images:
             return
         if predictor is not None and predictor.sets is not None:
-            self.measured["set_size"] = members / images
-            self.measured["set_coverage"] = 100 * covered / images
+            row.set_size = members / images
+            row.set_coverage = 100 * covered / images
             rows = prediction_set_rows(module.class_names, counts)
             write_table(trainer, "prediction_sets.csv", SET_COLUMNS, rows)
         if predictor is not None and predictor.reference is not None:
-            self.measured["known_rejected"] = 100 * rejected / images
+            row.known_rejected = 100 * rejected / images
         if self._unknown is not None:
             unknown = module.head.novelty(
                 self._unknown.to(module.head.labels.device)
             ).cpu()
-            auroc, fpr95 = detection(novelty, unknown)
-            self.measured["unknown_auroc"] = auroc
-            self.measured["unknown_fpr95"] = fpr95
+            row.unknown_auroc, row.unknown_fpr95 = detection(novelty, unknown)
+            remark = (
+                f"Unknown images: AUROC {row.unknown_auroc:.1f} %, FPR95"
+                f" {row.unknown_fpr95:.1f} % ({number_of(len(unknown), 'image')})"
+            )
+            if row.known_rejected is not None:
+                share = f"{row.known_rejected:.1f} %"
+                remark += f"; {share} of the test images rejected (5 % asked for)"
+            module.record.remarks["unknown"] = remark
 
 
 def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:

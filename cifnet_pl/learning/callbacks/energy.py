@@ -163,11 +163,20 @@ class EnergyMonitor(Callback):
         self._task_open = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read the energy of the evaluation; with several nodes, the sum over nodes."""
+        """Record the energy of the task; with several nodes, the sum over nodes."""
         self.evaluation = self._since_last()
         if self.enabled and trainer.num_nodes > 1:
             self.learning = _over_nodes(trainer, self.learning)
             self.evaluation = _over_nodes(trainer, self.evaluation)
+        if trainer.state.fn != "fit":
+            return
+        record = cast(TaskModule, pl_module).record
+        row = record.rows[-1]
+        row.energy_source = self.source
+        if self.learning is not None:
+            record.add_energy(row, asdict(self.learning))
+        if self.evaluation is not None:
+            row.eval_energy_kwh = self.evaluation.total
 
     def state_dict(self) -> dict[str, Any]:
         """Return the energy of an open task, for the checkpoint; nothing between tasks."""

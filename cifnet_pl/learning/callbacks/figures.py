@@ -1,18 +1,19 @@
-"""Draw the trajectory of a run, and show figures in TensorBoard."""
+"""Draw a run's confusion matrix and trajectory, and show them in TensorBoard."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
-from cifnet_pl.learning.task_callback import callback_of, run_folder
-from cifnet_pl.model.drawing import draw_trajectory, png
+from cifnet_pl.learning.run_record import run_folder
+from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.model.drawing import draw_confusion, draw_trajectory, png
 from cifnet_pl.utilities.files import write_bytes
 
 RGBA = 4
@@ -48,17 +49,40 @@ def run_title(folder: Path) -> str:
 
 
 class TrajectoryPlot(Callback):
-    """Draw ``trajectory.png`` when the run ends: A_k, Ā and the accuracy matrix."""
+    """Draw ``confusion.png`` after the last task, and ``trajectory.png`` when the run ends.
+
+    The trajectory shows A_k, Ā and the accuracy matrix.
+    """
+
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        """Remove the confusion matrix of a finished run that goes on with more tasks."""
+        folder = run_folder(trainer)
+        if trainer.is_global_zero and folder is not None:
+            (folder / "confusion.png").unlink(missing_ok=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the confusion matrix after the last task."""
+        module = cast(TaskModule, pl_module)
+        last = module.tasks_finished == trainer.max_epochs
+        if trainer.state.fn != "fit" or not last or module.evaluation is None:
+            return
+        folder = run_folder(trainer)
+        confusion = module.evaluation.confusion
+        if trainer.is_global_zero and folder is not None and confusion.any():
+            figure = draw_confusion(confusion, module.class_names, run_title(folder))
+            step = module.tasks_finished
+            write_figure(trainer, folder / "confusion.png", png(figure), step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the figure and show it in TensorBoard."""
+        """Draw the trajectory."""
         folder = run_folder(trainer)
-        metrics = callback_of(trainer, TaskMetrics)
-        if not trainer.is_global_zero or folder is None or metrics is None:
+        record = cast(TaskModule, pl_module).record
+        if not trainer.is_global_zero or folder is None:
             return
         if not (folder / "tasks.csv").is_file():
             return
-        record = metrics.record
         classes_seen = [row.classes_seen for row in record.rows]
         average = [row.average for row in record.rows]
         figure = draw_trajectory(

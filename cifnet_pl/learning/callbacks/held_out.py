@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, ImageBatch, pieces
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.task_callback import TaskCallback, run_folder
+from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.files import of_all_processes
@@ -21,8 +21,7 @@ from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import number_of
 
 
-@dataclass
-class HeldOutBatch:
+class HeldOutBatch(NamedTuple):
     """Held-out images of this process.
 
     Attributes:
@@ -34,36 +33,38 @@ class HeldOutBatch:
     embeddings: Tensor
 
 
-class HeldOutImages(TaskCallback):
+class HeldOutImages(Callback):
     """Let a copy of the model learn the held-out images, and store it as a bundle in the run.
 
     Only where the run has split the user's own images, and the head can add images of known
     classes. The run's model, checkpoints and figures stay those without these images: a run that
     goes on gives the same bits as one that never stopped. A run that goes on begins by removing the
     bundle. Images are learned in the order of their rows, whatever the batches were.
-
-    Attributes:
-        model: the copy, after the last task; None where there is none.
-        refit_note: what the screen says of the copy after the name of the run's folder.
     """
 
     def __init__(self) -> None:
-        self.model: Classifier | None = None
         self._batches: list[HeldOutBatch] = []
-        self.refit_note = ""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove the bundle of a finished run that goes on."""
         folder = run_folder(trainer)
-        self.model = None
         if folder is not None and trainer.is_global_zero:
             shutil.rmtree(folder / COMPLETE, ignore_errors=True)
 
-    def observe_predictions(
-        self, module: TaskModule, probabilities: Tensor, batch: Batch
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Store the content hashes of decoded images, and the embeddings of the last evaluation."""
-        if not module.data.learns_held_out or not isinstance(module, CIFNetModule):
+        module = pl_module
+        if outputs is None or not isinstance(module, CIFNetModule):
+            return
+        if trainer.state.fn != "fit" or not module.data.learns_held_out:
             return
         rows = batch.row.cpu().numpy()
         if isinstance(batch, ImageBatch):
@@ -71,8 +72,11 @@ class HeldOutImages(TaskCallback):
         if _is_last_task(module) and module.head.merges_sites:
             self._batches.append(HeldOutBatch(rows, module.evaluated.float().cpu()))
 
-    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Learn the held-out images after the last task."""
+        module = cast(TaskModule, pl_module)
+        if trainer.state.fn != "fit":
+            return
         tested = sum(module.data.test_counts(module.class_names).values())
         if not module.data.learns_held_out or not _is_last_task(module) or not tested:
             return
@@ -82,16 +86,18 @@ class HeldOutImages(TaskCallback):
             learner = module.head
         if not isinstance(module, CIFNetModule) or not module.head.merges_sites:
             name = type(learner).__name__
-            self.refit_note = f" (no refit on the {images}: {name} cannot add them)"
+            remark = f" (no refit on the {images}: {name} cannot add them)"
+            module.record.remarks["folder"] = remark
             return
         folder = run_folder(trainer)
-        self.model = self._refit(module)
+        model = self._refit(module)
         self._batches = []
         if folder is not None:
             if trainer.is_global_zero:
-                self.model.save(folder / COMPLETE, overwrite=True)
-            count = sum(self.model.counts.values())
-            self.refit_note = f" (refit on all {number_of(count, 'image')})"
+                model.save(folder / COMPLETE, overwrite=True)
+            count = sum(model.counts.values())
+            remark = f" (refit on all {number_of(count, 'image')})"
+            module.record.remarks["folder"] = remark
 
     def _refit(self, module: CIFNetModule) -> Classifier:
         """Return a copy of the model that has learned the held-out images of all processes."""
@@ -116,8 +122,7 @@ class HeldOutImages(TaskCallback):
             groups = torch.from_numpy(data.source.val_groups[rows])
             for keys, given in of_all_processes((hashes, groups)):
                 model.calibration.add_given_groups(keys, given)
-        module.add_up(model)
-        model.finish_task()
+        model.finish_task(module.sum_over_processes)
         model.record_event(
             "extend",
             sum(model.counts.values()) - sum(module.model.counts.values()),

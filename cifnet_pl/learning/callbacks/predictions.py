@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
-from torch import Tensor
 
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.heads import Head
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.task_callback import TaskCallback, run_folder, write_table
+from cifnet_pl.learning.run_record import PrequentialRow, run_folder, write_table
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import TOP_K, percent, top_classes
 from cifnet_pl.utilities.files import (
@@ -141,7 +140,7 @@ class TaskPredictions:
         return table
 
 
-class PredictionRecord(TaskCallback):
+class PredictionRecord(Callback):
     """Write the predictions of every task into the folder ``predictions.parquet``.
 
     There is a file for each task, and in it a row for each test image of a class seen. Columns:
@@ -163,13 +162,19 @@ class PredictionRecord(TaskCallback):
         if every_task:
             optional("pyarrow", "--predictions.every_task", "tables")
 
-    def observe_predictions(
-        self, module: TaskModule, probabilities: Tensor, batch: Batch
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Store the predictions of a batch."""
-        if not self.every_task:
+        if not self.every_task or outputs is None:
             return
-        top, top_probabilities = top_classes(probabilities)
+        top, top_probabilities = top_classes(outputs)
         predictions = TaskPredictions(
             batch.row.cpu().numpy(),
             batch.label.cpu().numpy(),
@@ -178,8 +183,11 @@ class PredictionRecord(TaskCallback):
         )
         self._batches.append(predictions)
 
-    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the predictions of all processes."""
+        if not self.every_task or trainer.state.fn != "fit":
+            return
+        module = cast(TaskModule, pl_module)
         batches = []
         for local in of_all_processes(self._batches):
             batches += local
@@ -197,23 +205,6 @@ class PredictionRecord(TaskCallback):
             )
 
 
-@dataclass
-class PrequentialRow:
-    """Predictions of the samples of a task before it is learned.
-
-    Attributes:
-        task: number of the task, from 1.
-        samples: number of samples.
-        correct: number of correct predictions.
-        known: number of classes that are known before the task.
-    """
-
-    task: int
-    samples: int
-    correct: int
-    known: int
-
-
 class PrequentialAccuracy(Callback):
     """Predict every training sample before it is learned (prequential accuracy; Gama et al., 2013).
 
@@ -222,13 +213,9 @@ class PrequentialAccuracy(Callback):
     that the head does not know is a wrong prediction. The first task is left out, as nothing is
     known before it. Columns: task, samples, accuracy on these samples, and accuracy on all samples
     so far, in percent.
-
-    Attributes:
-        rows: one for each task but the first.
     """
 
     def __init__(self) -> None:
-        self.rows: list[PrequentialRow] = []
         self._head: Head | None = None
         self._current = PrequentialRow(0, 0, 0, 0)
 
@@ -269,10 +256,11 @@ class PrequentialAccuracy(Callback):
         local = of_all_processes(row)
         row.samples = sum(part.samples for part in local)
         row.correct = sum(part.correct for part in local)
-        self.rows.append(row)
+        rows = cast(TaskModule, pl_module).record.prequential
+        rows.append(row)
         samples = correct = 0
         table: list[list[float | int | None]] = []
-        for row in self.rows:
+        for row in rows:
             samples += row.samples
             correct += row.correct
             accuracy = percent(row.correct, row.samples)
@@ -280,34 +268,8 @@ class PrequentialAccuracy(Callback):
         header = ["task", "samples", "accuracy", "accuracy_so_far"]
         write_table(trainer, "prequential.csv", header, table)
 
-    def forward_transfer(self) -> float | None:
-        """Compute the forward transfer: how far earlier tasks help before a task is learned.
 
-        This is the mean over tasks of the accuracy on a task's samples before they are learned,
-        minus the accuracy of a guess among the classes known then (Lopez-Paz & Ranzato, 2017, with
-        training samples in place of test samples).
-
-        Returns:
-            Percentage points; None if no class returns.
-        """
-        gains = []
-        for row in self.rows:
-            if row.samples and row.known:
-                gains.append(100.0 * row.correct / row.samples - 100.0 / row.known)
-        if gains:
-            return sum(gains) / len(gains)
-        return None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the rows, for a checkpoint."""
-        return {"rows": [asdict(row) for row in self.rows]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the rows of a run that goes on."""
-        self.rows = [PrequentialRow(**row) for row in state_dict["rows"]]
-
-
-class ActivationTable(TaskCallback):
+class ActivationTable(Callback):
     """Write ``activations.csv`` after each task: how neurons respond to the classes of each task.
 
     Row i, column j is the mean over the test images of task i of the largest activation, the
@@ -317,20 +279,31 @@ class ActivationTable(TaskCallback):
     ``trainer.callbacks``.
     """
 
-    def begin_evaluation(self, trainer: Trainer, module: TaskModule) -> None:
+    def on_validation_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         """Reset the sums."""
+        module = cast(TaskModule, pl_module)
         tasks = len(module.learned_tasks)
         self._sums = torch.zeros(
             tasks, tasks, dtype=torch.float64, device=module.device
         )
         self._images = torch.zeros(tasks, dtype=torch.float64, device=module.device)
 
-    def observe_predictions(
-        self, module: TaskModule, probabilities: Tensor, batch: Batch
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Add the activations of a batch to the rows of its images' tasks."""
-        model = cast(CIFNetModule, module)
-        sizes = [len(names) for names in module.learned_tasks]
+        if outputs is None:
+            return
+        model = cast(CIFNetModule, pl_module)
+        sizes = [len(names) for names in model.learned_tasks]
         task_of_label = torch.repeat_interleave(
             torch.tensor(sizes, device=batch.label.device)
         )
@@ -341,8 +314,10 @@ class ActivationTable(TaskCallback):
         self._sums.index_add_(0, task, largest)
         self._images += torch.bincount(task, minlength=len(sizes))
 
-    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the table over the images of all processes."""
+        if trainer.state.fn != "fit":
+            return
         trainer.strategy.reduce(self._sums, reduce_op="sum")
         trainer.strategy.reduce(self._images, reduce_op="sum")
         means = self._sums / self._images[:, None]

@@ -10,12 +10,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
-from cifnet_pl.learning.callbacks.held_out import HeldOutImages
-from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics
+from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import RunRecord, TaskRow
-from cifnet_pl.learning.task_callback import TaskCallback, callback_of, run_folder
+from cifnet_pl.learning.run_record import RunRecord, run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import (
     ECE_BINS,
@@ -98,20 +95,6 @@ class TaskProgressBar(RichProgressBar):
         return {}
 
 
-def megabytes(row: TaskRow, module: TaskModule) -> float:
-    """Return the size of the state between tasks in MB: statistics and calibration buffer.
-
-    Args:
-        row: of the task.
-        module: it knows the bytes of an element of each.
-    """
-    buffer = row.buffer_elements * module.bytes_per_element("buffer")
-    statistics = (row.state_elements - row.buffer_elements) * module.bytes_per_element(
-        "statistics"
-    )
-    return (buffer + statistics) / 1e6
-
-
 def record_table(record: RunRecord) -> Table:
     """Return the table of a run with a row per task; it fits into 80 columns."""
     rows = []
@@ -121,52 +104,49 @@ def record_table(record: RunRecord) -> Table:
     return table(COLUMNS, rows, names=())
 
 
-def summary_lines(record: RunRecord, module: TaskModule) -> list[str]:
+def summary_lines(module: TaskModule) -> list[str]:
     """Return one line each for accuracy, forgetting with calibration error, and costs.
 
     Args:
-        record: what was measured.
         module: that learned.
     """
-    summary = record.summary()
-    return [*_accuracy_lines(summary, module), _cost_line(summary, record, module)]
-
-
-def _accuracy_lines(summary: dict[str, Any], module: TaskModule) -> list[str]:
+    summary = module.record.summary()
+    lines = []
     if summary["A_K"] is None:
-        return ["Accuracy not measured: no test images"]
-    count = sum(module.data.test_counts(module.class_names).values())
-    kind = "held-out" if module.data.learns_held_out else "test"
-    tested = f"({count:,} {kind} {sample_name(module)}s)"
-    final = number(summary["A_K"], unit=" %")
-    average = number(summary["A_bar"], unit=" %")
-    accuracy = f"Final accuracy A_K {final}, average accuracy Ā {average} {tested}"
-    ece = f"alibration error {number(summary['ece'], unit=' %')} (ECE, {ECE_BINS} bins)"
+        lines.append("Accuracy not measured: no test images")
+    else:
+        count = sum(module.data.test_counts(module.class_names).values())
+        kind = "held-out" if module.data.learns_held_out else "test"
+        tested = f"({count:,} {kind} {sample_name(module)}s)"
+        final = number(summary["A_K"], unit=" %")
+        average = number(summary["A_bar"], unit=" %")
+        lines.append(
+            f"Final accuracy A_K {final}, average accuracy Ā {average} {tested}"
+        )
+        lines.append(_forgetting_line(summary))
+    energy = "energy not measured"
+    if summary["energy_kwh"] is not None:
+        # ``summary.json`` has the source of each part.
+        is_estimated = "estimated" in summary["energy_source"]
+        how = "estimated" if is_estimated else "measured"
+        energy = f"{summary['energy_kwh']:.1e} kWh ({how})"
+    bytes_of_state = 0
+    for component, elements in module.state_elements().items():
+        bytes_of_state += elements * module.bytes_per_element(component)
+    training = (
+        f"Training {summary['train_seconds']:.1f} s{largest_share(module.record)}"
+    )
+    lines.append(f"{training}, {energy}, state {bytes_of_state / 1e6:.2f} MB")
+    return lines
+
+
+def _forgetting_line(summary: dict[str, Any]) -> str:
     if summary["n_classes"] == 1:
-        return [
-            accuracy,
-            "With one class the accuracy is always 100 %: add a second class",
-        ]
+        return "With one class the accuracy is always 100 %: add a second class"
+    ece = f"alibration error {number(summary['ece'], unit=' %')} (ECE, {ECE_BINS} bins)"
     if summary["forgetting"] is None:
-        return [accuracy, f"C{ece}"]
-    forgetting = f"Forgetting {number(summary['forgetting'])} points"
-    return [accuracy, f"{forgetting}, c{ece}"]
-
-
-def _cost_line(summary: dict[str, Any], record: RunRecord, module: TaskModule) -> str:
-    training = f"Training {summary['train_seconds']:.1f} s{largest_share(record)}"
-    size = megabytes(record.rows[-1], module)
-    return f"{training}, {_energy(summary)}, state {size:.2f} MB"
-
-
-def _energy(summary: dict[str, Any]) -> str:
-    """Return the energy of the run; ``summary.json`` has the source of each part."""
-    if summary["energy_kwh"] is None:
-        return "energy not measured"
-    how = "measured"
-    if "estimated" in summary["energy_source"]:
-        how = "estimated"
-    return f"{summary['energy_kwh']:.1e} kWh ({how})"
+        return f"C{ece}"
+    return f"Forgetting {number(summary['forgetting'])} points, c{ece}"
 
 
 def largest_share(record: RunRecord) -> str:
@@ -192,7 +172,31 @@ def sample_name(module: TaskModule) -> str:
     return "sample"
 
 
-class RunTable(TaskCallback):
+def class_warnings(module: TaskModule) -> list[str]:
+    """Return warnings about classes with few test samples, or hardly ever predicted."""
+    lines = []
+    sample = sample_name(module)
+    counts = module.data.test_counts(module.class_names)
+    few = [
+        f"{printable(name)} ({count})"
+        for name, count in counts.items()
+        if count < MIN_TEST_IMAGES
+    ]
+    if few:
+        lines.append(
+            f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few, UNTESTED_CLASSES)}"
+        )
+    if module.evaluation is not None:
+        matrix = module.evaluation.confusion
+        labels = rarely_predicted(matrix.diagonal(), matrix.sum(axis=1)).tolist()
+        names = [module.class_names[label] for label in labels]
+        sentence = rarely_predicted_message(names, sample)
+        if sentence is not None:
+            lines.append(sentence)
+    return lines
+
+
+class RunTable(Callback):
     """Prints one table with a row per task, and a summary.
 
     Without a terminal, each row is printed when its task ends. On a terminal the progress bar
@@ -205,24 +209,19 @@ class RunTable(TaskCallback):
             self.console = Console(width=LOG_WIDTH)
         self._printed_lines = 0
 
-    def end_task(self, trainer: Trainer, module: TaskModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the row of the task, unless the progress bar is shown."""
-        metrics = callback_of(trainer, TaskMetrics)
-        if (
-            trainer.is_global_zero
-            and metrics is not None
-            and not self.console.is_terminal
-        ):
-            lines = self._table_lines(metrics.record)
-            self._print_table(lines[:-1])  # the lower border follows at the end
+        fits = trainer.state.fn == "fit" and trainer.is_global_zero
+        if fits and not self.console.is_terminal:
+            # The lower border follows at the end.
+            self._print_table(cast(TaskModule, pl_module).record, borders=1)
 
-    def _table_lines(self, record: RunRecord) -> list[str]:
+    def _print_table(self, record: RunRecord, borders: int = 0) -> None:
+        """Print the lines of a table that were not printed yet, but for its lowest ones."""
         with self.console.capture() as capture:
             self.console.print(record_table(record))
-        return capture.get().splitlines()
-
-    def _print_table(self, lines: list[str]) -> None:
-        """Print the lines of a table that were not printed yet."""
+        lines = capture.get().splitlines()
+        lines = lines[: len(lines) - borders]
         for line in lines[self._printed_lines :]:
             self.console.out(line, highlight=False)
         self._printed_lines = len(lines)
@@ -250,7 +249,7 @@ class RunTable(TaskCallback):
         print_text(
             f"Calibration error {number(evaluation.ece, unit=' %')} (ECE, {ECE_BINS} bins)"
         )
-        for line in self._class_warnings(module):
+        for line in class_warnings(module):
             print_text(line)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -273,29 +272,6 @@ class RunTable(TaskCallback):
         start = f", resumed after task {done}" if trainer.ckpt_path else ""
         print_text(f"{summary} on {device}{start}")
 
-    def _class_warnings(self, module: TaskModule) -> list[str]:
-        """Return warnings about classes with few test samples, or hardly ever predicted."""
-        lines = []
-        sample = sample_name(module)
-        counts = module.data.test_counts(module.class_names)
-        few = [
-            f"{printable(name)} ({count})"
-            for name, count in counts.items()
-            if count < MIN_TEST_IMAGES
-        ]
-        if few:
-            lines.append(
-                f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few, UNTESTED_CLASSES)}"
-            )
-        if module.evaluation is not None:
-            matrix = module.evaluation.confusion
-            labels = rarely_predicted(matrix.diagonal(), matrix.sum(axis=1)).tolist()
-            names = [module.class_names[label] for label in labels]
-            sentence = rarely_predicted_message(names, sample)
-            if sentence is not None:
-                lines.append(sentence)
-        return lines
-
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
@@ -310,31 +286,32 @@ class RunTable(TaskCallback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the rest of the table, the summary, where the run is, and what comes next."""
         folder = run_folder(trainer)  # all processes have to ask for it
-        metrics = callback_of(trainer, TaskMetrics)
-        if not trainer.is_global_zero or metrics is None or not metrics.record.rows:
+        if not trainer.is_global_zero:
             return
         module = cast(TaskModule, pl_module)
-        self._print_table(self._table_lines(metrics.record))
-        lines = summary_lines(metrics.record, module)
-        novelty = callback_of(trainer, CoverageAndNoveltyMetrics)
-        if novelty is not None:
-            lines += novelty.sentences()
+        record = module.record
+        if not record.rows:
+            print_text("Nothing was learned: the limits of the trainer leave no task")
+            return
+        self._print_table(record)
+        lines = summary_lines(module)
+        if "unknown" in record.remarks:
+            lines.append(record.remarks["unknown"])
+        advice = None
+        is_exportable = isinstance(module, CIFNetModule)
+        backbone = module.backbone
+        needs_trust = bool(backbone_imports(backbone.name, backbone.architecture))
         if isinstance(module, CIFNetModule):
             lines += module.model.accuracy_sentences()
-        held_out = callback_of(trainer, HeldOutImages)
-        if folder is not None:
-            refit = ""
-            if held_out is not None:
-                refit = held_out.refit_note
-            lines.append(f"Run folder {folder}{refit}")
-        lines += self._class_warnings(module)
-        if isinstance(module, CIFNetModule):
             advice = module.model.calibration.advice()
-            if advice is not None:
-                lines.append(advice)
-        is_exportable = isinstance(module, CIFNetModule)
+            needs_trust = bool(module.model.plugin_imports)
+        if folder is not None:
+            lines.append(f"Run folder {folder}{record.remarks.get('folder', '')}")
+        lines += class_warnings(module)
+        if advice is not None:
+            lines.append(advice)
         if folder is not None and (is_exportable or (folder / COMPLETE).is_dir()):
             words = ("export", "--model", str(folder), "--output", "MODEL")
-            lines.append(next_command(*words, trust=module.needs_trust))
+            lines.append(next_command(*words, trust=needs_trust))
         for line in lines:
             print_text(line)

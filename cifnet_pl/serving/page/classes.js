@@ -1,13 +1,12 @@
 // Classes: how many photos each has, how often it is right, what more would bring; to rename, join, split and forget.
 
-import { $, action, change, count, get, keptPhoto, make, named, percent, post, promised, purge, released, sure, table, takesBack } from "./page.js";
+import { $, action, change, count, get, keptPhoto, make, named, percent, post, promised, purge, sure, table, takesBack } from "./page.js";
+import { latestOnly, model } from "./state.js";
 
 const MOST = 200; // photos of a class that are shown, the newest
 
 let shown = null; // the class whose photos are shown
 const selected = new Set(); // of these
-let asked = 0; // how often the classes were asked for
-let latest = null; // ends when those are shown that were asked for last
 
 function figures(look, answers) {
   const energies = look.history.map((moment) => moment.energy_kwh).filter((value) => value !== null);
@@ -177,15 +176,9 @@ export function start() {
   });
 }
 
-/** Ask for the classes, and show them; ends when those are shown that were asked for last. */
-export function show() {
-  latest = showAsked(++asked);
-  return latest;
-}
-
-/** Show the classes; those that arrive after newer ones were asked for are passed over. */
-async function showAsked(own) {
-  const [look, found] = await Promise.all([get("/summary"), get("/classes")]);
+/** Show the classes, and ask how often each is right. */
+export const show = latestOnly(async (still) => {
+  const { summary: look, classes: found } = model;
   const draw = (answers) => {
     figures(look, answers);
     const of = new Map((answers?.classes ?? []).map((one) => [one.name, one]));
@@ -194,17 +187,12 @@ async function showAsked(own) {
     const unknown = { confused_with: [] };
     table($("class-table"), COLUMNS, [...found].sort((a, b) => right(a) - right(b)).map((one) => row(one, of.get(one.name) ?? unknown, newest, look.accuracy.kind !== "unknown")));
   };
-  await released();
-  if (own !== asked) return latest;
   const open = $("class-photos").hidden ? null : found.find(({ name }) => name === shown);
   if (open?.kept_images.length) showPhotos(shown, [open.kept_images.slice(-MOST)]);
   else $("class-photos").hidden = true;
   draw(null);
-  const answers = found.length ? await get("/classes/predictions") : { classes: [], ten_more_text: "too few to say" };
-  await released();
-  if (own !== asked) return latest;
+  const answers = found.length ? await still(get("/classes/predictions")) : { classes: [], ten_more_text: "too few to say" };
   const focused = document.activeElement.closest("#class-table button")?.ariaLabel;
   draw(answers);
   if (focused) [...$("class-table").querySelectorAll("button")].find((one) => one.ariaLabel === focused)?.focus();
-  return null;
-}
+});

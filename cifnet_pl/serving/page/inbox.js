@@ -2,26 +2,22 @@
 
 import { takesPictures } from "./camera.js";
 import {
-  $, action, change, changed, count, ENOUGH, finished, get, isReadOnly, keptPhoto, known, make, named, percent, post, promised,
-  progressOf, released, save, say, send, takesBack, takesFiles, takesPasted, verdict,
+  $, action, change, changed, count, ENOUGH, finished, get, keptPhoto, known, make, named, percent, post, promised,
+  progressOf, save, say, send, takesBack, takesFiles, takesPasted, verdict,
 } from "./page.js";
+import { inbox, isReadOnly, latestOnly } from "./state.js";
 import { start as startZoom, zoom } from "./zoom.js";
 
 const AT_A_TIME = 16; // photos that are asked in one request where none may be kept
 const IN_PART = 100; // photos that are sent in one request
 const PAGE = 60;
-const selected = new Set(); // names of files
-const names = new Map(); // of files → classes, not learned yet: the service keeps them for every browser
-let view = { version: 0, waiting: 0, seen: 0, certain: 0, in_folders: 0, newest: 0, names: {}, images: [] };
-let after = null; // photos that came after the one with this number are shown first
+const { names, selected } = inbox;
 let sending = Promise.resolve(); // the names that are on their way to the service
 let shown = PAGE;
 let last = null; // the photo that was selected last
-let asked = 0; // how often the list was asked for
-let latest = null; // ends when the list is shown that was asked for last
 
-export const waits = () => view.waiting > 0;
-export const differs = (now, what) => !isReadOnly() && JSON.stringify(now[what]) !== JSON.stringify(view[what]);
+export const waits = () => inbox.view.waiting > 0;
+export const differs = (now, what) => !isReadOnly() && JSON.stringify(now[what]) !== JSON.stringify(inbox.view[what]);
 
 /** Let the service keep names, one request after the other. */
 function keepNames(changed) {
@@ -41,7 +37,7 @@ function giveEach(given) {
     else names.set(photo, name);
     selected.delete(photo);
   }
-  view.names = Object.fromEntries(names);
+  inbox.view.names = Object.fromEntries(names);
   keepNames(Object.fromEntries(given));
   draw();
 }
@@ -70,7 +66,7 @@ function nextAfter(photo, but = new Set()) {
 const cardOf = (photo) => [...$("cards").children].find((card) => card.dataset.photo === photo);
 
 function select(photo, range) {
-  const order = view.images.map((one) => one.image);
+  const order = inbox.view.images.map((one) => one.image);
   const [from, to] = [order.indexOf(range && last ? last : photo), order.indexOf(photo)];
   const on = range || !selected.has(photo);
   for (const one of order.slice(Math.min(from, to), Math.max(from, to) + 1)) {
@@ -136,32 +132,31 @@ function card(photo) {
 /** Show what is known of the photos that wait; the focus stays at its photo. */
 function draw() {
   const focus = document.activeElement.closest?.(".card")?.dataset.photo;
-  $("cards").replaceChildren(...view.images.map(card));
+  $("cards").replaceChildren(...inbox.view.images.map(card));
   if (focus) cardOf(focus)?.focus();
   const offer = (id, on, text = "") => {
     $(id).hidden = !on;
     if (text) $(id).textContent = text;
   };
-  const open = view.images.filter(({ image: photo }) => photo && !names.has(photo));
-  offer("offers", view.images.length > 0);
-  offer("keys", view.images.length > 0);
-  offer("certainty", view.images.length > 0 && view.seen > 0 && Boolean(view.certainty), view.certainty);
-  offer("certain", view.certain > 0, `Look at ${count(view.certain, "certain one")}`);
-  offer("by-folder", view.in_folders > 0, `Name ${view.in_folders} by their folders`);
+  const open = inbox.view.images.filter(({ image: photo }) => photo && !names.has(photo));
+  offer("offers", inbox.view.images.length > 0);
+  offer("keys", inbox.view.images.length > 0);
+  offer("surest", inbox.view.seen > 1, inbox.surest ? "Look at the most doubtful first" : "Look at the surest first");
+  offer("by-folder", inbox.view.in_folders > 0, `Name ${inbox.view.in_folders} by their folders`);
   offer("group", open.length > 1);
   offer("select-all", open.length > 1);
   offer("clear", isReadOnly());
-  offer("more", view.waiting > view.images.length);
+  offer("more", inbox.view.waiting > inbox.view.images.length);
   offer("bar", selected.size + names.size > 0);
   offer("name-form", selected.size > 0);
   offer("named-row", names.size > 0);
   $("selected").textContent = `${selected.size} selected`;
   $("named").textContent = `${names.size} named`;
   $("learn").textContent = `Learn ${names.size}`;
-  $("tab-photos").textContent = view.waiting ? `Photos (${view.waiting})` : "Photos";
-  const looking = !isReadOnly() && view.seen < view.waiting;
-  offer("sending", looking, `Looking at photo ${view.seen} of ${view.waiting}…`);
-  progress(looking ? view.seen / view.waiting : null);
+  $("tab-photos").textContent = inbox.view.waiting ? `Photos (${inbox.view.waiting})` : "Photos";
+  const looking = !isReadOnly() && inbox.view.seen < inbox.view.waiting;
+  offer("sending", looking, `Looking at photo ${inbox.view.seen} of ${inbox.view.waiting}…`);
+  progress(looking ? inbox.view.seen / inbox.view.waiting : null);
 }
 
 function progress(share) {
@@ -169,34 +164,26 @@ function progress(share) {
   $("progress").value = share ?? 0;
 }
 
-/** Ask for the photos that wait, and show them; ends when those are shown that were asked for last. */
-export function show() {
+/** Ask for the photos that wait, and show them. */
+export const show = latestOnly(async (still) => {
   if (isReadOnly()) return draw();
-  latest = showAsked(++asked);
-  return latest;
-}
-
-/** Show a list of photos; one that arrives after a newer one was asked for is passed over. */
-async function showAsked(own) {
   const sent = sending;
   await sent;
-  const list = await get(`/inbox?count=${shown}${after === null ? "" : `&after=${after}`}`);
-  await released();
-  if (own !== asked) return latest;
+  const list = await still(get(`/inbox?count=${shown}&surest=${inbox.surest}${inbox.after === null ? "" : `&after=${inbox.after}`}`));
   if (sent !== sending) return show(); // the list may lack what was named meanwhile
-  const before = view.images;
-  if (view.version !== list.version && lessonOf !== list.version) $("lesson").replaceChildren();
-  view = list;
-  const here = new Set(view.images.map(({ image: photo }) => photo));
+  const before = inbox.view.images;
+  if (inbox.view.version !== list.version && lessonOf !== list.version) $("lesson").replaceChildren();
+  inbox.view = list;
+  const here = new Set(inbox.view.images.map(({ image: photo }) => photo));
   for (const photo of selected) if (!here.has(photo)) selected.delete(photo);
   names.clear();
-  for (const [photo, name] of Object.entries(view.names)) names.set(photo, name);
+  for (const [photo, name] of Object.entries(inbox.view.names)) names.set(photo, name);
   if (selected.size + names.size) { // nothing moves away below the hand; what is new comes first
     const place = new Map(before.map(({ image: photo }, i) => [photo, i]));
-    view.images.sort((a, b) => (place.get(a.image) ?? -1) - (place.get(b.image) ?? -1));
+    inbox.view.images.sort((a, b) => (place.get(a.image) ?? -1) - (place.get(b.image) ?? -1));
   }
   return draw();
-}
+});
 
 /** Answers to photos that may not be kept, as this service is read-only. */
 async function ask(files) {
@@ -205,7 +192,7 @@ async function ask(files) {
     const form = new FormData();
     for (const { file, path } of part) form.append("files", file, path);
     const { images: photos } = await post("/classify?top=3", form);
-    view.images.push(...photos.map((answer, i) => ({ ...answer, url: URL.createObjectURL(part[i].file) })));
+    inbox.view.images.push(...photos.map((answer, i) => ({ ...answer, url: URL.createObjectURL(part[i].file) })));
     draw();
   }
 }
@@ -217,7 +204,7 @@ async function take(files, name = "") {
   if (isReadOnly()) return ask(files);
   let left = 0;
   const [arrived, unreadable, elsewhere] = [[], [], []];
-  after = view.newest;
+  inbox.after = inbox.view.newest;
   $("lesson").replaceChildren();
   try {
     for (let start = 0; start < files.length; start += IN_PART) {
@@ -265,7 +252,7 @@ async function learn(trial) {
   try {
     const { update: lesson } = await finished(begin, (now) => say(progressOf(now), true));
     const learned = Object.entries(lesson.learned).map(([name, photos]) => `${name} (${photos})`).join(", ");
-    lessonOf = lesson.version ?? view.version;
+    lessonOf = lesson.version ?? inbox.view.version;
     showLesson(lesson);
     if (trial) return say(`Would learn ${learned}. Nothing was changed.`, true);
     $("groups").replaceChildren();
@@ -294,12 +281,12 @@ function showLesson(lesson) {
   $("lesson").replaceChildren(make("div", { class: "result", role: "status" }, ...lines, folded));
 }
 
-function groupCard({ images: photos, suggestion, said }) {
+function groupCard({ images: photos, suggestion }) {
   const thumbs = make("ul", { class: "thumbs" }, ...photos.slice(0, 18).map((photo) => make("li", {}, keptPhoto(photo, ""))));
   const about = { list: "class-names", placeholder: "These are …", maxLength: 1000, required: true, autocomplete: "off" };
   const name = make("input", { ...about, value: suggestion ?? "", "aria-label": `Class of ${count(photos.length, "photo")}` });
   const form = make("form", {}, name, make("button", { type: "submit", textContent: `Name ${photos.length}` }));
-  const textContent = said ?? (photos.length === 1 ? "1 photo like no other" : `${photos.length} photos look alike`);
+  const textContent = photos.length === 1 ? "1 photo like no other" : `${photos.length} photos look alike`;
   const made = make("li", { class: "card group" }, make("p", { class: "hint", textContent }), thumbs, form);
   action(form, "submit", () => {
     if (!name.value.trim()) throw new Error("Type a name first.");
@@ -312,7 +299,7 @@ function groupCard({ images: photos, suggestion, said }) {
 
 /** Group the photos that have no name: those unlike all classes, or all where there are none. */
 async function group() {
-  const open = view.images.filter(({ image: photo, seen }) => seen && !names.has(photo));
+  const open = inbox.view.images.filter(({ image: photo, seen }) => seen && !names.has(photo));
   const foreign = open.filter((photo) => !known(photo));
   const photos = (foreign.length > 1 ? foreign : open).map(({ image: photo }) => photo);
   const groups = await post("/group", { images: photos });
@@ -333,7 +320,7 @@ async function remove() {
 }
 
 async function all() {
-  return isReadOnly() ? view.images : (await get(`/inbox?count=${view.waiting}`)).images;
+  return isReadOnly() ? inbox.view.images : (await get(`/inbox?count=${inbox.view.waiting}`)).images;
 }
 
 const cell = (value) => {
@@ -352,7 +339,7 @@ async function csv() {
 }
 
 function pressed(event) {
-  const photo = view.images.find((one) => one.image && one.image === event.target.dataset?.photo);
+  const photo = inbox.view.images.find((one) => one.image && one.image === event.target.dataset?.photo);
   if (!photo || isReadOnly() || event.ctrlKey || event.metaKey || event.altKey) return;
   const place = "123".indexOf(event.key);
   const yes = event.key.toLowerCase() === "y";
@@ -374,13 +361,11 @@ export function start() {
   takesPictures(take);
   startZoom();
   $("cards").addEventListener("keydown", pressed);
-  action($("certain"), "click", async () => {
-    const groups = new Map();
-    for (const { image: photo, certain, classes: [best] } of await all()) {
-      if (certain && !names.has(photo)) groups.set(best.name, [...(groups.get(best.name) ?? []), photo]);
-    }
-    const cards = [...groups].map(([suggestion, images]) => groupCard({ images, suggestion, said: `${count(images.length, "photo")}, certain. Look before you say yes.` }));
-    $("groups").replaceChildren(make("ul", { class: "cards" }, ...cards));
+  action($("surest"), "click", () => {
+    inbox.surest = !inbox.surest;
+    inbox.after = null;
+    inbox.view.images = []; // in the new order
+    return show();
   });
   action($("by-folder"), "click", async () => {
     giveEach(new Map((await all()).filter(({ image, folder }) => folder && !names.has(image)).map(({ image, folder }) => [image, folder])));
@@ -388,13 +373,13 @@ export function start() {
   });
   action($("group"), "click", group);
   action($("select-all"), "click", () => {
-    for (const { image: photo } of view.images) if (!names.has(photo)) selected.add(photo);
+    for (const { image: photo } of inbox.view.images) if (!names.has(photo)) selected.add(photo);
     draw();
   });
   action($("csv"), "click", csv);
   action($("clear"), "click", () => {
-    view.images.forEach(({ url }) => URL.revokeObjectURL(url));
-    view.images = [];
+    inbox.view.images.forEach(({ url }) => URL.revokeObjectURL(url));
+    inbox.view.images = [];
     draw();
   });
   action($("more"), "click", () => {
@@ -404,7 +389,7 @@ export function start() {
   action($("name-form"), "submit", () => {
     const name = $("name").value.trim();
     if (!name) throw new Error("Type a name first.");
-    const order = view.images.map((one) => one.image).filter((photo) => selected.has(photo));
+    const order = inbox.view.images.map((one) => one.image).filter((photo) => selected.has(photo));
     const next = nextAfter(order.at(-1), selected);
     give([...selected], name);
     $("name").value = "";

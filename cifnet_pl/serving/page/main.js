@@ -3,6 +3,7 @@
 import * as classes from "./classes.js";
 import * as inbox from "./inbox.js";
 import { $, action, change, count, get, make, say, whenChanged } from "./page.js";
+import { isReadOnly, model, refresh } from "./state.js";
 import * as versions from "./versions.js";
 
 const TABS = ["photos", "classes", "versions"];
@@ -18,6 +19,7 @@ async function open(name) {
   }
   history.replaceState(null, "", `#${name}`);
   entitle();
+  if (name !== "photos") await showModel();
   await PARTS[name].show();
 }
 
@@ -26,26 +28,26 @@ function entitle() {
   document.title = `${$(`tab-${tab}`).textContent.split(" (")[0]} · ${$("model-name").textContent} · cifnet`;
 }
 
-async function refresh() {
-  const [versions, classes, state] = await Promise.all([get("/versions"), get("/classes"), get("/summary")]);
+/** Ask for the model, and show it in the frame. */
+async function showModel() {
+  await refresh();
+  const { summary: state, classes, versions } = model;
   $("model-name").textContent = state.name;
   const parts = [count(state.classes, "class", "classes"), count(state.images, "photo"), `version ${state.version}`];
   $("state").textContent = [...parts, ...(state.read_only ? ["read-only"] : [])].join(", ");
   entitle();
   $("undo").disabled = !versions.can_undo;
   $("redo").disabled = !versions.can_redo;
-  document.body.classList.toggle("read-only", state.read_only); // what changes the model is not shown then
-  $("begin").hidden = state.classes > 0 || state.read_only;
+  document.body.classList.toggle("read-only", isReadOnly()); // what changes the model is not shown then
+  $("begin").hidden = state.classes > 0 || isReadOnly();
   $("class-names").replaceChildren(...classes.map(({ name }) => make("option", { value: name })));
-  return state;
 }
 
 async function showAll() {
-  const state = await refresh();
+  await showModel();
   await inbox.show();
   const name = TABS.find((tab) => !$(tab).hidden);
   if (name !== "photos") await PARTS[name].show();
-  return state;
 }
 
 /** Look for photos that arrived and for changes that others made. */
@@ -74,9 +76,9 @@ classes.start();
 versions.start();
 whenChanged(showAll);
 showAll()
-  .then(({ classes: known }) => {
+  .then(() => {
     const asked = location.hash.slice(1);
-    return open(TABS.includes(asked) ? asked : known && !inbox.waits() ? "classes" : "photos");
+    return open(TABS.includes(asked) ? asked : model.summary.classes && !inbox.waits() ? "classes" : "photos");
   })
   .then(() => setInterval(() => poll().catch(() => {}), POLL))
   .catch((error) => {

@@ -23,8 +23,14 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Say something above the page, with a button for what can be done about it at once: {text, work}. */
+const STAYS = 8000; // milliseconds that a good message stays; three times as long where something can be done about it
+let going = 0; // the timer that takes it away
+
+/** Say something above the page, with a button for what can be done about it at once: {text, work}. What is good goes
+ * after some seconds, so that it covers nothing. */
 export function say(text, good = false, act = null) {
+  clearTimeout(going);
+  if (text && good) going = setTimeout(() => say(""), act ? 3 * STAYS : STAYS);
   $("message-text").textContent = text || "";
   $("message").classList.toggle("good", good);
   $("message").hidden = !text;
@@ -58,8 +64,6 @@ export const address = (path) => new URL(path.replace(/^\//, ""), document.baseU
 function answers() {
   if ($("message-text").textContent === SILENT) say("");
 }
-
-export const isReadOnly = () => document.body.classList.contains("read-only");
 
 /** A percentage that stays on one line. */
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}\u00a0%`;

@@ -1,24 +1,27 @@
-// The view for the till: the camera large, the answer large, and tiles to tap when it is not sure.
+// The view for the till: the camera large, the answer large, and tiles to tap.
 
 import { $, action, classified, count, cutOut, get, known, likely, make, named, post, say, send } from "./page.js";
 
 const PAUSE = 400; // milliseconds between two looks of the camera
 const SIDE = 640; // pixels of the longer side of what is looked at
-const STAYS = 3000; // milliseconds that a certain answer stays
 const DAYS = 30;
 
 let stream = null;
 let asked = null; // the photo that is asked about: {file, path}, its answer, and whether it was right
 let readOnly = false;
 
-/** How an answer looks: certain, several are possible, or like nothing that is known. */
-const kindOf = (answer) => (answer.certain ? "certain" : known(answer) ? "unsure" : "unknown");
+/** The classes that are likely enough, where it is not one. */
+const possible = ({ prediction_set: set }) => (set && set.length > 1 ? set : []);
 
+/** Show the class with its probability, and the others that it could be, or that it is not known. */
 function showAnswer(answer) {
   const [best] = answer.classes;
-  $("till-answer").className = kindOf(answer);
-  const text = answer.unreadable ? "Cannot be read" : !best ? "Nothing is known yet" : !known(answer) ? "Not known" : best.name;
-  $("till-answer").replaceChildren(named(text), best && known(answer) ? make("small", { textContent: likely(best.probability) }) : "");
+  const isKnown = known(answer);
+  $("till-answer").className = isKnown ? "" : "unknown";
+  const text = answer.unreadable ? "Cannot be read" : !best ? "Nothing is known yet" : isKnown ? best.name : "Not known";
+  const several = isKnown && possible(answer).length ? make("small", { textContent: `One of: ${possible(answer).join(", ")}` }) : null;
+  const share = isKnown ? make("small", { textContent: likely(best.probability) }) : "";
+  $("till-answer").replaceChildren(make("span", {}, named(text), several), share);
 }
 
 /** Look at what the camera shows until a photo is asked about. */
@@ -49,10 +52,9 @@ function showTiles(answer) {
   });
   $("till-tiles").replaceChildren(...tiles);
   $("till-tiles").hidden = $("till-form").hidden = false;
-  $("till-wrong").hidden = true;
 }
 
-/** Ask about one photo, and wait for a tap unless the answer is certain. */
+/** Ask about one photo, and wait for a tap. */
 async function ask(photo) {
   asked = { photo, answer: null };
   const own = asked;
@@ -64,10 +66,7 @@ async function ask(photo) {
   showAnswer(answer);
   $("till-take").hidden = true;
   $("till-next").hidden = false;
-  if (answer.certain) {
-    $("till-wrong").hidden = readOnly;
-    setTimeout(() => { if (asked === own && $("till-tiles").hidden) finish(own).catch((error) => say(error.message)); }, STAYS);
-  } else if (!readOnly) showTiles(answer);
+  if (!readOnly) showTiles(answer);
 }
 
 /** Keep a photo for the next lesson under a name. */
@@ -82,7 +81,8 @@ async function keep(photo, name) {
 async function decide(name) {
   const { photo, answer } = asked;
   const right = known(answer) && answer.classes[0]?.name === name;
-  await counted({ asked: 1, unsure: answer.certain ? 0 : 1, corrected: right ? 0 : 1 });
+  const unsure = !known(answer) || possible(answer).length > 0;
+  await counted({ asked: 1, unsure: unsure ? 1 : 0, corrected: right ? 0 : 1 });
   if (!right) {
     await keep(photo, name);
     say(`Kept as “${name}”; it is learned with the next lesson.`, true);
@@ -90,24 +90,11 @@ async function decide(name) {
   next();
 }
 
-/** Go on after a certain answer that nobody corrected. */
-async function finish({ photo, answer }) {
-  next();
-  await counted({ asked: 1 });
-  if (!readOnly && $("till-keep").checked && answer.classes.length) await keep(photo, answer.classes[0].name);
-}
-
-/** Go on without an answer: nobody said whether it was right, so it is not counted. */
-async function skip() {
-  const own = asked;
-  if (own?.answer?.certain && $("till-tiles").hidden) await finish(own);
-  else next();
-}
-
+/** Go on. Where nobody tapped, nobody said whether it was right, so it is not counted. */
 function next() {
   asked = null;
   URL.revokeObjectURL($("till-photo").src);
-  $("till-photo").hidden = $("till-tiles").hidden = $("till-form").hidden = $("till-wrong").hidden = $("till-next").hidden = true;
+  $("till-photo").hidden = $("till-tiles").hidden = $("till-form").hidden = $("till-next").hidden = true;
   $("till-take").hidden = !stream;
   $("till-video").hidden = !stream;
   $("till-name").value = "";
@@ -156,8 +143,7 @@ async function start() {
 
 action($("till-take"), "click", take);
 action($("till-video"), "click", take);
-action($("till-wrong"), "click", () => showTiles(asked.answer));
-action($("till-next"), "click", skip);
+action($("till-next"), "click", next);
 action($("till-form"), "submit", () => {
   const name = $("till-name").value.trim();
   if (!name) throw new Error("Type a name first.");
@@ -170,7 +156,7 @@ action($("till-file"), "change", async () => {
 });
 document.addEventListener("keydown", (event) => {
   if (event.target.matches("input, button, summary")) return;
-  if (event.key === " ") (asked ? skip() : take()).catch((error) => say(error.message));
+  if (event.key === " ") Promise.resolve(asked ? next() : take()).catch((error) => say(error.message));
   const tile = $("till-tiles").children["123".indexOf(event.key)];
   if (asked && !$("till-tiles").hidden && tile) tile.click();
 });

@@ -1,6 +1,7 @@
 // Versions: every change, to go back to and download.
 
-import { $, action, change, count, ENOUGH, get, isReadOnly, make, named, purge, released, request, save, say, table } from "./page.js";
+import { $, action, change, count, ENOUGH, make, named, purge, request, save, say, table } from "./page.js";
+import { isReadOnly, model } from "./state.js";
 
 function button(text, label, work) {
   const element = make("button", { type: "button", class: "plain", textContent: text, "aria-label": label });
@@ -45,9 +46,8 @@ function row(version, current) {
   return { current: !other, cells: [number, named(version.message), version.classes, version.images, scores, when, actions] };
 }
 
-export async function show() {
-  const { versions, current } = await get("/versions");
-  await released();
+export function show() {
+  const { versions, current } = model.versions;
   const removed = versions.filter(({ stored }) => !stored).length;
   const gone = removed ? ` ${count(removed, "version")} ${removed === 1 ? "was" : "were"} deleted for good.` : "";
   $("versions-hint").textContent = `Every change makes a version: go back to any that is stored here.${gone}`;

@@ -15,7 +15,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import CIFNetHead
-from cifnet_pl.learning.callbacks.predictions import PrequentialAccuracy, PrequentialRow
+from cifnet_pl.learning.run_record import PrequentialRow, RunRecord
 from tests.command_line import BUFFER, checkpoint, fit, learned, rows
 
 KEEP = ["--predictions.every_task", "true"]
@@ -121,9 +121,10 @@ def test_forward_transfer_is_known_only_where_classes_return(
     assert json.loads((whole / "summary.json").read_text())["forward_transfer"] is None
     stream = ["--data.stream", "Returning", "--data.max_tasks", "3"]
     run = learned(tmp_path, "--model.head", "RidgeHead", *stream)
-    callback = PrequentialAccuracy()
-    callback.rows = [PrequentialRow(2, 50, 40, 4), PrequentialRow(3, 20, 5, 5)]
-    assert callback.forward_transfer() == pytest.approx(((80 - 25) + (25 - 20)) / 2)
+    seen = [PrequentialRow(2, 50, 40, 4), PrequentialRow(3, 20, 5, 5)]
+    assert RunRecord(prequential=seen).forward_transfer() == pytest.approx(
+        ((80 - 25) + (25 - 20)) / 2
+    )
     result = json.loads((run / "summary.json").read_text())["forward_transfer"]
     shares = [float(line["accuracy"]) for line in rows(run / "prequential.csv")]
     assert -100 < result < np.mean(shares)

@@ -9,7 +9,7 @@ import torch
 from cifnet_pl import CIFNetModule
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.iterative import FinetuneModule
-from cifnet_pl.learning.callbacks import TaskCheckpoint, TaskMetrics
+from cifnet_pl.learning.callbacks import TaskCheckpoint
 from tests.iterative.suite import data, install, learner
 from tests.killing import Act
 from tests.lightning_runs import digits, module, trainer
@@ -38,19 +38,17 @@ def test_they_count_only_where_the_run_goes_on_inside_the_task(
         batches=3,
     )
     learned, fed = KINDS[kind]()
-    trainer(tmp_path, TaskMetrics(), act).fit(learned, datamodule=fed)
+    trainer(tmp_path, act).fit(learned, datamodule=fed)
     content = torch.load(path, weights_only=True)
-    assert 0 < content["callbacks"]["TaskMetrics"]["open_seconds"] < LONG
-    content["callbacks"]["TaskMetrics"]["open_seconds"] = LONG
+    assert 0 < content["cifnet"]["record"]["open_seconds"] < LONG
+    content["cifnet"]["record"]["open_seconds"] = LONG
     torch.save(content, path)
-    metrics, (learned, fed) = TaskMetrics(), KINDS[kind]()
-    trainer(tmp_path, metrics, TaskCheckpoint()).fit(
-        learned, datamodule=fed, ckpt_path=path
-    )
-    first, second = [row.train_seconds for row in metrics.record.rows]
+    learned, fed = KINDS[kind]()
+    trainer(tmp_path, TaskCheckpoint()).fit(learned, datamodule=fed, ckpt_path=path)
+    first, second = [row.train_seconds for row in learned.record.rows]
     assert 0 < first < LONG
     assert (second > LONG) == (kind == "trained")
-    assert metrics.state_dict()["open_seconds"] == 0  # between tasks
+    assert learned.record.open_seconds == 0  # between tasks
 
 
 class Clock:
@@ -123,10 +121,10 @@ def test_the_part_that_limits_a_run_is_named(
     monkeypatch.setattr(time, "perf_counter", clock)
     monkeypatch.setattr(owner, name, slower(getattr(owner, name)))
     monkeypatch.setattr(ImageLoader, "decode", clock.waits(ImageLoader.decode))
-    metrics = TaskMetrics()
+    learned = module()
     fed = digits(max_tasks=1, batch_size=32)
-    trainer(tmp_path, metrics).fit(module(), datamodule=fed)
-    (row,) = metrics.record.rows
+    trainer(tmp_path).fit(learned, datamodule=fed)
+    (row,) = learned.record.rows
     spent = {"images": row.waiting_seconds, "after": row.solve_seconds}
     spent["backbone"] = row.train_seconds - sum(spent.values())
     assert max(spent, key=spent.__getitem__) == part

@@ -1,0 +1,114 @@
+"""Watch a folder for new images, by looking at it again and again: every disk can do that."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from cifnet_pl.images.files import ImageWalk, read_bytes, shown_path
+from cifnet_pl.images.names import PassedOver
+from cifnet_pl.utilities.errors import DataError
+
+
+class FileVersion(NamedTuple):
+    """Time and size of a file, by which a change is detected.
+
+    Attributes:
+        modified: time of the last change in nanoseconds.
+        size: in bytes.
+    """
+
+    modified: int
+    size: int
+
+
+class NewImage(NamedTuple):
+    """An image that was not found before.
+
+    Attributes:
+        path: of its file.
+        content: of its file.
+    """
+
+    path: Path
+    content: bytes
+
+
+class NewImages:
+    """The images of a folder that were not found before, or were changed since.
+
+    Args:
+        folder: with its sub-folders.
+        report: gets a sentence for each file that is skipped.
+    """
+
+    def __init__(self, folder: Path, report: Callable[[str], object]):
+        self.folder = folder
+        self._report = report
+        self._passed_over = 0
+        self._last_seen: dict[Path, FileVersion] = {}
+        self._found: dict[Path, FileVersion] = {}
+
+    def batches(
+        self, size: int, pause: float, settled: bool = True
+    ) -> Iterator[list[NewImage]]:
+        """Yield the new images, at most ``size`` at a time, for ever.
+
+        After each look at the folder the list is empty, and a pause follows.
+
+        Args:
+            size: number of images.
+            pause: seconds between two looks.
+            settled: whether a file must be as it was at the look before, so that it is not still
+                being written.
+        """
+        while True:
+            found = self._look(settled)
+            while batch := list(islice(found, size)):
+                yield batch
+            yield []
+            time.sleep(pause)
+
+    def find_again(self, image: NewImage) -> None:
+        """Let the next look find an image once more."""
+        self._found.pop(image.path, None)
+
+    def _look(self, settled: bool) -> Iterator[NewImage]:
+        """Yield new images; a folder that cannot be read has none for the time being."""
+        passed_over = PassedOver()
+        for path in ImageWalk(passed_over, tolerant=True).images(self.folder):
+            version = _version(path)
+            if version is None or self._found.get(path) == version:
+                continue
+            if not settled or self._last_seen.get(path) == version:
+                self._found[path] = version
+                yield from self._read(path)
+            self._last_seen[path] = version
+        if passed_over.count > self._passed_over:
+            for note in passed_over.notes():
+                self._report(note)
+        self._passed_over = passed_over.count
+
+    def _read(self, path: Path) -> Iterator[NewImage]:
+        """Yield one image, unless it cannot be read; one that is gone is left out silently."""
+        try:
+            yield NewImage(path, read_bytes(path))
+        except (OSError, DataError) as error:
+            if os.path.lexists(path):
+                reason = getattr(error, "strerror", None) or error
+                self._report(f"skipped {shown_path(path)}: {reason}")
+
+
+def _version(path: Path) -> FileVersion | None:
+    """Return the version of a file, or of a link that leads nowhere; None if it is gone."""
+    for read_status in (os.stat, os.lstat):
+        try:
+            status = read_status(path)
+        except OSError:
+            continue
+        return FileVersion(status.st_mtime_ns, status.st_size)
+    return None

@@ -1,0 +1,311 @@
+"""A task's life: begin, observe, add up over processes, show the buffer, solve, select, calibrate.
+
+A run, ``extend``, the sums of shards and the service all learn in this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from cifnet_pl.backbones import Backbone
+from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
+from cifnet_pl.buffer.calibration_buffer import concatenate
+from cifnet_pl.heads import Head
+from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
+from cifnet_pl.model.calibration import Calibration
+from cifnet_pl.model.image_hashes import ImageHashes
+from cifnet_pl.utilities.errors import UsageError, prefixed
+from cifnet_pl.utilities.files import of_all_processes
+from cifnet_pl.utilities.names import class_name
+from cifnet_pl.utilities.text import printable
+
+EMBEDDINGS_PER_UPDATE = 256
+"""Fewest embeddings of one update: each update reads and writes a whole Gram matrix."""
+
+EMBEDDINGS_PER_GPU_UPDATE = 4096
+"""The same on a GPU, for which the program waits at each update, as samples are checked."""
+
+Reduce = Callable[[Tensor], object]
+"""Replaces a tensor by its sum over all processes."""
+
+
+def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
+    """Let the classes of a head's current task observe the buffer samples, oversampled.
+
+    This is ``OversampleBuffer`` of the paper's Algorithm 1. It applies the factors r_c of
+    eq:oversampling (:meth:`CalibrationBuffer.oversampling`): each buffer sample counts r_c times.
+
+    Args:
+        head: it has observed all samples of its current task.
+        buffer: its samples are of past tasks.
+    """
+    if len(buffer.y):
+        counts = head.class_counts()
+        sizes = [counts[label] for label in head.tasks[-1]]
+        weights = buffer.oversampling(max(sizes))
+        head.observe_past(*buffer.items(), weights)
+
+
+@dataclass
+class TaskLearner:
+    """What of a model learns: its head, its buffer, and the samples that calibrate it.
+
+    A task is ``begin_task``, ``observe`` for every batch, then ``finish_task``; between tasks the
+    head is solved. Samples are added to the statistics in large batches.
+
+    Attributes:
+        backbone: the frozen backbone.
+        head: the closed-form classifier.
+        buffer: the calibration buffer, or None where the head has no use for one.
+        class_names: name of each column of the head's scores.
+    """
+
+    backbone: Backbone
+    head: Head
+    buffer: CalibrationBuffer | None = None
+    class_names: list[str] = field(default_factory=list)
+    calibrated: bool = field(default=False, kw_only=True)
+    images: ImageHashes = field(default_factory=ImageHashes, kw_only=True)
+    calibration: Calibration = field(default_factory=Calibration, kw_only=True)
+    # Of the task that was begun: its additions to known classes are learned by a head of their own.
+    _additions: Head | None = field(default=None, init=False, repr=False, compare=False)
+    _waiting: list[BufferSamples] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+    _observed: list[tuple[Tensor, Tensor]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+
+    @property
+    def label_of(self) -> dict[str, int]:
+        """Class name → label in the head."""
+        return dict(zip(self.class_names, self.head.classes, strict=True))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the head's tensors."""
+        return self.head.labels.device
+
+    def check_task(self, names: Sequence[str]) -> None:
+        """Check that this model can learn new classes, or more samples of known ones.
+
+        Args:
+            names: of the classes.
+
+        Raises:
+            UnsupportedError: a known class, where the head cannot take in more samples of it.
+            UsageError: a buffer that is too small for so many classes.
+        """
+        known = [name for name in names if name in set(self.class_names)]
+        if known:
+            with prefixed(
+                f"cannot add images to class '{printable(known[0])}', which is learned already"
+            ):
+                self.head.require("merges_sites")
+        if self.buffer is not None:
+            self.buffer.quota(max(1, len(self.class_names) + len(names) - len(known)))
+
+    def begin_task(
+        self, names: Sequence[str], counts: Sequence[int] | None = None
+    ) -> None:
+        """Begin a task of new classes, and of more samples of known ones.
+
+        Args:
+            names: of its classes.
+            counts: number of samples of each, if known.
+
+        Raises:
+            UsageError, UnsupportedError: no name, or as for :meth:`check_task`.
+        """
+        names = [class_name(name) for name in names]
+        self.check_task(names)
+        label_of = self.label_of
+        known = [i for i, name in enumerate(names) if name in label_of]
+        new = [i for i, name in enumerate(names) if name not in label_of]
+        known_counts = None
+        new_counts = None
+        if counts is not None:
+            known_counts = [counts[i] for i in known]
+            new_counts = [counts[i] for i in new]
+        self._additions = None
+        if known:
+            self._additions = self.head.fresh()
+            labels = [label_of[names[i]] for i in known]
+            self._additions.begin_task(labels, known_counts)
+        if self.buffer is not None:
+            self.buffer.discard_pending()
+        if new or not known:
+            start = max(label_of.values(), default=-1) + 1
+            self.head.begin_task(range(start, start + len(new)), new_counts)
+            self.class_names += [names[i] for i in new]
+        self._waiting = []
+        self._observed = []
+
+    def observe(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Add samples of the task begun last to the statistics, and offer them to the buffer.
+
+        Args:
+            z: (n, d) float embeddings.
+            y: (n,) int64 labels, as ``labels`` gives them.
+            key: (n,) int64 content hash of each image.
+
+        Raises:
+            UsageError: no task has begun.
+        """
+        if self._waiting is None:
+            raise UsageError("no task has begun: call begin_task() first")
+        device = self.device
+        samples = BufferSamples(z.to(device), y.to(device), key.to(device))
+        if self.buffer is not None:
+            self.buffer.add(*samples)
+        self._observed.append((samples.y, samples.key))
+        self._waiting.append(samples)
+        enough = EMBEDDINGS_PER_UPDATE
+        if device.type != "cpu":
+            enough = EMBEDDINGS_PER_GPU_UPDATE
+        waiting = [len(batch.y) for batch in self._waiting]
+        if sum(waiting) >= enough:
+            self._update_statistics()
+
+    def _update_statistics(self) -> None:
+        if not self._waiting:
+            return
+        samples = concatenate(self._waiting)
+        self._waiting = []
+        if self._additions is not None:
+            known = torch.isin(samples.y, self._additions.labels)
+            additions = samples.at(known)
+            self._additions.observe(additions.z, additions.y)
+            samples = samples.at(~known)
+        if len(samples.y):
+            self.head.observe(samples.z, samples.y)
+
+    def add_up(self, reduce: Reduce | None = None) -> None:
+        """Bring all that was observed by all processes into the statistics and the hashes.
+
+        Args:
+            reduce: None for a single process.
+        """
+        self._update_statistics()
+        observed = [(labels.cpu(), hashes.cpu()) for labels, hashes in self._observed]
+        self._observed = []
+        if reduce is not None:
+            if self.head.under_way:
+                self.head.reduce_(reduce)
+            if self._additions is not None:
+                self._additions.reduce_(reduce)
+            observed = list(chain.from_iterable(of_all_processes(observed)))
+            if self.buffer is not None:
+                _join_candidates(self.buffer)
+        if observed:
+            before = self.images.duplicates
+            labels = torch.cat([labels for labels, _ in observed])
+            hashes = torch.cat([hashes for _, hashes in observed])
+            self.images.add(labels.numpy(), hashes.numpy())
+            self.head.count_duplicates(self.images.duplicates - before)
+
+    def finish_task(self, reduce: Reduce | None = None) -> None:
+        """Finish the task: buffer shown to new classes, head solved, buffer updated, calibrated.
+
+        This is the end of the paper's Algorithm 1. The current task's classes observe the buffer of
+        past tasks before the head is solved; only then the task's own samples enter the buffer.
+
+        Args:
+            reduce: as for :meth:`add_up`, for what was not added up yet.
+
+        Raises:
+            UsageError: no task has begun.
+        """
+        if self._waiting is None:
+            raise UsageError("no task has begun: call begin_task() first")
+        self.add_up(reduce)
+        self._waiting = None
+        additions = self._additions
+        self._additions = None
+        introduces_classes = bool(self.head.under_way)
+        if self.buffer is not None and introduces_classes:
+            observe_buffer(self.head, self.buffer)
+        if additions is not None:
+            if introduces_classes:
+                self.head.solve()
+            self.head.merge_(additions)
+        self.solve()
+
+    def abort_task(self) -> None:
+        """Discard the task that was begun, and all that was observed since."""
+        self.head.abort_task()
+        del self.class_names[len(self.head.classes) :]
+        if self.buffer is not None:
+            self.buffer.discard_pending()
+        self._waiting = None
+        self._additions = None
+        self._observed = []
+
+    def count_duplicates(self, before: int) -> None:
+        """Tell the head how many duplicates were learned since there were ``before``.
+
+        Call it before the solve.
+        """
+        self.head.count_duplicates(self.images.duplicates - before)
+
+    def solve(self) -> None:
+        """Solve the head, let the buffer select among its candidates, and calibrate again."""
+        self.head.solve()
+        self.head.refresh()
+        if self.buffer is not None:
+            self.buffer.commit()
+        self.calibrate()
+
+    def calibrate(self) -> None:
+        """Calibrate by the buffer samples, and again by labelled images that are not learned.
+
+        Samples of one group are left out together.
+        """
+        stored = self.buffer_samples
+        fits_temperature = self.fits_temperature
+        self.calibration.forget_buffer()
+        if stored is not None and self.calibrates:
+            self.calibration.assess_buffer(self.head, stored)
+        self.calibration.assess_new_images(self.head, self.images.content)
+        new_images = self.calibration_samples()
+        if fits_temperature and new_images is not None and not new_images.learned:
+            calibrate(new_images)
+
+    @property
+    def fits_temperature(self) -> bool:
+        """Whether the temperature is fitted after every change: wanted, or fitted once."""
+        return self.calibrated or float(self.head.temperature) != 1
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether buffer samples calibrate the head or select its decision rule."""
+        return self.head.leaves_one_out and (
+            self.fits_temperature or self.head.selects_rule
+        )
+
+    def calibration_samples(self) -> CalibrationSamples | None:
+        """Return the samples by which this model is calibrated; None if there are none."""
+        return self.calibration.samples(self.head, self.buffer_samples)
+
+    @property
+    def buffer_samples(self) -> BufferSamples | None:
+        """The samples in the calibration buffer; None if there are none."""
+        if self.buffer is None or not len(self.buffer.y):
+            return None
+        return BufferSamples(self.buffer.z, self.buffer.y, self.buffer.key)
+
+
+def _join_candidates(buffer: CalibrationBuffer) -> None:
+    """Give the buffer of each process the candidates of all processes."""
+    buffer.n_candidates = sum(of_all_processes(buffer.n_candidates))
+    own = [tensor.cpu() for tensor in buffer.pending()]
+    parts = [BufferSamples(*part) for part in of_all_processes(own) if len(part[1])]
+    if parts:
+        candidates = concatenate(parts)
+        device = buffer.z.device
+        buffer.replace_pending(*(tensor.to(device) for tensor in candidates))

@@ -1,0 +1,375 @@
+"""What comes from outside is checked here, before anything else reads it, and nowhere else.
+
+Checked are who asks (host, origin, token) and what is sent: the size of a request and of an image,
+the number, pixels and formats of images, and the names of classes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import unicodedata
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import IO
+from urllib.parse import urlsplit
+
+import numpy as np
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cifnet_pl.images.archives import entry_name
+from cifnet_pl.images.image import FORMATS, EncodedImage, UnreadableImage
+from cifnet_pl.images.names import is_hidden
+from cifnet_pl.serving import messages
+from cifnet_pl.serving.messages import LONGEST_SHOWN, Question, RequestError
+from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.names import class_name, split_of
+from cifnet_pl.utilities.text import printable
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""Names under which a browser on this machine reaches the service."""
+
+OPEN = frozenset({"/", "/till", "/docs", "/openapi.json", "/health"})
+"""Paths that need no token, as all files of the page: they say nothing about the model."""
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src"
+    " 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+REFUSAL_HEADERS = {
+    401: {"www-authenticate": "Bearer"},
+    503: {"retry-after": "1"},
+}
+"""Headers of a refusal, by its status."""
+
+OPENED_FORMATS = [name for name in FORMATS if name != "ICO"]
+"""Formats that are decoded; an icon is so as soon as it is opened, before its size is known."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask.
+
+    Attributes:
+        token: what clients must send as ``Authorization: Bearer TOKEN``; None to ask for none.
+        hosts: that requests may name, so that a page of another site cannot reach the service
+            through a name that it points here; None for any.
+    """
+
+    token: str | None = None
+    hosts: frozenset[str] | None = LOOPBACK
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one request.
+
+    Attributes:
+        body_bytes: of a request with files.
+        json_bytes: of any other request.
+        image_bytes: of one image.
+        pixels: of one image, decoded.
+        images: number of images, those in zip files included.
+        zip_bytes: of one zip file's content, unpacked.
+    """
+
+    body_bytes: int = 2**28
+    json_bytes: int = 2**22
+    image_bytes: int = 2**25
+    pixels: int = 50_000_000
+    images: int = 5000
+    zip_bytes: int = 2**30
+
+
+def allowed_hosts(address: str | None) -> frozenset[str]:
+    """Return the hosts that requests may name: this machine, and a reverse proxy.
+
+    Args:
+        address: at which the proxy offers the page; None without one.
+
+    Raises:
+        UsageError: it is no http or https address.
+    """
+    if address is None:
+        return LOOPBACK
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(
+            f"--address is {printable(address)}, expected https://HOST/ or a folder"
+        )
+    return LOOPBACK | {parts.hostname}
+
+
+# ---------------------------------------------------------------------- who asks
+
+
+@dataclass(frozen=True)
+class Gate:
+    """ASGI middleware that refuses requests, adds headers to each answer, and limits bodies.
+
+    Attributes:
+        app: what answers the rest.
+        access: who may ask.
+        limits: of one request.
+    """
+
+    app: ASGIApp
+    access: Access
+    limits: Limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def reply(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        largest = self.limits.json_bytes
+        if headers.get("content-type", "").lower().startswith("multipart/form-data"):
+            largest = self.limits.body_bytes
+        answering = self._refusal(scope["path"], headers) or self.app
+        await answering(scope, limited(receive, largest), reply)
+
+    def _refusal(self, path: str, headers: Headers) -> JSONResponse | None:
+        """Return the answer to a request that is refused; None to let it in."""
+        host = headers.get("host", "")
+        origin = headers.get("origin")
+        name = re.sub(r":\d+$", "", host)
+        if self.access.hosts is not None and name not in self.access.hosts:
+            return refused(421, messages.WRONG_HOST)
+        of_another_page = origin is not None and origin.partition("://")[2] != host
+        of_a_site = headers.get("sec-fetch-site") == "cross-site"
+        if of_another_page or (of_a_site and path not in ("/", "/till")):
+            return refused(403, messages.WRONG_ORIGIN)
+        if self._is_let_in(path, headers):
+            return None
+        return refused(401, messages.WRONG_TOKEN)
+
+    def _is_let_in(self, path: str, headers: Headers) -> bool:
+        """Return whether a path needs no token, or has the right one."""
+        token = self.access.token
+        if token is None or path in OPEN or path.startswith("/page/"):
+            return True
+        scheme, _, sent = headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(sent.encode("latin-1"), token.encode())
+        return scheme.lower() == "bearer" and is_right
+
+
+def limited(receive: Receive, largest: int) -> Receive:
+    """Return a receiver of a request's body; HTTPException if that is too long.
+
+    Args:
+        receive: of the request.
+        largest: bytes of the body.
+    """
+    left = largest
+
+    async def read() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            sentence = messages.filled(
+                messages.TOO_LARGE_REQUEST, limit=largest // 2**20
+            )
+            raise HTTPException(413, sentence, {"connection": "close"})
+        return message
+
+    return read
+
+
+def refused(
+    status: int, sentence: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """Return the answer to a request that is refused."""
+    return JSONResponse(
+        {"error": sentence},
+        status,
+        {**REFUSAL_HEADERS.get(status, {}), **(headers or {})},
+    )
+
+
+# ---------------------------------------------------------------------- what is sent
+
+
+def uploads(
+    files: Iterable[tuple[str, IO[bytes]]], limits: Limits
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the images of a request, those in zip files included, one at a time.
+
+    Args:
+        files: names and open files.
+        limits: of one request.
+
+    Yields:
+        The path that an image was sent with, used only for messages and the class, and its content.
+
+    Raises:
+        RequestError: more than the limits allow, or a zip file that is damaged.
+    """
+    count = 0
+    for name, file in files:
+        if name.lower().endswith(".zip"):
+            images = _zipped_images(name, file, limits)
+        else:
+            images = iter([(name, _content(name, file, limits))])
+        for image in images:
+            count += 1
+            if count > limits.images:
+                raise RequestError(413, messages.TOO_MANY_IMAGES, limit=limits.images)
+            yield image
+
+
+def check_size(name: str, size: int, limits: Limits) -> None:
+    """Raise RequestError if a file has more bytes than an image may have."""
+    if size > limits.image_bytes:
+        shown = name[:LONGEST_SHOWN]
+        limit = limits.image_bytes // 2**20
+        raise RequestError(413, messages.TOO_LARGE_FILE, file=shown, limit=limit)
+
+
+def _content(name: str, file: IO[bytes], limits: Limits) -> bytes:
+    content = file.read(limits.image_bytes + 1)
+    check_size(name, len(content), limits)
+    return content
+
+
+def _zipped_images(
+    name: str, file: IO[bytes], limits: Limits
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the images in a zip file.
+
+    Nothing is unpacked to the disk, and no name in it is used as a path.
+    """
+    shown = name[:LONGEST_SHOWN]
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > limits.zip_bytes:
+                limit = limits.zip_bytes // 2**20
+                raise RequestError(413, messages.TOO_LARGE_ZIP, file=shown, limit=limit)
+            for entry in entries:
+                if entry.is_dir() or is_hidden(entry_name(entry)):
+                    continue
+                with archive.open(entry) as content:
+                    yield entry_name(entry), _content(entry.filename, content, limits)
+    except RequestError:
+        raise
+    except Exception as error:
+        # Zipfile and the decompressors each have errors of their own.
+        raise RequestError(422, messages.DAMAGED_ZIP, file=shown) from error
+
+
+def decoded(
+    content: bytes, size: int, crop_ratio: float, limits: Limits
+) -> tuple[np.ndarray, str]:
+    """Decode an image whose header says what may be decoded.
+
+    Args:
+        content: of the file.
+        size: pixels of a side of the square that the model takes.
+        crop_ratio: share of the image's shorter side that the square takes.
+        limits: of one request.
+
+    Returns:
+        (size, size, 3) uint8, and the extension of its format.
+
+    Raises:
+        UnreadableImage: no image of a known format, one that is damaged, or one with too many
+            pixels.
+    """
+    encoded = EncodedImage(content)
+    with encoded.open(OPENED_FORMATS) as image:
+        if image.width * image.height > limits.pixels:
+            area = f"{image.width} × {image.height} pixels"
+            raise UnreadableImage(f"{area} are more than {limits.pixels:,}")
+        extension = FORMATS[image.format or "PNG"]
+    return encoded.square(size, crop_ratio), extension
+
+
+def extension_of(content: bytes) -> str:
+    """Return the extension of an image's format; UnreadableImage for one that is not decoded."""
+    with EncodedImage(content).open(OPENED_FORMATS) as image:
+        return FORMATS[image.format or "PNG"]
+
+
+def file_name(content: bytes, extension: str) -> str:
+    """Return the name of a kept file: the SHA-256 of its content, and the format's extension."""
+    return f"{sha256(content).hexdigest()}.{extension}"
+
+
+# ---------------------------------------------------------------------- names that are typed
+
+
+def tidy(name: str) -> str:
+    """Return a class name in Unicode form NFC, without spaces around it or two in a row.
+
+    Raises:
+        RequestError: it holds half a character (a lone surrogate), which no file can store.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise RequestError(422, messages.HALF_CHARACTER)
+    return re.sub(r"[^\S\t-\r]+", " ", class_name(name)).strip(" ")
+
+
+def bare(name: str) -> str:
+    """Return a name without what typing mistakes change: spaces, capitals and Unicode form."""
+    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def check_similar(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise Question where names may be typing mistakes of known ones, or of each other.
+
+    Args:
+        names: each once.
+        known: names that exist already.
+    """
+    meant: dict[str, str] = {}
+    for other in known:
+        meant.setdefault(bare(other), other)
+    instead = {}
+    for name in names:
+        other = meant.setdefault(bare(name), name)
+        if other != name and name not in known:
+            instead[name] = other
+    if instead:
+        pairs = [f"'{name}' and '{other}'" for name, other in instead.items()]
+        raise Question(messages.SIMILAR_NAMES, instead, pairs="; ".join(pairs))
+
+
+def folder_of(path: str) -> str | None:
+    """Return the name of the folder that an image was sent in; None without one.
+
+    A folder with the name of a split is none: its name is not that of a class.
+
+    Example:
+        >>> folder_of("birds/train/hen/1.jpg"), folder_of("birds/train/1.jpg")
+        ('hen', None)
+    """
+    parts = []
+    for part in path.replace("\\", "/").split("/"):
+        if part not in ("", "."):
+            parts.append(part)
+    if len(parts) < 2 or split_of(parts[-2]) is not None:
+        return None
+    return parts[-2]

@@ -1,0 +1,51 @@
+// What the page knows, in one place: the parts of the page draw from it.
+
+import { get, released } from "./page.js";
+
+/** The model that is served, as the service told it last. */
+export const model = {
+  summary: { read_only: false },
+  classes: [],
+  versions: { current: 0, versions: [] },
+};
+
+/** The photos that wait: as the service told them last, what was named and selected here, and how they are asked for. */
+export const inbox = {
+  view: { version: 0, waiting: 0, seen: 0, in_folders: 0, newest: 0, names: {}, images: [] },
+  names: new Map(), // files → classes, not learned yet: the service keeps them for every browser
+  selected: new Set(), // names of files
+  after: null, // photos that came after the one with this number are shown first
+  surest: false, // whether the photos of the most probable classes come first
+};
+
+export const isReadOnly = () => model.summary.read_only;
+
+class Replaced extends Error {}
+
+/** A function that asks and shows. Where it is called again meanwhile, the earlier call shows nothing more and ends with
+ * the later one: each answer goes through `still`, which ends the work of a call that was replaced. */
+export function latestOnly(work) {
+  let asked = 0;
+  let latest = null;
+  return () => {
+    asked += 1;
+    const own = asked;
+    const still = async (answer) => {
+      const found = await answer;
+      await released();
+      if (own !== asked) throw new Replaced();
+      return found;
+    };
+    latest = work(still).catch((error) => {
+      if (error instanceof Replaced) return latest;
+      throw error;
+    });
+    return latest;
+  };
+}
+
+/** Ask for the model. */
+export const refresh = latestOnly(async (still) => {
+  const asked = [get("/summary"), get("/classes"), get("/versions")];
+  [model.summary, model.classes, model.versions] = await still(Promise.all(asked));
+});
