@@ -23,7 +23,7 @@ from cifnet_pl.statistics.leaving_out import LeftOut
 NEAR_DUPLICATE = 0.87
 """Mean cosine within a cluster from which on its images are near-duplicates.
 
-Of 20,000 independent photos (Tiny-ImageNet) 50 are in such clusters, of 2,822 of Caltech-101, which
+Of 20,000 independent images (Tiny-ImageNet) 50 are in such clusters, of 2,822 of Caltech-101, which
 has mirrored and cut versions, 169, and of 1,350 of shelves in bursts 588."""
 
 PART = 0.25
