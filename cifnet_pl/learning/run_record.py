@@ -193,12 +193,6 @@ class RunRecord:
             open_seconds=float(state["open_seconds"]),
         )
 
-    def add_energy(self, row: TaskRow, learning: Mapping[str, float]) -> None:
-        """Add the energy of a task's learning to its row and to the run's, by component."""
-        row.energy_kwh = sum(learning[part] for part in ("cpu", "gpu", "ram"))
-        for component, used in learning.items():
-            self.energy[component] = self.energy.get(component, 0.0) + used
-
     def summary(self, **description: Any) -> dict[str, Any]:
         """Return the content of ``summary.json``.
 
