@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,11 +12,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.heads import Head
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import PrequentialRow, run_folder, write_table
+from cifnet_pl.learning.run_record import run_folder, write_table
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.metrics import TOP_K, percent, top_classes
+from cifnet_pl.model.metrics import TOP_K, top_classes
 from cifnet_pl.utilities.files import (
     of_all_processes,
     path_cell,
@@ -172,70 +170,6 @@ class PredictionRecord(Callback):
             write_atomic(
                 path, lambda to: table.to_parquet(to, index=False, compression="zstd")
             )
-
-
-class PrequentialAccuracy(Callback):
-    """Predict every training sample before it is learned (prequential accuracy; Gama et al., 2013).
-
-    Writes ``prequential.csv`` into the folder of a run whose classes return in later tasks. The
-    samples of each task are predicted by the head as it was before the task; a sample of a class
-    that the head does not know is a wrong prediction. The first task is left out, as nothing is
-    known before it. Columns: task, samples, accuracy on these samples, and accuracy on all samples
-    so far, in percent.
-    """
-
-    def __init__(self) -> None:
-        self._head: Head | None = None
-        self._current = PrequentialRow(0, 0, 0, 0)
-
-    def on_train_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:
-        """Copy the head as it is before the task."""
-        module = cast(TaskModule, pl_module)
-        head = getattr(module, "head", None)
-        self._head = None
-        returns = module.tasks_finished and module.data.plan.kind.samples_return
-        if returns and isinstance(head, Head):
-            self._head = copy.deepcopy(head)
-            self._current = PrequentialRow(
-                module.tasks_finished + 1, 0, 0, len(module.class_names)
-            )
-
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Predict a batch with the head from before the task."""
-        if self._head is not None and len(outputs["label"]):
-            correct = self._head.predict(outputs["z"]) == outputs["label"]
-            self._current.correct += int(correct.sum())
-            self._current.samples += len(correct)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the task's row, over all processes, and write the table."""
-        if self._head is None:
-            return
-        self._head = None
-        row = self._current
-        local = of_all_processes(row)
-        row.samples = sum(part.samples for part in local)
-        row.correct = sum(part.correct for part in local)
-        rows = cast(TaskModule, pl_module).record.prequential
-        rows.append(row)
-        samples = correct = 0
-        table: list[list[float | int | None]] = []
-        for row in rows:
-            samples += row.samples
-            correct += row.correct
-            accuracy = percent(row.correct, row.samples)
-            table.append([row.task, row.samples, accuracy, percent(correct, samples)])
-        header = ["task", "samples", "accuracy", "accuracy_so_far"]
-        write_table(trainer, "prequential.csv", header, table)
 
 
 class ActivationTable(Callback):
