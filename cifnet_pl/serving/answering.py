@@ -18,8 +18,7 @@ from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
 from cifnet_pl.serving.gate import Limits, decoded
 from cifnet_pl.utilities.text import printable
 
-BATCH_ON_A_CORE = 8
-BATCH_ON_A_DEVICE = 64
+LARGEST_BATCH = 8
 """Images that are embedded together at most: the first of them waits for all."""
 
 
@@ -134,12 +133,8 @@ class ServedModel:
         return [ScoredImage(self, *row) for row in rows]
 
 
-@dataclass(frozen=True)
-class DecodedImage:
-    """Pixels (s, s, 3) uint8 of an image, and the answer that is waited for."""
-
-    pixels: np.ndarray
-    answer: Future[ScoredImage]
+DecodedImage = tuple[np.ndarray, Future[ScoredImage]]
+"""Pixels (s, s, 3) uint8 of an image, and the answer that is waited for."""
 
 
 class Answering:
@@ -160,12 +155,7 @@ class Answering:
     def __init__(self, served: ServedModel, limits: Limits):
         self.served = served
         self.limits = limits
-        if served.model.device.type == "cpu":
-            self._largest_batch = BATCH_ON_A_CORE
-            embedders = decoding_cores()
-        else:
-            self._largest_batch = BATCH_ON_A_DEVICE
-            embedders = 1
+        embedders = decoding_cores() if served.model.device.type == "cpu" else 1
         self._ready: queue.SimpleQueue[DecodedImage] = queue.SimpleQueue()
         self._decoders = ThreadPoolExecutor(decoding_cores(), "decode")
         self._embedders = ThreadPoolExecutor(embedders, "answer")
@@ -194,7 +184,7 @@ class Answering:
         """Decode one image."""
         try:
             pixels, _ = self.decode(content)
-            self._ready.put(DecodedImage(pixels, answer))
+            self._ready.put((pixels, answer))
             self._embedders.submit(self._score)
         except BaseException as error:  # whatever happened, someone waits for it
             answer.set_exception(error)
@@ -203,19 +193,19 @@ class Answering:
         """Answer the decoded images; none are left where other calls took them together."""
         batch = list[DecodedImage]()
         with suppress(queue.Empty):
-            while len(batch) < self._largest_batch:
+            while len(batch) < LARGEST_BATCH:
                 batch.append(self._ready.get_nowait())
         if not batch:
             return
         try:
             served = self.served
-            pixels = torch.from_numpy(np.stack([one.pixels for one in batch]))
+            pixels = torch.from_numpy(np.stack([pixels for pixels, _ in batch]))
             with torch.inference_mode():
                 z = served.model.embed(pixels.permute(0, 3, 1, 2))
                 results = served.scored(z)
         except BaseException as error:  # as above
-            for one in batch:
-                one.answer.set_exception(error)
+            for _, answer in batch:
+                answer.set_exception(error)
             return
-        for one, result in zip(batch, results, strict=True):
-            one.answer.set_result(result)
+        for (_, answer), result in zip(batch, results, strict=True):
+            answer.set_result(result)

@@ -21,8 +21,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from cifnet_pl.images.image import UnreadableImage
+from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.serving import inspection, messages
-from cifnet_pl.serving.answering import ApiObject, ImageAnswer
+from cifnet_pl.serving.answering import LARGEST_BATCH, ApiObject, ImageAnswer
 from cifnet_pl.serving.gate import Access, Gate, check_size, refused
 from cifnet_pl.serving.inbox import LARGEST_INBOX, InboxView, Received, UploadGroup
 from cifnet_pl.serving.messages import (
@@ -38,14 +39,12 @@ from cifnet_pl.serving.service import (
     Service,
     UpdateResult,
 )
+from cifnet_pl.serving.workspace import DeletedCounts
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.text import printable
 from cifnet_pl.utilities.version import package_version
 
 PAGE = Path(__file__).parent / "page"
-
-DECODED_AT_ONCE = 64
-"""Images that are being answered; requests with more take turns, one image each."""
 
 RECEIVED_AT_ONCE = 2
 """Requests whose images are stored at the same time, so that others keep their threads."""
@@ -178,15 +177,6 @@ class NamesRequest(ApiObject):
         min_length=1, max_length=LARGEST_INBOX
     )
     """Name of an image's file → its class; null to forget it."""
-
-
-class DeletedImages(ApiObject):
-    """Numbers of images and versions that a purge would delete."""
-
-    learned: int
-    """Kept images that the served version did not learn, or all."""
-    taken_away: int
-    versions: int
 
 
 Count = Annotated[int, Field(ge=0, le=1000)]
@@ -500,10 +490,9 @@ async def serve(
 
 
 @routes.get("/purge")
-def purge_counts(service: AskedService, images: Purged = "forgotten") -> DeletedImages:
+def purge_counts(service: AskedService, images: Purged = "forgotten") -> DeletedCounts:
     """Numbers of images and versions that a purge would delete."""
-    counts = service.workspace.purge_counts(images == "all")
-    return DeletedImages(**counts._asdict())
+    return service.workspace.purge_counts(images == "all")
 
 
 @changes.post("/purge", response_model=ChangeResult)
@@ -665,7 +654,8 @@ def make_app(service: Service, access: Access) -> Gate:
         lifespan=lifespan,
     )
     app.state.service = service
-    app.state.decoding = asyncio.Semaphore(DECODED_AT_ONCE)
+    # A batch for each core; requests with more images take turns, one image each.
+    app.state.decoding = asyncio.Semaphore(LARGEST_BATCH * decoding_cores())
     app.state.receiving = asyncio.Semaphore(RECEIVED_AT_ONCE)
     app.include_router(routes)
     app.include_router(changes)

@@ -168,31 +168,30 @@ class Inbox:
                     result.unreadable.append(left_out)
                     continue
                 readable += 1
-                image = ReceivedImage(file_name(content, extension), path, content)
+                file = file_name(content, extension)
                 names = learned.get(content_hash(content))
                 if names is None:
-                    received.append(image)
+                    received.append((file, path, content))
                 else:
-                    result.learned_elsewhere += self._learned_elsewhere(image, names)
-            if len(waiting.union(image.file for image in received)) > LARGEST_INBOX:
-                raise RequestError(503, messages.TOO_MANY_WAITING, photos=LARGEST_INBOX)
+                    result.learned_elsewhere += self._elsewhere(file, path, names)
+            if len(waiting.union(file for file, _, _ in received)) > LARGEST_INBOX:
+                raise RequestError(503, messages.TOO_MANY_WAITING, images=LARGEST_INBOX)
             new = self.workspace.receive(received, waiting, again)
             result.images += new
             result.known += readable - len(new)
         self.gallery.request_update()
         return result
 
-    def _learned_elsewhere(
-        self, image: ReceivedImage, names: Collection[str]
+    def _elsewhere(
+        self, file: str, path: str, names: Collection[str]
     ) -> list[LearnedElsewhere]:
         """Return an image that was learned, if its folder names another class that is known."""
-        folder = tidy(folder_of(image.path) or "")
-        known = self.answering.served.model.class_names
-        if folder not in known or folder in names:
+        folder = tidy(folder_of(path) or "")
+        if folder not in self.answering.served.model.class_names or folder in names:
             return []
-        file = printable(image.path)
         name = sorted(names)[0]
-        return [LearnedElsewhere(image=image.file, file=file, name=name, folder=folder)]
+        sent = printable(path)
+        return [LearnedElsewhere(image=file, file=sent, name=name, folder=folder)]
 
     def view(
         self, first: int, count: int, after: int | None = None, surest: bool = False

@@ -33,7 +33,7 @@ DISK_ERRORS = (
 )
 """Error numbers of a system that cannot store a change."""
 
-# In a sentence {name} is a text from outside, and {photos} a number with its unit: see filled().
+# In a sentence {name} is a text from outside, and {images} a number with its unit: see filled().
 
 # ---------------------------------------------------------------------- refusals
 
@@ -59,7 +59,7 @@ TOO_MANY_IMAGES = "more than {limit} photos in one request: send them in parts"
 TOO_MANY_TO_GROUP = (
     "more than {limit} photos to group in one request: send them in parts"
 )
-TOO_MANY_WAITING = "{photos} wait already: decide some of them first"
+TOO_MANY_WAITING = "{images} wait already: decide some of them first"
 CHANGES_WAITING = "{changes} are waiting already: try again later"
 HALF_CHARACTER = "a class name holds half a character: type it again"
 NO_JOB = "there is no such job, or it ended long ago"
@@ -94,22 +94,22 @@ LEARNED_AS = (
     "{file} was learned as '{name}' before, and a photo in two classes makes both of them"
     " worse"
 )
-LEARNED_BEFORE = "{photos} sent, but all were learned before"
+LEARNED_BEFORE = "{images} sent, but all were learned before"
 
 # ---------------------------------------------------------------------- what was done
 
 OPENED = "{classes} from the model that was given"
 BEGAN_EMPTY = "began with no class"
-LEARNED = "learned {photos} of {names}"
+LEARNED = "learned {images} of {names}"
 FORGOT_EXACTLY = "forgot '{name}' exactly: the model keeps nothing of its photos"
 FORGOT = (
     "forgot '{name}' from the answers; its photos still count against other classes"
 )
 IMAGES_STAY = (
-    "{photos} of it and the versions before stay here until you delete them for good"
+    "{images} of it and the versions before stay here until you delete them for good"
 )
 RENAMED = "renamed '{name}' to '{new}'"
-MOVED = "moved {photos} of '{name}' to '{target}'"
+MOVED = "moved {images} of '{name}' to '{target}'"
 JOINED = "joined '{name}' to '{target}'"
 UNDID = "undid: {message}"
 REDID = "did again: {message}"
@@ -131,7 +131,7 @@ ACCURACY_MESSAGES = {
 }
 """How the two accuracies were found, by the kind of the estimate."""
 
-UNITS = {"photos": "photo", "changes": "change", "classes": "class"}
+UNITS = {"images": "photo", "changes": "change", "classes": "class"}
 """Places of a sentence for a number and its unit, and the unit's name for one."""
 
 
@@ -144,7 +144,7 @@ def filled(sentence: str, **values: str | int | Sequence[str]) -> str:
             few are quoted.
 
     Example:
-        >>> filled(LEARNED, photos=1, names=["ant"])
+        >>> filled(LEARNED, images=1, names=["ant"])
         "learned 1 photo of 'ant'"
     """
     shown: dict[str, str] = {}

@@ -149,7 +149,7 @@ class ServiceOptions:
 
 
 @dataclass(frozen=True)
-class EmbeddedImages(LabelledImages):
+class EmbeddedUploads(LabelledImages):
     """Labelled images whose embeddings are known.
 
     Attributes:
@@ -417,7 +417,7 @@ class Service:
             if image.name not in classes:
                 new.append(image)
         if not new:
-            raise RequestError(422, messages.LEARNED_BEFORE, photos=len(uploads))
+            raise RequestError(422, messages.LEARNED_BEFORE, images=len(uploads))
         return new
 
     def _choose_calibration_samples(
@@ -435,7 +435,7 @@ class Service:
             return
         model.calibration.exclude_selected(torch.tensor(chosen, dtype=torch.int64))
 
-    def _images(self, classes: Mapping[str, Sequence[str]]) -> EmbeddedImages:
+    def _images(self, classes: Mapping[str, Sequence[str]]) -> EmbeddedUploads:
         """Return images of the workspace with their embeddings: class name → names of files."""
         label_of = {}
         for label, files in enumerate(classes.values()):
@@ -444,14 +444,14 @@ class Service:
         labels = [label_of[file] for file in present]
         images = FileSet(self.workspace.images_folder, present, labels)
         known = dict(zip(present, z, strict=True))
-        return EmbeddedImages(list(classes), images, known=known)
+        return EmbeddedUploads(list(classes), images, known=known)
 
     def _store(
         self, model: Classifier, classes: dict[str, list[str]], result: UpdateResult
     ) -> ChangeResult:
         """Store a model that learned; the images that it learned go unless they are kept."""
-        photos = sum(result.learned.values())
-        message = filled(messages.LEARNED, photos=photos, names=list(result.learned))
+        count = sum(result.learned.values())
+        message = filled(messages.LEARNED, images=count, names=list(result.learned))
         scores = result.model_dump(include=SCORES, exclude_none=True)
         if self.options.keep_images:
             return self._changed(model, Change("extend", message, classes, scores))
@@ -489,7 +489,7 @@ class Service:
         result = self._changed(done.model, change)
         result.exact = done.exact
         if kept_images:
-            stay = filled(messages.IMAGES_STAY, photos=len(kept_images))
+            stay = filled(messages.IMAGES_STAY, images=len(kept_images))
             result.message = f"{message}. {stay}"
         return result
 
@@ -561,7 +561,7 @@ class Service:
         if rest:
             action = "move"
             sentence = messages.MOVED
-        message = filled(sentence, photos=len(moved), name=name, target=target)
+        message = filled(sentence, images=len(moved), name=name, target=target)
         model.history.append(
             Event(action, len(model.counts), len(learned.get(target, [])))
         )
@@ -607,7 +607,8 @@ class Service:
         Args:
             every: all kept images; otherwise those that the served version did not learn.
         """
-        message = messages.purged(*self.workspace.purge(every))
+        counts = self.workspace.purge(every)
+        message = messages.purged(**dict(counts))
         return ChangeResult(version=self.workspace.current, message=message)
 
     def _changed(self, model: Classifier, change: Change) -> ChangeResult:

@@ -32,6 +32,7 @@ from cifnet_pl.model.labelled_images import classes_of_hashes
 from cifnet_pl.model.served import JOURNAL, SERVED_VERSION, bundle_of_version
 from cifnet_pl.model.store import load_bundle
 from cifnet_pl.serving import messages
+from cifnet_pl.serving.answering import ApiObject
 from cifnet_pl.serving.gate import extension_of, file_name, folder_of
 from cifnet_pl.serving.journal import Journal
 from cifnet_pl.serving.messages import RequestError, filled
@@ -152,32 +153,19 @@ class WaitingImage(NamedTuple):
         return list(dict.fromkeys(folder for folder in folders if folder is not None))
 
 
-class ReceivedImage(NamedTuple):
-    """An image that was sent.
-
-    Attributes:
-        file: name of its file.
-        path: that it was sent with.
-        content: of its file.
-    """
-
-    file: str
-    path: str
-    content: bytes
+ReceivedImage = tuple[str, str, bytes]
+"""Name of an image's file, the path that it was sent with, and its content."""
 
 
-class DeletedCounts(NamedTuple):
-    """Numbers of images and versions that a purge deletes for good.
-
-    Attributes:
-        learned: images that the served version does not know.
-        taken_away: images that were taken away from those that wait.
-        versions: other versions.
-    """
+class DeletedCounts(ApiObject):
+    """Numbers of images and versions that a purge deletes for good."""
 
     learned: int
+    """Kept images that the served version did not learn, or all."""
     taken_away: int
+    """Images that were taken away from those that wait."""
     versions: int
+    """Other versions."""
 
 
 class Workspace:
@@ -253,10 +241,8 @@ class Workspace:
                 f"the workspace {self.folder} began with another model: choose another with"
                 " --workspace"
             )
-        newest = 0
-        for entry in self._bundles():
-            if entry.name.isdecimal():
-                newest = max(newest, int(entry.name))
+        stored = [path.name for path in self._bundles() if path.name.isdecimal()]
+        newest = max(map(int, stored), default=0)
         # A kill leaves at most one version that the journal does not name.
         if newest > last + 1:
             found = (
@@ -555,10 +541,10 @@ class Workspace:
         statement = WAITS_AGAIN if again else WAITS_ONCE
         new = []
         with self._journal.lock:  # no one removes what is not yet in the journal
-            for image in images:
-                target = self.images_folder / image.file
+            for file, _, content in images:
+                target = self.images_folder / file
                 if not target.is_file():
-                    write_bytes(target, image.content)
+                    write_bytes(target, content)
             with self._journal.transaction():
                 for file, sent_path, _ in images:
                     if file not in waiting:
@@ -603,8 +589,11 @@ class Workspace:
         """
         deletable = self._deletable(every)
         taken_away = len(deletable - self._ever_learned())
-        versions = len(self.stored_versions) - 1
-        return DeletedCounts(len(deletable) - taken_away, taken_away, versions)
+        return DeletedCounts(
+            learned=len(deletable) - taken_away,
+            taken_away=taken_away,
+            versions=len(self.stored_versions) - 1,
+        )
 
     def purge(self, every: bool) -> DeletedCounts:
         """Delete images, and all versions but the served one, for good.

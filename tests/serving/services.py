@@ -251,7 +251,9 @@ class ThreadServer(Address):
         begun = begun or model()
         self.folder = folder
         self.service = Service(Workspace(folder, begun), begun, options)
-        app = Proxy(make_app(self.service, access or Access()), below)
+        gate = make_app(self.service, access or Access())
+        self.app = gate.app
+        app = Proxy(gate, below)
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen()

@@ -12,7 +12,7 @@ import torch
 
 from cifnet_pl.serving import workspace as module
 from cifnet_pl.serving.messages import RequestError
-from cifnet_pl.serving.workspace import Change, ReceivedImage, Workspace
+from cifnet_pl.serving.workspace import Change, Workspace
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.serving.services import model, tree
 
@@ -224,9 +224,8 @@ def test_images_that_neither_wait_nor_were_learned_are_removed(tmp_path, monkeyp
     """Those that were taken away must not fill the disk."""
     workspace = Workspace(tmp_path / "w", model())
     files = [f"{number:064x}.png" for number in range(3)]
-    workspace.receive(
-        [ReceivedImage(file, file, b"photo") for file in files], set(), again=True
-    )
+    images = [(file, file, b"photo") for file in files]
+    workspace.receive(images, set(), again=True)
     workspace.commit(model(), Change("extend", "", learned={"red": files[:1]}))
     workspace.remove(files[:2], time.time())
     workspace.close()
