@@ -104,7 +104,7 @@ def sizes(watch):
     return watch(
         PhaseLearner,
         "step",
-        lambda self, batch, _: (len(batch.module.learned_tasks), len(batch.labels)),
+        lambda self, batch, _: (len(self._module.learned_tasks), len(batch.labels)),
     )
 
 
