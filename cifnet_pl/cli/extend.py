@@ -95,8 +95,10 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         before = number(result.old_before.percent)
         after = number(result.old_after.percent)
         images = f"{number_of(result.old_before.total, sample)} in {check}"
+        bounds = wilson_interval(result.old_after.correct, result.old_after.total)
+        interval = interval_text(bounds, images)
         lines.append(
-            f"Accuracy on old classes {before} % before, {after} % after ({images})"
+            f"Accuracy on old classes {before} % before, {after} % after{interval}"
         )
     rarely = rarely_predicted_message(result.rarely_predicted, sample)
     if rarely is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -38,19 +38,6 @@ class Phase:
     rate_option: str = "learning_rate"
 
 
-class BackwardModule(Protocol):
-    """Protocol of the modules that :class:`Descent` works with."""
-
-    trainer: Trainer
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-
-    def manual_backward(self, loss: Tensor) -> None:
-        """Compute gradients."""
-
-
 class Descent:
     """SGD in one phase of a task, with loss scaling if the precision is float16.
 
@@ -67,7 +54,7 @@ class Descent:
 
     def __init__(
         self,
-        module: BackwardModule,
+        module: LightningModule,
         parts: Iterable[nn.Module],
         phase: Phase,
         momentum: float,

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
-from cifnet_pl.iterative.descent import Descent, Phase, Regime
-from cifnet_pl.iterative.processes import Processes
+from cifnet_pl.iterative.descent import Descent, Phase
 from cifnet_pl.utilities.errors import CifnetError
 
-
-class AugmentingModule(Protocol):
-    """Protocol of the modules that :class:`StepBatch` works with."""
-
-    def augmented(self, images: Tensor, keys: Tensor, seed: tuple[int, ...]) -> Tensor:
-        """Augment and normalise images."""
+Augment = Callable[[Tensor, Tensor, tuple[int, ...]], Tensor]
+"""Augments and normalises images by their keys and a seed."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +26,14 @@ class StepBatch:
         images: (n, 3, s, s) uint8.
         labels, keys: (n,) int64.
         seed: integers that the augmentation depends on, besides the keys.
-        module: augments and normalises.
+        augmented: augments and normalises.
     """
 
     images: Tensor
     labels: Tensor
     keys: Tensor
     seed: tuple[int, ...]
-    module: AugmentingModule
+    augmented: Augment
 
     def inputs(self, view: int = 0) -> Tensor:
         """Return (n, 3, s, s) float32 images, augmented and normalised.
@@ -48,43 +42,14 @@ class StepBatch:
             view: number of the random view, from 0; the same view has the same bits again.
         """
         view_seed = (*self.seed, view)
-        return self.module.augmented(self.images, self.keys, view_seed)
-
-
-class LearningModule(Protocol):
-    """Protocol of the modules that :class:`PhaseLearner` works with."""
-
-    learned_tasks: list[list[str]]
-    regime: Regime
-    processes: Processes
-    trainer: Trainer
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-
-    @property
-    def is_first_task(self) -> bool:
-        """Whether the current task is the first."""
-
-    def loss(self, batch: StepBatch) -> Tensor:
-        """Return the mean loss over a process's part of a step."""
-
-    def train(self, mode: bool = True) -> nn.Module:
-        """Set training mode for the parts that learn."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Return all weights."""
-
-    def manual_backward(self, loss: Tensor) -> None:
-        """Compute gradients."""
+        return self.augmented(self.images, self.keys, view_seed)
 
 
 class PhaseLearner:
     """Learns in one phase of a task after the other.
 
     Args:
-        module: the method, whose loss is minimised.
+        module: the :class:`~cifnet_pl.iterative.trainer.IterativeModule` whose loss is minimised.
 
     Attributes:
         phase_number: number of the current phase in the task, from 0; −1 before the first.
@@ -92,7 +57,7 @@ class PhaseLearner:
         descent: SGD of the current phase; None between tasks.
     """
 
-    def __init__(self, module: LearningModule):
+    def __init__(self, module: Any):
         self._module = module
         self.phase_number = -1
         self.parts: list[nn.Module] = []

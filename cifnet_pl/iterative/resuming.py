@@ -2,40 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from cifnet_pl.iterative.learner import PhaseLearner
-from cifnet_pl.iterative.task_plan import TaskPlan
 from cifnet_pl.utilities.errors import CheckpointError
-
-
-class ResumableModule(Protocol):
-    """Protocol of the modules that :class:`TaskResume` saves and resumes."""
-
-    learned_tasks: list[list[str]]
-    plan: TaskPlan
-    learner: PhaseLearner
-    image_counts: Tensor
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all weights."""
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
-        """Load all weights."""
-
-    def enter_phase(self, number: int) -> None:
-        """Begin a phase of the task, and all earlier ones that were not begun."""
-
-    def build_structure(self, sizes: list[int]) -> None:
-        """Build the structure of a network that has finished some tasks."""
 
 
 class TaskResume:
@@ -46,7 +17,7 @@ class TaskResume:
     the position is restored.
 
     Args:
-        module: learns the task.
+        module: the :class:`~cifnet_pl.iterative.trainer.IterativeModule` that learns the task.
 
     Attributes:
         before: weights before the task.
@@ -54,7 +25,7 @@ class TaskResume:
             begins at its start.
     """
 
-    def __init__(self, module: ResumableModule):
+    def __init__(self, module: Any):
         self._module = module
         self.before: dict[str, Tensor] = {}
         self.position: dict[str, Any] | None = None

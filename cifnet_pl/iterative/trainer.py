@@ -45,7 +45,11 @@ from cifnet_pl.iterative.resuming import TaskResume
 from cifnet_pl.iterative.task_plan import TaskPlan, check_processes, plan_steps
 from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.strategy import check_trainer
-from cifnet_pl.learning.task_module import TaskModule, explaining_full_memory
+from cifnet_pl.learning.task_module import (
+    TaskModule,
+    explaining_full_memory,
+    no_images,
+)
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -190,6 +194,7 @@ class IterativeModule(TaskModule):
             )
         check_choice("prediction", prediction, Prediction)
         self.epochs = self.regime.epochs[1]
+        self.buffer_bytes = 1  # pixels
         self.seed = seed
         self.preset = preset
         self.capacity = exemplars
@@ -377,7 +382,7 @@ class IterativeModule(TaskModule):
             own = shares[self.processes.rank]
             images, labels, keys = self.exemplars.at(torch.from_numpy(own))
             seed = (self.seed, task, TUNING_EPOCH, step.epoch)
-            samples = StepBatch(images, labels, keys, seed, self)
+            samples = StepBatch(images, labels, keys, seed, self.augmented)
             self.learner.step(samples, step.progress)
         self.learner.pause()
         for i, candidates in enumerate(self._candidates):
@@ -583,7 +588,7 @@ class IterativeModule(TaskModule):
             labels = torch.cat([labels, old_labels])
             keys = torch.cat([keys, old_keys.to(keys.device)])
         seed = (self.seed, len(self.learned_tasks), step.phase, step.epoch)
-        samples = StepBatch(images, labels, keys, seed, self)
+        samples = StepBatch(images, labels, keys, seed, self.augmented)
         self.learner.step(samples, step.progress)
         self.plan.done += 1
 
@@ -627,8 +632,9 @@ class IterativeModule(TaskModule):
         summed = self.processes.sum(self.image_counts.clone())
         counts = summed.tolist()[self.old_classes :]
         names = self.learned_tasks[-1]
-        missing = [name for name, n in zip(names, counts, strict=True) if not n]
-        self.require_images(missing)
+        for name, count in zip(names, counts, strict=True):
+            if not count:
+                raise no_images(name)
         self.learner.descent = None
         self.plan.clear()
         if self.capacity:
@@ -682,8 +688,6 @@ class IterativeModule(TaskModule):
         self, batch: Batch
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the probabilities of ``prediction``, and those of each of ``classifiers``."""
-        if not self.classifiers:
-            return super().probabilities_by_classifier(batch)
         z = self.embed(cast(ImageBatch, batch).image)
         found = {name: self.probabilities_of(z, name) for name in self.classifiers}
         return found[self.prediction], found
@@ -779,12 +783,6 @@ class IterativeModule(TaskModule):
             elements["buffer"] = self.exemplars.image.numel()
             elements["means"] = self.exemplars.mean.numel()
         return elements
-
-    def bytes_per_element(self, component: str) -> int:
-        """Return the size of a weight, or of a pixel's channel."""
-        if component == "buffer":
-            return 1
-        return 4
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,9 +20,13 @@ from cifnet_pl.data.loading import Batch, EmbeddingBatch, ImageBatch
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.heads import confidence as calibration
 from cifnet_pl.heads.ridge_messages import edge_message
-from cifnet_pl.learning.run_record import TaskRow
+from cifnet_pl.learning.run_record import PrequentialRow, TaskRow
 from cifnet_pl.learning.strategy import check_trainer
-from cifnet_pl.learning.task_module import TaskModule, explaining_full_memory
+from cifnet_pl.learning.task_module import (
+    TaskModule,
+    explaining_full_memory,
+    no_images,
+)
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.embedding import check_finite
@@ -112,6 +117,8 @@ class CIFNetModule(TaskModule):
         # Of the weights as given: a learned backbone changes them.
         self._given_weights = self.backbone.sha256
         self.head = _head_of(head or CIFNetHead, self.backbone)
+        self.method = type(self.head)
+        self.element_bytes = self.head.dtype.itemsize
         calibration.check_buffer(self.head, buffer, calibrate)
         self.buffer: CalibrationBuffer | None = None
         if self.head.uses_buffer or self.head.selects_rule or calibrate:
@@ -131,6 +138,9 @@ class CIFNetModule(TaskModule):
         # Content hashes of this task's images, and their groups, by batch.
         self._groups: list[tuple[Tensor, Tensor]] = []
         self._unchecked: list[EmbeddedBatch] = []
+        # Where classes return: the head as it was before the task, and what it predicts.
+        self._earlier_head: Head | None = None
+        self._predicted_before = PrequentialRow(0, 0, 0, 0)
 
     def settings(self) -> dict[str, Any]:
         """Return everything that the tensors of backbone, head and buffer depend on."""
@@ -143,11 +153,6 @@ class CIFNetModule(TaskModule):
             "head": {"class": import_name(type(self.head)), **self.head.settings()},
             "buffer": buffer,
         }
-
-    @property
-    def method(self) -> Head:
-        """The head."""
-        return self.head
 
     # ------------------------------------------------------------------ learning
 
@@ -217,19 +222,21 @@ class CIFNetModule(TaskModule):
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Begin the task in the model: its new classes, and those that return."""
         self.model.record_engines([self.engine])
+        self._earlier_head = None
+        if labels[:1] != [0] and self.data.plan.kind.samples_return:
+            self._earlier_head = copy.deepcopy(self.head)
+            known = len(self.class_names) - len(names)
+            row = PrequentialRow(len(self.learned_tasks), 0, 0, known)
+            self._predicted_before = row
         names = [*names, *self.data.returning_classes(self.data.task)]
         self.model.begin_task(names, self.data.class_counts(names))
 
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Embed a batch, and return its embeddings and labels.
-
-        The model observes it now, or on a GPU at the latest in ``end_pass``.
-        """
-        z = self._embed(batch, learned=True)
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """Embed a batch; the model observes it now, or on a GPU at the latest in ``end_pass``."""
+        self._embed(batch, learned=True)
         if self.data.source.groups is not None:
             groups = self.data.source.groups[batch.row.cpu().numpy()]
             self._groups.append((batch.key.cpu(), torch.from_numpy(groups)))
-        return {"z": z, "label": batch.label}
 
     def finish_task(self) -> None:
         """Add the statistics of all processes, and let the model solve its head.
@@ -240,13 +247,20 @@ class CIFNetModule(TaskModule):
         self.data.begin_task(len(self.learned_tasks))
         self.model.add_up(self.sum_over_processes)
         counts = self.head.class_counts()
-        self.require_images(
-            [self.class_names[label] for label in counts if not counts[label]]
-        )
+        for label, count in counts.items():
+            if not count:
+                raise no_images(self.class_names[label])
         for local in of_all_processes(self._groups):
             for keys, groups in local:
                 self.calibration.add_given_groups(keys, groups)
         self._groups.clear()
+        if self._earlier_head is not None:
+            self._earlier_head = None
+            row = self._predicted_before
+            parts = of_all_processes(row)
+            row.samples = sum(part.samples for part in parts)
+            row.correct = sum(part.correct for part in parts)
+            self.record.prequential.append(row)
         self.model.finish_task()
         message = edge_message(self.head.ridge_choices())
         if message is not None and not self._edge_message_shown:
@@ -319,6 +333,10 @@ class CIFNetModule(TaskModule):
                 check_finite(z, place)
                 self.data.remember(batch, z)
             if learned:
+                if self._earlier_head is not None:
+                    correct = self._earlier_head.predict(z) == batch.label
+                    self._predicted_before.correct += int(correct.sum())
+                    self._predicted_before.samples += len(z)
                 self.model.observe(z, batch.label, batch.key)
 
     # ------------------------------------------------------------------ prediction
@@ -335,12 +353,6 @@ class CIFNetModule(TaskModule):
     def state_elements(self) -> dict[str, int]:
         """Count the values of head and buffer that are kept between tasks, by component."""
         return self.model.state_elements()
-
-    def bytes_per_element(self, component: str) -> int:
-        """Return the size of a value of the buffer, or of the head's statistics."""
-        if component == "buffer":
-            return 4
-        return self.head.dtype.itemsize
 
     def describe(self) -> dict[str, Any]:
         """Return the head, the backbone and their settings, for ``summary.json``."""
@@ -383,11 +395,14 @@ class CIFNetModule(TaskModule):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return all tensors but those of a fixed backbone: its hash is stored instead."""
         state = super().state_dict(*args, **kwargs)
-        return {key: value for key, value in state.items() if not self._is_fixed(key)}
+        return {key: value for key, value in state.items() if key not in self._fixed}
 
-    def _is_fixed(self, key: str) -> bool:
-        """Return whether a tensor belongs to a backbone that never changes."""
-        return key.startswith("backbone.") and self.backbone.learnable_patches is None
+    @property
+    def _fixed(self) -> set[str]:
+        """Names of the tensors of a backbone that never changes."""
+        if self.backbone.learnable_patches is not None:
+            return set()
+        return {f"backbone.{name}" for name in self.backbone.state_dict()}
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -399,7 +414,7 @@ class CIFNetModule(TaskModule):
         """
         with explained(CheckpointError, "the checkpoint does not fit the head"):
             result = super().load_state_dict(state_dict, strict=False, assign=assign)
-        missing = [key for key in result.missing_keys if not self._is_fixed(key)]
+        missing = [key for key in result.missing_keys if key not in self._fixed]
         if strict and (missing or result.unexpected_keys):
             raise CheckpointError(
                 f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected"

@@ -47,7 +47,7 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
     else:
         device_name = platform.machine()
     parameters = module.backbone.parameters_count
-    method = type(module.method)
+    method = module.method
     return {
         "head": method.__name__,
         **about(method),
@@ -60,7 +60,8 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         "epochs": module.epochs,
         "state_components": components,
         "state_bytes_per_element": {
-            name: module.bytes_per_element(name) for name in components
+            name: module.buffer_bytes if name == "buffer" else module.element_bytes
+            for name in components
         },
         "image_size": data.image_shape(module.backbone.preprocessing)[0],
         "seed": global_seed(),

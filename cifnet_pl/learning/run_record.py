@@ -138,7 +138,10 @@ LAST_TASK_COLUMNS = (
 
 @dataclass
 class PrequentialRow:
-    """Predictions of the samples of a task before it is learned.
+    """Predictions of the samples of a task before it is learned (Gama et al., 2013).
+
+    The head predicts them as it was before the task; a sample of a class that it does not know is a
+    wrong prediction. The first task is left out, as nothing is known before it.
 
     Attributes:
         task: number of the task, from 1.
@@ -192,12 +195,6 @@ class RunRecord:
             remarks=dict(state["remarks"]),
             open_seconds=float(state["open_seconds"]),
         )
-
-    def add_energy(self, row: TaskRow, learning: Mapping[str, float]) -> None:
-        """Add the energy of a task's learning to its row and to the run's, by component."""
-        row.energy_kwh = sum(learning[part] for part in ("cpu", "gpu", "ram"))
-        for component, used in learning.items():
-            self.energy[component] = self.energy.get(component, 0.0) + used
 
     def summary(self, **description: Any) -> dict[str, Any]:
         """Return the content of ``summary.json``.
@@ -262,7 +259,8 @@ class RunRecord:
         """Write ``tasks.csv``, ``accuracy_matrix.csv`` and ``class_accuracy.csv``, each atomically.
 
         The last one has a row per class, in the order of learning: its task, its number of test
-        images at the end, and its accuracy in percent after each task.
+        images at the end, and its accuracy in percent after each task. Where classes return there
+        is also ``prequential.csv``.
 
         Args:
             folder: of the run.
@@ -282,6 +280,21 @@ class RunRecord:
             for name in names:
                 by_class.append([name, task, *self._of_class(len(by_class))])
         write_text(folder / "class_accuracy.csv", to_csv(header, by_class))
+        if self.prequential:
+            self._write_prequential(folder / "prequential.csv")
+
+    def _write_prequential(self, path: Path) -> None:
+        """Write the accuracy on a task's samples before it, and on all samples so far."""
+        samples = 0
+        correct = 0
+        table: list[list[float | int | None]] = []
+        for row in self.prequential:
+            samples += row.samples
+            correct += row.correct
+            accuracy = percent(row.correct, row.samples)
+            table.append([row.task, row.samples, accuracy, percent(correct, samples)])
+        header = ["task", "samples", "accuracy", "accuracy_so_far"]
+        write_text(path, to_csv(header, table))
 
     def _of_class(self, label: int) -> list[float | None]:
         """Return the test images of a class, and its accuracy after each task it was known."""

@@ -87,12 +87,16 @@ def check_trainer(trainer: Trainer) -> None:
 
     Raises:
         UsageError: its precision would round the statistics, its processes would not learn
-            together, or it would learn from no batch.
+            together, or it would learn from no batch or evaluate none.
     """
     check_precision(str(trainer.precision))
     if trainer.limit_train_batches == 0:
         raise UsageError(
             "limit_train_batches is 0, so that nothing is learned: leave it out, or give 1 or more"
+        )
+    if trainer.limit_val_batches == 0:
+        raise UsageError(
+            "limit_val_batches is 0, so that nothing is evaluated: leave it out, or give 1 or more"
         )
     strategy = trainer.strategy
     check_strategy(getattr(strategy, "_start_method", strategy))

@@ -17,7 +17,7 @@ from cifnet_pl.model.metrics import (
     binned_calibration_error,
     confidence_bins,
     percent,
-    raise_predicted,
+    top_classes,
 )
 
 
@@ -100,17 +100,16 @@ class EvaluationCounts(Metric):
         self.domains = domains
         self.classifiers = classifiers
         classes = sum(task_sizes)
-        self._add_count("confusion", classes, classes)
-        self._add_count("top5")
-        self._add_count("bins", ECE_BINS + 1, 3, dtype=torch.float64)
-        self._add_count("log_likelihood", dtype=torch.float64)
-        self._add_count("by_domain", domains or 1, 2)
-        self._add_count("by_classifier", max(len(classifiers), 1))
-
-    def _add_count(
-        self, name: str, *shape: int, dtype: torch.dtype = torch.int64
-    ) -> None:
-        self.add_state(name, torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")
+        counts = {
+            "confusion": torch.zeros(classes, classes, dtype=torch.int64),
+            "top5": torch.zeros((), dtype=torch.int64),
+            "bins": torch.zeros(ECE_BINS + 1, 3, dtype=torch.float64),
+            "log_likelihood": torch.zeros((), dtype=torch.float64),
+            "by_domain": torch.zeros(domains or 1, 2, dtype=torch.int64),
+            "by_classifier": torch.zeros(max(len(classifiers), 1), dtype=torch.int64),
+        }
+        for name, zeros in counts.items():
+            self.add_state(name, zeros, dist_reduce_fx="sum")
 
     def update(
         self,
@@ -127,12 +126,13 @@ class EvaluationCounts(Metric):
             domain: (n,) int64 domain of each image, where accuracies are by domain.
             by_classifier: (n, C) probabilities of each classifier, by its name.
         """
-        raised, predicted = raise_predicted(probabilities)
+        top, _ = top_classes(probabilities)
+        predicted = top[:, 0]
         correct = predicted == label
         ones = torch.ones_like(label)
         cell = label * len(self.confusion) + predicted
         self.confusion.view(-1).index_add_(0, cell, ones)
-        self.top5 += (_rank(raised, label) < TOP_K).sum()
+        self.top5 += (top == label[:, None]).sum()
         self.bins += confidence_bins(probabilities.amax(dim=1), correct)
         smallest = torch.finfo(probabilities.dtype).tiny
         likelihood = probabilities.gather(1, label[:, None]).clamp_min(smallest)
@@ -185,16 +185,3 @@ class EvaluationCounts(Metric):
                 percent(int(correct[task].sum()), int(images[task].sum()))
             )
         return accuracies
-
-
-def _rank(raised: Tensor, label: Tensor) -> Tensor:
-    """Return the number of classes that come before the true one, (n,).
-
-    Args:
-        raised: (n, C) probabilities of ``raise_predicted``.
-        label: (n,) true columns.
-    """
-    at_label = raised.gather(1, label[:, None])
-    lower = torch.arange(raised.shape[1], device=label.device) < label[:, None]
-    before = (raised > at_label) | ((raised == at_label) & lower)
-    return before.sum(dim=1)

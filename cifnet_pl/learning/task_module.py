@@ -56,6 +56,14 @@ def explaining_full_memory(batch_size: int) -> Iterator[None]:
         ) from error
 
 
+def no_images(name: str) -> DataError:
+    """Return the error of a class of which no image was learned."""
+    return DataError(
+        f"no image of class '{name}' was learned: none could be read, or trainer options limit the"
+        " batches"
+    )
+
+
 class TaskModule(LightningModule):
     """A module for which a task is an epoch: it opens tasks and evaluates after each one.
 
@@ -71,6 +79,8 @@ class TaskModule(LightningModule):
         learned_tasks: class names of each task begun, in order.
         evaluation: result of the last evaluation.
         record: what was measured after each task.
+        method: the class that learns and names the method: the module's own, or a head's.
+        element_bytes, buffer_bytes: size of a value of :meth:`state_elements`, and of the buffer.
         preparation_seconds: time before the first task that counts as part of it.
         cached_embeddings: number of the task's embeddings that were read, not computed.
     """
@@ -87,6 +97,9 @@ class TaskModule(LightningModule):
         self.learned_tasks: list[list[str]] = []
         self.evaluation: TaskEvaluation | None = None
         self.record = RunRecord()
+        self.method: type = type(self)
+        self.element_bytes = 4
+        self.buffer_bytes = 4
         self.preparation_seconds = 0.0
         self._task_start: float | None = None  # None between tasks
         self._train_seconds = 0.0
@@ -160,7 +173,7 @@ class TaskModule(LightningModule):
         self, batch: Batch
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the probabilities that count, and those of each of ``classifiers``."""
-        return self.probabilities(batch), {}
+        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that a checkpoint's tensors depend on; compared on loading."""
@@ -170,15 +183,10 @@ class TaskModule(LightningModule):
         """Return what ``summary.json`` says of the method, besides what it says of every one."""
         return {}
 
-    @property
-    def method(self) -> object:
-        """The object that learns, by whose class the method is called: this module, or a head."""
-        return self
-
     def plugin_hashes(self) -> dict[str, str | None]:
         """Return the plug-ins of the run, with the SHA-256 of each file as it was at the start."""
         source = entry_point("sources", self.data.source_name) or self.data.source_name
-        parts = [import_name(type(part)) for part in (self, self.method)]
+        parts = [import_name(part) for part in (type(self), self.method)]
         backbone = backbone_imports(self.backbone.name, self.backbone.architecture)
         names = [*backbone, *parts, source]
         return {name: code_hash(name) for name in names if names_import(name)}
@@ -189,10 +197,6 @@ class TaskModule(LightningModule):
     def state_elements(self) -> dict[str, int]:
         """Count the values that are kept between tasks, by component."""
         return {"parameters": sum(p.numel() for p in self.parameters())}
-
-    def bytes_per_element(self, component: str) -> int:
-        """Return the size of a value of one component of :meth:`state_elements`."""
-        return 4
 
     # ------------------------------------------------------------------ tasks
 
@@ -332,21 +336,6 @@ class TaskModule(LightningModule):
         )
         record.rows.append(row)
 
-    def require_images(self, empty: list[str]) -> None:
-        """Check that every class has an image.
-
-        Args:
-            empty: classes without a readable image.
-
-        Raises:
-            DataError: there is one.
-        """
-        if empty:
-            raise DataError(
-                f"no image of class '{empty[0]}' was learned: none could be read, or trainer"
-                " options limit the batches"
-            )
-
     # ------------------------------------------------------------------ evaluation
 
     def on_validation_epoch_start(self) -> None:
@@ -372,7 +361,11 @@ class TaskModule(LightningModule):
         if not len(batch.label):
             return None
         assert self._evaluation_counts is not None
-        probabilities, by_classifier = self.probabilities_by_classifier(batch)
+        by_classifier: dict[str, Tensor] = {}
+        if self.classifiers:
+            probabilities, by_classifier = self.probabilities_by_classifier(batch)
+        else:
+            probabilities = self.probabilities(batch)
         domains = self.data.plan.evaluated
         domain = None
         if domains is not None:

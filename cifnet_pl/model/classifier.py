@@ -6,6 +6,7 @@ It embeds, learns task by task, classifies images, describes and stores itself.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -103,7 +104,8 @@ class Classifier(TaskLearner):
     history: list[Event] = field(default_factory=list)
     precision: str = FLOAT32
     engines: list[str] = field(default_factory=list)
-    _open_set_cache: OpenSetCache | None = field(
+    # The predictor of unknown samples, and the state of the model that it is of.
+    _open_set: tuple[tuple[Any, ...], OpenSetPredictor] | None = field(
         default=None, init=False, repr=False, compare=False
     )
 
@@ -480,11 +482,23 @@ class Classifier(TaskLearner):
             UsageError, UnsupportedError: as for
                 :class:`~cifnet_pl.model.unknowns.OpenSetPredictor`.
         """
-        cache = self._open_set_cache
-        if cache is None or not cache.is_of(self):
-            cache = OpenSetCache(self)
-            self._open_set_cache = cache
-        return cache.get(self, unknown, coverage)
+        head = self.head
+        # Other objects after every change of the head, and of the buffer's samples.
+        objects = (head.revision, None if self.buffer is None else self.buffer.y)
+        temperature = float(head.temperature)
+        names = tuple(self.class_names)
+        values = (unknown, coverage, temperature, names)
+        if self._open_set is not None:
+            (known_objects, known_values), predictor = self._open_set
+            same = all(map(operator.is_, objects, known_objects))
+            if same and values == known_values:
+                return predictor
+        samples = None
+        if unknown is not None or coverage is not None:
+            samples = self.calibration_samples()
+        predictor = OpenSetPredictor(head, names, samples, unknown, coverage)
+        self._open_set = ((objects, values), predictor)
+        return predictor
 
     # ------------------------------------------------------------------ learning
 
@@ -615,43 +629,3 @@ class Classifier(TaskLearner):
             self.calibrate()
         else:
             self.solve()
-
-
-class OpenSetCache:
-    """The open-set predictors of one state of a model, by their shares and the calibration.
-
-    Args:
-        model: a learned model.
-    """
-
-    def __init__(self, model: Classifier):
-        # Another object after every change of the head, and of the buffer's samples.
-        self._revision = model.head.revision
-        self._buffer_labels = model.buffer.y if model.buffer is not None else None
-        self._predictors: dict[tuple[Any, ...], OpenSetPredictor] = {}
-
-    def is_of(self, model: Classifier) -> bool:
-        """Return whether head and buffer of the model are still those that were cached for."""
-        labels = model.buffer.y if model.buffer is not None else None
-        return self._revision is model.head.revision and self._buffer_labels is labels
-
-    def get(
-        self, model: Classifier, unknown: float | None, coverage: float | None
-    ) -> OpenSetPredictor:
-        """Return the predictor for two shares, made at the first call."""
-        head = model.head
-        names = tuple(model.class_names)
-        key = (
-            unknown,
-            coverage,
-            float(head.temperature),
-            names,
-        )
-        if key not in self._predictors:
-            samples = None
-            if unknown is not None or coverage is not None:
-                samples = model.calibration_samples()
-            self._predictors[key] = OpenSetPredictor(
-                head, names, samples, unknown, coverage
-            )
-        return self._predictors[key]

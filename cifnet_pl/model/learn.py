@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,12 +29,6 @@ from cifnet_pl.utilities.text import printable
 
 HELD_OUT = 0.2
 """Share of the new images that is held out for a score before all are learned."""
-
-MAX_CONCURRENT_ELEMENTS = 2**21
-"""Elements of a head up to which two models learn at the same time on a CPU: 2000 features.
-
-Up to there one thread solves a matrix. Wider ones take all threads, and too much memory for two.
-"""
 
 
 @dataclass
@@ -258,14 +251,8 @@ def learn(
     final = old.clone()
     trial = _trial(old)
     learned_by_trial = embedded.readable & ~held_out
-    if _learns_concurrently(old):
-        with ThreadPoolExecutor(2, "learn") as pool:
-            learning = pool.submit(_learn_task, final, embedded, embedded.readable)
-            _learn_task(trial, embedded, learned_by_trial)
-            learning.result()
-    else:
-        _learn_task(final, embedded, embedded.readable)
-        _learn_task(trial, embedded, learned_by_trial)
+    _learn_task(final, embedded, embedded.readable)
+    _learn_task(trial, embedded, learned_by_trial)
     score = Score()
     labels = torch.tensor(trial.labels(names))
     for rows in pieces(np.flatnonzero(held_out), EMBEDDED_BATCH):
@@ -355,9 +342,3 @@ def _learn_task(model: Classifier, embedded: EmbeddedClasses, mask: np.ndarray) 
         keys = torch.from_numpy(files.hashes(rows))
         model.observe(z, labels[files.labels[rows]], keys)
     model.finish_task()
-
-
-def _learns_concurrently(model: Classifier) -> bool:
-    """Return whether two threads let a model and its trial learn: narrow heads on a CPU."""
-    elements = sum(buffer.numel() for buffer in model.head.buffers())
-    return model.device.type == "cpu" and elements <= MAX_CONCURRENT_ELEMENTS

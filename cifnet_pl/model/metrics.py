@@ -152,22 +152,6 @@ TOP_K = 5
 """Most probable classes that are recorded of an image."""
 
 
-def raise_predicted(probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace the probability of the predicted class by infinity, so that it ranks first.
-
-    Among equal probabilities, sorting would else rank another class before that of ``argmax``.
-
-    Args:
-        probabilities: (n, C).
-
-    Returns:
-        The changed probabilities (n, C), and the predicted columns (n,).
-    """
-    predicted = probabilities.argmax(dim=1)
-    column = predicted[:, None]
-    return probabilities.scatter(1, column, float("inf")), predicted
-
-
 def top_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     """Return the up to five most probable classes of each image, that of ``argmax`` first.
 
@@ -177,7 +161,9 @@ def top_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (n, min(5, C)) int64 columns and their (n, min(5, C)) probabilities, in falling order.
     """
-    raised, _ = raise_predicted(probabilities)
+    # Among equal probabilities, sorting would else rank another class before that of ``argmax``.
+    predicted = probabilities.argmax(dim=1, keepdim=True)
+    raised = probabilities.scatter(1, predicted, float("inf"))
     ranked = raised.argsort(dim=1, descending=True, stable=True)
     columns = ranked[:, :TOP_K]
     return columns, probabilities.gather(1, columns)

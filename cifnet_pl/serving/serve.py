@@ -21,6 +21,7 @@ from cifnet_pl.utilities.text import number_of, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
+    from cifnet_pl.serving.gate import Access, Gate
     from cifnet_pl.serving.service import Service
 
 CONNECTIONS = 1000
@@ -100,10 +101,7 @@ def serve(
     from cifnet_pl.model.store import load
 
     try:
-        import uvicorn
-
         from cifnet_pl.serving.app import make_app
-        from cifnet_pl.serving.gate import Access, allowed_hosts
         from cifnet_pl.serving.service import Service, ServiceOptions
         from cifnet_pl.serving.workspace import Workspace
     except ImportError as error:
@@ -114,13 +112,7 @@ def serve(
     if share:
         host = "0.0.0.0" if host in LOOPBACK else host
         secret = secret or secrets.token_urlsafe(SHORTEST_TOKEN)
-    if secret is None and (address is not None or host not in LOOPBACK):
-        shown = f"--address {address}" if address is not None else f"--host {host}"
-        raise UsageError(
-            f"{printable(shown)} can be reached from other machines: give a --token or"
-            " --token_file"
-        )
-    hosts = allowed_hosts(address) if host in LOOPBACK else None
+    access = _access(secret, host, address)
     expected = "at least 2: undo needs the version before"
     check_that(keep_versions >= 2, "--keep_versions", keep_versions, expected)
     for option, value in (("--unknown", unknown), ("--coverage", coverage)):
@@ -145,7 +137,7 @@ def serve(
     shown_name = name or _plain(path if model else folder.resolve())
     options = ServiceOptions(shown_name, read_only, keep_images, unknown, coverage)
     service = Service(opened, loaded, options)
-    app = make_app(service, Access(secret, hosts))
+    app = make_app(service, access)
     if watch is not None:
         arguments = (service, expanded(watch))
         Thread(target=keep_watching, args=arguments, daemon=True).start()
@@ -156,6 +148,28 @@ def serve(
     _announce(host, bound_port, len(loaded.class_names), secret is not None)
     if share:
         show_address(address or f"http://{network_address()}:{bound_port}/", secret)
+    _run(app, listening)
+    print(f"ended; {folder} holds every change")
+    raise SystemExit(128 + signal.SIGINT)
+
+
+def _access(secret: str | None, host: str, address: str | None) -> Access:
+    """Return who may ask; UsageError where others can reach the service without a token."""
+    from cifnet_pl.serving.gate import Access, allowed_hosts
+
+    if secret is None and (address is not None or host not in LOOPBACK):
+        shown = f"--address {address}" if address is not None else f"--host {host}"
+        raise UsageError(
+            f"{printable(shown)} can be reached from other machines: give a --token or"
+            " --token_file"
+        )
+    return Access(secret, allowed_hosts(address) if host in LOOPBACK else None)
+
+
+def _run(app: Gate, listening: socket.socket) -> None:
+    """Serve until Ctrl-C."""
+    import uvicorn
+
     config = uvicorn.Config(
         app,
         http="h11",
@@ -169,8 +183,6 @@ def serve(
     # Uvicorn raises it again, unless the process was started to ignore Ctrl-C.
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listening])
-    print(f"ended; {folder} holds every change")
-    raise SystemExit(128 + signal.SIGINT)
 
 
 def _learned_images(images: str | None, run: Path) -> Path | None:

@@ -362,7 +362,7 @@ class Workspace:
                     "INSERT INTO version (number, change, parent, counts, at) VALUES (?,?,?,?,?)",
                     row,
                 )
-                self._serve_next(change.action, number)
+                self._serve(change.action, number)
         except BaseException:
             shutil.rmtree(bundle, ignore_errors=True)
             raise
@@ -386,44 +386,43 @@ class Workspace:
 
     def go_to(self, number: int) -> tuple[Version, Classifier]:
         """Serve any stored version; this is a change that can be undone."""
-        model = self.load(number)
-        with self._room(), self._journal.transaction():
-            self._serve_next("go to", number)
-        return self.version(number), model
+        return self._go("go to", number, None)
 
     def _step(
         self, action: str, query: str, missing: str
     ) -> tuple[Version, Classifier]:
-        """Serve a version of the line, once its bundle is read.
+        """Serve a version of the line.
 
         Args:
             action: for the journal.
             query: gives its place and number.
             missing: why there is none.
         """
-        rows = self._journal.rows(query)
-        if not rows:
-            raise RequestError(409, missing)
-        place, number = rows[0]
+        for place, number in self._journal.rows(query):
+            return self._go(action, number, place)
+        raise RequestError(409, missing)
+
+    def _go(
+        self, action: str, number: int, place: int | None
+    ) -> tuple[Version, Classifier]:
+        """Serve a version, once its bundle is read."""
         model = self.load(number)
         with self._room(), self._journal.transaction():
-            self._serve(action, place)
+            self._serve(action, number, place)
         return self.version(number), model
 
-    def _serve_next(self, action: str, number: int) -> None:
-        """Continue the line of versions with one that is served from now on."""
-        self._journal.execute(
-            "DELETE FROM line WHERE place > (SELECT place FROM model)", ()
-        )
-        self._journal.execute("INSERT INTO line (version) VALUES (?)", [number])
-        self._serve(action, self._journal.value("SELECT max(place) FROM line"))
-
-    def _serve(self, action: str, place: int) -> None:
-        """Serve the version at a place of the line."""
+    def _serve(self, action: str, number: int, place: int | None = None) -> None:
+        """Serve the version at a place of the line; without one the line goes on with it."""
+        if place is None:
+            self._journal.execute(
+                "DELETE FROM line WHERE place > (SELECT place FROM model)", ()
+            )
+            self._journal.execute("INSERT INTO line (version) VALUES (?)", [number])
+            place = self._journal.value("SELECT max(place) FROM line")
         self._journal.execute("UPDATE model SET place = ?", [place])
         self._journal.execute(
             "INSERT INTO journal (at, what, serves) VALUES (?, ?, ?)",
-            (_now(), action, self.current),
+            (_now(), action, number),
         )
 
     def _drop(self, numbers: Iterable[int]) -> None:

@@ -104,7 +104,7 @@ def sizes(watch):
     return watch(
         PhaseLearner,
         "step",
-        lambda self, batch, _: (len(batch.module.learned_tasks), len(batch.labels)),
+        lambda self, batch, _: (len(self._module.learned_tasks), len(batch.labels)),
     )
 
 
@@ -203,7 +203,7 @@ def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
     real = PhaseLearner.step
 
     def step(self, batch, progress):
-        module = batch.module
+        module = self._module
         if not module.old_classes:
             return real(self, batch, progress)
         for rounded in (False, True):

@@ -675,46 +675,24 @@ def _state(key, value):
 
 
 HOSTILE = {
-    **{
-        f"no {key}": _without(key)
-        for key in (
-            "format",
-            "class_names",
-            "task_sizes",
-            "settings",
-            "under_way",
-            "solving",
-        )
-    },
-    "format": _with("format", 99),
-    "names are a text": _with("class_names", "012345"),
+    "no format": _without("format"),
+    "no settings": _without("settings"),
+    "another format": _with("format", 99),
     "a name twice": _with("class_names", ["0"] * 6),
     "fewer names": _with("class_names", ["0", "1"]),
-    "more tasks than names": _with("task_sizes", [2] * 9),
-    "sizes are texts": _with("task_sizes", ["2"] * 3),
     "negative size": _with("task_sizes", [8, -2]),
-    "settings are a list": _with("settings", [1, 2]),
-    "a setting is a tensor": lambda c: c["cifnet"]["settings"]["head"].update(
-        ridge=torch.rand(4)
-    ),
     "a setting is gone": lambda c: c["cifnet"]["settings"].pop("head"),
     "under way is a text": _with("under_way", "no"),
     "under way before any task": (
         lambda c: c["cifnet"].update(under_way=True, class_names=[], task_sizes=[])
     ),
-    "nothing learned": lambda c: c["cifnet"].update(class_names=[], task_sizes=[]),
     "metadata is a text": lambda c: c.update(cifnet="hello"),
     "metadata is gone": lambda c: c.pop("cifnet"),
     "state is gone": lambda c: c.pop("state_dict"),
-    "state is a list": lambda c: c.update(state_dict=[1]),
     "loops are gone": lambda c: c.pop("loops"),
-    "record is a text": lambda c: c["cifnet"].update(record="hello"),
     "record is empty": lambda c: c["cifnet"].update(record={}),
     "rows are gone": lambda c: c["cifnet"]["record"].update(rows=[]),
-    "rows are texts": lambda c: c["cifnet"]["record"].update(rows=["a"] * 3),
     "label of no class": _state("head.labels", torch.arange(5, 11)),
-    "fewer labels": _state("head.labels", torch.arange(4)),
-    "labels are floats": _state("head.labels", torch.rand(6)),
     "foreign tensor": _state("head.foreign", torch.rand(3)),
     "weights of another shape": _state("head.cohorts.0.weights", torch.rand(3, 3, 3)),
     "weights are gone": lambda c: c["state_dict"].pop("head.cohorts.0.weights"),

@@ -51,17 +51,6 @@ def test_the_score_is_that_of_a_model_of_the_other_images(images: LabelledImages
     assert tensors_equal(old.tensors(), before)
 
 
-def test_wide_heads_learn_one_after_the_other(
-    images: LabelledImages, monkeypatch: pytest.MonkeyPatch
-):
-    """They need much memory; the results are the same bits."""
-    together = learn(learned("ridge"), images)
-    monkeypatch.setattr("cifnet_pl.model.learn.MAX_CONCURRENT_ELEMENTS", 0)
-    apart = learn(learned("ridge"), images)
-    assert tensors_equal(apart.model.tensors(), together.model.tensors())
-    assert apart.score == together.score
-
-
 def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model = learned("ridge")
     before = model.tensors()

@@ -14,9 +14,6 @@ from cifnet_pl.learning.callbacks.predictions import (
     PredictionRecord as PredictionRecord,
 )
 from cifnet_pl.learning.callbacks.predictions import PredictionTable as PredictionTable
-from cifnet_pl.learning.callbacks.predictions import (
-    PrequentialAccuracy as PrequentialAccuracy,
-)
 from cifnet_pl.learning.callbacks.screen import DuplicatesReport as DuplicatesReport
 from cifnet_pl.learning.callbacks.screen import RunTable as RunTable
 from cifnet_pl.learning.callbacks.screen import TaskProgressBar as TaskProgressBar
@@ -30,7 +27,6 @@ def standard_callbacks(bar: bool) -> list[Callback]:
         bar: whether there is a progress bar.
     """
     callbacks: list[Callback] = [
-        PrequentialAccuracy(),
         CoverageAndNoveltyMetrics(),
         TaskMetrics(),
         TrajectoryPlot(),

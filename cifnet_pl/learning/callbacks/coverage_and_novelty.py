@@ -14,7 +14,6 @@ from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import write_table
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.embedding import embed
-from cifnet_pl.model.metrics import percent
 from cifnet_pl.model.unknowns import OpenSetPredictor, detection
 from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
 from cifnet_pl.utilities.files import of_all_processes
@@ -47,10 +46,8 @@ class CoverageAndNoveltyMetrics(Callback):
     def __init__(self) -> None:
         self._predictor: OpenSetPredictor | None = None
         self._unknown: Tensor | None = None  # (m, d) embeddings
-        self._novelty: list[Tensor] = []  # of the test images, by batch
-        self._rejected = torch.zeros((), dtype=torch.int64)
-        # Of each class: test images, images in their prediction set, classes in these sets.
-        self._set_counts = torch.zeros(0, 3, dtype=torch.int64)
+        # By batch, (n, 4): label, whether its set holds it, classes in the set, novelty.
+        self._images: list[Tensor] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find and embed the unknown images before anything is learned.
@@ -79,23 +76,18 @@ class CoverageAndNoveltyMetrics(Callback):
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         """Compute the thresholds that are to be measured."""
-        module = pl_module
         self._predictor = None
-        if trainer.state.fn != "fit" or not isinstance(module, CIFNetModule):
+        self._images = []
+        if trainer.state.fn != "fit" or not isinstance(pl_module, CIFNetModule):
             return
-        self._novelty = []
-        self._rejected = torch.zeros_like(self._rejected)
-        self._set_counts = torch.zeros(
-            len(module.class_names), 3, dtype=torch.int64, device=module.device
-        )
-        self._rejected = self._rejected.to(module.device)
-        unknown, coverage = module.model.available_shares(UNKNOWN_SHARE, COVERAGE)
+        model = pl_module.model
+        unknown, coverage = model.available_shares(UNKNOWN_SHARE, COVERAGE)
         if self._unknown is None:
             unknown = None
-        if not module.model.calibrated:
+        if not model.calibrated:
             coverage = None
         if unknown is not None or coverage is not None:
-            self._predictor = module.model.open_set_predictor(unknown, coverage)
+            self._predictor = model.open_set_predictor(unknown, coverage)
 
     def on_validation_batch_end(
         self,
@@ -106,61 +98,55 @@ class CoverageAndNoveltyMetrics(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Count a batch of test images."""
-        module = pl_module
-        if outputs is None or not isinstance(module, CIFNetModule):
-            return
+        """Keep what is measured of each image of a batch."""
         predictor = self._predictor
-        counts = torch.zeros_like(batch.label)[:, None].repeat(1, 3)
-        counts[:, 0] = 1
+        if outputs is None or (predictor is None and self._unknown is None):
+            return
+        module = cast(CIFNetModule, pl_module)
+        measured = outputs.new_zeros(len(outputs), 4)
+        measured[:, 0] = batch.label
         if predictor is not None and predictor.sets is not None:
             members = predictor.sets.of_probabilities(outputs)
-            counts[:, 1] = members.gather(1, batch.label[:, None]).flatten()
-            counts[:, 2] = members.sum(dim=1)
-        self._set_counts.index_add_(0, batch.label, counts)
+            measured[:, 1] = members.gather(1, batch.label[:, None]).flatten()
+            measured[:, 2] = members.sum(dim=1)
         if self._unknown is not None:
-            novelty = module.head.novelty(module.evaluated)
-            self._novelty.append(novelty)
-            if predictor is not None and predictor.reference is not None:
-                rejected = predictor.reference.p_values(novelty) <= UNKNOWN_SHARE
-                self._rejected += rejected.sum()
+            measured[:, 3] = module.head.novelty(module.evaluated)
+        self._images.append(measured)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the counts of all processes, and write ``prediction_sets.csv``."""
-        module = pl_module
+        """Measure over the images of all processes, and write ``prediction_sets.csv``."""
         predictor = self._predictor
-        if trainer.state.fn != "fit" or not isinstance(module, CIFNetModule):
+        if trainer.state.fn != "fit" or (predictor is None and self._unknown is None):
             return
-        if predictor is None and self._unknown is None:
+        module = cast(CIFNetModule, pl_module)
+        local = torch.cat([torch.zeros(0, 4), *[part.cpu() for part in self._images]])
+        images = torch.cat(of_all_processes(local))
+        if not len(images):
             return
         row = module.record.rows[-1]
-        counts = torch.stack(of_all_processes(self._set_counts.cpu())).sum(dim=0)
-        local = torch.cat([torch.zeros(0), *[part.cpu() for part in self._novelty]])
-        novelty = torch.cat(of_all_processes(local))
-        rejected = sum(of_all_processes(int(self._rejected)))
-        images, covered, members = counts.sum(dim=0).tolist()
-        if not images:
-            return
         if predictor is not None and predictor.sets is not None:
-            row.set_size = members / images
-            row.set_coverage = 100 * covered / images
-            rows = prediction_set_rows(module.class_names, counts)
-            write_table(trainer, "prediction_sets.csv", SET_COLUMNS, rows)
+            row.set_coverage = 100 * float(images[:, 1].mean())
+            row.set_size = float(images[:, 2].mean())
+            table = prediction_set_rows(module.class_names, images)
+            write_table(trainer, "prediction_sets.csv", SET_COLUMNS, table)
+        if self._unknown is None:
+            return
+        device = module.device
+        novelty = images[:, 3]
         if predictor is not None and predictor.reference is not None:
-            row.known_rejected = 100 * rejected / images
-        if self._unknown is not None:
-            unknown = module.head.novelty(
-                self._unknown.to(module.head.labels.device)
-            ).cpu()
-            row.unknown_auroc, row.unknown_fpr95 = detection(novelty, unknown)
-            remark = (
-                f"Unknown images: AUROC {row.unknown_auroc:.1f} %, FPR95"
-                f" {row.unknown_fpr95:.1f} % ({number_of(len(unknown), 'image')})"
-            )
-            if row.known_rejected is not None:
-                share = f"{row.known_rejected:.1f} %"
-                remark += f"; {share} of the test images rejected (5 % asked for)"
-            module.record.remarks["unknown"] = remark
+            p_values = predictor.reference.p_values(novelty.to(device))
+            rejected = (p_values <= UNKNOWN_SHARE).double()
+            row.known_rejected = 100 * float(rejected.mean())
+        unknown = module.head.novelty(self._unknown.to(device)).cpu()
+        row.unknown_auroc, row.unknown_fpr95 = detection(novelty, unknown)
+        remark = (
+            f"Unknown images: AUROC {row.unknown_auroc:.1f} %, FPR95"
+            f" {row.unknown_fpr95:.1f} % ({number_of(len(unknown), 'image')})"
+        )
+        if row.known_rejected is not None:
+            share = f"{row.known_rejected:.1f} %"
+            remark += f"; {share} of the test images rejected (5 % asked for)"
+        module.record.remarks["unknown"] = remark
 
 
 def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
@@ -181,25 +167,27 @@ def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
     return z
 
 
-def prediction_set_rows(names: Sequence[str], counts: Tensor) -> list[list[Any]]:
+def prediction_set_rows(names: Sequence[str], images: Tensor) -> list[list[Any]]:
     """Return the rows of ``prediction_sets.csv``.
 
     Args:
         names: class names.
-        counts: (C, 3) int64 test images of each class, images in their prediction set, and classes
-            in the sets of all its images.
+        images: (n, 3 or more) label, whether the image's set holds it, and classes in the set.
 
     Returns:
         For each class: name, test images, coverage in percent, mean size of a set.
 
     Example:
-        >>> prediction_set_rows(["ant", "bee"], torch.tensor([[4, 3, 10], [0, 0, 0]]))
-        [['ant', 4, 75.0, 2.5], ['bee', 0, None, None]]
+        >>> images = torch.tensor([[0, 1, 3.0], [0, 0, 2.0]])
+        >>> prediction_set_rows(["ant", "bee"], images)
+        [['ant', 2, 50.0, 2.5], ['bee', 0, None, None]]
     """
     rows: list[list[Any]] = []
-    for name, (images, covered, members) in zip(names, counts.tolist(), strict=True):
-        size = None
-        if images:
-            size = members / images
-        rows.append([name, images, percent(covered, images), size])
+    for label, name in enumerate(names):
+        own = images[images[:, 0] == label]
+        if len(own):
+            coverage = 100 * float(own[:, 1].mean())
+            rows.append([name, len(own), coverage, float(own[:, 2].mean())])
+        else:
+            rows.append([name, 0, None, None])
     return rows

@@ -4,46 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.utilities.errors import CheckpointError, explained, unknown_name
+from cifnet_pl.utilities.errors import unknown_name
 from cifnet_pl.utilities.text import first_line
 
-
-@dataclass(frozen=True)
-class Energy:
-    """Energy in kWh by component, and the emissions in kg of CO₂ equivalents."""
-
-    cpu: float = 0.0
-    gpu: float = 0.0
-    ram: float = 0.0
-    co2_kg: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """kWh of all components."""
-        return self.cpu + self.gpu + self.ram
-
-    def __add__(self, other: Energy) -> Energy:
-        """Return the sum, by component."""
-        return Energy(
-            self.cpu + other.cpu,
-            self.gpu + other.gpu,
-            self.ram + other.ram,
-            self.co2_kg + other.co2_kg,
-        )
-
-    def __sub__(self, other: Energy) -> Energy:
-        """Return the difference, by component."""
-        return self + Energy(-other.cpu, -other.gpu, -other.ram, -other.co2_kg)
+COMPONENTS = ("cpu", "gpu", "ram", "co2_kg")
+"""What a reading holds: kWh of three components, and kg of CO₂ equivalents."""
 
 
 def check_country(code: str) -> str:
@@ -66,23 +40,6 @@ def check_country(code: str) -> str:
     return code
 
 
-@contextmanager
-def outside_settings_ignored() -> Iterator[None]:
-    """Keep CodeCarbon from reading ``.codecarbon.config`` and ``CODECARBON_`` variables.
-
-    A file of the current folder could change every figure without a word, or send data out.
-    """
-    from codecarbon import emissions_tracker
-
-    module = cast(Any, emissions_tracker)
-    read = module.get_hierarchical_config
-    module.get_hierarchical_config = dict
-    try:
-        yield
-    finally:
-        module.get_hierarchical_config = read
-
-
 class EnergyMonitor(Callback):
     """Measure the energy of every task's learning and evaluation, with one tracker per node.
 
@@ -100,8 +57,6 @@ class EnergyMonitor(Callback):
     Attributes:
         source: where the values come from, such as "cpu estimated (cpu_load), gpu nvml"; None if
             nothing is measured.
-        learning: energy of the last task's learning; None if it was not measured.
-        evaluation: energy of the last evaluation; None likewise.
     """
 
     def __init__(
@@ -117,14 +72,12 @@ class EnergyMonitor(Callback):
         self.country_iso_code = country_iso_code
         self.tracking_mode = tracking_mode
         self.source: str | None = None
-        self.learning: Energy | None = None
-        self.evaluation: Energy | None = None
         self._tracker: Any = None
-        self._last_total = Energy()
+        self._last_total = torch.zeros(len(COMPONENTS), dtype=torch.float64)
         self._task_open = False
         # Of the open task: up to the last checkpoint, and in earlier runs. None if not known.
-        self._spent: Energy | None = Energy()
-        self._stored: Energy | None = Energy()
+        self._spent: Tensor | None = None
+        self._stored: Tensor | None = torch.zeros_like(self._last_total)
         self._warned = False
 
     # ------------------------------------------------------------------ hooks, in Lightning's order
@@ -148,55 +101,49 @@ class EnergyMonitor(Callback):
         """
         module = cast(TaskModule, pl_module)
         since_last = self._since_last()
+        self._spent = torch.zeros_like(self._last_total)
         if module.resumes_inside_task:
             self._spent = self._stored
         elif module.preparation_seconds:
             self._spent = since_last
-        else:
-            self._spent = Energy()
         self._task_open = True
-        self._stored = Energy()
+        self._stored = torch.zeros_like(self._last_total)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure the evaluation."""
-        self.learning = self._task_energy()
+        self._add_spent()
         self._task_open = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the energy of the task; with several nodes, the sum over nodes."""
-        self.evaluation = self._since_last()
-        if self.enabled and trainer.num_nodes > 1:
-            self.learning = _over_nodes(trainer, self.learning)
-            self.evaluation = _over_nodes(trainer, self.evaluation)
+        learning = self._spent
+        evaluation = self._since_last()
         if trainer.state.fn != "fit":
             return
+        if self.enabled and trainer.num_nodes > 1:
+            learning = _over_nodes(trainer, learning)
+            evaluation = _over_nodes(trainer, evaluation)
         record = cast(TaskModule, pl_module).record
         row = record.rows[-1]
         row.energy_source = self.source
-        if self.learning is not None:
-            record.add_energy(row, asdict(self.learning))
-        if self.evaluation is not None:
-            row.eval_energy_kwh = self.evaluation.total
+        if learning is not None:
+            used = dict(zip(COMPONENTS, learning.tolist(), strict=True))
+            row.energy_kwh = float(learning[:3].sum())
+            for component, value in used.items():
+                record.energy[component] = record.energy.get(component, 0.0) + value
+        if evaluation is not None:
+            row.eval_energy_kwh = float(evaluation[:3].sum())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the energy of an open task, for the checkpoint; nothing between tasks."""
         if not self._task_open:
             return {}
-        spent = self._task_energy()
-        if spent is None:
-            return {"spent": None}
-        return {"spent": asdict(spent)}
+        self._add_spent()
+        return {"spent": self._spent}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the energy of the open task; CheckpointError if it is damaged."""
-        with explained(
-            CheckpointError, "the checkpoint is damaged, its energy cannot be read"
-        ):
-            spent = state_dict["spent"]
-            if spent is None:
-                self._stored = None
-            else:
-                self._stored = Energy(**spent)
+        """Take over the energy of the open task."""
+        self._stored = state_dict["spent"]
 
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
@@ -215,15 +162,14 @@ class EnergyMonitor(Callback):
         gpus = None
         if trainer.strategy.root_device.type == "cuda":
             gpus = physical_gpus(trainer.device_ids)
-        with outside_settings_ignored():
-            self._tracker = OfflineEmissionsTracker(
-                country_iso_code=self.country_iso_code,
-                save_to_file=False,
-                allow_multiple_runs=True,
-                log_level=logging.CRITICAL,
-                tracking_mode=self.tracking_mode,
-                gpu_ids=gpus,
-            )
+        self._tracker = OfflineEmissionsTracker(
+            country_iso_code=self.country_iso_code,
+            save_to_file=False,
+            allow_multiple_runs=True,
+            log_level=logging.CRITICAL,
+            tracking_mode=self.tracking_mode,
+            gpu_ids=gpus,
+        )
         self._tracker.start()
         hardware = self._tracker._hardware
         if gpus is None:
@@ -232,12 +178,11 @@ class EnergyMonitor(Callback):
             self._tracker._hardware = hardware
         self.source = energy_source(hardware)
 
-    def _since_last(self) -> Energy | None:
-        """Return the energy since the last call; None if nothing is measured."""
-        if self._tracker is None:
-            return None
+    def _since_last(self) -> Tensor | None:
+        """Return the energy since the last call, by component; None if nothing is measured."""
         before = self._last_total
-        self._guard(self._read)
+        if self._tracker is not None:
+            self._guard(self._read)
         if self._tracker is None:
             return None
         return self._last_total - before
@@ -246,18 +191,16 @@ class EnergyMonitor(Callback):
         # Not flush(), which leaves out what took less than 50 ms.
         self._tracker._measure_power_and_energy()
         data = self._tracker._prepare_emissions_data()
-        self._last_total = Energy(
-            data.cpu_energy, data.gpu_energy, data.ram_energy, data.emissions
-        )
+        total = [data.cpu_energy, data.gpu_energy, data.ram_energy, data.emissions]
+        self._last_total = torch.tensor(total, dtype=torch.float64)
 
-    def _task_energy(self) -> Energy | None:
-        """Return the energy of the open task; None if a part of it was not measured."""
+    def _add_spent(self) -> None:
+        """Add what the open task has taken since the last reading; unknown if a part is."""
         since_last = self._since_last()
         if since_last is None or self._spent is None:
             self._spent = None
         else:
             self._spent = self._spent + since_last
-        return self._spent
 
     def _guard(self, action: Callable[[], object]) -> None:
         """Call a function of the tracker; after an error, warn once and measure no more."""
@@ -339,10 +282,10 @@ def _gpu_sources(part: Any) -> list[str]:
     return sorted(sources)
 
 
-def _over_nodes(trainer: Trainer, energy: Energy | None) -> Energy:
+def _over_nodes(trainer: Trainer, energy: Tensor | None) -> Tensor:
     """Return the sum over processes; only one process on each node has a reading."""
-    values = torch.tensor(astuple(energy or Energy()), dtype=torch.float64)
-    total = trainer.strategy.reduce(
-        values.to(trainer.strategy.root_device), reduce_op="sum"
-    )
-    return Energy(*total.tolist())
+    if energy is None:
+        energy = torch.zeros(len(COMPONENTS), dtype=torch.float64)
+    own = energy.to(trainer.strategy.root_device)
+    total = trainer.strategy.reduce(own, reduce_op="sum")
+    return cast(Tensor, total).cpu()

@@ -54,14 +54,6 @@ class TrajectoryPlot(Callback):
     The trajectory shows A_k, Ā and the accuracy matrix.
     """
 
-    def on_train_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:
-        """Remove the confusion matrix of a finished run that goes on with more tasks."""
-        folder = run_folder(trainer)
-        if trainer.is_global_zero and folder is not None:
-            (folder / "confusion.png").unlink(missing_ok=True)
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the confusion matrix after the last task."""
         module = cast(TaskModule, pl_module)

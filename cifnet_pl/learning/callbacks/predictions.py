@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,11 +12,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.heads import Head
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import PrequentialRow, run_folder, write_table
+from cifnet_pl.learning.run_record import run_folder, write_table
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.metrics import TOP_K, percent, top_classes
+from cifnet_pl.model.metrics import TOP_K, top_classes
 from cifnet_pl.utilities.files import (
     of_all_processes,
     path_cell,
@@ -84,60 +81,38 @@ class PredictionTable(BasePredictionWriter):
             print(self._message, flush=True)
 
 
-@dataclass
-class TaskPredictions:
-    """Predictions of n test images.
+def predictions_table(
+    task: int,
+    batches: Sequence[Sequence[np.ndarray]],
+    images: Sequence[str],
+    class_names: Sequence[str],
+) -> pd.DataFrame:
+    """Return the rows of ``predictions.parquet`` of a task, in the order of the data.
 
-    Attributes:
-        rows: (n,) int64 positions in the test set.
-        labels: (n,) int64 true labels.
-        top: (n, k) int64 most probable labels, in falling order.
-        probabilities: (n, k) their probabilities.
+    Args:
+        task: number of the task, from 1.
+        batches: each the positions (n,) in the test set, true labels (n,), most probable labels
+            (n, k) in falling order, and their probabilities (n, k).
+        images: names of all test images.
+        class_names: by label.
     """
+    import pandas as pd  # only here: it takes a second and 90 MB
 
-    rows: np.ndarray
-    labels: np.ndarray
-    top: np.ndarray
-    probabilities: np.ndarray
-
-    @classmethod
-    def concatenate(cls, batches: Sequence[TaskPredictions]) -> TaskPredictions:
-        """Return the predictions of several batches, in the order of rows."""
-        rows = np.concatenate([batch.rows for batch in batches])
-        order = np.argsort(rows, kind="stable")
-        return cls(
-            rows[order],
-            np.concatenate([batch.labels for batch in batches])[order],
-            np.concatenate([batch.top for batch in batches])[order],
-            np.concatenate([batch.probabilities for batch in batches])[order],
-        )
-
-    def table(
-        self, task: int, images: Sequence[str], class_names: Sequence[str]
-    ) -> pd.DataFrame:
-        """Return the rows of ``predictions.parquet``.
-
-        Args:
-            task: number of the task, from 1.
-            images: names of all test images.
-            class_names: by label.
-        """
-        import pandas as pd  # only here: it takes a second and 90 MB
-
-        # The last name is that of label −1, which stands for no class.
-        names = pd.array([*map(utf8, class_names), None], dtype="string")
-        missing = ((0, 0), (0, TOP_K - self.top.shape[1]))
-        top = np.pad(self.top, missing, constant_values=-1)
-        probabilities = self.probabilities.astype(np.float32)
-        probabilities = np.pad(probabilities, missing, constant_values=np.nan)
-        image = [utf8(images[row]) for row in self.rows]
-        table = pd.DataFrame(
-            {"task": task, "image": image, "label": names[self.labels]}
-        )
-        for k in range(TOP_K):
-            table[f"top_{k + 1}"] = names[top[:, k]]
-            table[f"probability_{k + 1}"] = probabilities[:, k]
-        return table
+    columns = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+    order = np.argsort(columns[0], kind="stable")
+    rows, labels, top, probabilities = [column[order] for column in columns]
+    # The last name is that of label −1, which stands for no class.
+    names = pd.array([*map(utf8, class_names), None], dtype="string")
+    image = [utf8(images[row]) for row in rows]
+    table = pd.DataFrame({"task": task, "image": image, "label": names[labels]})
+    missing = ((0, 0), (0, TOP_K - top.shape[1]))
+    top = np.pad(top, missing, constant_values=-1)
+    probabilities = probabilities.astype(np.float32)
+    probabilities = np.pad(probabilities, missing, constant_values=np.nan)
+    for k in range(TOP_K):
+        table[f"top_{k + 1}"] = names[top[:, k]]
+        table[f"probability_{k + 1}"] = probabilities[:, k]
+    return table
 
 
 class PredictionRecord(Callback):
@@ -158,7 +133,7 @@ class PredictionRecord(Callback):
 
     def __init__(self, every_task: bool = False):
         self.every_task = every_task
-        self._batches: list[TaskPredictions] = []
+        self._batches: list[list[np.ndarray]] = []
         if every_task:
             optional("pyarrow", "--predictions.every_task", "tables")
 
@@ -174,14 +149,8 @@ class PredictionRecord(Callback):
         """Store the predictions of a batch."""
         if not self.every_task or outputs is None:
             return
-        top, top_probabilities = top_classes(outputs)
-        predictions = TaskPredictions(
-            batch.row.cpu().numpy(),
-            batch.label.cpu().numpy(),
-            top.cpu().numpy(),
-            top_probabilities.cpu().numpy(),
-        )
-        self._batches.append(predictions)
+        columns = (batch.row, batch.label, *top_classes(outputs))
+        self._batches.append([column.cpu().numpy() for column in columns])
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the predictions of all processes."""
@@ -195,78 +164,12 @@ class PredictionRecord(Callback):
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None and batches:
             task = module.tasks_finished
-            predictions = TaskPredictions.concatenate(batches)
-            table = predictions.table(
-                task, module.data.source.val.names, module.class_names
-            )
+            images = module.data.source.val.names
+            table = predictions_table(task, batches, images, module.class_names)
             path = folder / "predictions.parquet" / f"task_{task:04}.parquet"
             write_atomic(
                 path, lambda to: table.to_parquet(to, index=False, compression="zstd")
             )
-
-
-class PrequentialAccuracy(Callback):
-    """Predict every training sample before it is learned (prequential accuracy; Gama et al., 2013).
-
-    Writes ``prequential.csv`` into the folder of a run whose classes return in later tasks. The
-    samples of each task are predicted by the head as it was before the task; a sample of a class
-    that the head does not know is a wrong prediction. The first task is left out, as nothing is
-    known before it. Columns: task, samples, accuracy on these samples, and accuracy on all samples
-    so far, in percent.
-    """
-
-    def __init__(self) -> None:
-        self._head: Head | None = None
-        self._current = PrequentialRow(0, 0, 0, 0)
-
-    def on_train_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:
-        """Copy the head as it is before the task."""
-        module = cast(TaskModule, pl_module)
-        head = getattr(module, "head", None)
-        self._head = None
-        returns = module.tasks_finished and module.data.plan.kind.samples_return
-        if returns and isinstance(head, Head):
-            self._head = copy.deepcopy(head)
-            self._current = PrequentialRow(
-                module.tasks_finished + 1, 0, 0, len(module.class_names)
-            )
-
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Predict a batch with the head from before the task."""
-        if self._head is not None and len(outputs["label"]):
-            correct = self._head.predict(outputs["z"]) == outputs["label"]
-            self._current.correct += int(correct.sum())
-            self._current.samples += len(correct)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the task's row, over all processes, and write the table."""
-        if self._head is None:
-            return
-        self._head = None
-        row = self._current
-        local = of_all_processes(row)
-        row.samples = sum(part.samples for part in local)
-        row.correct = sum(part.correct for part in local)
-        rows = cast(TaskModule, pl_module).record.prequential
-        rows.append(row)
-        samples = correct = 0
-        table: list[list[float | int | None]] = []
-        for row in rows:
-            samples += row.samples
-            correct += row.correct
-            accuracy = percent(row.correct, row.samples)
-            table.append([row.task, row.samples, accuracy, percent(correct, samples)])
-        header = ["task", "samples", "accuracy", "accuracy_so_far"]
-        write_table(trainer, "prequential.csv", header, table)
 
 
 class ActivationTable(Callback):

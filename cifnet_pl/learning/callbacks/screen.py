@@ -130,9 +130,10 @@ def summary_lines(module: TaskModule) -> list[str]:
         is_estimated = "estimated" in summary["energy_source"]
         how = "estimated" if is_estimated else "measured"
         energy = f"{summary['energy_kwh']:.1e} kWh ({how})"
-    bytes_of_state = 0
-    for component, elements in module.state_elements().items():
-        bytes_of_state += elements * module.bytes_per_element(component)
+    last = module.record.rows[-1]
+    statistics = last.state_elements - last.buffer_elements
+    bytes_of_state = statistics * module.element_bytes
+    bytes_of_state += last.buffer_elements * module.buffer_bytes
     training = (
         f"Training {summary['train_seconds']:.1f} s{largest_share(module.record)}"
     )

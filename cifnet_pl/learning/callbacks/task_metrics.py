@@ -39,7 +39,7 @@ class TaskMetrics(Callback):
         if not trainer.is_global_zero or folder is None:
             return
         # A run with a summary is complete.
-        for name in ("summary.json", "confusion.csv"):
+        for name in ("summary.json", "confusion.csv", "confusion.png"):
             (folder / name).unlink(missing_ok=True)
         if not (folder / "config.yaml").exists():
             options = configuration(cast(TaskModule, pl_module))
