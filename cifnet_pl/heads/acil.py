@@ -22,6 +22,7 @@ from cifnet_pl.statistics import (
     check_ridge,
     draw_projection,
     left_out_together,
+    products,
     projection_fingerprint,
     solve,
     whitened_rows,
@@ -149,7 +150,9 @@ class ACILHead(SumsHead):
         whitened = whitened_rows(self.sums.gram, self.ridge_used.to(h), h)
         weight = torch.ones_like(whitened[:, 0])
         targets = torch.nn.functional.one_hot(columns, len(self.labels))
-        return partial(left_out_together, h @ self.weights, whitened, weight, targets)
+        return partial(
+            left_out_together, h @ self.weights, products(whitened), weight, targets
+        )
 
     def _same_kind(self, other: Head) -> None:
         super()._same_kind(other)
@@ -368,7 +371,11 @@ class DSALHead(ACILHead):
         scores = phi @ self.compensation_weights
         weight = torch.ones_like(whitened[:, 0])
         compensation = partial(
-            left_out_together, scores, whitened, weight, residual * is_own_task
+            left_out_together,
+            scores,
+            products(whitened),
+            weight,
+            residual * is_own_task,
         )
 
         def left_out(groups: Tensor | None) -> Tensor:

@@ -22,6 +22,7 @@ from cifnet_pl.statistics import (
     augment,
     check_ridge,
     left_out_together,
+    products,
     signed_targets,
     solve_ridge,
     squared_slopes,
@@ -367,7 +368,7 @@ class CIFNetHead(Head):
             yield partial(
                 left_out_together,
                 scores[:, columns],
-                whitened,
+                products(whitened),
                 slope * weight,
                 own_targets,
             )

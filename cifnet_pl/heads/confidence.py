@@ -16,7 +16,6 @@ not learn them or their group, which ridge regression and the discriminant have 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,14 +155,16 @@ class CalibrationSamples:
         return (1.0,)
 
     def grouped(self, groups: Tensor | None) -> CalibrationSamples:
-        """Return the same samples in other groups; what is computed once is shared."""
-        assert self.rules
-        result = copy.copy(self)
-        result.groups = groups
+        """Return the same samples in other groups; what does not depend on these is shared."""
+        result = CalibrationSamples(
+            self.head, self.z, self.y, groups, self.learned, self.counted
+        )
+        result.rules = self.rules
         return result
 
+    @cached_property
     def scores_of_rules(self) -> list[Tensor]:
-        """Return (n, C) float64 scores of each rule without each sample's group.
+        """(n, C) float64 scores of each rule without each sample's group.
 
         They are NaN where nothing is known without the group, as of a class of a single group, and
         for samples that are not counted.
@@ -185,8 +186,8 @@ class CalibrationSamples:
         return whole
 
     def scores(self) -> Tensor:
-        """Return (n, C) float64 scores of the head (see :meth:`scores_of_rules`)."""
-        pairs = zip(self.weights_of_rules, self.scores_of_rules(), strict=True)
+        """Return (n, C) float64 scores of the head (see :attr:`scores_of_rules`)."""
+        pairs = zip(self.weights_of_rules, self.scores_of_rules, strict=True)
         return torch.stack([weight * scores for weight, scores in pairs]).sum(dim=0)
 
     def known_scores(self) -> KnownScores:
@@ -231,7 +232,7 @@ def calibrate(samples: CalibrationSamples) -> None:
         raise UsageError(
             "calibration needs buffer samples, and there are none: use a calibration buffer"
         )
-    rules = samples.scores_of_rules()
+    rules = samples.scores_of_rules
     known = torch.stack(rules).isfinite().all(dim=2).all(dim=0)
     head = samples.head
     head.temperature.fill_(1.0)

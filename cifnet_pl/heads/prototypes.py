@@ -17,13 +17,13 @@ from cifnet_pl.statistics import (
     ClassMoments,
     LeftOut,
     Ridge,
+    ScatteredRows,
     Sums,
     augment,
     check_projection,
     draw_normal,
     draw_phases,
     factorise,
-    left_out_distances,
     number_or_gcv,
     projection_fingerprint,
     solve_ridge,
@@ -150,12 +150,10 @@ class SLDAHead(SumsHead):
         means = class_means(sums).double()
         rows = whiten(factor, self._novelty_features(z).double())
         class_mass = sums.class_sums[:, 0].double()
-        whitened_means = whiten(factor, means)
+        scattered = ScatteredRows(rows, whiten(factor, means), columns, class_mass)
 
         def left_out(groups: Tensor | None) -> Tensor:
-            found = left_out_distances(
-                rows, whitened_means, columns, class_mass, groups
-            )
+            found = scattered.distances(groups)
             others = mass - found.left_out
             return others * (found.length - found.square) / (2 * (1 - alpha))
 

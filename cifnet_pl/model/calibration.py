@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -174,10 +175,10 @@ class Calibration(GrowingModule):
         if stored is None:
             return None
         counted = self.counted(stored.y, stored.key)
-        samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
+        groups = None
         if len(self.groups) == len(stored.y):
-            return samples.grouped(self.groups)
-        return samples
+            groups = self.groups
+        return CalibrationSamples(head, stored.z, stored.y, groups, counted=counted)
 
     def exclude_selected(self, key: Tensor) -> None:
         """Exclude learned images that were selected among others from the calibration.
@@ -433,11 +434,16 @@ def forecast(share: float, groups: int) -> Interval:
         share: of predictions that are right, 0 to 1.
         groups: number of groups that they are of.
     """
-    from scipy.stats import betabinom  # to classify needs none of it
+    from scipy.special import betaln  # scipy.stats has it too, but takes long to import
 
-    hits = share * groups
-    low, high = betabinom(groups, hits + 0.5, groups - hits + 0.5).interval(0.95)
-    return Interval(100 * float(low) / groups, 100 * float(high) / groups)
+    hits = share * groups + 0.5
+    misses = (1 - share) * groups + 0.5
+    right = np.arange(groups + 1)
+    ways = -np.log(groups + 1) - betaln(groups - right + 1, right + 1)
+    log_share = ways + betaln(right + hits, groups - right + misses)
+    cumulative = np.exp(log_share - betaln(hits, misses)).cumsum()
+    low, high = np.searchsorted(cumulative, [0.025, 0.975]).tolist()
+    return Interval(100 * low / groups, 100 * min(high, groups) / groups)
 
 
 def of_groups(estimate: Estimate | None, groups: Tensor | None) -> Estimate | None:

@@ -7,9 +7,10 @@ from cifnet_pl.statistics.groups import FoundGroups as FoundGroups
 from cifnet_pl.statistics.groups import find_groups as find_groups
 from cifnet_pl.statistics.groups import near_duplicates as near_duplicates
 from cifnet_pl.statistics.leaving_out import LeftOut as LeftOut
+from cifnet_pl.statistics.leaving_out import ScatteredRows as ScatteredRows
 from cifnet_pl.statistics.leaving_out import equal_groups as equal_groups
-from cifnet_pl.statistics.leaving_out import left_out_distances as left_out_distances
 from cifnet_pl.statistics.leaving_out import left_out_together as left_out_together
+from cifnet_pl.statistics.leaving_out import products as products
 from cifnet_pl.statistics.leaving_out import whitened_rows as whitened_rows
 from cifnet_pl.statistics.projections import check_projection as check_projection
 from cifnet_pl.statistics.projections import draw_normal as draw_normal

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.leaving_out import ROUNDING, left_out_distances
+from cifnet_pl.statistics.leaving_out import ROUNDING, ScatteredRows
 from cifnet_pl.statistics.solving import factorise, whiten
 
 
@@ -204,9 +204,8 @@ class ClassDistances:
 
         rows = whiten(factor, x - self.centre)
         whitened_means = whiten(factor, means)
-        found = left_out_distances(
-            rows, whitened_means, columns, mass, groups, stretched
-        )
+        scattered = ScatteredRows(rows, whitened_means, columns, mass)
+        found = scattered.distances(groups, stretched)
         nearest = found.square.min(dim=1, keepdim=True).values
         return ((total - found.left_out) * nearest)[:, 0]
 

@@ -22,6 +22,9 @@ LeftOut = Callable[[Tensor | None], Tensor]
 The scores (n, C) are those of a head that never learned the sample or its group; NaN where nothing
 is known without it."""
 
+Products = Callable[[Tensor], Tensor]
+"""Function from positions (g, k) of the rows of g groups to their inner products (g, k, k)."""
+
 ROUNDING = 1e-9
 """A share of 1 less than this is 1: the difference is lost in the rounding of float64 sums."""
 
@@ -87,9 +90,19 @@ class GroupSystems(NamedTuple):
         return cls(factor, singular[:, None, None])
 
 
+def products(rows: Tensor) -> Products:
+    """Return the inner products of rows (n, p), asked for group by group."""
+
+    def among(members: Tensor) -> Tensor:
+        own = rows[members].double()
+        return own @ own.mT
+
+    return among
+
+
 def left_out_together(
     scores: Tensor,
-    whitened: Tensor,
+    hat: Products,
     weight: Tensor,
     targets: Tensor,
     groups: Tensor | None,
@@ -102,7 +115,7 @@ def left_out_together(
 
     Args:
         scores: (n, C) of samples that were learned.
-        whitened: (n, p) rows B with ``H = B Bᵀ``, as of :func:`whitened_rows`.
+        hat: elements of the hat matrix H, such as the products of :func:`whitened_rows`.
         weight: (n,) of each sample in the sums; 0 where it was never seen.
         targets: (n, C) targets that the solve used.
         groups: (n,) int64 number of each sample's group; None where each is its own.
@@ -111,28 +124,27 @@ def left_out_together(
         (n, C) float64; NaN where without the group nothing is known of a sample's score.
 
     Example:
-        >>> whitened = torch.tensor([[0.5**0.5]])  # leverage 0.5
+        >>> hat = products(torch.tensor([[0.5**0.5]]))  # leverage 0.5
         >>> one = torch.ones(1)
         >>> scores, targets = 2 * torch.ones(1, 1), torch.tensor([[3.0]])
-        >>> left_out_together(scores, whitened, one, targets, None).round()
+        >>> left_out_together(scores, hat, one, targets, None).round()
         tensor([[1.]], dtype=torch.float64)
     """
     result = torch.empty_like(scores, dtype=torch.float64)
     for rows in equal_groups(groups, len(scores)):
-        b = whitened[rows].double()
         root = weight[rows].double().sqrt()[..., None]
-        observed = root * b
-        systems = GroupSystems.of(observed @ observed.mT)
+        block = hat(rows)
+        systems = GroupSystems.of(root * block * root.mT)
         own_targets = targets[rows].double()
         residual = own_targets - scores[rows].double()
         system = torch.cholesky_solve(root * residual, systems.factor)
-        without = own_targets - residual - b @ (observed.mT @ system)
+        without = own_targets - residual - block @ (root * system)
         result[rows] = without.masked_fill(systems.singular, torch.nan)
     return result
 
 
 class LeftOutDistances(NamedTuple):
-    """Distances of learned rows to the class means, without their groups.
+    """Distances of queries to the class means, without the groups of learned rows.
 
     Attributes:
         square: (n, C) ``(q − μ_c)ᵀ(S + λI)⁻¹(q − μ_c)``; NaN where nothing is known.
@@ -147,15 +159,8 @@ class LeftOutDistances(NamedTuple):
     left_out: Tensor
 
 
-def left_out_distances(
-    rows: Tensor,
-    means: Tensor,
-    columns: Tensor,
-    mass: Tensor,
-    groups: Tensor | None,
-    queries: Callable[[Tensor], Tensor] | None = None,
-) -> LeftOutDistances:
-    """Return Mahalanobis distances to class means without each row's group.
+class ScatteredRows:
+    """Learned rows, whose groups can be left out of the scatter within classes.
 
     The scatter S within classes is what is left of ``Σ xxᵀ`` after a regression on the classes,
     whose coefficients are the class means and are not penalised. So its design has the rows
@@ -167,36 +172,65 @@ def left_out_distances(
         means: (C, p) class means ``L⁻¹μ_c``.
         columns: (n,) int64 class of each row.
         mass: (C,) number of rows n_c of each class.
-        groups: (n,) int64 group of each row; None where each is its own.
-        queries: function from positions (g, k) of whole groups to the q (g, k, p) of their rows;
-            None where these are the rows themselves.
     """
-    shape = (len(rows), len(mass))
-    square = rows.new_empty(shape)
-    remaining = rows.new_empty(shape)
-    length = rows.new_empty(len(rows), 1)
-    left_out = rows.new_empty(len(rows), 1)
-    mean_square = means.square().sum(dim=1)
-    for members in equal_groups(groups, len(rows)):
-        x = rows[members]
-        q = x
-        if queries is not None:
-            q = queries(members)
-        v = x - means[columns[members]]
-        own = torch.nn.functional.one_hot(columns[members], len(mass)).to(v)
-        share = own / mass
-        systems = GroupSystems.of(v @ v.mT + share @ own.mT)
-        # What each row says of a query, apart from its class, and of each class.
-        said = torch.cat([v @ q.mT, share - v @ means.T], dim=2)
-        solved = torch.linalg.solve_triangular(systems.factor, said, upper=False)
-        of_query, of_class = solved.tensor_split([q.shape[1]], dim=2)
-        own_length = q.square().sum(dim=2) + of_query.square().sum(dim=1)
-        to_mean = mean_square + of_class.square().sum(dim=1, keepdim=True)
-        inner = q @ means.T - of_query.mT @ of_class
-        rest = mass - own.sum(dim=1, keepdim=True)
-        distance = own_length[..., None] - 2 * inner + to_mean + 1 / mass - 1 / rest
-        square[members] = distance.masked_fill(systems.singular, torch.nan)
-        remaining[members] = rest.expand_as(distance)
-        length[members] = own_length[..., None]
-        left_out[members] = float(members.shape[1])
-    return LeftOutDistances(square, length, remaining, left_out)
+
+    def __init__(self, rows: Tensor, means: Tensor, columns: Tensor, mass: Tensor):
+        self.v = rows - means[columns]
+        self.means = means
+        self.columns = columns
+        self.mass = mass
+        self.to_means = self.v @ means.T
+        self.between_means = means @ means.T
+
+    def products(self, members: Tensor) -> Tensor:
+        """Return (g, k, k) inner products of the rows at positions (g, k)."""
+        v = self.v[members]
+        return v @ v.mT + self._rest(members)
+
+    def _rest(self, members: Tensor) -> Tensor:
+        """Return the products of the rows less those of their v."""
+        columns = self.columns[members]
+        other = columns[:, None].expand(-1, members.shape[1], -1)
+        across = self.to_means[members].gather(2, other)
+        return across + across.mT + self.between_means[columns].gather(2, other)
+
+    def distances(
+        self, groups: Tensor | None, queries: Callable[[Tensor], Tensor] | None = None
+    ) -> LeftOutDistances:
+        """Return the distances of queries to the class means without each row's group.
+
+        Args:
+            groups: (n,) int64 group of each row; None where each is its own.
+            queries: function from positions (g, k) of whole groups to the q (g, k, p) of their
+                rows; None where these are the rows themselves.
+        """
+        count = len(self.v)
+        square = torch.empty_like(self.to_means)
+        remaining = torch.empty_like(self.to_means)
+        length = self.v.new_empty(count, 1)
+        left_out = self.v.new_empty(count, 1)
+        for members in equal_groups(groups, count):
+            v = self.v[members]
+            q = v + self.means[self.columns[members]]
+            if queries is not None:
+                q = queries(members)
+            own = torch.nn.functional.one_hot(self.columns[members], len(self.mass))
+            own = own.to(v)
+            share = own / self.mass
+            systems = GroupSystems.of(v @ v.mT + share @ own.mT)
+            # What each row says of a query, apart from its class, and of each class.
+            said = torch.cat([v @ q.mT, share - self.to_means[members]], dim=2)
+            solved = torch.linalg.solve_triangular(systems.factor, said, upper=False)
+            of_query, of_class = solved.tensor_split([q.shape[1]], dim=2)
+            own_length = q.square().sum(dim=2) + of_query.square().sum(dim=1)
+            to_mean = of_class.square().sum(dim=1, keepdim=True)
+            to_mean = to_mean + self.between_means.diagonal()
+            inner = q @ self.means.T - of_query.mT @ of_class
+            rest = self.mass - own.sum(dim=1, keepdim=True)
+            distance = own_length[..., None] - 2 * inner + to_mean
+            distance = distance + 1 / self.mass - 1 / rest
+            square[members] = distance.masked_fill(systems.singular, torch.nan)
+            remaining[members] = rest.expand_as(distance)
+            length[members] = own_length[..., None]
+            left_out[members] = float(members.shape[1])
+        return LeftOutDistances(square, length, remaining, left_out)

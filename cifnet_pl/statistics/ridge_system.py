@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.leaving_out import left_out_distances, left_out_together
+from cifnet_pl.statistics.leaving_out import ScatteredRows, left_out_together
 from cifnet_pl.statistics.ridge import RidgeChoice, gcv_ridge
 from cifnet_pl.statistics.solving import factorise, solve_back, whiten
 
@@ -203,6 +203,8 @@ class LearnedRows:
         self.factor = factor
         self.columns = columns
         self.rows = factor.whitened(x)
+        mass = factor.system.class_mass
+        self.scattered = ScatteredRows(self.rows, factor.means, columns, mass)
 
     def discriminant(self, groups: Tensor | None) -> Tensor:
         """Return (m, C) scores of the discriminant without each row's group.
@@ -214,26 +216,23 @@ class LearnedRows:
             groups: (m,) int64 group of each row; None where each is its own.
         """
         factor = self.factor
-        mass = factor.system.class_mass
-        found = left_out_distances(self.rows, factor.means, self.columns, mass, groups)
+        found = self.scattered.distances(groups)
         others = factor.system.mass - found.left_out
         length = factor.degrees_of_freedom / found.remaining
         return (length + others * (found.length - found.square)) / 2
 
     @cached_property
-    def _hat_rows(self) -> Tensor:
-        """(m, p+1) rows B with ``B Bᵀ`` the hat matrix of ridge regression.
-
-        They are ``[1/√n; (I + ÊᵀÊ)^-½ L⁻¹(x − μ)]``, with ``(I + ÊᵀÊ)^-½ = I − ÊᵀUdiag(1/(r(r +
-        1)))UᵀÊ``, ``ÊÊᵀ = Udiag(r² − 1)Uᵀ``.
-        """
+    def _between(self) -> Tensor:
+        """(m, G) rows M with ``MMᵀ = RÊᵀ(I + ÊÊᵀ)⁻¹ÊRᵀ``, R the whitened rows."""
         spread = self.factor.spread
-        values, vectors = torch.linalg.eigh(spread @ spread.T)
-        root = (1 + values.clamp_min(0)).sqrt()
-        along = self.rows @ spread.T @ vectors
-        less = along / (root * (root + 1)) @ (vectors.T @ spread)
-        constant = self.rows.new_ones(len(less), 1) / self.factor.system.mass.sqrt()
-        return torch.cat([constant, self.rows - less], dim=1)
+        inner = factorise(spread @ spread.T, torch.ones_like(self.factor.system.mass))
+        return whiten(inner, self.rows @ spread.T)
+
+    def _hat(self, members: Tensor) -> Tensor:
+        """Return (g, k, k) elements ``1/n + R(I + ÊᵀÊ)⁻¹Rᵀ`` of the hat matrix (Woodbury)."""
+        between = self._between[members]
+        products = self.scattered.products(members) - between @ between.mT
+        return products + 1 / self.factor.system.mass
 
     @cached_property
     def _own_targets(self) -> Tensor:
@@ -248,8 +247,7 @@ class LearnedRows:
         Args:
             groups: (m,) int64 group of each row; None where each is its own.
         """
-        hat = self._hat_rows
         scores = self.rows @ self.factor.regression_directions.T
         scores = self.factor.targets.mean + scores
-        weight = torch.ones_like(hat[:, 0])
-        return left_out_together(scores, hat, weight, self._own_targets, groups)
+        weight = torch.ones_like(self.rows[:, 0])
+        return left_out_together(scores, self._hat, weight, self._own_targets, groups)

@@ -15,6 +15,7 @@ from cifnet_pl.statistics import (
     augment,
     gcv_ridge,
     left_out_together,
+    products,
     solve,
     solve_ridge,
     whitened_rows,
@@ -114,7 +115,7 @@ def test_a_large_group_is_left_out_as_a_refit_gives() -> None:
     half = whitened_rows(x.T @ x, penalty, x)
     scores = x @ solve_ridge(x.T @ x, x.T @ y, penalty)
     weight = torch.ones(600, dtype=torch.float64)
-    result = left_out_together(scores, half, weight, y, groups)
+    result = left_out_together(scores, products(half), weight, y, groups)
     expected = x[200:] @ solve_ridge(x[:200].T @ x[:200], x[:200].T @ y[:200], penalty)
     torch.testing.assert_close(result[200:], expected, rtol=0, atol=1e-9)
 
