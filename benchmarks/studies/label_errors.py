@@ -17,8 +17,8 @@ from torch import Tensor
 
 from benchmarks.studies.images import Images, learned, read_images, study_parser
 from cifnet_pl.heads import RidgeHead
+from cifnet_pl.heads.confidence import fit_weights
 from cifnet_pl.model.audit import audit
-from cifnet_pl.statistics import fit_probabilities, to_probabilities
 
 SHARE = 0.05
 SEEDS = (0, 1, 2)
@@ -46,7 +46,8 @@ def leave_one_out(images: Images, labels: np.ndarray) -> np.ndarray:
     y = torch.from_numpy(labels)
     head = learned(RidgeHead, replace(images, y=y))
     scores: Tensor = head.leave_one_out(images.z, y)
-    return to_probabilities(scores, *fit_probabilities(scores, y)).numpy()
+    (weight,) = fit_weights([scores], y)
+    return (weight * scores).softmax(dim=1).numpy()
 
 
 def main() -> None:

@@ -37,9 +37,8 @@ from cifnet_pl.heads.confidence import (
     calibrate,
     novelty_reference,
 )
-from cifnet_pl.model.calibration import dependent_groups
 from cifnet_pl.model.unknowns import detection
-from cifnet_pl.statistics import ClassDistances
+from cifnet_pl.statistics import ClassDistances, find_groups
 
 SEEDS = (0, 1, 2, 3)
 ORDERS = (0, 1, 2)
@@ -68,9 +67,10 @@ def drawn(rows: Tensor, seed: int) -> Tensor:
 
 
 def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
-    """The samples of a buffer, those of one group, or near-duplicates, in one group."""
+    """The samples of a buffer, those of one group together."""
     samples = CalibrationSamples(head, *buffer.items())
-    return samples.grouped(dependent_groups(samples).groups)
+    found = find_groups(samples.z, samples.columns, samples.rules[0])
+    return samples.grouped(found.clusters if found.dependent else None)
 
 
 def learned(images: Images, classes: list[int]) -> tuple[Head, CalibrationBuffer]:

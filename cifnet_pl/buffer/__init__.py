@@ -10,6 +10,5 @@ from cifnet_pl.buffer.selection import select_centroid as select_centroid
 from cifnet_pl.buffer.selection import select_herding as select_herding
 from cifnet_pl.buffer.selection import select_kmeans as select_kmeans
 from cifnet_pl.buffer.selection import select_random as select_random
-from cifnet_pl.buffer.selection import select_whole_groups as select_whole_groups
 from cifnet_pl.buffer.selection import split_mix as split_mix
 from cifnet_pl.buffer.selection import unique_by_key as unique_by_key

@@ -13,8 +13,6 @@ from cifnet_pl.buffer.selection import (
     STRATEGIES,
     STREAMING,
     Strategy,
-    mix_keys,
-    select_whole_groups,
     unique_by_key,
 )
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
@@ -177,52 +175,6 @@ class CalibrationBuffer(GrowingModule):
         is_streaming = self.strategy in STREAMING
         if is_streaming and in_memory > self._prune_at:
             self._prune_pending()
-
-    def selection_pool(self) -> BufferSamples | None:
-        """Return stored samples and pending candidates, if whole groups can be selected from them.
-
-        Returns:
-            By class, and within a class by key, each once. None where all fit, where there are no
-            candidates, where the strategy is not random, or where there were more candidates than
-            ``MAX_CANDIDATES_RATIO`` times the capacity: then only a part of these is in memory.
-        """
-        most = MAX_CANDIDATES_RATIO * self.capacity
-        if self.strategy != "random" or not 0 < self.n_candidates <= most:
-            return None
-        samples = self._with_stored(self.pending())
-        rows_by_class = list[Tensor]()
-        for label in torch.unique(samples.y):
-            is_member = samples.y == label
-            rows = is_member.nonzero().flatten()
-            unique = unique_by_key(samples.key[rows])
-            rows_by_class.append(rows[unique.rows])
-        sizes = [len(rows) for rows in rows_by_class]
-        largest = max(sizes)
-        if largest <= self.quota(len(rows_by_class)):
-            return None
-        return samples.at(torch.cat(rows_by_class))
-
-    @torch.no_grad()
-    def commit_groups(self, pool: BufferSamples, groups: Tensor) -> None:
-        """Select whole groups among samples, as far as they fit into the quota of their class.
-
-        Args:
-            pool: from :meth:`selection_pool`.
-            groups: (n,) int64, equal for samples of a class that are kept or dropped together.
-        """
-        labels = [*self.classes, *pool.y.tolist()]
-        classes = list(dict.fromkeys(labels))
-        quota = self.quota(len(classes))
-        hashes = mix_keys(pool.key, self.seed)
-        chosen = list[Tensor]()
-        for label in classes:
-            is_member = pool.y == label
-            rows = is_member.nonzero().flatten()
-            selected = select_whole_groups(hashes[rows], groups[rows], quota)
-            chosen.append(rows[selected])
-        chosen_rows = torch.cat(chosen)
-        self._replace(pool.at(chosen_rows))
-        self.discard_pending()
 
     @torch.no_grad()
     def commit(self) -> None:

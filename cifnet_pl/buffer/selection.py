@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.utilities.memory import one_thread
-
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """Increment of SplitMix64: 2⁶⁴ divided by the golden ratio."""
 
@@ -121,9 +119,8 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     points = z.double().cpu()
     distinct = torch.unique(points, dim=0)
     clusters = min(quota, len(distinct))
-    with one_thread:
-        model = KMeans(n_clusters=clusters, n_init=1, random_state=seed)
-        model.fit(points.numpy())
+    model = KMeans(n_clusters=clusters, n_init=1, random_state=seed)
+    model.fit(points.numpy())
     label = torch.from_numpy(model.labels_).long()
     centres = torch.from_numpy(model.cluster_centers_)
     size = torch.bincount(label, minlength=clusters)
@@ -162,34 +159,6 @@ def unique_by_key(key: Tensor) -> UniqueKeys:
     return UniqueKeys(
         torch.from_numpy(keys).to(device), torch.from_numpy(rows).to(device)
     )
-
-
-def select_whole_groups(hashes: Tensor, groups: Tensor, quota: int) -> Tensor:
-    """Select whole groups, in the order of the smallest hash of each, as far as they fit.
-
-    Args:
-        hashes: (n,) int64 of the samples.
-        groups: (n,) int64 group of each sample.
-        quota: number of samples at most. If no group fits, the first ``quota`` samples of the first
-            group are selected.
-
-    Example:
-        >>> select_whole_groups(torch.tensor([5, 1, 2, 4]), torch.tensor([7, 8, 8, 7]), 3).tolist()
-        [1, 2]
-    """
-    order = torch.argsort(hashes)
-    sorted_groups = groups[order]
-    chosen = list[Tensor]()
-    free = quota
-    for group in dict.fromkeys(sorted_groups.tolist()):
-        rows = order[sorted_groups == group]
-        if len(rows) <= free:
-            chosen.append(rows)
-            free -= len(rows)
-    if chosen:
-        return torch.cat(chosen)
-    of_first = sorted_groups == sorted_groups[0]
-    return order[of_first][:quota]
 
 
 Strategy = Literal["random", "herding", "kmeans", "centroid"]

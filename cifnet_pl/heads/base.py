@@ -12,14 +12,7 @@ from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.calibration_pass import CalibrationPass, FixedRulePass
-from cifnet_pl.statistics import (
-    ClassDistances,
-    ClassMoments,
-    LeftOut,
-    RidgeChoice,
-    to_probabilities,
-)
+from cifnet_pl.statistics import ClassDistances, ClassMoments, LeftOut, RidgeChoice
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
@@ -155,7 +148,8 @@ class Head(nn.Module, ABC):
         tells_novelty: whether ``novelty`` scores how far a sample is from all classes, which needs
             a Gram matrix and class sums of the same samples. Nothing is stored for it, so whatever
             is exact for these sums is exact for it.
-        selects_rule: whether ``select_rule`` chooses a decision rule by the calibration buffer.
+        selects_rule: whether its scores are a sum of several rules, whose weights calibration fits
+            to the calibration buffer.
         uses_buffer: whether ``observe_past`` changes the head, so that a calibration buffer is
             worth its memory.
         counterexamples: whether a class's samples change what is known of other classes, so that
@@ -173,8 +167,7 @@ class Head(nn.Module, ABC):
             follow at the first prediction.
         under_way: () bool, whether the task begun last is not yet part of the statistics, so that
             it can be aborted.
-        temperature, odds_power: () float64, turn scores into probabilities
-            (:func:`~cifnet_pl.statistics.to_probabilities`); 1 until calibrated.
+        temperature: () float64, by which scores are divided to be logits; 1 until calibrated.
     """
 
     title: ClassVar[str] = ""
@@ -204,7 +197,6 @@ class Head(nn.Module, ABC):
         self.solved: Tensor = nn.Buffer(torch.tensor(True))
         self.under_way: Tensor = nn.Buffer(torch.tensor(False))
         self.temperature: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
-        self.odds_power: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
 
     # ------------------------------------------------------------------ what a subclass implements
 
@@ -278,20 +270,27 @@ class Head(nn.Module, ABC):
         """
         return None
 
-    @in_full_precision
-    def select_rule(self, z: Tensor, y: Tensor, groups: Tensor | None = None) -> None:
-        """Select the decision rule by the leave-one-out scores of buffer samples.
+    def _rules_left_out(self, z: Tensor, columns: Tensor) -> tuple[LeftOut, ...]:
+        """Prepare the leave-one-group-out scores of each rule whose sum are the scores."""
+        return (self._leaving_out(z, columns),)
 
-        It comes before calibration. A no-op for a head with one rule (``selects_rule``).
+    @property
+    def weights_of_rules(self) -> tuple[float, ...]:
+        """The factor of each rule in the sum that are the scores."""
+        return (1.0,)
+
+    @property
+    def decision_rule(self) -> str | None:
+        """The decision rule in words; None for a head that has a single one."""
+        return None
+
+    def calibrate(self, weights: Sequence[float]) -> None:
+        """Make the sum of the rules, each times its weight, the logits of the probabilities.
 
         Args:
-            z: (n, d) embeddings.
-            y: (n,) int64 labels.
-            groups: (n,) int64, equal for samples that are left out together; None to leave out each
-                alone.
+            weights: of the rules of :meth:`rules_left_out`, not negative.
         """
-        if self.selects_rule:
-            self.calibration_pass(z, y).select(groups)
+        self.temperature.fill_(1 / weights[0])
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
         """Return the scores of a solved head as a function of (n, d) embeddings.
@@ -591,7 +590,7 @@ class Head(nn.Module, ABC):
             return self._scores(z)
 
     def probabilities(self, z: Tensor) -> Tensor:
-        """Return the probability of each class (:func:`~cifnet_pl.statistics.to_probabilities`).
+        """Return the probability of each class, ``softmax(scores / temperature)``.
 
         Args:
             z: (n, d) float embeddings.
@@ -599,7 +598,8 @@ class Head(nn.Module, ABC):
         Returns:
             (n, C) float64, columns as in ``classes``.
         """
-        return to_probabilities(self(z), self.temperature, self.odds_power)
+        logits: Tensor = self(z) / self.temperature
+        return logits.softmax(dim=1)
 
     def predict(self, z: Tensor) -> Tensor:
         """Return the labels with the largest score.
@@ -644,11 +644,18 @@ class Head(nn.Module, ABC):
                 f"leave_one_out got {tuple(groups.shape)} groups, expected one for each of {len(y)}"
                 " samples"
             )
-        return self.calibration_pass(z, y).left_out(groups)
+        rules = zip(self.weights_of_rules, self.rules_left_out(z, y), strict=True)
+        scores = torch.zeros(1, dtype=torch.float64, device=y.device)
+        for weight, left_out in rules:
+            if weight:
+                scores = scores + weight * left_out(groups)
+        return scores
 
     @in_full_precision
-    def calibration_pass(self, z: Tensor, y: Tensor) -> CalibrationPass:
-        """Return an object that computes leave-one-out scores of samples for any grouping.
+    def rules_left_out(self, z: Tensor, y: Tensor) -> tuple[LeftOut, ...]:
+        """Return, for each rule whose sum are the scores, a function from groups to its scores.
+
+        What does not depend on the groups is computed once.
 
         Args:
             z: (n, d) embeddings, as for :meth:`leave_one_out`.
@@ -657,14 +664,10 @@ class Head(nn.Module, ABC):
         Raises:
             UnsupportedError, CifnetError: as for :meth:`leave_one_out`.
         """
-        self.check_learned(z, y)
-        return FixedRulePass(self._leaving_out(z.to(self.dtype), self._columns(y)))
-
-    def check_learned(self, z: Tensor, y: Tensor) -> None:
-        """Check the samples and the head's leave-one-out capability."""
         self.require("leaves_one_out")
         check_samples(z, y, None, self.in_features)
         self._require_solved()
+        return self._rules_left_out(z.to(self.dtype), self._columns(y))
 
     # ------------------------------------------------------------------ novelty
 

@@ -1,34 +1,95 @@
-"""Calibrate probabilities, novelty and prediction sets by leave-one-out scores of the buffer.
+"""How a probability is made: scores, weighed by left-out samples of the buffer.
 
 Calibration usually needs held-out data. Here it uses samples that were learned, at scores that did
-not learn them, which ridge regression has in closed form.
+not learn them or their group, which ridge regression and the discriminant have in closed form
+(:mod:`cifnet_pl.statistics.leaving_out`).
+
+1. The logits are ``Σ w_i s_i``, s_i the scores of the head's rules (one for most heads), with the
+   weights ``w_i ≥ 0`` of the smallest negative log likelihood of the left-out samples
+   (:func:`fit_weights`, :func:`calibrate`).
+2. The probabilities are their softmax (:meth:`Head.probabilities`).
+3. A prediction set holds the classes whose probability is at least that which 95 % of the left-out
+   samples have for their own class (:class:`PredictionSets`).
+4. An image is unknown if its novelty exceeds that of 95 % of the left-out samples
+   (:func:`novelty_reference`).
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cifnet_pl.heads.base import Head
-from cifnet_pl.heads.calibration_pass import CalibrationPass, FixedRulePass
-from cifnet_pl.statistics import (
-    ProbabilityFit,
-    comparable,
-    fit_probabilities,
-    left_out_groups,
-    near_groups,
-    near_limit,
-    to_probabilities,
-)
+from cifnet_pl.statistics import LeftOut
 from cifnet_pl.utilities.errors import UsageError, check_that
 
 if TYPE_CHECKING:
     from cifnet_pl.buffer import CalibrationBuffer
+
+SMALLEST_WEIGHT = 1e-3
+"""Smallest weight of the first rule, in units of the spread of its scores.
+
+With a weight of zero all classes would be equally probable, and none predicted."""
+
+RELATIVE_ROUNDING = 1e-12
+"""Relative rounding of a sum of weights in float64."""
+
+
+def fit_weights(rules: Sequence[Tensor], columns: Tensor) -> tuple[float, ...]:
+    """Return the weights with which the sum of scores has the smallest negative log likelihood.
+
+    For one rule it is the reciprocal of a temperature (Guo et al., 2017), for several it is
+    stacking (Wolpert, 1992) by multinomial logistic regression. The loss is convex. With no error
+    among n samples the weights would grow without bound, and promise certainty. So each sample's
+    target has a share of 1/(n+2) spread evenly over all classes (Platt's prior, 1999).
+
+    Args:
+        rules: (n, C) float64 scores of each rule.
+        columns: (n,) int64 true column of each row.
+
+    Returns:
+        A weight of at least 0 for each rule.
+
+    Example:
+        >>> scores = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]).double()
+        >>> round(1 / fit_weights([scores], torch.tensor([0, 0, 1, 1]))[0], 2)
+        1.13
+    """
+    from scipy.optimize import minimize  # to classify needs none of it
+
+    scaled = list[Tensor]()
+    spreads = list[float]()
+    for scores in rules:
+        centred = scores - scores.mean(dim=1, keepdim=True)
+        spread = float(centred.square().mean().sqrt()) or 1.0
+        scaled.append(centred / spread)
+        spreads.append(spread)
+    parts = torch.stack(scaled)
+    samples, classes = parts.shape[1:]
+    one_hot = torch.nn.functional.one_hot(columns, classes).double()
+    target = torch.lerp(
+        one_hot, torch.full_like(one_hot, 1 / classes), 1 / (samples + 2)
+    )
+
+    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        factors = torch.from_numpy(weights).to(parts)
+        logits = (factors[:, None, None] * parts).sum(dim=0)
+        likelihood = (target * logits.log_softmax(dim=1)).sum() / samples
+        slopes = (parts * (logits.softmax(dim=1) - target)).sum(dim=(1, 2)) / samples
+        return -float(likelihood), slopes.cpu().numpy()
+
+    bounds = [(SMALLEST_WEIGHT, None)] + [(0.0, None)] * (len(rules) - 1)
+    start = np.ones(len(rules))
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    weights = zip(found.x.tolist(), spreads, strict=True)
+    return tuple(weight / spread for weight, spread in weights)
 
 
 class KnownScores(NamedTuple):
@@ -80,50 +141,38 @@ class CalibrationSamples:
         self.columns = (y[:, None] == head.labels).int().argmax(dim=1)
 
     @cached_property
-    def calibration_pass(self) -> CalibrationPass:
-        """Leave-one-group-out scores of the samples, for any groups; computed once."""
+    def rules(self) -> tuple[LeftOut, ...]:
+        """Function from groups to scores for each rule; one rule where nothing is left out."""
         if self.learned:
-            return self.head.calibration_pass(self.z, self.y)
+            return self.head.rules_left_out(self.z, self.y)
         scores = self.head(self.z)
-        return FixedRulePass(lambda groups: scores)
+        return (lambda groups: scores,)
 
-    def at(self, rows: Tensor) -> CalibrationSamples:
-        """Return some of the samples, at positions (k,) int64, without groups.
-
-        What their pass has in common with that of all samples is not computed again.
-        """
-        result = CalibrationSamples(
-            self.head,
-            self.z[rows],
-            self.y[rows],
-            learned=self.learned,
-            counted=self.counted[rows],
-        )
-        shared = self.calibration_pass.at(rows)
-        if shared is not None:
-            result.calibration_pass = shared
-        return result
-
-    def left_out(self, groups: Tensor | None) -> Tensor:
-        """Return the scores (n, C) of the samples without these groups."""
-        return self.calibration_pass.left_out(groups)
+    @property
+    def weights_of_rules(self) -> tuple[float, ...]:
+        """The factor of each rule in the scores."""
+        if self.learned:
+            return self.head.weights_of_rules
+        return (1.0,)
 
     def grouped(self, groups: Tensor | None) -> CalibrationSamples:
-        """Return the same samples in other groups."""
+        """Return the same samples in other groups; what is computed once is shared."""
+        assert self.rules
         result = copy.copy(self)
         result.groups = groups
         return result
 
-    def scores(self) -> Tensor:
-        """Return (n, C) float64 scores without each sample's group.
+    def scores_of_rules(self) -> list[Tensor]:
+        """Return (n, C) float64 scores of each rule without each sample's group.
 
         They are NaN where nothing is known without the group, as of a class of a single group, and
         for samples that are not counted.
         """
-        scores = self._of_counted(self.left_out(self.groups))
+        unknown = ~self.counted
         if self.learned and self.groups is not None:
-            scores[self._whole_classes(self.groups)] = torch.nan
-        return scores
+            unknown = unknown | self._whole_classes(self.groups)
+        scores = [rule(self.groups) for rule in self.rules]
+        return [each.masked_fill(unknown[:, None], torch.nan) for each in scores]
 
     def _whole_classes(self, groups: Tensor) -> Tensor:
         """Return (n,) bool, which samples have all learned ones of their class in their group."""
@@ -135,45 +184,44 @@ class CalibrationSamples:
         whole: Tensor = in_group >= learned[self.columns]
         return whole
 
+    def scores(self) -> Tensor:
+        """Return (n, C) float64 scores of the head (see :meth:`scores_of_rules`)."""
+        pairs = zip(self.weights_of_rules, self.scores_of_rules(), strict=True)
+        return torch.stack([weight * scores for weight, scores in pairs]).sum(dim=0)
+
     def known_scores(self) -> KnownScores:
         """Return the scores that are known, and the true columns of their samples."""
         scores = self.scores()
         known = scores.isfinite().all(dim=1)
         return KnownScores(scores[known], self.columns[known], known)
 
-    def _of_counted(self, values: Tensor) -> Tensor:
-        """Return a value of each sample (n, …), NaN for those that are not counted."""
-        values = values.clone()
-        values[~self.counted] = torch.nan
-        return values
-
     def novelty(self) -> Tensor:
-        """Return (n,) float64 novelty without each sample's group."""
+        """Return (n,) float64 novelty without each sample's group; NaN for those not counted."""
         if not self.learned:
             return self.head.novelty(self.z)
-        return self._of_counted(
-            self.head.leave_one_out_novelty(self.z, self.y, self.groups)
-        )
+        novelty = self.head.leave_one_out_novelty(self.z, self.y, self.groups)
+        return novelty.masked_fill(~self.counted, torch.nan)
 
     def weights(self) -> Tensor:
-        """Return (n,) float64 how many images each sample stands for."""
-        weights = torch.ones(len(self.y), dtype=torch.float64, device=self.y.device)
+        """Return (n,) float64 how many images each sample stands for.
+
+        A buffer keeps about as many samples of a rare class as of a frequent one. Without weights a
+        promised coverage would be about classes, not about images.
+        """
+        weights = self.counted.double()
         if not self.learned:
             return weights
-        counts = torch.tensor(
-            list(self.head.class_counts().values()), device=self.y.device
-        )
-        labels = self.y[self.counted]
-        weights[self.counted] = image_weights(labels, self.head.labels, counts)
-        weights[~self.counted] = 0.0
-        return weights
+        counts = torch.tensor(list(self.head.class_counts().values()))
+        stored = self.columns.bincount(weights, minlength=len(counts))
+        return weights * (counts.to(stored) / stored)[self.columns]
 
 
 def calibrate(samples: CalibrationSamples) -> None:
-    """Set the head's temperature and odds power to those of the smallest negative log likelihood.
+    """Give the head the weights of the smallest negative log likelihood (:func:`fit_weights`).
 
-    The likelihood is the leave-one-group-out likelihood. Samples without known scores are not
-    used; both values are 1 if there are no others.
+    The likelihood is the leave-one-group-out likelihood. Of samples that are not learned it is the
+    temperature that is fitted. Samples without known scores are not used; without any others the
+    head stays as it is solved.
 
     Raises:
         UnsupportedError: the head has no leave-one-out scores.
@@ -183,32 +231,18 @@ def calibrate(samples: CalibrationSamples) -> None:
         raise UsageError(
             "calibration needs buffer samples, and there are none: use a calibration buffer"
         )
-    scores, columns, _ = samples.known_scores()
-    fit = ProbabilityFit(temperature=1.0, power=1.0)
-    if len(columns):
-        fit = fit_probabilities(scores, columns)
-    samples.head.temperature.fill_(fit.temperature)
-    samples.head.odds_power.fill_(fit.power)
-
-
-def near_duplicate_groups(z: Tensor, y: Tensor) -> Tensor | None:
-    """Group samples that are left out together: near-duplicates of one class.
-
-    Samples with near-duplicates in more than half of their class stand alone: without these little
-    would be known of the class.
-
-    Args:
-        z: (n, d) float embeddings.
-        y: (n,) int64 labels.
-
-    Returns:
-        (n,) int64, equal for samples of one group; None if there are no near-duplicates.
-    """
-    u = comparable(z)
-    limit = near_limit(u, y)
-    if limit is None:
-        return None
-    return left_out_groups(near_groups(u, y, limit), y)
+    rules = samples.scores_of_rules()
+    known = torch.stack(rules).isfinite().all(dim=2).all(dim=0)
+    head = samples.head
+    head.temperature.fill_(1.0)
+    if not known.any():
+        return
+    columns = samples.columns[known]
+    weights = fit_weights([scores[known] for scores in rules], columns)
+    if samples.learned:
+        head.calibrate(weights)
+    else:
+        head.temperature.fill_(1 / weights[0])
 
 
 def check_buffer(
@@ -243,10 +277,6 @@ def check_buffer(
         )
 
 
-RAPS_PENALTIES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-"""Penalties for each class beyond the first that are tried: they keep prediction sets small."""
-
-
 def check_share(name: str, share: float, example: float = 0.05) -> float:
     """Check a share between 0 and 1.
 
@@ -264,26 +294,6 @@ def check_share(name: str, share: float, example: float = 0.05) -> float:
     expected = f"a share between 0 and 1, such as {example:g} for {100 * example:g} %"
     check_that(0 < share < 1, name, share, expected)
     return share
-
-
-def image_weights(y: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-    """Return how many learned images each buffer sample stands for: (n,) float64.
-
-    A buffer keeps about as many samples of a rare class as of a frequent one. Without weights a
-    promised coverage would be about classes, not about images.
-
-    Args:
-        y: (n,) labels of the buffer samples.
-        labels: (C,) all labels.
-        counts: (C,) images learned of each.
-    """
-    columns = (y[:, None] == labels).int().argmax(dim=1)
-    of_class = torch.bincount(columns, minlength=len(labels))
-    return (counts.double() / of_class)[columns]
-
-
-RELATIVE_ROUNDING = 1e-12
-"""Relative rounding of a sum of weights."""
 
 
 @dataclass(frozen=True)
@@ -379,91 +389,35 @@ def novelty_reference(samples: CalibrationSamples) -> ReferenceScores:
     return ReferenceScores.of(samples.novelty(), samples.weights())
 
 
-def set_scores(probabilities: Tensor, penalty: float) -> Tensor:
-    """Return the probability of the classes that are more probable than each class, plus penalties.
-
-    This is the score of Angelopoulos et al. (2021, RAPS) without its random part. The most probable
-    class has 0, so no prediction set is empty.
-
-    Args:
-        probabilities: (n, C).
-        penalty: for each class that is more probable.
-
-    Returns:
-        (n, C) float64.
-
-    Example:
-        >>> set_scores(torch.tensor([[0.7, 0.2, 0.1]]).double(), 0.01).round(decimals=2).tolist()
-        [[0.0, 0.71, 0.92]]
-    """
-    ranking = _ranked(probabilities)
-    scores = ranking.before + penalty * ranking.rank
-    return torch.empty_like(scores).scatter_(1, ranking.order, scores)
-
-
-class Ranking(NamedTuple):
-    """Classes of each row sorted by probability, the most probable first.
-
-    Attributes:
-        before: (n, C) float64 probability of the classes before each.
-        rank: (C,) float64 how many these are.
-        order: (n, C) the sorted columns.
-    """
-
-    before: Tensor
-    rank: Tensor
-    order: Tensor
-
-
-def _ranked(probabilities: Tensor) -> Ranking:
-    """Sort the classes of (n, C) probabilities."""
-    ordered, order = probabilities.double().sort(dim=1, descending=True)
-    rank = torch.arange(ordered.shape[1], dtype=torch.float64, device=ordered.device)
-    return Ranking(ordered.cumsum(dim=1) - ordered, rank, order)
-
-
 @dataclass(frozen=True)
 class PredictionSets:
     """Conformal prediction sets: sets of classes that hold the true one with a given coverage.
 
+    The sets with the fewest classes hold all whose probability is above a limit (Sadinle, Lei and
+    Wasserman, 2019).
+
     Attributes:
-        limit: a class is in the set of an image if its score (:func:`set_scores`) is at most this.
-        penalty: of the scores.
+        least: probability from which on a class is in the set of an image.
     """
 
-    limit: float
-    penalty: float
+    least: float
 
     @classmethod
     def of(cls, samples: CalibrationSamples, coverage: float) -> PredictionSets:
-        """Choose the limit and the penalty by leave-one-group-out scores.
-
-        The penalty is the one of ``RAPS_PENALTIES`` with which the samples' own sets have the
-        fewest classes, each sample counted as the images that it stands for.
+        """Choose the limit by leave-one-group-out probabilities of the true classes.
 
         Args:
             samples: of a head that is calibrated or not.
             coverage: probability that a set holds the true class, over all images of known classes.
         """
-        head = samples.head
         scores, columns, known = samples.known_scores()
-        ranking = _ranked(to_probabilities(scores, head.temperature, head.odds_power))
-        is_true = ranking.order == columns[:, None]
-        weights = samples.weights()[known]
-        smallest = float("inf")
-        chosen = cls(limit=float("inf"), penalty=RAPS_PENALTIES[0])
-        for penalty in RAPS_PENALTIES:
-            set_score = ranking.before + penalty * ranking.rank
-            reference = ReferenceScores.of(set_score[is_true], weights)
-            limit = reference.threshold(coverage)
-            size = float(((set_score <= limit).sum(dim=1) * weights).sum())
-            if size < smallest:
-                smallest = size
-                chosen = cls(limit, penalty)
-        return chosen
+        probabilities = (scores / samples.head.temperature).softmax(dim=1)
+        of_true = probabilities.gather(1, columns[:, None])[:, 0]
+        reference = ReferenceScores.of(-of_true, samples.weights()[known])
+        return cls(-reference.threshold(coverage))
 
     def of_probabilities(self, probabilities: Tensor) -> Tensor:
-        """Return which classes are in the prediction set of each image.
+        """Return which classes are in the prediction set of each image, at least the most probable.
 
         Args:
             probabilities: (n, C).
@@ -471,4 +425,5 @@ class PredictionSets:
         Returns:
             (n, C) bool.
         """
-        return set_scores(probabilities, self.penalty) <= self.limit
+        largest = probabilities.max(dim=1, keepdim=True).values
+        return probabilities >= largest.clamp_max(self.least)

@@ -16,7 +16,6 @@ from cifnet_pl.statistics import (
     Centred,
     ClassMoments,
     LeftOut,
-    Removable,
     Ridge,
     Sums,
     augment,
@@ -24,6 +23,7 @@ from cifnet_pl.statistics import (
     draw_normal,
     draw_phases,
     factorise,
+    left_out_distances,
     number_or_gcv,
     projection_fingerprint,
     solve_ridge,
@@ -148,14 +148,16 @@ class SLDAHead(SumsHead):
         scatter = mass * covariance.within.double()
         factor = factorise(scatter, mass.new_tensor(ridge))
         means = class_means(sums).double()
-        centred = whiten(factor, self._novelty_features(z).double() - means[columns])
+        rows = whiten(factor, self._novelty_features(z).double())
         class_mass = sums.class_sums[:, 0].double()
         whitened_means = whiten(factor, means)
-        removable = Removable.of_rows(centred, whitened_means, class_mass, columns)
 
         def left_out(groups: Tensor | None) -> Tensor:
-            scores = removable.discriminant(float(mass), groups)
-            return scores.to(z.device) / (1 - alpha)
+            found = left_out_distances(
+                rows, whitened_means, columns, class_mass, groups
+            )
+            others = mass - found.left_out
+            return others * (found.length - found.square) / (2 * (1 - alpha))
 
         return left_out
 

@@ -9,34 +9,26 @@ from cifnet_pl.statistics import RidgeChoice
 LARGE_CHANGE = 100.0
 """Factor between the ridges before and after an update from which on there is a message."""
 
-EDGE_MESSAGES = {
-    "smallest": (
-        "note: training classes are separated perfectly: check for duplicates (`cifnet audit`); the"
-        " ridge is at the lower edge of its grid, {}"
-    ),
-    "largest": (
-        "note: the images are too few, or nothing in them separates their classes: add images, and"
-        " check that they are in the right folders (the ridge is at the upper edge of its grid, {})"
-    ),
-}
-"""Position of a ridge → message. A ridge at its cap is usual where images are few and distinct."""
+EDGE_MESSAGE = (
+    "note: the images are too few, or nothing in them separates their classes: add images, and"
+    " check that they are in the right folders (the ridge is at the upper edge of its range,"
+    " {:.3g})"
+)
 
 
-def edge_messages(choices: Sequence[RidgeChoice]) -> dict[str, str]:
-    """Return messages on ridges at an edge of the grid of generalised cross-validation.
+def edge_message(choices: Sequence[RidgeChoice]) -> str | None:
+    """Return a message on ridges at the upper edge of generalised cross-validation.
 
     Args:
         choices: ridges, and their positions.
 
     Returns:
-        Position → message, for each edge that occurs.
+        The message on the largest; None if none is at the edge.
     """
-    messages = dict[str, str]()
-    for position, message in EDGE_MESSAGES.items():
-        ridges = [choice.ridge for choice in choices if choice.position == position]
-        if ridges:
-            messages[position] = message.format(_range_of(ridges))
-    return messages
+    ridges = [choice.ridge for choice in choices if choice.position == "largest"]
+    if not ridges:
+        return None
+    return EDGE_MESSAGE.format(max(ridges))
 
 
 def update_messages(
@@ -48,11 +40,8 @@ def update_messages(
         before: the choices before the update.
         after: the choices after it, in the same order.
     """
-    messages = list(edge_messages(after).values())
-    change = change_message(before, after)
-    if change is not None:
-        messages.append(change)
-    return messages
+    messages = [edge_message(after), change_message(before, after)]
+    return [message for message in messages if message is not None]
 
 
 def change_message(
@@ -80,11 +69,3 @@ def change_message(
     if largest <= LARGE_CHANGE:
         return None
     return message
-
-
-def _range_of(ridges: list[float]) -> str:
-    low = min(ridges)
-    high = max(ridges)
-    if low == high:
-        return f"{low:.3g}"
-    return f"{low:.3g} to {high:.3g}"

@@ -19,7 +19,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import Batch, EmbeddingBatch, ImageBatch
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.heads import confidence as calibration
-from cifnet_pl.heads.ridge_messages import edge_messages
+from cifnet_pl.heads.ridge_messages import edge_message
 from cifnet_pl.learning.run_record import PrequentialRow, TaskRow
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import (
@@ -134,7 +134,7 @@ class CIFNetModule(TaskModule):
         self.calibration = self.model.calibration
         # The engine of the backbone, once a Trainer is known; to prepare it takes seconds.
         self.engine = ""
-        self._messages_shown: set[str] = set()
+        self._edge_message_shown = False
         # Content hashes of this task's images, and their groups, by batch.
         self._groups: list[tuple[Tensor, Tensor]] = []
         self._unchecked: list[EmbeddedBatch] = []
@@ -262,10 +262,10 @@ class CIFNetModule(TaskModule):
             row.correct = sum(part.correct for part in parts)
             self.record.prequential.append(row)
         self.model.finish_task()
-        for topic, message in edge_messages(self.head.ridge_choices()).items():
-            if topic not in self._messages_shown:
-                rank_zero_info(message)
-            self._messages_shown.add(topic)
+        message = edge_message(self.head.ridge_choices())
+        if message is not None and not self._edge_message_shown:
+            rank_zero_info(message)
+            self._edge_message_shown = True
 
     def add_to_history(self, row: TaskRow) -> None:
         """Add a task that was measured to the history of the model, which is stored with it."""
@@ -364,6 +364,7 @@ class CIFNetModule(TaskModule):
             "head_settings": self.head.settings(),
             "learned_images": sum(self.model.counts.values()),
             "buffer_settings": buffer,
+            "decision_rule": self.head.decision_rule,
             "groups": self.calibration.estimate_kind,
             "loo_accuracy": self.calibration.loo_accuracy,
             "loo_accuracy_interval": self.calibration.loo_interval,

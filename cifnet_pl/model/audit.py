@@ -21,21 +21,13 @@ from cifnet_pl.data.loading import pieces
 from cifnet_pl.data.sets import FileSet, Source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.base import NOVELTY_RIDGE
-from cifnet_pl.heads.confidence import CalibrationSamples
+from cifnet_pl.heads.confidence import CalibrationSamples, fit_weights
 from cifnet_pl.images.duplicates import find_repeats
-from cifnet_pl.model.calibration import Interval, dependent_groups, gain_of_more_images
+from cifnet_pl.model.calibration import Interval, gain_of_more_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.metrics import MIN_TEST_IMAGES, Evaluation, calibration_error
-from cifnet_pl.statistics import (
-    comparable,
-    fit_probabilities,
-    left_out_groups,
-    near_groups,
-    near_limit,
-    to_probabilities,
-    whiten,
-)
+from cifnet_pl.statistics import find_groups, near_duplicates, whiten
 from cifnet_pl.utilities.errors import CifnetError, DataError
 
 IMAGES_PER_BATCH = 2048
@@ -133,18 +125,17 @@ def find_near_duplicates(z: np.ndarray, labels: np.ndarray) -> NearDuplicates:
         z: (n, d) embeddings.
         labels: (n,) int64.
     """
-    unit_z = comparable(torch.from_numpy(z))
     y = torch.from_numpy(labels)
-    limit = near_limit(unit_z, y)
-    if limit is None:  # a single class
-        similar = torch.arange(len(y))
-    else:
-        similar = near_groups(unit_z, y, limit)
+    similar = near_duplicates(torch.from_numpy(z), y)
     class_size = y.bincount()[y]
     group_size = similar.bincount()[similar]
     judged = (class_size > 1) & (group_size < class_size)
-    left_out_with = left_out_groups(similar, y)
-    groups = torch.unique(left_out_with, return_inverse=True)[1]
+    # Without more than half of a class little would be known of it: its images stand alone.
+    too_large = 2 * group_size > class_size
+    alone = len(y) + torch.arange(len(y))
+    groups = torch.unique(torch.where(too_large, alone, similar), return_inverse=True)[
+        1
+    ]
     duplicated = group_size > 1
     return NearDuplicates(groups.numpy(), duplicated.numpy(), judged.numpy())
 
@@ -252,13 +243,13 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
     """
     found = find_near_duplicates(z, labels)
     head = fitted_head(z, labels, len(class_names))
-    temperature, power = _calibration(head, z, labels, found)
+    temperature = _temperature(head, z, labels, found)
     predicted = np.zeros(len(labels), dtype=np.int64)
     confidence = np.zeros(len(labels))
     self_confidence = np.zeros(len(labels))
     for rows, scores in left_out(head, z, labels, found.groups):
         finite = torch.nan_to_num(scores)
-        probabilities = to_probabilities(finite, temperature, power)
+        probabilities = (finite / temperature).softmax(dim=1)
         best = probabilities.max(dim=1)
         own_label = torch.from_numpy(labels[rows])
         own_column = own_label[:, None]
@@ -283,13 +274,13 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
     return Audit(evaluation, self_confidence, distance, found.duplicated, found.judged)
 
 
-def _calibration(
+def _temperature(
     head: RidgeHead, z: np.ndarray, labels: np.ndarray, found: NearDuplicates
-) -> tuple[float, float]:
-    """Return the temperature and the odds power, fitted to images that can be judged."""
+) -> float:
+    """Return the temperature, fitted to images that can be judged."""
     judged = np.flatnonzero(found.judged)
     if not len(judged):
-        return 1.0, 1.0
+        return 1.0
     count = min(len(judged), MAX_CALIBRATION_IMAGES)
     spread = np.linspace(0, len(judged) - 1, count)
     positions = np.unique(spread.astype(np.int64))
@@ -304,9 +295,10 @@ def _calibration(
         scores[torch.from_numpy(batch)] = batch_scores
     finite = scores.isfinite().all(dim=1)
     if not finite.any():
-        return 1.0, 1.0
+        return 1.0
     y = torch.from_numpy(labels[rows])
-    return fit_probabilities(scores[finite], y[finite])
+    (weight,) = fit_weights([scores[finite]], y[finite])
+    return 1 / weight
 
 
 def _unit(z: np.ndarray) -> Tensor:
@@ -477,7 +469,8 @@ def gain_of_ten_more(
         return None
     head = fitted_head(z, labels, classes)
     samples = CalibrationSamples(head, torch.from_numpy(z), torch.from_numpy(labels))
-    groups = dependent_groups(samples).groups
+    found = find_groups(samples.z, samples.columns, samples.rules[0])
+    groups = found.clusters if found.dependent else None
     return gain_of_more_images(samples.grouped(groups))
 
 

@@ -47,7 +47,7 @@ from cifnet_pl.utilities.plugins import names_import
 from cifnet_pl.utilities.text import printable
 from cifnet_pl.utilities.version import package_version
 
-FORMAT = 1
+FORMAT = 2
 """Version of the description and of the files that hold it, bundles and checkpoints."""
 
 Engine = Literal["torch", "compile", "onnxruntime"]

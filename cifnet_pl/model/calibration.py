@@ -1,22 +1,23 @@
-"""Accuracy on images that a model has not learned: leave-one-out, on new groups, and under a
-distribution shift.
+"""What is expected on new days: accuracy without each image, without its group, and elsewhere.
+
+Groups are those that the user gave, or found among the buffer samples
+(:func:`~cifnet_pl.statistics.find_groups`). The probabilities, the prediction sets and the
+threshold for unknowns follow from the scores without each sample's group
+(:mod:`cifnet_pl.heads.confidence`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import math
 from typing import Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
-from cifnet_pl.heads.confidence import CalibrationSamples, near_duplicate_groups
-from cifnet_pl.statistics import FoundGroups, WeightedGrouping, find_groups
+from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
+from cifnet_pl.statistics import find_groups
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.text import number_of
 
@@ -48,15 +49,6 @@ With ten of each of 10 to 41 products the estimate was between 4 points too low 
 
 LEAST_SHARE_OF_CLASSES = 0.5
 """Share of the classes of which images of other groups must be known for an estimate of all."""
-
-GAP_SHARE = 0.75
-"""Share of the gap to the leave-one-out accuracy by which an estimate may be off.
-
-New groups may differ more than those learned did. With this share intervals hold the truth in all
-of forty trials (``python -m benchmarks.studies.promises``)."""
-
-ENOUGH_SAMPLES = 2000
-"""Samples that show whether images come in groups."""
 
 ADDED_IMAGES = 10
 """Images of each class whose gain in accuracy is estimated."""
@@ -185,7 +177,7 @@ class Calibration(GrowingModule):
         samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
         if len(self.groups) == len(stored.y):
             return samples.grouped(self.groups)
-        return samples.grouped(dependent_groups(samples).groups)
+        return samples
 
     def exclude_selected(self, key: Tensor) -> None:
         """Exclude learned images that were selected among others from the calibration.
@@ -223,26 +215,6 @@ class Calibration(GrowingModule):
         self.given_key = torch.cat([self.given_key, key.to(self.given_key)])
         self.given = torch.cat([self.given, groups.to(self.given)])
 
-    def groups_of(self, pool: SelectionPool) -> Tensor | None:
-        """Return the group of each learned image (n,), given or found; None if independent.
-
-        Args:
-            pool: n images.
-        """
-        if len(self.given):
-            return self._groups_given_for(pool.samples.key)
-        # Where the scores of all images are needed in any case, to ask some first saves nothing.
-        if not pool.is_shared:
-            some = some_classes(pool.samples.y)
-            if not some.all():
-                found = dependent_groups(pool.part(some))
-                if found.kind != "found":
-                    return None
-        found = dependent_groups(pool.calibration_samples)
-        if found.kind == "found":
-            return found.groups
-        return None
-
     def _groups_given_for(self, key: Tensor) -> Tensor | None:
         """Return the given group of each buffer sample (n,), and forget those of other images.
 
@@ -262,57 +234,47 @@ class Calibration(GrowingModule):
 
     # ------------------------------------------------------------------ accuracy
 
-    def assess_buffer(
-        self, head: Head, stored: BufferSamples, pool: SelectionPool | None = None
-    ) -> CalibrationSamples:
-        """Find the groups of buffer samples, select the head's decision rule, measure accuracy.
+    def assess_buffer(self, head: Head, stored: BufferSamples) -> None:
+        """Find the groups of buffer samples, calibrate the head by them, and measure accuracy.
 
         Args:
             head: solved, with leave-one-out scores.
             stored: the samples in the buffer.
-            pool: from which they were selected, with this head as it is; None if not at hand.
-
-        Returns:
-            The samples in their groups, to fit the temperature by.
         """
-        given = self._groups_given_for(stored.key)
-        # With given groups none were looked for in the pool: there is nothing to share.
-        if given is None and pool is not None and pool.is_shared:
-            samples = pool.calibration_samples.at(pool.positions(stored))
-        else:
-            samples = CalibrationSamples(head, stored.z, stored.y)
-        samples.counted = self.counted(stored.y, stored.key)
-        if given is not None:
-            given_grouping = WeightedGrouping(given, 1.0)
-            found = FoundGroups("given", (given_grouping,), given, given, given)
-        else:
-            found = dependent_groups(samples)
-        samples.calibration_pass.select(found.finer)
-        grouped = samples.grouped(found.groups)
-        calibrating = samples.grouped(found.finer)
-        self.groups = torch.arange(len(stored.y), device=stored.y.device)
-        if found.groups is not None:
-            self.groups = found.groups
-        if len(head.classes) == 1:  # every prediction is right
-            self._record("unknown", None, None)
-            return calibrating
-        kind = found.kind
-        learned = sum(head.class_counts().values())
-        few = learned < MIN_IMAGES_PER_CLASS * len(head.classes)
-        if few and kind in ("found", "independent"):
+        alone = torch.arange(len(stored.y), device=stored.y.device)
+        samples = CalibrationSamples(
+            head, stored.z, stored.y, alone, counted=self.counted(stored.y, stored.key)
+        )
+        kind: Kind = "given"
+        groups = self._groups_given_for(stored.key)
+        clusters = groups
+        if groups is None:
+            found = find_groups(samples.z, samples.columns, samples.rules[0])
+            clusters = found.clusters
+            kind = "independent"
+            groups = alone
+            if found.dependent:
+                kind = "found"
+                groups = clusters
+        self.groups = groups
+        grouped = samples.grouped(groups)
+        calibrate(grouped)
+        few = MIN_IMAGES_PER_CLASS * len(head.classes)
+        if kind != "given" and sum(head.class_counts().values()) < few:
             kind = "few"
         loo = estimated(samples)
-        if kind == "independent":
-            loo = estimated(grouped)
-            self._record(kind, loo, widened(loo, found.coarse))
+        new_groups = estimated(grouped)
+        known_classes = len(torch.unique(grouped.known_scores().columns))
+        if len(head.classes) == 1:  # every prediction is right
+            self._record("unknown", None, None)
         elif kind == "few":
             self._record(kind, loo, None)
-        elif _known_classes(grouped) < LEAST_SHARE_OF_CLASSES * len(head.classes):
+        elif kind == "independent":
+            self._record(kind, loo, of_groups(loo, clusters))
+        elif known_classes < LEAST_SHARE_OF_CLASSES * len(head.classes):
             self._record("one_group", loo, None)
         else:
-            new_groups = averaged(samples, found.groupings, loo)
-            self._record(kind, loo, widened(new_groups, found.coarse))
-        return calibrating
+            self._record(kind, loo, widened(new_groups, loo))
 
     def replace_new_images(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the labelled images that are not learned.
@@ -404,81 +366,6 @@ class Calibration(GrowingModule):
         return f"Estimated accuracy on new groups {self.new_group_accuracy or 0:.1f} %{interval}"
 
 
-def dependent_groups(samples: CalibrationSamples) -> FoundGroups:
-    """Find the buffer samples that are left out together: groups, else near-duplicates."""
-    found = FoundGroups("unknown")
-    if samples.head.leaves_one_out:
-        left_out = samples.calibration_pass.approximately_left_out
-        found = find_groups(samples.z, samples.columns, left_out)
-    if found.groups is None:
-        duplicates = near_duplicate_groups(samples.z, samples.y)
-        found = found._replace(groups=duplicates, finer=duplicates)
-    return found
-
-
-def _known_classes(samples: CalibrationSamples) -> int:
-    """Return the number of classes of which something is known without a sample's group."""
-    return len(torch.unique(samples.known_scores().columns))
-
-
-@dataclass(frozen=True)
-class SelectionPool:
-    """Learned images from which the buffer selects (:meth:`CalibrationBuffer.selection_pool`).
-
-    Attributes:
-        head: that learned them.
-        samples: n images, sorted by class and key.
-    """
-
-    head: Head
-    samples: BufferSamples
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether scores of a part come out of one pass over all images.
-
-        It pays where the part is most of them, and the pass is expensive.
-        """
-        return self.head.selects_rule and len(self.samples.y) <= 2 * ENOUGH_SAMPLES
-
-    @cached_property
-    def calibration_samples(self) -> CalibrationSamples:
-        """All images, with their leave-one-out scores."""
-        return CalibrationSamples(self.head, self.samples.z, self.samples.y)
-
-    def part(self, chosen: Tensor) -> CalibrationSamples:
-        """Return the images ``chosen`` (n,) bool, with their leave-one-out scores."""
-        part = self.samples.at(chosen)
-        return CalibrationSamples(self.head, part.z, part.y)
-
-    def positions(self, stored: BufferSamples) -> Tensor:
-        """Return the positions (k,) int64 of images that were selected from these."""
-        position_of = {}
-        labels = self.samples.y.tolist()
-        keys = self.samples.key.tolist()
-        for position, identity in enumerate(zip(labels, keys, strict=True)):
-            position_of[identity] = position
-        identities = zip(stored.y.tolist(), stored.key.tolist(), strict=True)
-        positions = [position_of[identity] for identity in identities]
-        return torch.tensor(positions, device=self.samples.y.device)
-
-
-def some_classes(y: Tensor) -> Tensor:
-    """Return which samples (n,) are of the first classes that have ``ENOUGH_SAMPLES`` together.
-
-    Whether images come in groups shows in some classes, of which all images are looked at.
-
-    Args:
-        y: (n,) labels.
-    """
-    labels, classes, count = torch.unique(y, return_inverse=True, return_counts=True)
-    before = count.cumsum(0) - count
-    chosen = before < ENOUGH_SAMPLES
-    chosen[: min(2, len(labels))] = True  # of one class every prediction is right
-    rows: Tensor = chosen[classes]
-    return rows
-
-
 class Interval(NamedTuple):
     """A 95 % interval, in percent or in percentage points."""
 
@@ -506,34 +393,17 @@ def interval_text(interval: Interval | None, *facts: str) -> str:
 
 
 class Estimate(NamedTuple):
-    """An accuracy in percent, and its 95 % interval.
-
-    Attributes:
-        accuracy: in percent.
-        interval: in percent.
-        margin: half of the interval in percentage points, before it is cut at 0 and 100, and before
-            it is widened.
-    """
+    """An accuracy and its 95 % interval, in percent."""
 
     accuracy: float
     interval: Interval
-    margin: float
-
-    @classmethod
-    def around(cls, accuracy: float, margin: float) -> Estimate:
-        """Return an accuracy with an interval of ± ``margin`` points, within 0 and 100."""
-        low = max(0.0, accuracy - margin)
-        high = min(100.0, accuracy + margin)
-        return cls(accuracy, Interval(low, high), margin)
 
 
 def estimated(samples: CalibrationSamples) -> Estimate | None:
-    """Return the leave-one-group-out accuracy of samples, and its 95 % interval.
+    """Return the leave-one-group-out accuracy of samples, and the interval for as many new groups.
 
     Of learned samples it is the mean over classes: a class with few training images may be as
-    frequent as others later. The interval is the one for as many new images of as many groups: the
-    variances of those and of the estimate are added. Errors within a group are taken to be fully
-    correlated.
+    frequent as others later. Errors within a group are taken to be fully correlated.
 
     Returns:
         None if no scores are known.
@@ -542,19 +412,15 @@ def estimated(samples: CalibrationSamples) -> Estimate | None:
     if not len(columns):
         return None
     correct = (scores.argmax(dim=1) == columns).double()
-    if not samples.learned:  # each image counts the same, not each class
-        columns = torch.zeros_like(columns)
-    count = columns.bincount()
-    class_accuracy = columns.bincount(correct) / count
-    present = int((count > 0).sum())
-    accuracy = class_accuracy[count > 0].sum() / present
-    deviation = (correct - class_accuracy[columns]) / (count[columns] * present)
-    groups = torch.arange(len(columns), device=columns.device)
+    groups = len(columns)
+    share = float(correct.mean())
+    if samples.learned:
+        count = columns.bincount()
+        class_accuracy = columns.bincount(correct)[count > 0] / count[count > 0]
+        share = float(class_accuracy.mean())
     if samples.groups is not None:
-        groups = torch.unique(samples.groups[known], return_inverse=True)[1]
-    variance = groups.bincount(deviation).square().sum()
-    margin = 196 * float((2 * variance).sqrt())
-    return Estimate.around(100 * float(accuracy), margin)
+        groups = len(torch.unique(samples.groups[known]))
+    return Estimate(100 * share, forecast(share, groups))
 
 
 def forecast(share: float, groups: int) -> Interval:
@@ -574,55 +440,38 @@ def forecast(share: float, groups: int) -> Interval:
     return Interval(100 * float(low) / groups, 100 * float(high) / groups)
 
 
-def widened(estimate: Estimate | None, coarse: Tensor | None) -> Estimate | None:
-    """Lower an interval to what as few groups as there may be would show.
+def of_groups(estimate: Estimate | None, groups: Tensor | None) -> Estimate | None:
+    """Return an accuracy with the interval that as few groups as there may be would show.
 
-    Where hardly any sample is predicted wrongly, errors do not tell how certain that is.
+    Where hardly any sample is predicted wrongly, errors do not tell whether images come in groups.
 
     Args:
         estimate: of an accuracy.
-        coarse: (n,) groups of the samples; None if not known.
+        groups: (n,) of the samples.
     """
-    if estimate is None or coarse is None:
+    if estimate is None or groups is None:
         return estimate
-    expected = forecast(estimate.accuracy / 100, len(torch.unique(coarse)))
-    low, high = estimate.interval
-    return estimate._replace(interval=Interval(min(low, expected.low), high))
+    expected = forecast(estimate.accuracy / 100, len(torch.unique(groups)))
+    return Estimate(estimate.accuracy, expected)
 
 
-def averaged(
-    samples: CalibrationSamples,
-    groupings: Sequence[WeightedGrouping],
-    loo: Estimate | None,
-) -> Estimate | None:
-    """Return the accuracy on new groups, averaged over groupings.
+def widened(estimate: Estimate | None, loo: Estimate | None) -> Estimate | None:
+    """Widen the interval of an accuracy on new groups by what new groups may differ more.
 
-    The interval has three parts: the samples' own, the differences between groupings, and a share
-    of the gap to the leave-one-out accuracy (:data:`GAP_SHARE`).
+    That is taken to be as much as the groups that were learned differ from one another: the gap to
+    the leave-one-out accuracy. It is independent of the interval, so their squares are added.
 
     Args:
-        samples: buffer samples.
-        groupings: of these.
-        loo: their leave-one-out accuracy.
+        estimate: the accuracy without each sample's group.
+        loo: the accuracy without each sample.
     """
-    accuracies = list[float]()
-    margins = list[float]()
-    weights = list[float]()
-    for grouping in groupings:
-        estimate = estimated(samples.grouped(grouping.groups))
-        if estimate is not None:
-            accuracies.append(estimate.accuracy)
-            margins.append(estimate.margin)
-            weights.append(grouping.weight)
-    if not weights:
-        return None
-    accuracy = float(np.average(accuracies, weights=weights))
-    spread = np.average((np.array(accuracies) - accuracy) ** 2, weights=weights) ** 0.5
-    gap = 0.0
-    if loo is not None:
-        gap = GAP_SHARE * max(0.0, loo.accuracy - accuracy)
-    own = float(np.average(margins, weights=weights))
-    return Estimate.around(accuracy, float(np.hypot(own, np.hypot(1.96 * spread, gap))))
+    if estimate is None or loo is None:
+        return estimate
+    accuracy = estimate.accuracy
+    gap = max(0.0, loo.accuracy - accuracy)
+    low = accuracy - math.hypot(accuracy - estimate.interval.low, gap)
+    high = accuracy + math.hypot(estimate.interval.high - accuracy, gap)
+    return Estimate(accuracy, Interval(max(0.0, low), min(100.0, high)))
 
 
 def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:
@@ -637,8 +486,7 @@ def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:
         samples: buffer samples by which a model is calibrated, nearly all that it learned.
 
     Returns:
-        95 % interval over images of the mean over the classes with enough of them; None where most
-        have too few.
+        95 % interval over the images of classes with enough of them; None where most have too few.
     """
     if samples is None or not samples.learned:
         return None
@@ -654,38 +502,35 @@ def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:
     rows = _all_but_the_last(samples.z, y, count, enough)
     fewer = head.fresh()
     fewer.begin_task(head.classes, (count - ADDED_IMAGES * enough).tolist())
-    z = samples.z[rows]
-    labels = samples.y[rows]
+    fewer.observe(samples.z[rows], samples.y[rows])
+    fewer.solve()
     groups = None
     if samples.groups is not None:
         groups = samples.groups[rows]
-    fewer.observe(z, labels)
-    fewer.solve()
-    fewer.select_rule(z, labels, groups)
-    scores_before = fewer.leave_one_out(z, labels, groups)
-    scores_after = samples.scores()[rows]
-    known = scores_before.isfinite().all(dim=1) & scores_after.isfinite().all(dim=1)
-    columns = y[rows][known]
-    before = (scores_before.argmax(dim=1)[known] == columns).double()
-    after = (scores_after.argmax(dim=1)[known] == columns).double()
-    means = []
-    variances = []
-    for column in enough.nonzero().flatten().tolist():
-        gains = (after - before)[columns == column]
-        if len(gains) > 1:
-            means.append(gains.mean())
-            variances.append(gains.var() / len(gains))
-    if not means:
+    learned_by_fewer = CalibrationSamples(
+        fewer, samples.z[rows], samples.y[rows], groups
+    )
+    calibrate(learned_by_fewer)
+    columns = y[rows]
+    before = _correct(learned_by_fewer.scores(), columns)
+    after = _correct(samples.scores()[rows], columns)
+    gains = (after - before)[enough[columns]]
+    gains = gains[gains.isfinite()]
+    if len(gains) < 2:
         return None
-    mean = torch.stack(means).mean()
-    error = torch.stack(variances).sum().sqrt() / len(means)
     n = float(count[enough].double().mean())
     fall_of_last = (n - ADDED_IMAGES) ** -0.5 - n**-0.5
     fall_of_next = n**-0.5 - (n + ADDED_IMAGES) ** -0.5
     points = 100 * fall_of_next / fall_of_last
-    return Interval(
-        float((mean - 1.96 * error) * points), float((mean + 1.96 * error) * points)
-    )
+    mean = float(gains.mean()) * points
+    margin = 1.96 * float(gains.std()) / len(gains) ** 0.5 * points
+    return Interval(mean - margin, mean + margin)
+
+
+def _correct(scores: Tensor, columns: Tensor) -> Tensor:
+    """Return (n,) 1 where the true column has the largest score, else 0; NaN where not known."""
+    correct = (scores.argmax(dim=1) == columns).double()
+    return correct.masked_fill(~scores.isfinite().all(dim=1), torch.nan)
 
 
 def gain_text(gain: Interval | None) -> str:

@@ -206,15 +206,18 @@ class Classifier(TaskLearner):
         return bool(self.removals) and self.head.counterexamples
 
     def accuracy_sentences(self) -> list[str]:
-        """Return sentences on leave-one-out accuracy and on accuracy on new groups, if known."""
+        """Return sentences on decision rule, leave-one-out accuracy and accuracy on new groups."""
         counted = 0
         if self.buffer is not None:
             counted = int(
                 self.calibration.counted(self.buffer.y, self.buffer.key).sum()
             )
-        return self.calibration.sentences(
+        sentences = self.calibration.sentences(
             sum(self.head.class_counts().values()), counted
         )
+        if self.head.decision_rule is not None:
+            sentences.insert(0, f"Decision rule: {self.head.decision_rule}")
+        return sentences
 
     def state_elements(self) -> dict[str, int]:
         """Count the elements kept between tasks: the head's by component, and the buffer's."""
@@ -484,7 +487,7 @@ class Classifier(TaskLearner):
         objects = (head.revision, None if self.buffer is None else self.buffer.y)
         temperature = float(head.temperature)
         names = tuple(self.class_names)
-        values = (unknown, coverage, temperature, float(head.odds_power), names)
+        values = (unknown, coverage, temperature, names)
         if self._open_set is not None:
             (known_objects, known_values), predictor = self._open_set
             same = all(map(operator.is_, objects, known_objects))

@@ -17,7 +17,7 @@ from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
 from cifnet_pl.buffer.calibration_buffer import concatenate
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
-from cifnet_pl.model.calibration import Calibration, SelectionPool
+from cifnet_pl.model.calibration import Calibration
 from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.utilities.errors import UsageError, prefixed
 from cifnet_pl.utilities.files import of_all_processes
@@ -257,59 +257,24 @@ class TaskLearner:
         """Solve the head, let the buffer select among its candidates, and calibrate again."""
         self.head.solve()
         self.head.refresh()
-        pool = None
         if self.buffer is not None:
-            pool = self._commit(self.buffer)
-        self.calibrate(pool)
+            self.buffer.commit()
+        self.calibrate()
 
-    def _commit(self, buffer: CalibrationBuffer) -> SelectionPool | None:
-        """Let the buffer select among its candidates, whole groups where it must draw.
-
-        Returns the images from which it selected; None where it did not look for groups.
-
-        Near-duplicates of a buffer sample are kept with it: in the statistics alone, they would
-        make its leave-one-out score too good. A head that learns from the buffer gets the draw of
-        the buffer's own strategy, calibrated or not.
-        """
-        samples = None
-        if self.calibrates and not self.head.uses_buffer:
-            samples = buffer.selection_pool()
-        if samples is None:
-            buffer.commit()
-            return None
-        pool = SelectionPool(self.head, samples)
-        groups = self.calibration.groups_of(pool)
-        if groups is None:
-            buffer.commit()
-        else:
-            buffer.commit_groups(samples, groups)
-        return pool
-
-    def calibrate(self, pool: SelectionPool | None = None) -> None:
-        """Select the decision rule, and fit the temperature if that is wanted or was done before.
+    def calibrate(self) -> None:
+        """Calibrate by the buffer samples, and again by labelled images that are not learned.
 
         Samples of one group are left out together.
-
-        Args:
-            pool: from which the buffer samples were selected since the head was solved, if at hand.
         """
-        samples = self.buffer_samples
+        stored = self.buffer_samples
         fits_temperature = self.fits_temperature
         self.calibration.forget_buffer()
-        calibration_samples = None
-        if samples is not None and self.calibrates:
-            calibration_samples = self.calibration.assess_buffer(
-                self.head, samples, pool
-            )
+        if stored is not None and self.calibrates:
+            self.calibration.assess_buffer(self.head, stored)
         self.calibration.assess_new_images(self.head, self.images.content)
-        if not fits_temperature:
-            return
-        if calibration_samples is None or len(self.calibration.y):
-            calibration_samples = self.calibration_samples()
-        if calibration_samples is None:
-            return
-        if self.head.leaves_one_out or not calibration_samples.learned:
-            calibrate(calibration_samples)
+        new_images = self.calibration_samples()
+        if fits_temperature and new_images is not None and not new_images.learned:
+            calibrate(new_images)
 
     @property
     def fits_temperature(self) -> bool:

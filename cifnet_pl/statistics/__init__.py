@@ -2,27 +2,15 @@
 
 from cifnet_pl.statistics.distances import ClassDistances as ClassDistances
 from cifnet_pl.statistics.distances import ClassMoments as ClassMoments
-from cifnet_pl.statistics.distances import Removable as Removable
 from cifnet_pl.statistics.distances import within_scatter as within_scatter
-from cifnet_pl.statistics.gcv import GCV_GRID as GCV_GRID
-from cifnet_pl.statistics.gcv import Position as Position
-from cifnet_pl.statistics.gcv import RidgeChoice as RidgeChoice
-from cifnet_pl.statistics.gcv import gcv_ridge as gcv_ridge
 from cifnet_pl.statistics.groups import FoundGroups as FoundGroups
-from cifnet_pl.statistics.groups import LeftOut as LeftOut
-from cifnet_pl.statistics.groups import WeightedGrouping as WeightedGrouping
-from cifnet_pl.statistics.groups import comparable as comparable
 from cifnet_pl.statistics.groups import find_groups as find_groups
-from cifnet_pl.statistics.groups import left_out_groups as left_out_groups
-from cifnet_pl.statistics.groups import near_groups as near_groups
-from cifnet_pl.statistics.groups import near_limit as near_limit
+from cifnet_pl.statistics.groups import near_duplicates as near_duplicates
+from cifnet_pl.statistics.leaving_out import LeftOut as LeftOut
 from cifnet_pl.statistics.leaving_out import equal_groups as equal_groups
+from cifnet_pl.statistics.leaving_out import left_out_distances as left_out_distances
 from cifnet_pl.statistics.leaving_out import left_out_together as left_out_together
 from cifnet_pl.statistics.leaving_out import whitened_rows as whitened_rows
-from cifnet_pl.statistics.probabilities import ProbabilityFit as ProbabilityFit
-from cifnet_pl.statistics.probabilities import fit_probabilities as fit_probabilities
-from cifnet_pl.statistics.probabilities import fit_temperature as fit_temperature
-from cifnet_pl.statistics.probabilities import to_probabilities as to_probabilities
 from cifnet_pl.statistics.projections import check_projection as check_projection
 from cifnet_pl.statistics.projections import draw_normal as draw_normal
 from cifnet_pl.statistics.projections import draw_phases as draw_phases
@@ -37,10 +25,14 @@ from cifnet_pl.statistics.projections import (
     with_product_features as with_product_features,
 )
 from cifnet_pl.statistics.ridge import Centred as Centred
+from cifnet_pl.statistics.ridge import Position as Position
+from cifnet_pl.statistics.ridge import RidgeChoice as RidgeChoice
+from cifnet_pl.statistics.ridge import gcv_ridge as gcv_ridge
 from cifnet_pl.statistics.ridge import solve as solve
 from cifnet_pl.statistics.ridge_system import LearnedRows as LearnedRows
 from cifnet_pl.statistics.ridge_system import RidgeFactor as RidgeFactor
 from cifnet_pl.statistics.ridge_system import RidgeSystem as RidgeSystem
+from cifnet_pl.statistics.ridge_system import Targets as Targets
 from cifnet_pl.statistics.solving import Ridge as Ridge
 from cifnet_pl.statistics.solving import check_ridge as check_ridge
 from cifnet_pl.statistics.solving import factorise as factorise

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.leaving_out import (
-    ROUNDING,
-    ClassBlocks,
-    GroupRows,
-    Products,
-    RowProducts,
-    definite_factor,
-    padded_groups,
-)
+from cifnet_pl.statistics.leaving_out import ROUNDING, left_out_distances
 from cifnet_pl.statistics.solving import factorise, whiten
 
 
@@ -102,162 +93,6 @@ class ClassMoments:
         return self.gram - self.weights.sum() * torch.outer(self.mean, self.mean)
 
 
-class InnerProducts(NamedTuple):
-    """Inner products ``aᵀ(S + λI)⁻¹b`` of the rows of g groups of k with the class means.
-
-    They are those without the group. ``inner`` and ``square`` have the scatter of all rows. The
-    Woodbury correction for the rows that are left out adds the inner product of the coordinates
-    ``rows`` of a, or ``means`` of b.
-
-    Attributes:
-        inner: (g, k, C) of each row with each mean.
-        square: (g, 1, C) of each mean with itself.
-        rows: (g, k, k) coordinates of each row for the correction.
-        means: (g, k, C) coordinates of each mean for the correction.
-        remaining: (g, 1, C) weight of the other rows of each class; zero for one that has none.
-    """
-
-    inner: Tensor
-    square: Tensor
-    rows: Tensor
-    means: Tensor
-    remaining: Tensor
-
-    @property
-    def gone(self) -> Tensor:
-        """(g, 1, C) bool, which classes have no other row."""
-        return self.remaining == 0
-
-
-class Removable:
-    """Learned rows that can be left out of a scatter within classes and of the class means.
-
-    With ``S + λI = LLᵀ`` all inner products are those of the whitened rows ``L⁻¹x``. Without k rows
-    of class c, each of weight 1, and ``v = z − μ_c``, the scatter loses ``Σ vvᵀ + ssᵀ/(n_c − k)``
-    with ``s = Σ v``, and the mean loses ``s/(n_c − k)``. So it loses ``VᵀDV`` with V the rows v and
-    ``D⁻¹ = I − 11ᵀ/n_c``, and products grow by ``aᵀVᵀ(D⁻¹ − VVᵀ)⁻¹Vb`` (Woodbury): a system of as
-    many equations as the group has rows. λ stays the same. All of it is on the CPU, as it is small.
-
-    Args:
-        products: of the whitened differences v.
-        along: (n, C) inner products of v with the whitened class means.
-        mean_products: (C, C) inner products of the whitened class means.
-        class_mass: (C,) n_c.
-        columns: (n,) int64 class of each row.
-    """
-
-    def __init__(
-        self,
-        products: Products,
-        along: Tensor,
-        mean_products: Tensor,
-        class_mass: Tensor,
-        columns: Tensor,
-    ):
-        self.products = products
-        self.along = along.cpu()
-        self.mean_products = mean_products.cpu()
-        self.class_mass = class_mass.cpu()
-        self.columns = columns.cpu()
-
-    @classmethod
-    def of_rows(
-        cls, away: Tensor, means: Tensor, class_mass: Tensor, columns: Tensor
-    ) -> Removable:
-        """Compute the inner products of rows.
-
-        Args:
-            away: (n, p) ``L⁻¹v``.
-            means: (C, p) ``L⁻¹μ_c``.
-            class_mass: (C,) n_c.
-            columns: (n,) int64 class of each row.
-        """
-        products = ClassBlocks(RowProducts(away), columns.cpu())
-        return cls(products, away @ means.T, means @ means.T, class_mass, columns)
-
-    def without(
-        self, group: GroupRows, products: Tensor, to_rows: Tensor, to_means: Tensor
-    ) -> InnerProducts:
-        """Return the products of any q with the class means, without all rows of some groups.
-
-        Args:
-            group: k rows of each of g groups.
-            products: (g, k, k) of their differences v.
-            to_rows: (g, q, k) products of each q with these.
-            to_means: (g, q, C) products of each q with the class means.
-        """
-        present = group.present[..., None].to(products)
-        products = products * group.pairs
-        to_rows = to_rows * present.mT
-        along = present * self.along[group.rows]
-        columns = self.columns[group.rows]
-        # (g, k, C)
-        own = torch.nn.functional.one_hot(columns, len(self.class_mass)) * present
-        remaining = self.class_mass - own.sum(dim=1)
-        gone = remaining <= ROUNDING * self.class_mass
-        # Zero for other classes. Of a class without other rows nothing is asked.
-        shift = own / remaining.masked_fill(gone, torch.inf)[:, None]
-        mass = self.class_mass.expand_as(gone).masked_fill(gone, torch.inf)
-        identity = torch.eye(own.shape[1], dtype=own.dtype)
-        inverse = identity - own @ (own / mass[:, None]).mT  # D⁻¹
-        factor = definite_factor(inverse - products)
-        moved = products @ shift  # products of the rows with what each mean loses
-        own_square = self.mean_products.diagonal()
-        square = own_square + (shift * (moved - 2 * along)).sum(dim=1)
-        inner = to_means - to_rows @ shift
-        coordinates = torch.linalg.solve_triangular(
-            factor, torch.cat([to_rows.mT, along - moved], dim=2), upper=False
-        )
-        of_rows, of_means = coordinates.tensor_split([to_rows.shape[1]], dim=2)
-        return InnerProducts(
-            inner,
-            square[:, None],
-            of_rows.mT,
-            of_means,
-            remaining.masked_fill(gone, 0.0)[:, None],
-        )
-
-    def _without_themselves(self, group: GroupRows) -> InnerProducts:
-        """Return the products of the rows of some groups with the class means, without these."""
-        products = self.products.among(group.rows)
-        along = self.along[group.rows]
-        columns = self.columns[group.rows]
-        of_own_means = along.mT.gather(1, columns[..., None].expand_as(products))
-        to_means = along + self.mean_products[columns]
-        return self.without(group, products, products + of_own_means, to_means)
-
-    def discriminant(
-        self,
-        mass: float,
-        groups: Tensor | None,
-        degrees_of_freedom: float = 0.0,
-    ) -> Tensor:
-        """Return ``xᵀΛμ_c − ½ μ_cᵀΛμ_c`` of the rows x, without the rows of their group.
-
-        ``Λ = ((S + λI)/n)⁻¹``; the priors are equal. The mean of n_c rows is too long by chance:
-        ``μ_cᵀΛμ_c`` is ``df/n_c`` too large on average, with ``df = tr (S + λI)⁻¹S``, so that a
-        class of few rows is rarely predicted. Half of that is added.
-
-        Args:
-            mass: n, total weight.
-            groups: (n,) int64 group of each row; None where each is its own.
-            degrees_of_freedom: df; 0 to leave the means as long as they are.
-
-        Returns:
-            (n, C) on the CPU; NaN for a class that had no other row.
-        """
-        result = torch.empty_like(self.along)
-        for group in padded_groups(groups, len(result)):
-            p = self._without_themselves(group)
-            inner = p.inner + p.rows @ p.means
-            square = p.square + p.means.square().sum(dim=1, keepdim=True)
-            score = (mass - group.sizes)[:, None, None] * (inner - square / 2)
-            score = score + degrees_of_freedom / (2 * p.remaining)
-            score = score.masked_fill(p.gone, torch.nan)
-            result[group.rows[group.present]] = score[group.present]
-        return result
-
-
 class ClassDistances:
     """Squared Mahalanobis distances to the nearest class mean, and to the mean of all rows.
 
@@ -328,75 +163,52 @@ class ClassDistances:
             groups: (n,) int64 number of each row's group; None where each stands alone.
 
         Returns:
-            (n,) twice, float64. The only row of a class gets its distance to the other classes; NaN
-            where there is no other.
+            (n,) twice, float64; NaN where no row of the class is left, or none at all.
         """
         x = x.double()
-        away = x - self.centre
-        weights = self.moments.weights
-        class_weights = weights[: self.moments.classes]
-        away_from_class = whiten(self.within_factor, away - self.means[columns])
-        means = whiten(self.within_factor, self.means)
-        one_class = torch.zeros_like(columns)
-        no_mean = away.new_zeros(1, x.shape[1])
-        away_from_all = whiten(self.total_factor, away)
-        near = Removable.of_rows(away_from_class, means, class_weights, columns)
-        overall = Removable.of_rows(
-            away_from_all, no_mean, weights.sum()[None], one_class
+        moments = self.moments
+        class_mass = moments.weights[: moments.classes]
+        near = self._left_out(
+            x, self.within_factor, self.means, columns, class_mass, groups
         )
-        return (
-            self._left_out(x, near, away_from_class, means, self.within_factor, groups),
-            self._left_out(
-                x, overall, away_from_all, no_mean, self.total_factor, groups
-            ),
+        overall = self._left_out(
+            x,
+            self.total_factor,
+            torch.zeros_like(self.means[:1]),
+            torch.zeros_like(columns),
+            moments.weights.sum()[None],
+            groups,
         )
+        return near, overall
 
     def _left_out(
         self,
         x: Tensor,
-        removable: Removable,
-        away: Tensor,
-        means: Tensor,
         factor: Tensor,
+        means: Tensor,
+        columns: Tensor,
+        mass: Tensor,
         groups: Tensor | None,
     ) -> Tensor:
         """Return (n,) distance of each row to the nearest mean without the rows of its group."""
-        moments = self.moments
+        total = self.moments.mass
         squares = x.square().sum(dim=1)
         direction = whiten(factor, torch.nn.functional.normalize(x, dim=1))
         centre = whiten(factor, self.centre[None])
-        distances = x.new_empty(len(x))
-        for group in padded_groups(groups, len(x)):
-            rows = group.rows.to(x.device)
-            present = group.present.to(x.device)
-            mass = moments.mass - present.sum(dim=1, keepdim=True)
-            mass = mass.masked_fill(mass <= ROUNDING * moments.mass, torch.nan)
-            lost = (squares[rows] * present).sum(dim=1, keepdim=True)
-            square = (moments.square - lost).clamp_min(0)
-            length = (square / mass).sqrt().nan_to_num()
-            q = length[..., None] * direction[rows] - centre
-            to_rows = (q @ away[rows].mT).cpu()
-            to_means = (q @ means.T).cpu()
-            own_square = q.square().sum(dim=2, keepdim=True).cpu()
-            products = removable.products.among(group.rows)
-            left = removable.without(group, products, to_rows, to_means)
-            nearest = mass * _nearest(own_square, left).to(x.device)
-            distances[rows[present]] = nearest[present]
-        return distances
 
+        def stretched(members: Tensor) -> Tensor:
+            lost = squares[members].sum(dim=1, keepdim=True)
+            rest = (self.moments.square - lost).clamp_min(0)
+            length = (rest / (total - members.shape[1])).sqrt()
+            return length[..., None] * direction[members] - centre
 
-def _nearest(square: Tensor, products: InnerProducts) -> Tensor:
-    """Return (g, k) squared distance of each row to the nearest class mean; NaN without classes.
-
-    Args:
-        square: (g, k, 1) squared norm of each row.
-        products: of each row with the means.
-    """
-    exact = "donot_use_mm_for_euclid_dist"
-    further = torch.cdist(products.rows, products.means.mT, compute_mode=exact).square()
-    distance = square - 2 * products.inner + products.square + further
-    nearest: Tensor = distance.masked_fill(products.gone, torch.inf).min(dim=2).values
-    return nearest.masked_fill(nearest.isinf(), torch.nan)
+        rows = whiten(factor, x - self.centre)
+        whitened_means = whiten(factor, means)
+        found = left_out_distances(
+            rows, whitened_means, columns, mass, groups, stretched
+        )
+        nearest = found.square.min(dim=1, keepdim=True).values
+        return ((total - found.left_out) * nearest)[:, 0]
 
 
 def within_scatter(gram: Tensor, class_sums: Tensor) -> Tensor:

@@ -1,21 +1,32 @@
-"""Leave samples, or groups of them, out of a ridge regression without solving again."""
+"""Leave learned rows, or groups of them, out of least squares without solving again.
+
+With a design X of n rows and ``A = XᵀX + D`` the hat matrix is ``H = X A⁻¹Xᵀ``. Without the rows K
+the inverse grows by ``A⁻¹X_Kᵀ(I − H_KK)⁻¹X_K A⁻¹`` (Woodbury), so that whatever is asked needs one
+system of as many equations as the group has rows. λ stays as it is. A group without which a column
+that is not penalised would be lost has a singular system, and nothing is known without it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cifnet_pl.statistics.solving import factorise, whiten
 
+LeftOut = Callable[[Tensor | None], Tensor]
+"""Function from the groups of samples, (n,) int64 or None where each is its own, to their scores.
+
+The scores (n, C) are those of a head that never learned the sample or its group; NaN where nothing
+is known without it."""
+
 ROUNDING = 1e-9
 """A share of 1 less than this is 1: the difference is lost in the rounding of float64 sums."""
 
 ROWS_PER_STEP = 1024
-"""Rows whose groups are left out at a time."""
+"""Rows whose groups are left out at a time; it bounds memory."""
 
 
 def whitened_rows(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
@@ -23,7 +34,7 @@ def whitened_rows(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
 
     Args:
         gram: (p, p) Gram matrix of all learned samples.
-        penalty: (p,) ridge of each feature, 0 for one that is free.
+        penalty: (p,) or () ridge of each feature, 0 for one that is free.
         x: (n, p) rows.
 
     Returns:
@@ -32,73 +43,48 @@ def whitened_rows(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
     Raises:
         CifnetError: ``gram + diag(penalty)`` is not positive definite.
     """
-    # A ridge that eigh solves with may be small for float32.
     factor = factorise(gram.double(), penalty.double())
     return whiten(factor, x.double())
 
 
-class GroupRows(NamedTuple):
-    """Rows of g groups, each filled up to k rows.
-
-    Attributes:
-        rows: (g, k) int64 positions; where a group has fewer rows, its first one stands in.
-        present: (g, k) bool, whether it is a row of the group.
-    """
-
-    rows: Tensor
-    present: Tensor
-
-    @property
-    def sizes(self) -> Tensor:
-        """(g,) rows of each group."""
-        return self.present.sum(dim=1)
-
-    @property
-    def pairs(self) -> Tensor:
-        """(g, k, k) bool, whether both rows are of the group."""
-        return self.present[:, :, None] & self.present[:, None]
-
-
-def padded_groups(groups: Tensor | None, count: int) -> Iterator[GroupRows]:
-    """Yield the rows of all groups, many groups of about the same size at a time, on the CPU.
-
-    Sizes are rounded up to a power of two, so that there are few of them. Each step has about
-    ``ROWS_PER_STEP`` rows.
+def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
+    """Yield the rows (g, k) int64 of groups of one size k, many groups at a time.
 
     Args:
-        groups: (count,) int64 number of each row's group; None where each is its own.
+        groups: (count,) int64 group of each row; None where each is its own.
         count: number of rows.
     """
     if groups is None:
         groups = torch.arange(count)
-    groups = groups.cpu()
     order = torch.argsort(groups, stable=True)
     sizes = torch.unique_consecutive(groups[order], return_counts=True)[1]
     starts = sizes.cumsum(0) - sizes
-    powers = 2 ** torch.arange(count.bit_length() + 1)
-    width = powers[torch.searchsorted(powers, sizes)]
-    for size in torch.unique(width).tolist():
-        of_size = width == size
-        offsets = torch.arange(size)
-        present = offsets < sizes[of_size, None]
-        rows = order[starts[of_size, None] + offsets * present]
-        groups_per_step = max(1, ROWS_PER_STEP // size)
-        of_rows = torch.split(rows, groups_per_step)
-        of_present = torch.split(present, groups_per_step)
-        yield from map(GroupRows, of_rows, of_present)
+    for size in torch.unique(sizes).tolist():
+        first = starts[sizes == size]
+        within = torch.arange(size, device=order.device)
+        rows = order[first[:, None] + within]
+        yield from torch.split(rows, max(1, ROWS_PER_STEP // size))
 
 
-def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
-    """Yield the rows of all groups of one size, (g, k) int64, for each size.
+class GroupSystems(NamedTuple):
+    """Cholesky factors of the systems of some groups.
 
-    Args:
-        groups: (count,) int64 number of each row's group; None where each is its own.
-        count: number of rows.
+    Attributes:
+        factor: (g, k, k) lower, of ``I − H_KK``.
+        singular: (g, 1, 1) bool, where nothing is known without the group.
     """
-    for padded in padded_groups(groups, count):
-        sizes = padded.sizes
-        for size in torch.unique(sizes).tolist():
-            yield padded.rows[sizes == size, :size]
+
+    factor: Tensor
+    singular: Tensor
+
+    @classmethod
+    def of(cls, hat: Tensor) -> GroupSystems:
+        """Factorise ``I − H_KK`` for blocks (g, k, k) of the hat matrix."""
+        identity = torch.eye(hat.shape[1], dtype=hat.dtype, device=hat.device)
+        factor, failed = torch.linalg.cholesky_ex(identity - hat)
+        gap = factor.diagonal(dim1=1, dim2=2).square().amin(dim=1)
+        singular = (failed > 0) | ~(gap > ROUNDING)
+        return cls(factor, singular[:, None, None])
 
 
 def left_out_together(
@@ -108,17 +94,15 @@ def left_out_together(
     targets: Tensor,
     groups: Tensor | None,
 ) -> Tensor:
-    """Return the scores (n, C) of samples without all samples of their group, at the same ridge.
+    """Return the scores (n, C) of ridge regression for samples without their group.
 
-    For one alone it is ``(score − h·y)/(1 − h)`` with h its weight times its leverage. In general,
-    with S the scores of a group, H its block of the hat matrix, Ω its weights, Y its targets and
-    ``V = Ω^½B``, it is ``(I − HΩ)⁻¹R = R + B(I − VᵀV)⁻¹VᵀΩ^½R`` with ``R = S − HΩY``: a system of
-    as many equations as the group has rows, or of p, whichever is smaller, so that no matrix grows
-    with the square of a group.
+    For one alone it is ``(score − h·y)/(1 − h)`` with h its weight times its leverage. In general
+    the residuals are ``(I − HΩ)⁻¹(Y − S)``, with S the scores of a group, Ω its weights and Y its
+    targets.
 
     Args:
         scores: (n, C) of samples that were learned.
-        whitened: (n, p) from :func:`whitened_rows`.
+        whitened: (n, p) rows B with ``H = B Bᵀ``, as of :func:`whitened_rows`.
         weight: (n,) of each sample in the sums; 0 where it was never seen.
         targets: (n, C) targets that the solve used.
         groups: (n,) int64 number of each sample's group; None where each is its own.
@@ -137,163 +121,82 @@ def left_out_together(
     for rows in equal_groups(groups, len(scores)):
         b = whitened[rows].double()
         root = weight[rows].double().sqrt()[..., None]
-        targeted = root * targets[rows].double()
-        of_rows = scores[rows].double()
-        v = root * b
-        if v.shape[1] <= v.shape[2]:
-            hat = b @ v.mT
-            rest = of_rows - hat @ targeted
-            system = _solved(v @ v.mT, root * rest)
-            without = rest + hat @ system.solution
-        else:
-            rest = of_rows - b @ (v.mT @ targeted)
-            system = _solved(v.mT @ v, v.mT @ (root * rest))
-            without = rest + b @ system.solution
-        result[rows] = without.masked_fill(system.gap < ROUNDING, torch.nan)
+        observed = root * b
+        systems = GroupSystems.of(observed @ observed.mT)
+        own_targets = targets[rows].double()
+        residual = own_targets - scores[rows].double()
+        system = torch.cholesky_solve(root * residual, systems.factor)
+        without = own_targets - residual - b @ (observed.mT @ system)
+        result[rows] = without.masked_fill(systems.singular, torch.nan)
     return result
 
 
-LARGEST_BLOCKS = 2**24
-"""Most inner products of rows of one class that are kept."""
-
-
-class Products(Protocol):
-    """Inner products of rows, asked for group by group."""
-
-    def among(self, rows: Tensor) -> Tensor:
-        """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
-
-
-class RowProducts:
-    """Inner products of rows.
-
-    Args:
-        rows: (n, p), on any device.
-    """
-
-    def __init__(self, rows: Tensor):
-        self.rows = rows
-
-    def among(self, rows: Tensor) -> Tensor:
-        """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
-        members = self.rows[rows.to(self.rows.device)]
-        return members @ members.mT
-
-
-class ClassBlocks:
-    """Inner products of rows that are asked for again and again, group by group, on the CPU.
-
-    Those of rows of one class are computed once, if they are not too many, where the rows are.
-    Groups are small and many: on a GPU each would wait for a launch.
-
-    Args:
-        products: of the rows.
-        columns: (n,) int64 class of each row, on the CPU.
-    """
-
-    def __init__(self, products: Products, columns: Tensor):
-        self.products = products
-        self.columns = columns
-        self.count = torch.bincount(columns)
-
-    def among(self, rows: Tensor) -> Tensor:
-        """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
-        columns = self.columns[rows]
-        first = columns[:, :1]
-        crosses = (columns != first).any()
-        if crosses or self.count.square().sum() > LARGEST_BLOCKS:
-            return self.products.among(rows).cpu()
-        place = self._place[rows]
-        start = self._first_block[first] + place * self.count[first]
-        return self._blocks[start[..., None] + place[:, None]]
-
-    @cached_property
-    def _first_block(self) -> Tensor:
-        """(C,) where the products of each class begin."""
-        size = self.count.square()
-        return size.cumsum(0) - size
-
-    @cached_property
-    def _order(self) -> Tensor:
-        """(n,) positions of the rows, class after class."""
-        return torch.argsort(self.columns, stable=True)
-
-    @cached_property
-    def _place(self) -> Tensor:
-        """(n,) place of each row within its class."""
-        first = self.count.cumsum(0) - self.count
-        order = self._order
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order))
-        return place - first[self.columns]
-
-    @cached_property
-    def _blocks(self) -> Tensor:
-        """(Σ n_c²,) products of the rows of each class."""
-        blocks = list[Tensor]()
-        for members in torch.split(self._order, self.count.tolist()):
-            blocks.append(self.products.among(members[None]).flatten())
-        return torch.cat(blocks).cpu()
-
-
-def left_out_by_products(
-    scores: Tensor, products: Products, targets: Tensor, groups: Tensor | None
-) -> Tensor:
-    """Return the scores of :func:`left_out_together` by inner products, each sample of weight 1.
-
-    Args:
-        scores: (n, C) of samples that were learned.
-        products: of the rows of :func:`whitened_rows`.
-        targets: (n, C) targets that the solve used.
-        groups: (n,) int64 number of each sample's group; None where each is its own.
-    """
-    result = torch.empty_like(scores, dtype=torch.float64)
-    for group in padded_groups(groups, len(scores)):
-        hat = products.among(group.rows) * group.pairs
-        rest = scores[group.rows] - hat @ targets[group.rows]
-        factor = definite_factor(torch.eye(hat.shape[1], dtype=hat.dtype) - hat)
-        gap = factor.diagonal(dim1=1, dim2=2).square().amin(dim=1)
-        without = torch.cholesky_solve(rest, factor)
-        # Its smallest squared diagonal element is at most k times the smallest eigenvalue.
-        unknown = (gap < 2 * ROUNDING * hat.shape[1])[:, None, None]
-        without = without.masked_fill(unknown, torch.nan)
-        result[group.rows[group.present]] = without[group.present]
-    return result
-
-
-def definite_factor(matrices: Tensor) -> Tensor:
-    """Return the lower Cholesky factors of matrices that are positive definite but for rounding.
-
-    Args:
-        matrices: (g, k, k) symmetric. Eigenvalues below ``ROUNDING`` are replaced by it.
-    """
-    factor: Tensor
-    factor, failed = torch.linalg.cholesky_ex(matrices)
-    if not failed.any():
-        return factor
-    values, vectors = torch.linalg.eigh(matrices)
-    root = values.clamp_min(ROUNDING).sqrt()[:, None] * vectors
-    # Of a matrix with M Mᵀ = A the triangular factor of Mᵀ = QR is a Cholesky factor of A.
-    upper = torch.linalg.qr(root.mT).R
-    sign = upper.diagonal(dim1=1, dim2=2).sign()
-    positive: Tensor = sign[..., None] * upper
-    return positive.mT
-
-
-class _Solved(NamedTuple):
-    """Solutions of g systems.
+class LeftOutDistances(NamedTuple):
+    """Distances of learned rows to the class means, without their groups.
 
     Attributes:
-        solution: (g, k, C) ``(I − P)⁻¹R``.
-        gap: (g, 1, 1) smallest eigenvalue of I − P.
+        square: (n, C) ``(q − μ_c)ᵀ(S + λI)⁻¹(q − μ_c)``; NaN where nothing is known.
+        length: (n, 1) ``qᵀ(S + λI)⁻¹q``.
+        remaining: (n, C) number of rows that each class has left.
+        left_out: (n, 1) number of rows that are left out with each, itself included.
     """
 
-    solution: Tensor
-    gap: Tensor
+    square: Tensor
+    length: Tensor
+    remaining: Tensor
+    left_out: Tensor
 
 
-def _solved(products: Tensor, right: Tensor) -> _Solved:
-    values, vectors = torch.linalg.eigh(products)
-    gaps = 1 - values[..., None]
-    rotated = vectors.mT @ right
-    return _Solved(vectors @ (rotated / gaps.clamp_min(ROUNDING)), gaps[:, -1:])
+def left_out_distances(
+    rows: Tensor,
+    means: Tensor,
+    columns: Tensor,
+    mass: Tensor,
+    groups: Tensor | None,
+    queries: Callable[[Tensor], Tensor] | None = None,
+) -> LeftOutDistances:
+    """Return Mahalanobis distances to class means without each row's group.
+
+    The scatter S within classes is what is left of ``Σ xxᵀ`` after a regression on the classes,
+    whose coefficients are the class means and are not penalised. So its design has the rows
+    ``[e_c; x]``, the block of the hat matrix is ``H_ij = δ/n_c + v_iᵀ(S + λI)⁻¹v_j`` with ``v = x −
+    μ_c``, and the distance of q to the mean of class c is ``[e_c; q]A⁻¹[e_c; q]ᵀ − 1/n_c``.
+
+    Args:
+        rows: (n, p) float64 learned rows ``L⁻¹x``, with ``S + λI = LLᵀ``, each of weight 1.
+        means: (C, p) class means ``L⁻¹μ_c``.
+        columns: (n,) int64 class of each row.
+        mass: (C,) number of rows n_c of each class.
+        groups: (n,) int64 group of each row; None where each is its own.
+        queries: function from positions (g, k) of whole groups to the q (g, k, p) of their rows;
+            None where these are the rows themselves.
+    """
+    shape = (len(rows), len(mass))
+    square = rows.new_empty(shape)
+    remaining = rows.new_empty(shape)
+    length = rows.new_empty(len(rows), 1)
+    left_out = rows.new_empty(len(rows), 1)
+    mean_square = means.square().sum(dim=1)
+    for members in equal_groups(groups, len(rows)):
+        x = rows[members]
+        q = x
+        if queries is not None:
+            q = queries(members)
+        v = x - means[columns[members]]
+        own = torch.nn.functional.one_hot(columns[members], len(mass)).to(v)
+        share = own / mass
+        systems = GroupSystems.of(v @ v.mT + share @ own.mT)
+        # What each row says of a query, apart from its class, and of each class.
+        said = torch.cat([v @ q.mT, share - v @ means.T], dim=2)
+        solved = torch.linalg.solve_triangular(systems.factor, said, upper=False)
+        of_query, of_class = solved.tensor_split([q.shape[1]], dim=2)
+        own_length = q.square().sum(dim=2) + of_query.square().sum(dim=1)
+        to_mean = mean_square + of_class.square().sum(dim=1, keepdim=True)
+        inner = q @ means.T - of_query.mT @ of_class
+        rest = mass - own.sum(dim=1, keepdim=True)
+        distance = own_length[..., None] - 2 * inner + to_mean + 1 / mass - 1 / rest
+        square[members] = distance.masked_fill(systems.singular, torch.nan)
+        remaining[members] = rest.expand_as(distance)
+        length[members] = own_length[..., None]
+        left_out[members] = float(members.shape[1])
+    return LeftOutDistances(square, length, remaining, left_out)

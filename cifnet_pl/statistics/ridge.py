@@ -2,16 +2,120 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.gcv import RidgeChoice, gcv_ridge
 from cifnet_pl.statistics.leaving_out import whitened_rows
 from cifnet_pl.statistics.solving import Ridge, solve_ridge
-from cifnet_pl.statistics.spectrum import Spectrum, spectrum
+from cifnet_pl.utilities.errors import CifnetError
+
+LARGEST_DF_SHARE = 0.5
+"""Largest degrees of freedom, as a share of the distinct samples.
+
+Duplicates that are not counted look like samples that are fitted without error, so that λ → 0 would
+be chosen. Distinct images ask for 0.22 to 0.53 of their number (``docs/studies/duplicates.md``).
+"""
+
+RIDGE_TOLERANCE = 0.1
+"""Precision of the logarithm of a chosen ridge: within a tenth accuracy does not change."""
+
+Position = Literal["inside", "largest", "given"]
+"""Position of a ridge among the candidates.
+
+"largest": generalised cross-validation finds nothing that a linear model explains. "given": the
+ridge was not chosen at this solve; it is an argument, or was loaded."""
+
+
+class RidgeChoice(NamedTuple):
+    """A ridge, and its position among the candidates (:data:`Position`)."""
+
+    ridge: float
+    position: Position
+
+
+def gcv_ridge(
+    gram: Tensor, moment: Tensor, tss: Tensor, samples: int, free: int
+) -> RidgeChoice:
+    """Return the ridge that minimises generalised cross-validation (Golub, Heath and Wahba, 1979).
+
+    ``GCV(λ) = n·RSS/(n−df)²`` with ``RSS = tr(Y_cᵀY_c) − ⟨Q, W⟩ − λ‖W‖²``, ``W = (G + λI)⁻¹Q`` and
+    ``df = free + Σ e_i/(e_i+λ)`` over the eigenvalues of G. The search is bounded: below by ``df ≤
+    n/2`` and by the rounding of the largest eigenvalue, above by the trace of G, where less than
+    one degree of freedom is left. It takes the eigenvalues of G and one Cholesky factor for each λ
+    that is visited.
+
+    Args:
+        gram: (p, p) G, centred where the bias is free.
+        moment: (p, C) Q, centred likewise.
+        tss: () total sum of squares of the targets, likewise.
+        samples: n, the number of distinct samples.
+        free: parameters of each class that are fitted without penalty: 1 for a free bias.
+
+    Raises:
+        CifnetError: the sums overflowed.
+    """
+    from scipy.optimize import minimize_scalar  # to classify needs none of it
+
+    if not torch.isfinite(gram.trace()):
+        raise CifnetError(
+            f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype:"
+            " float64"
+        )
+    values = torch.linalg.eigvalsh(gram).clamp_min(0).double()
+    largest = float(values.sum())
+    # All embeddings alike: any ridge gives zero weights.
+    if largest == 0.0 or samples <= free:
+        return RidgeChoice(1.0, "inside")
+
+    def freedom(ridge: float) -> float:
+        return free + float((values / (values + ridge)).sum())
+
+    def score(logarithm: float) -> float:
+        ridge = math.exp(logarithm)
+        weights = solve_ridge(gram, moment, gram.new_tensor(ridge))
+        explained = (moment * weights).sum() + ridge * weights.square().sum()
+        return float(tss - explained) / (samples - freedom(ridge)) ** 2
+
+    rounding = len(gram) * torch.finfo(gram.dtype).eps * float(values[-1])
+    smallest = _ridge_of_freedom(values, LARGEST_DF_SHARE * samples - free, rounding)
+    if smallest >= largest:
+        return RidgeChoice(largest, "inside")
+    low = math.log(smallest)
+    high = math.log(largest)
+    options = {"xatol": RIDGE_TOLERANCE}
+    found = minimize_scalar(
+        score, bounds=(low, high), method="bounded", options=options
+    )
+    position: Position = "inside"
+    if high - found.x < 2 * RIDGE_TOLERANCE:
+        position = "largest"
+    return RidgeChoice(math.exp(found.x), position)
+
+
+def _ridge_of_freedom(values: Tensor, freedom: float, smallest: float) -> float:
+    """Return the ridge from which on ``Σ e_i/(e_i+λ)`` is at most ``freedom``.
+
+    Args:
+        values: (p,) eigenvalues e_i.
+        freedom: degrees of freedom.
+        smallest: ridge that is returned where every larger one is allowed.
+    """
+    from scipy.optimize import brentq
+
+    def excess(logarithm: float) -> float:
+        return float((values / (values + math.exp(logarithm))).sum()) - freedom
+
+    low = math.log(smallest)
+    high = math.log(float(values.sum()))
+    if excess(low) <= 0:
+        return smallest
+    if excess(high) >= 0:
+        return math.exp(high)
+    return math.exp(brentq(excess, low, high))
 
 
 def solve(
@@ -23,8 +127,6 @@ def solve(
     free: int = 0,
 ) -> tuple[Tensor, RidgeChoice]:
     """Return ``(gram + λI)⁻¹ moment``, and λ with its position among the candidates.
-
-    It takes one Cholesky factorisation, or one eigendecomposition with "gcv".
 
     Args:
         gram: (p, p) symmetric positive semi-definite.
@@ -38,37 +140,11 @@ def solve(
     Raises:
         CifnetError: the sums overflowed, or with this ridge they are not positive definite.
     """
-    if ridge != "gcv":
-        weights = solve_ridge(gram, moment, gram.new_tensor(ridge))
-        return weights, RidgeChoice(float(ridge), "given")
-    found = choose_by_gcv(gram, moment, tss, samples, free)
-    shrunk = found.rotated / (found.eigen.values + found.choice.ridge)[:, None]
-    return found.eigen.back(shrunk), found.choice
-
-
-class GcvChoice(NamedTuple):
-    """The ridge of generalised cross-validation, and what it was chosen by.
-
-    Attributes:
-        choice: the ridge.
-        eigen: decomposition of the Gram matrix.
-        rotated: (p, C) the moment along its eigenvectors.
-    """
-
-    choice: RidgeChoice
-    eigen: Spectrum
-    rotated: Tensor
-
-
-def choose_by_gcv(
-    gram: Tensor, moment: Tensor, tss: Tensor, samples: int, free: int
-) -> GcvChoice:
-    """Choose a ridge by :func:`gcv_ridge`; the arguments are those of :func:`solve`."""
-    eigen = spectrum(gram, samples - free, moment.shape[1])
-    rotated = torch.where(eigen.values[:, None] > 0, eigen.rotate(moment), 0)
-    squares = rotated.square().sum(dim=1)
-    choice = gcv_ridge(eigen.values, squares, tss, samples, free)
-    return GcvChoice(choice, eigen, rotated)
+    if ridge == "gcv":
+        choice = gcv_ridge(gram, moment, tss, samples, free)
+    else:
+        choice = RidgeChoice(float(ridge), "given")
+    return solve_ridge(gram, moment, gram.new_tensor(choice.ridge)), choice
 
 
 @dataclass(frozen=True)
@@ -129,8 +205,7 @@ class Centred:
 
     def choose_ridge(self) -> RidgeChoice:
         """Return the ridge of generalised cross-validation, without the weights."""
-        found = choose_by_gcv(self.gram, self.moment, self.tss, self.samples, free=1)
-        return found.choice
+        return gcv_ridge(self.gram, self.moment, self.tss, self.samples, free=1)
 
     def whitened_rows(self, z: Tensor, ridge: float, mass: Tensor) -> Tensor:
         """Return :func:`~cifnet_pl.statistics.whitened_rows` of embeddings, with a free bias.

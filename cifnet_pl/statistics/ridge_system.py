@@ -1,19 +1,9 @@
 """Ridge regression and the discriminant of the same sums, by one Cholesky factorisation.
 
-With the centred Gram matrix G_c, group means μ_g and weights n_g, the scatter within groups is
-``S = G_c − Σ n_g (μ_g − μ)(μ_g − μ)ᵀ``. So with ``G_c + λI = LLᵀ`` and E the matrix of the columns
-``√n_g L⁻¹(μ_g − μ)``,
-
-    xᵀ(S + λI)⁻¹y = (L⁻¹x)ᵀ(L⁻¹y) + (R⁻¹EᵀL⁻¹x)ᵀ(R⁻¹EᵀL⁻¹y)        with RRᵀ = I − EᵀE
-
-(Woodbury): the factor of ridge regression serves the discriminant, too, with as many more
-coordinates, the Woodbury coordinates, as there are groups. For p features, m rows and C classes it
-costs
-
-* p³/3 operations for L, p³/3 more for the degrees of freedom;
-* p²m for the whitened rows ``L⁻¹x`` of m rows;
-* pm·(m/C) for the inner products of rows of one class. Whatever is asked then, of any groups of
-  rows, has the size of the groups.
+With the centred Gram matrix G, class means μ_c and weights n_c, the scatter within classes is ``S =
+G − EᵀE``, E the rows ``√n_c (μ_c − μ)``. With ``S + λI = LLᵀ`` and ``Ê = EL⁻ᵀ`` ridge regression
+needs ``(G + λI)⁻¹Eᵀ = L⁻ᵀÊᵀ(I + ÊÊᵀ)⁻¹`` (Woodbury), a further system of as many equations as there
+are classes: both rules lie in the same directions (Hastie, Tibshirani and Buja, 1994).
 """
 
 from __future__ import annotations
@@ -24,19 +14,35 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.distances import Removable
-from cifnet_pl.statistics.leaving_out import (
-    ClassBlocks,
-    Products,
-    RowProducts,
-    left_out_by_products,
-)
-from cifnet_pl.statistics.ridge import Centred
+from cifnet_pl.statistics.leaving_out import left_out_distances, left_out_together
+from cifnet_pl.statistics.ridge import RidgeChoice, gcv_ridge
 from cifnet_pl.statistics.solving import factorise, solve_back, whiten
-from cifnet_pl.statistics.targets import signed_targets
 
 WIDTH_TO_INVERT = 256
-"""Width up to which a triangular matrix is inverted in one step."""
+"""Width up to which a triangular matrix is inverted in one step; it costs only time."""
+
+
+class Targets(NamedTuple):
+    """Targets of ridge regression: ``mean_c + scale_c·(1[y = c] − n_c/n)`` in the column of c.
+
+    Attributes:
+        scale: (C,).
+        mean: (C,).
+    """
+
+    scale: Tensor
+    mean: Tensor
+
+    @classmethod
+    def signed(cls, class_mass: Tensor, mass: Tensor, limit: float) -> Targets:
+        """Return the targets ``limit`` of a positive and ``−limit`` of a negative (the paper's)."""
+        scale = torch.full_like(class_mass, 2 * limit)
+        return cls(scale, limit * (2 * class_mass / mass - 1))
+
+    @classmethod
+    def even(cls, class_mass: Tensor, mass: Tensor) -> Targets:
+        """Return targets whose columns have one length, however frequent a class is (Ye, 2007)."""
+        return cls((mass / class_mass).sqrt(), torch.zeros_like(class_mass))
 
 
 class RidgeSystem:
@@ -47,7 +53,14 @@ class RidgeSystem:
         class_sums: (C, p+1) ``Σ_{y=c} ω x̃`` of the classes.
         removed_sums: (R, p+1) the same of classes that were removed.
         samples: number of distinct rows.
-        limit: target of a positive; that of a negative is ``−limit``.
+        scaled: whether the penalty of a feature is the mean of 1 and its variance within classes,
+            relative to the mean variance: half-way between the two usual targets of shrinkage,
+            equal and unequal variances (Schäfer and Strimmer, 2005). Features are divided by its
+            square root. Else the penalty is 1.
+
+    Attributes:
+        factors: (p,) by which features are multiplied.
+        spread: (C + R, p) rows E.
     """
 
     def __init__(
@@ -56,37 +69,39 @@ class RidgeSystem:
         class_sums: Tensor,
         removed_sums: Tensor,
         samples: int,
-        limit: float,
+        scaled: bool,
     ):
-        self.mass = gram[0, 0]
-        self.mean = gram[0, 1:] / self.mass
+        self.mass = gram[0, 0].double()
+        self.mean = gram[0, 1:] / gram[0, 0]
         self.gram = gram[1:, 1:].addr_(self.mean, self.mean, alpha=-float(self.mass))
-        sums = torch.cat([class_sums, removed_sums])
-        self.group_mass = sums[:, 0]
-        self.deviations = sums[:, 1:] - self.group_mass[:, None] * self.mean
         self.classes = len(class_sums)
         self.samples = samples
-        self.limit = limit
+        sums = torch.cat([class_sums, removed_sums])
+        root = sums[:, :1].sqrt()
+        self.class_mass = class_sums[:, 0].double()
+        self.spread = sums[:, 1:] / root - root * self.mean
+        self.factors = torch.ones_like(self.mean)
+        if scaled:
+            self.factors = self._penalty().rsqrt()
+            self.gram *= self.factors
+            self.gram *= self.factors[:, None]
+            self.spread = self.spread * self.factors
 
-    @property
-    def class_mass(self) -> Tensor:
-        """(C,) weight of each class."""
-        return self.group_mass[: self.classes]
+    def _penalty(self) -> Tensor:
+        """Return the penalty (p,) of each feature, relative to λ."""
+        between = self.spread.square().sum(dim=0)
+        variance = (self.gram.diagonal() - between).clamp_min(0)
+        smallest = torch.finfo(variance.dtype).tiny
+        return (1 + variance / variance.mean().clamp_min(smallest)) / 2
 
-    @property
-    def target_mean(self) -> Tensor:
-        """(C,) mean of the targets of each class."""
-        return self.limit * (2 * self.class_mass / self.mass - 1)
-
-    def regression(self, width: int | None = None) -> Centred:
-        """Return the regression on the first ``width`` features, or on all of them."""
-        target_mean = self.target_mean
-        square = self.limit**2 * self.mass * self.classes
-        tss = square - self.mass * target_mean.square().sum()
-        moment = 2 * self.limit * self.deviations[: self.classes, :width].T
-        gram = self.gram[:width, :width]
-        mean = self.mean[:width]
-        return Centred(gram, moment, mean, target_mean, tss, self.samples)
+    def choose_ridge(self, targets: Targets, width: int) -> RidgeChoice:
+        """Return the ridge of generalised cross-validation for the first ``width`` features."""
+        own = self.spread[: self.classes, :width]
+        length = targets.scale * self.class_mass.sqrt()
+        moment = (own * length.to(own)[:, None]).T
+        share = self.class_mass / self.mass
+        tss = (length.square() * (1 - share)).sum().to(moment)
+        return gcv_ridge(self.gram[:width, :width], moment, tss, self.samples, free=1)
 
 
 class RidgeFactor:
@@ -94,73 +109,67 @@ class RidgeFactor:
 
     Args:
         system: the sums.
+        targets: of ridge regression.
         ridge: λ.
 
     Raises:
-        CifnetError: the centred Gram matrix plus λ is not positive definite.
+        CifnetError: the scatter within classes plus λ is not positive definite.
     """
 
-    def __init__(self, system: RidgeSystem, ridge: float):
+    def __init__(self, system: RidgeSystem, targets: Targets, ridge: float):
         self.system = system
+        self.targets = targets
         self.ridge = ridge
-        self.mass = system.mass.double()
-        self.class_mass = system.class_mass.double()
-        penalty = torch.tensor(ridge, dtype=torch.float64, device=system.gram.device)
-        self.factor = factorise(system.gram.double(), penalty)
-        group_mass = system.group_mass.double()
-        deviations = system.deviations.double() / group_mass.sqrt()[:, None]
-        self.spread = whiten(self.factor, deviations).T  # E
-        self.mean = whiten(self.factor, system.mean.double()[None])[0]
-        # (C, p) L⁻¹μ_c
-        own_spread = self.spread[:, : system.classes].T
-        self.means = own_spread / self.class_mass.sqrt()[:, None] + self.mean
+        spread = system.spread.double()
+        within = system.gram.double() - spread.T @ spread
+        penalty = torch.tensor(ridge, dtype=torch.float64, device=spread.device)
+        self.factor = factorise(within, penalty)
+        self.spread = whiten(self.factor, spread)  # Ê
+        own = self.spread[: system.classes]
+        self.means = own / system.class_mass.sqrt()[:, None]  # L⁻¹(μ_c − μ)
+
+    def whitened(self, x: Tensor) -> Tensor:
+        """Return rows ``L⁻¹(x − μ)`` of features x (m, p)."""
+        system = self.system
+        return whiten(self.factor, (system.factors * (x - system.mean)).double())
 
     @cached_property
-    def root(self) -> Tensor:
-        """(G, G) lower R."""
-        gram = -self.spread.T @ self.spread
-        return factorise(gram, torch.ones_like(self.mass))
-
-    def coordinates(self, whitened: Tensor) -> Tensor:
-        """Return the Woodbury coordinates (n, G) ``R⁻¹EᵀL⁻¹x`` of rows ``L⁻¹x`` (n, p)."""
-        return whiten(self.root, whitened @ self.spread)
-
-    @cached_property
-    def mean_coordinates(self) -> Tensor:
-        """(C, G) Woodbury coordinates of the class means."""
-        return self.coordinates(self.means)
-
-    @cached_property
-    def moment(self) -> Tensor:
-        """(p, C) ``L⁻¹Q_c``."""
-        own_spread = self.spread[:, : self.system.classes]
-        return 2 * self.system.limit * own_spread * self.class_mass.sqrt()
+    def regression_directions(self) -> Tensor:
+        """(C, p) whitened weights of ridge regression."""
+        between = self.spread @ self.spread.T
+        inner = factorise(between, torch.ones_like(self.system.mass))
+        own = torch.cholesky_solve(self.spread, inner)[: self.system.classes]
+        length = self.targets.scale * self.system.class_mass.sqrt()
+        directions: Tensor = length[:, None] * own
+        return directions
 
     def regression_weights(self) -> Tensor:
         """Return (p+1, C) weights of ``[1; x]`` of ridge regression, the bias in row 0."""
-        weights = solve_back(self.factor, self.moment.T).T
-        bias = self.system.target_mean - self.system.mean.double() @ weights
-        return torch.cat([bias[None], weights])
+        return self._weights(self.regression_directions, self.targets.mean)
 
     def discriminant_weights(self) -> Tensor:
-        """Return (p+1, C) weights of ``[1; x]`` of the discriminant, the bias in row 0."""
-        coordinates = self.mean_coordinates
-        correction = solve_back(self.root, coordinates) @ self.spread.T
-        direction = self.mass * solve_back(self.factor, self.means + correction).T
-        rows = torch.cat([self.means, coordinates], dim=1)
-        square = rows.square().sum(dim=1) / 2
-        bias = self.degrees_of_freedom / (2 * self.class_mass) - self.mass * square
-        return torch.cat([bias[None], direction])
+        """Return (p+1, C) weights of ``[1; x]`` of the discriminant, the bias in row 0.
+
+        ``n (x − μ)ᵀ(S + λI)⁻¹(μ_c − μ) − ½ n (μ_c − μ)ᵀ(S + λI)⁻¹(μ_c − μ) + df/(2n_c)``: equal
+        priors, and a mean of n_c rows is too long by ``df/n_c`` on average.
+        """
+        system = self.system
+        bias = self.degrees_of_freedom / system.class_mass
+        bias = bias - system.mass * self.means.square().sum(dim=1)
+        return self._weights(system.mass * self.means, bias / 2)
+
+    def _weights(self, whitened: Tensor, centre: Tensor) -> Tensor:
+        """Return weights of ``[1; x]`` from whitened directions (C, p) and scores (C,) of μ."""
+        directions = self.system.factors * solve_back(self.factor, whitened)
+        bias = centre - directions @ self.system.mean.double()
+        # Row-major, as after loading: products round differently otherwise.
+        return torch.cat([bias[:, None], directions], dim=1).T.contiguous()
 
     @cached_property
     def degrees_of_freedom(self) -> Tensor:
         """() degrees of freedom ``tr (S + λI)⁻¹S`` of the discriminant."""
-        # tr (S + λI)⁻¹ = ‖L⁻¹‖² + ‖L⁻ᵀER⁻ᵀ‖²
-        solved = solve_back(self.factor, self.spread.T)
-        correction = whiten(self.root, solved.T)
-        trace = inverse_square(self.factor) + squared_norm(correction)
-        degrees_of_freedom: Tensor = len(self.factor) - self.ridge * trace
-        return degrees_of_freedom
+        freedom: Tensor = len(self.factor) - self.ridge * inverse_square(self.factor)
+        return freedom
 
 
 def inverse_square(factor: Tensor) -> Tensor:
@@ -169,166 +178,78 @@ def inverse_square(factor: Tensor) -> Tensor:
     By halves, with ``L = [[A, 0], [B, C]]``: the inverse has the blocks ``A⁻¹``, ``C⁻¹`` and
     ``−C⁻¹BA⁻¹``. It takes p³/3 operations.
     """
-    width = len(factor)
-    if width <= WIDTH_TO_INVERT:
-        identity = torch.eye(width, dtype=factor.dtype, device=factor.device)
-        inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
-        return squared_norm(inverse)
-    half = width // 2
+    if len(factor) <= WIDTH_TO_INVERT:
+        identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+        return whiten(factor, identity).square().sum()
+    half = len(factor) // 2
     first = factor[:half, :half]
     last = factor[half:, half:]
     below = torch.linalg.solve_triangular(last, factor[half:, :half], upper=False)
     below = torch.linalg.solve_triangular(first, below, upper=False, left=False)
-    return inverse_square(first) + inverse_square(last) + squared_norm(below)
-
-
-def squared_norm(matrix: Tensor) -> Tensor:
-    """Return the squared Frobenius norm ()."""
-    norm: Tensor = matrix.square().sum()
-    return norm
-
-
-class RowsToRegress(NamedTuple):
-    """What leave-one-group-out scores of ridge regression are computed from, on the CPU.
-
-    Attributes:
-        scores: (m, C) of all rows, which were learned.
-        products: of the rows.
-        targets: (m, C).
-    """
-
-    scores: Tensor
-    products: Products
-    targets: Tensor
-
-
-class ProductsFromPoints(NamedTuple):
-    """Inner products of rows, each less a point.
-
-    Attributes:
-        parts: products whose sum is that of the rows themselves.
-        along: (m, P) products of each row with each point.
-        squares: (P, P) products of the points.
-        points: (m,) int64 point of each row.
-    """
-
-    parts: tuple[Products, ...]
-    along: Tensor
-    squares: Tensor
-    points: Tensor
-
-    def among(self, rows: Tensor) -> Tensor:
-        """Return (g, k, k) products of the rows of each of g groups of k, at positions (g, k)."""
-        points = self.points[rows]
-        others = points[:, None].expand(-1, rows.shape[1], -1)
-        products = self.squares[points].gather(2, others)
-        along = self.along[rows].gather(2, others)
-        products = products - along - along.mT
-        for part in self.parts:
-            products = products + part.among(rows)
-        return products
+    square: Tensor = below.square().sum()
+    return inverse_square(first) + inverse_square(last) + square
 
 
 class LearnedRows:
     """Rows that are in the sums of a :class:`RidgeFactor`, each of weight 1, to be left out.
 
-    What has the width of the features is computed once, on the device of the sums. The rest has the
-    size of the groups, and is computed on the CPU.
-
     Args:
         factor: of these sums.
-        whitened: (m, p) float64 rows ``L⁻¹x``.
+        x: (m, p) features.
         columns: (m,) int64 class of each.
     """
 
-    def __init__(self, factor: RidgeFactor, whitened: Tensor, columns: Tensor):
+    def __init__(self, factor: RidgeFactor, x: Tensor, columns: Tensor):
         self.factor = factor
-        self.columns = columns.cpu()
-        self.device = whitened.device
-        self.whitened = whitened
-        self._products = self._by_class(RowProducts(whitened))
-
-    @classmethod
-    def of_features(
-        cls, factor: RidgeFactor, x: Tensor, columns: Tensor
-    ) -> LearnedRows:
-        """Return the rows of features x (m, p), of classes ``columns`` (m,)."""
-        return cls(factor, whiten(factor.factor, x.double()), columns)
-
-    def at(self, rows: Tensor) -> LearnedRows:
-        """Return some of the rows, at positions (k,) int64."""
-        columns = self.columns[rows.cpu()]
-        return LearnedRows(self.factor, self.whitened[rows], columns)
-
-    def _by_class(self, products: Products) -> ClassBlocks:
-        return ClassBlocks(products, self.columns)
-
-    @cached_property
-    def _regression(self) -> RowsToRegress:
-        factor = self.factor
-        system = factor.system
-        bias = system.target_mean - factor.mean @ factor.moment
-        scores = self.whitened @ factor.moment + bias
-        # Products of [1/√n; L⁻¹(x − μ)], with n the total weight and μ the mean of all rows.
-        along = self.whitened @ factor.mean[:, None]
-        square = 1 / factor.mass + factor.mean.square().sum()
-        products = ProductsFromPoints(
-            (self._products,),
-            along.cpu(),
-            square.cpu()[None, None],
-            torch.zeros_like(self.columns),
-        )
-        targets = signed_targets(self.columns, system.classes, system.limit)
-        return RowsToRegress(scores.cpu(), self._by_class(products), targets)
-
-    def regression(self, groups: Tensor | None) -> Tensor:
-        """Return (m, C) leave-one-group-out scores of ridge regression."""
-        rows = self._regression
-        scores = left_out_by_products(rows.scores, rows.products, rows.targets, groups)
-        return scores.to(self.device)
-
-    @cached_property
-    def _coordinates(self) -> Tensor:
-        """(m, G) Woodbury coordinates of the rows."""
-        return self.factor.coordinates(self.whitened)
-
-    @cached_property
-    def _removable(self) -> Removable:
-        factor = self.factor
-        of_means = factor.mean_coordinates
-        to_means = self.whitened @ factor.means.T + self._coordinates @ of_means.T
-        of_rows = to_means.cpu()
-        means = (factor.means @ factor.means.T + of_means @ of_means.T).cpu()
-        correction = RowProducts(self._coordinates)
-        # Products of x − μ_c by (S + λI)⁻¹, with c the class of x.
-        products = ProductsFromPoints(
-            (self._products, self._by_class(correction)), of_rows, means, self.columns
-        )
-        along = of_rows - means[self.columns]
-        return Removable(
-            self._by_class(products), along, means, factor.class_mass, self.columns
-        )
+        self.columns = columns
+        self.rows = factor.whitened(x)
 
     def discriminant(self, groups: Tensor | None) -> Tensor:
-        """Return (m, C) leave-one-group-out scores of the discriminant.
+        """Return (m, C) scores of the discriminant without each row's group.
 
-        They are NaN for a class that had no other row. The degrees of freedom stay those of all
-        rows, as λ does; without a row they would be smaller by less than one.
+        μ, from which rows are measured, and df stay those of all rows, as λ does. μ moves the
+        scores of all classes alike.
 
         Args:
             groups: (m,) int64 group of each row; None where each is its own.
         """
-        return self._discriminant(groups, float(self.factor.degrees_of_freedom))
+        factor = self.factor
+        mass = factor.system.class_mass
+        found = left_out_distances(self.rows, factor.means, self.columns, mass, groups)
+        others = factor.system.mass - found.left_out
+        length = factor.degrees_of_freedom / found.remaining
+        return (length + others * (found.length - found.square)) / 2
 
-    def uncorrected_discriminant(self, groups: Tensor | None) -> Tensor:
-        """Return the scores of :meth:`discriminant` with the length of the means as it is.
+    @cached_property
+    def _hat_rows(self) -> Tensor:
+        """(m, p+1) rows B with ``B Bᵀ`` the hat matrix of ridge regression.
 
-        It needs no degrees of freedom. Of classes with as many rows each it changes little.
+        They are ``[1/√n; (I + ÊᵀÊ)^-½ L⁻¹(x − μ)]``, with ``(I + ÊᵀÊ)^-½ = I − ÊᵀUdiag(1/(r(r +
+        1)))UᵀÊ``, ``ÊÊᵀ = Udiag(r² − 1)Uᵀ``.
         """
-        return self._discriminant(groups, 0.0)
+        spread = self.factor.spread
+        values, vectors = torch.linalg.eigh(spread @ spread.T)
+        root = (1 + values.clamp_min(0)).sqrt()
+        along = self.rows @ spread.T @ vectors
+        less = along / (root * (root + 1)) @ (vectors.T @ spread)
+        constant = self.rows.new_ones(len(less), 1) / self.factor.system.mass.sqrt()
+        return torch.cat([constant, self.rows - less], dim=1)
 
-    def _discriminant(self, groups: Tensor | None, degrees_of_freedom: float) -> Tensor:
-        mass = float(self.factor.mass)
-        return self._removable.discriminant(mass, groups, degrees_of_freedom).to(
-            self.device
-        )
+    @cached_property
+    def _own_targets(self) -> Tensor:
+        system = self.factor.system
+        own = torch.nn.functional.one_hot(self.columns, system.classes)
+        targets = self.factor.targets
+        return targets.mean + targets.scale * (own - system.class_mass / system.mass)
+
+    def regression(self, groups: Tensor | None) -> Tensor:
+        """Return (m, C) scores of ridge regression without each row's group.
+
+        Args:
+            groups: (m,) int64 group of each row; None where each is its own.
+        """
+        hat = self._hat_rows
+        scores = self.rows @ self.factor.regression_directions.T
+        scores = self.factor.targets.mean + scores
+        weight = torch.ones_like(hat[:, 0])
+        return left_out_together(scores, hat, weight, self._own_targets, groups)

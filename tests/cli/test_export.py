@@ -105,7 +105,6 @@ def test_network_and_head_in_one_graph(
 ):
     model = model_of("embedded:efficientnet_lite0", 64, 0.875)
     model.head.temperature.fill_(0.7)
-    model.head.odds_power.fill_(0.6)
     model.save(tmp_path / "b")
     target = tmp_path / "m" / "model.onnx"
     assert (
@@ -286,7 +285,6 @@ def test_a_model_of_embeddings_is_a_graph_of_its_head(
     """It has no network; a server's entry, which takes images, is refused."""
     model = replace(learned("ridge"), backbone=build_backbone(f"none:{WIDTH}"))
     model.head.temperature.fill_(0.7)
-    model.head.odds_power.fill_(0.6)
     model.save(tmp_path / "b")
     target = tmp_path / "m.onnx"
     given = ["export", "--model", str(tmp_path / "b"), "--overwrite", "--output"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead, SLDAHead
-from cifnet_pl.heads.ridge_messages import change_message, edge_messages
+from cifnet_pl.heads.ridge_messages import change_message, edge_message
 from cifnet_pl.statistics import RidgeChoice
 from tests.heads.suite import teach
 
@@ -111,7 +111,7 @@ def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> N
         assert choices == []
         return
     assert all(
-        choice.ridge > 0 and choice.position in ("inside", "cap", "smallest", "largest")
+        choice.ridge > 0 and choice.position in ("inside", "largest")
         for choice in choices
     )
     again = make()
@@ -122,21 +122,10 @@ def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> N
 
 
 def test_what_is_said_of_a_ridge_at_an_edge() -> None:
-    assert edge_messages([RidgeChoice(1.0, "inside"), RidgeChoice(2.0, "given")]) == {}
-    told = edge_messages(
-        [
-            RidgeChoice(83.2, "cap"),
-            RidgeChoice(91.0, "cap"),
-            RidgeChoice(1e-7, "smallest"),
-            RidgeChoice(1e3, "largest"),
-        ]
-    )
-    assert set(told) == {
-        "smallest",
-        "largest",
-    }  # one at its cap is usual where images are few
-    assert "at the lower edge of its grid, 1e-07" in told["smallest"]
-    assert "at the upper edge of its grid, 1e+03" in told["largest"]
+    choices = [RidgeChoice(1.0, "inside"), RidgeChoice(2.0, "given")]
+    assert edge_message(choices) is None
+    message = edge_message([*choices, RidgeChoice(1e3, "largest")]) or ""
+    assert "at the upper edge of its range, 1e+03" in message
 
 
 def test_a_ridge_that_jumps_is_told() -> None:

@@ -112,7 +112,7 @@ def test_gcv_gives_the_directions_of_the_ridge_regression_it_was_chosen_for() ->
 
 
 def test_slda_of_classes_of_one_sample_is_the_nearest_mean() -> None:
-    head = SLDAHead(64)
+    head = SLDAHead(64, shrinkage=0.5)
     nearest = NCMHead(64, metric="euclidean")
     for each in (head, nearest):
         teach(each, Z[[0, 80]], torch.tensor([3, 5]))

@@ -5,8 +5,6 @@ what it remembers.
 from __future__ import annotations
 
 import copy
-import gc
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,9 @@ from torch import Tensor
 import cifnet_pl
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads import ridge as module
+from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.statistics import GCV_GRID, fit_temperature
 from cifnet_pl.testing import difference, halves, learn, queries, stream
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests import models
@@ -153,7 +150,7 @@ def test_products_approximate_a_polynomial_kernel() -> None:
 
 @pytest.mark.parametrize(
     ("counts", "expected"),
-    [([400, 399, 900], 3.0), ([100, 399, 900], 1.5), ([99, 99, 900], 0), (None, 0)],
+    [([400, 399, 900], 3.0), ([100, 199, 900], 1.0), ([99, 99, 900], 0), (None, 0)],
 )
 def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
     counts: list[int] | None, expected: float
@@ -282,24 +279,21 @@ def test_gcv_is_a_search_with_the_hat_matrix(stream: Tasks) -> None:
         return  # nothing to fit
     centred = z - z.mean(axis=0)
     gram = centred.T @ centred
-    scores = []
-    for ridge in GCV_GRID.numpy() * np.trace(gram) / len(gram):
+
+    def score(ridge: float) -> float:
         hat = (
             np.full((n, n), 1 / n)
             + centred @ np.linalg.inv(gram + ridge * np.eye(len(gram))) @ centred.T
         )
+        if np.trace(hat) > n / 2 + 1e-9:
+            return np.inf
         rss = np.square(target - hat @ target).sum()
-        if np.trace(hat) <= n / 2:
-            scores.append((n * rss / (n - np.trace(hat)) ** 2, ridge))
-    best = min(score for score, _ in scores)
-    # Where candidates are equally good to rounding, any of them is right.
+        return float(n * rss / (n - np.trace(hat)) ** 2)
+
     ours = head.ridge_used.item()
-    assert any(
-        abs(ours / ridge - 1) < 1e-9
-        for score, ridge in scores
-        if score <= best * (1 + 1e-9)
-    )
-    assert distance(head.weights, dense_ridge(z, target, ours)) < 1e-9
+    if head.position == "inside":  # the search is as precise as it has to be
+        assert score(ours) <= 1.01 * min(score(ours * 1.3), score(ours / 1.3))
+    assert distance(head.weights, dense_ridge(z, target, ours)) < 1e-8
 
 
 @pytest.mark.parametrize(
@@ -359,8 +353,8 @@ def scikit_scores(ridge: float) -> Tensor:
 def test_scores_are_those_of_linear_discriminant_analysis(ridge: float) -> None:
     head = learn(RidgeHead(D, ridge=ridge, decision="discriminant"), TASKS)
     ours = head(QUERIES)[:, torch.tensor(head.classes).argsort()]
-    constant = np.log(1 / 6)  # the prior
-    assert torch.allclose(ours + constant, scikit_scores(ridge), rtol=1e-9, atol=1e-8)
+    expected = scikit_scores(ridge).log_softmax(dim=1)
+    assert torch.allclose(ours.log_softmax(dim=1), expected, rtol=1e-9, atol=1e-8)
 
 
 def test_the_ridge_is_the_one_of_ridge_regression() -> None:
@@ -403,188 +397,102 @@ def two_kinds(seed: int, elongated: bool) -> tuple[Tensor, Tensor]:
     return z, y
 
 
+def calibrated(z: Tensor, y: Tensor, groups: Tensor | None = None) -> RidgeHead:
+    head = teach(RidgeHead(z.shape[1], decision="auto"), z, y)
+    calibrate(CalibrationSamples(head, z, y, groups))
+    return head
+
+
 def test_auto_is_the_discriminant_where_classes_lie_on_a_line() -> None:
     z, y = two_kinds(0, elongated=True)
-    head, ridge, discriminant = (
-        teach(RidgeHead(D, decision=kind), z, y)
-        for kind in ("auto", "ridge", "discriminant")
-    )
-    assert torch.equal(
-        head(z), discriminant(z)
-    )  # without stored samples there is nothing to decide by
-    head.select_rule(z, y)
+    ridge = teach(RidgeHead(D, decision="ridge"), z, y)
+    head = calibrated(z, y)
     accuracy = [(each.predict(z) == y).double().mean() for each in (head, ridge)]
     assert accuracy[0] > 0.95 > 0.8 > accuracy[1]
-    before = head(z)
-    head.select_rule(z, y)
-    assert torch.equal(head(z), before)
+    assert head.weights_of_rules[1] == 0
 
 
-def use(head: RidgeHead, scaled: bool, rule_weights: Tensor) -> None:
-    """Solve with features scaled or not, and with these weights of the two rules."""
-    head.scaled.fill_(scaled)
-    head.rule_weights = rule_weights
-    head.selects_rule = False
-    head.solve()
-    head.selects_rule = True
-
-
-def separate(z: Tensor, y: Tensor, groups: Tensor | None) -> list[Tensor]:
-    """Scores by ridge regression and by the discriminant, each at its temperature, without the
-    samples' groups.
-    """
-    rules = [
-        teach(RidgeHead(z.shape[1], decision=kind), z, y)
-        for kind in ("ridge", "discriminant")
-    ]
-    return [
-        scores / fit_temperature(scores, y)
-        for scores in (rule.leave_one_out(z, y, groups) for rule in rules)
-    ]
-
-
-def test_auto_is_the_sum_of_both_rules_where_it_says_most() -> None:
+def test_the_weights_of_the_rules_are_the_most_likely_ones() -> None:
     z, y = (part[:150] for part in scans())
-    head = teach(RidgeHead(64, decision="auto"), z, y)
-    regression, discriminant = separate(z, y, None)
-    head.select_rule(z, y)
-    losses = [
-        module.left_out_losses(scores, y).mean()
-        for scores in (regression, discriminant, regression + discriminant)
-    ]
-    assert losses[2] < min(losses[:2])
-    assert torch.allclose(
-        head.leave_one_out(z, y), regression + discriminant, rtol=1e-7, atol=1e-7
-    )
+    head = calibrated(z, y)
+    rules = [rule(None) for rule in head.rules_left_out(z, y)]
+    best = torch.tensor(head.weights_of_rules, dtype=torch.float64)
+
+    def loss(weights: Tensor) -> float:
+        logits = weights[0] * rules[0] + weights[1] * rules[1]
+        spread = 1 / (len(y) + 2)
+        entropy = torch.nn.functional.cross_entropy
+        return entropy(logits, y, label_smoothing=spread).item()
+
+    for factors in ((0.9, 1.0), (1.1, 1.0), (1.0, 0.9), (1.0, 1.1)):
+        assert loss(best) <= loss(best * torch.tensor(factors))
+    scores = best[0] * rules[0] + best[1] * rules[1]
+    assert torch.allclose(head.leave_one_out(z, y), scores, rtol=1e-9)
     loaded = RidgeHead(64, decision="auto")
     loaded.load_state_dict(head.state_dict())
     assert torch.equal(loaded(z), head(z))
 
 
-@pytest.mark.parametrize(("rare", "both"), [(14, True), (3, False)])
-def test_uneven_classes_are_told_apart_by_the_discriminant(
-    rare: int, both: bool
-) -> None:
+def test_the_parts_of_auto_are_refits_of_scaled_features() -> None:
+    """λ is added in proportion to the mean of 1 and the relative variance within classes, and each
+    class's targets have one length."""
+    z, y = two_kinds(1, elongated=True)
+    z = z[20:] * torch.logspace(-1, 1, D, dtype=torch.float64)
+    y = y[20:]  # uneven
+    counts = y.bincount().double()
+    head = teach(RidgeHead(D, ridge=2.0, decision="auto"), z, y)
+    means = torch.stack([z[y == c].mean(dim=0) for c in range(4)])
+    scatter = (z - means[y]).T @ (z - means[y])
+    variance = scatter.diagonal()
+    penalty = 2.0 * (1 + variance / variance.mean()) / 2
+    centred = z - z.mean(dim=0)
+    share = counts / len(y)
+    one_hot = torch.nn.functional.one_hot(y, 4)
+    target = (one_hot - share) / share.sqrt()
+    weights = torch.linalg.solve(
+        centred.T @ centred + penalty.diag(), centred.T @ target
+    )
+    head.calibrate([0.0, 1.0])
+    assert torch.allclose(head(z), centred @ weights, rtol=1e-8, atol=1e-8)
+    head.calibrate([1.0, 0.0])
+    inverse = torch.linalg.inv(scatter + penalty.diag()) * len(y)
+    freedom = (inverse @ scatter).trace() / len(y)
+    away = z[:, None] - means
+    expected = -(away @ inverse * away).sum(dim=2) / 2 + freedom / (2 * counts)
+    assert difference(head(z).log_softmax(dim=1), expected.log_softmax(dim=1)) <= 1e-8
+
+
+def test_frequent_classes_are_not_preferred() -> None:
     """Ridge regression knows how frequent each class is, and hardly ever names a rare one."""
     z, y = scans()
     rows = torch.cat(
-        [(y == c).nonzero()[:, 0][: rare if c < 4 else 14] for c in range(10)]
+        [(y == c).nonzero()[:, 0][: 4 if c < 4 else 60] for c in range(10)]
     )
-    head = teach(RidgeHead(64, decision="auto"), z[rows], y[rows])
-    head.select_rule(z[rows], y[rows])
-    assert bool(head.rule_weights[0]) == both
-    assert head.rule_weights[1] > 0
-
-
-def test_bursts_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each image's twins vouch for it under the rule that fits them: what counts is how images
-    without them are named.
-
-    The samples of a group are left out of both rules together.
-    """
-    generator = torch.Generator().manual_seed(0)
-    single, y = two_kinds(0, elongated=True)
-    z = single.repeat_interleave(3, dim=0) + 0.01 * torch.randn(
-        720, D, generator=generator, dtype=torch.float64
-    )
-    y = y.repeat_interleave(3)
-    head = teach(RidgeHead(D, decision="auto"), z, y)
-    groups = torch.arange(720) // 3
-    for together in (groups, None):
-        seen: list[Tensor] = []
-        monkeypatch.setattr(
-            module,
-            "left_out_losses",
-            lambda scores, columns, seen=seen: (
-                seen.append(scores) or torch.zeros(720).double()
-            ),
-        )
-        head.select_rule(z, y, together)
-        assert bool(head.rule_weights[0]) == (
-            together is None
-        )  # nothing speaks against what is usual
-        assert torch.allclose(seen[0], sum(separate(z, y, together)), rtol=1e-7)
-        use(head, False, head.rule_weights)
-    assert not torch.allclose(
-        sum(separate(z, y, groups)), sum(separate(z, y, None)), rtol=1e-3
-    )
+    head = calibrated(z[rows], y[rows])
+    ridge = teach(RidgeHead(64), z[rows], y[rows])
+    test = torch.isin(y, torch.arange(4))
+    accuracy = [(h.predict(z[test]) == y[test]).double().mean() for h in (head, ridge)]
+    assert accuracy[0] > accuracy[1] + 0.1
 
 
 def test_the_decision_does_not_depend_on_the_one_before() -> None:
     z, y = two_kinds(0, elongated=True)
-    head = teach(RidgeHead(D, decision="auto"), z, y)
-    head.select_rule(z, y)
+    head = calibrated(z, y)
     before = head(z)
-    use(head, not head.scaled, torch.tensor([1.0, 1.0]).double())
+    head.calibrate([1.0, 1.0])
     assert not torch.allclose(head(z), before)
-    head.select_rule(z, y)
+    calibrate(CalibrationSamples(head, z, y))
     assert torch.equal(head(z), before)
 
 
-def test_few_samples_of_a_class_are_scored_by_both_rules() -> None:
-    z, y = two_kinds(0, elongated=True)
-    for each, both in ((10, True), (60, False)):
-        rows = torch.arange(len(y)) < 4 * each  # the classes take turns
-        head = teach(RidgeHead(D, decision="auto"), z[rows], y[rows])
-        head.select_rule(z[rows], y[rows])
-        assert bool(head.rule_weights[0]) == both
-
-
-def test_scaled_features_are_divided_by_the_roots_of_their_deviations() -> None:
-    z, y = two_kinds(1, elongated=True)
-    z = z * torch.logspace(-4, 1, D, dtype=torch.float64)
-    within = sum(
-        ((z[y == c] - z[y == c].mean(dim=0)) ** 2).sum(dim=0) for c in range(4)
-    ) / len(z)
-    relative = (
-        (within / within.mean()).sqrt().clamp_min(0.1)
-    )  # of which the smallest are rounded up
-    factors = relative**-0.5
-    shares = torch.tensor([0.3, 0.7]).double()
-    scaled, plain = (RidgeHead(D, ridge=2.0, decision="auto") for _ in range(2))
-    for head, x in ((scaled, z), (plain, z * factors)):
-        teach(head, x, y)
-        use(head, head is scaled, shares)
-    assert torch.allclose(scaled(z), plain(z * factors), rtol=1e-9)
-    assert torch.allclose(
-        scaled.leave_one_out(z, y), plain.leave_one_out(z * factors, y), rtol=1e-9
-    )
-    assert not torch.allclose(
-        scaled(z), teach(RidgeHead(D, ridge=2.0), z, y)(z), rtol=1e-2
-    )
-
-
-def test_samples_that_do_not_vary_are_not_scaled() -> None:
-    head = teach(
-        RidgeHead(D, ridge=1.0, decision="auto"),
-        torch.eye(D).double()[:2],
-        torch.tensor([0, 1]),
-    )
-    before = head(torch.eye(D))
-    use(head, True, head.rule_weights)
-    assert torch.equal(head(torch.eye(D)), before)
-
-
-def test_a_model_decides_by_its_buffer_and_a_run_needs_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_weighs_rules_needs_a_buffer() -> None:
     def automatic(width: int) -> RidgeHead:
         return RidgeHead(width, decision="auto")
 
     with pytest.raises(UsageError, match="decision: auto"):
         CIFNetModule("pixels:2", head=automatic)
-    assert (
-        CIFNetModule("pixels:2", head=automatic, buffer=CalibrationBuffer(12)).buffer
-        is not None
-    )
-    asked = []
-
-    def select(calibration_pass: module.RidgePass, groups: Tensor | None) -> None:
-        asked.append(len(calibration_pass.columns))
-
-    monkeypatch.setattr(module.RidgePass, "select", select)
-    models.learned("ridge-auto")
-    assert asked == [12, 12, 12]
+    module = CIFNetModule("pixels:2", head=automatic, buffer=CalibrationBuffer(12))
+    assert module.buffer is not None
 
 
 # ---------------------------------------------------------------------- forgetting
@@ -728,23 +636,3 @@ def test_a_run_remembers(tmp_path: Path) -> None:
     model = cifnet_pl.load(tmp_path / "default", device="cpu")
     assert model.state_elements()["remembered"] == len(model.class_names) * 13 * 14 // 2
     assert cifnet_pl.forget(model, model.class_names[:1]).exact
-
-
-def test_a_pass_is_freed_with_its_last_reference() -> None:
-    """Its matrices have gigabytes: they must not wait for the garbage collector."""
-    head = RidgeHead(4, decision="auto")
-    head.begin_task([0, 1])
-    z = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(40) % 2
-    head.observe(z, y)
-    head.solve()
-    scores = head.calibration_pass(z, y)
-    scores.select(None)
-    scores.left_out(None)
-    reference = weakref.ref(scores)
-    gc.disable()
-    try:
-        del scores
-        assert reference() is None
-    finally:
-        gc.enable()

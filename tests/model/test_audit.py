@@ -12,6 +12,7 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model import audit as module
 from cifnet_pl.model.audit import audit, learning_curve
 from cifnet_pl.model.metrics import MIN_TEST_IMAGES, calibration_error
+from cifnet_pl.statistics import groups
 from tests.heads.suite import teach
 
 CLASSES = 4
@@ -152,7 +153,7 @@ def with_bursts(images, monkeypatch, noise=0.01):
     """Three more images like each of three bees, one of those like a dog's; they, and no others,
     are near-duplicates.
     """
-    monkeypatch.setattr(module, "near_limit", lambda z, y: 0.999)
+    monkeypatch.setattr(groups, "NEAR_DUPLICATE", 0.999)
     z, labels = images
     draw = np.random.default_rng(1)
     first = np.repeat([12, 13, 47], 3)
@@ -201,9 +202,7 @@ def test_a_wrong_label_in_a_burst_does_not_hide(images, monkeypatch):
     labels[[47, 54, 55, 56]] = 1
     found = audit(z, labels, NAMES)
     assert {47, 54, 55, 56} <= set(found.label_errors().tolist())
-    monkeypatch.setattr(
-        module, "near_limit", lambda z, y: 1.1
-    )  # nothing is a near-duplicate
+    monkeypatch.setattr(groups, "NEAR_DUPLICATE", 1.1)  # nothing is a near-duplicate
     alone = audit(z, labels, NAMES)
     assert (
         alone.self_confidence[[47, 54, 55, 56]].min()
@@ -217,17 +216,15 @@ def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
     z = np.repeat(draw.normal(0, 1, (40, 60)), 2, axis=0).astype(np.float32)
     z += 0.01 * draw.normal(0, 1, z.shape).astype(np.float32)
     labels = np.repeat(np.arange(CLASSES), 20)
-    assert learning_curve(z, labels, CLASSES).points[-1][1] < 50
-    monkeypatch.setattr(
-        module, "near_limit", lambda z, y: 1.1
-    )  # nothing is a near-duplicate
+    assert learning_curve(z, labels, CLASSES).points[-1][1] <= 50
+    monkeypatch.setattr(groups, "NEAR_DUPLICATE", 1.1)  # nothing is a near-duplicate
     assert learning_curve(z, labels, CLASSES).points[-1][1] > 90
 
 
 def test_duplicates_in_two_classes_are_no_near_duplicates(images, monkeypatch):
     z, labels = with_bursts(images, monkeypatch)
     labels[48:] = (labels[48:] + np.tile([1, 2, 3], 3)) % CLASSES
-    groups, duplicated, judged = module.find_near_duplicates(z, labels)
+    left_out, duplicated, judged = module.find_near_duplicates(z, labels)
     assert not duplicated.any()
     assert judged.all()
-    assert len(np.unique(groups)) == len(labels)
+    assert len(np.unique(left_out)) == len(labels)

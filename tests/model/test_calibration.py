@@ -14,10 +14,8 @@ from cifnet_pl.heads.confidence import (
     CalibrationSamples,
     PredictionSets,
     ReferenceScores,
-    fit_probabilities,
+    fit_weights,
 )
-from cifnet_pl.heads.ridge import RidgePass
-from cifnet_pl.model.calibration import dependent_groups
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UsageError
@@ -73,32 +71,17 @@ def learned(
     )
 
 
-def calibrated_by(model: Classifier) -> tuple[float, float]:
-    return float(model.head.temperature), float(model.head.odds_power)
+def temperature_of(scores: Tensor, y: Tensor) -> float:
+    (weight,) = fit_weights([scores], y)
+    return 1 / weight
+
+
+def calibrated_by(model: Classifier) -> float:
+    return float(model.head.temperature)
 
 
 def accuracy_of(model: Classifier, z: Tensor, y: Tensor) -> float:
     return 100 * (model.head.predict(z) == y).double().mean().item()
-
-
-@pytest.mark.parametrize("groups_each", [GROUPS, 16])
-def test_a_buffer_that_overflows_needs_one_pass_over_the_images(
-    groups_each: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes: list[int] = []
-    build = RidgePass.__init__
-
-    def counted(self: RidgePass, head: RidgeHead, z: Tensor, columns: Tensor) -> None:
-        passes.append(len(z))
-        build(self, head, z, columns)
-
-    monkeypatch.setattr(RidgePass, "__init__", counted)
-    z, y, _ = images(1, groups_each=groups_each)
-    model = empty(CalibrationBuffer(100))
-    model.head = RidgeHead(WIDTH, decision="auto")
-    learn_embeddings(model, NAMES, z, y)
-    assert len(model.buffer.y) <= 100
-    assert passes == [len(z)]
 
 
 def test_groups_are_left_out_together() -> None:
@@ -110,9 +93,8 @@ def test_groups_are_left_out_together() -> None:
     same_group = true_groups[:, None] == true_groups
     assert model.calibration.estimate_kind == "found"
     assert together[same_group].double().mean() > 0.99
-    finer = dependent_groups(CalibrationSamples(model.head, z, y)).finer
-    scores = model.head.leave_one_out(z, y, finer)
-    assert calibrated_by(model) == pytest.approx(fit_probabilities(scores, y), rel=1e-9)
+    scores = model.head.leave_one_out(z, y, groups)
+    assert calibrated_by(model) == pytest.approx(temperature_of(scores, y), rel=1e-9)
     low, high = model.calibration.new_group_interval
     assert low < model.calibration.new_group_accuracy < high
     new, labels, _ = images(2, groups_each=40)
@@ -196,7 +178,7 @@ def test_recalibration_replaces_the_buffer_samples(
     assert old.identity == before != model.identity
     assert torch.equal(model.head(z), old.head(z))
     assert calibrated_by(model) == pytest.approx(
-        fit_probabilities(old.head(z), y), rel=1e-9
+        temperature_of(old.head(z), y), rel=1e-9
     )
     assert model.calibration.estimate_kind == "measured"
     assert model.calibration.new_group_accuracy == pytest.approx(accuracy_of(old, z, y))
@@ -212,7 +194,7 @@ def test_recalibration_replaces_the_buffer_samples(
     expected = PredictionSets.of(
         CalibrationSamples(model.head, z, y, learned=False), 0.9
     )
-    assert predictor.sets.limit == expected.limit
+    assert predictor.sets.least == expected.least
     if head is RidgeHead:
         reference = again.open_set_predictor(0.1).reference
         weights = torch.ones(len(y), dtype=torch.float64)
@@ -232,7 +214,7 @@ def test_images_learned_later_calibrate_no_longer() -> None:
     model.finish_task()
     assert torch.equal(model.calibration.key, key[50:])
     assert calibrated_by(model) == pytest.approx(
-        fit_probabilities(model.head(z[50:]), y[50:]), rel=1e-9
+        temperature_of(model.head(z[50:]), y[50:]), rel=1e-9
     )
     model.remove_classes([NAMES[0]])
     assert torch.equal(model.calibration.key, key[50:][y[50:] > 0])
@@ -262,7 +244,7 @@ def test_groups_that_the_user_gave(tmp_path: Path) -> None:
     assert torch.equal(groups[:, None] == groups, expected[:, None] == expected)
     scores = model.head.leave_one_out(*model.buffer.items(), groups)
     assert calibrated_by(model) == pytest.approx(
-        fit_probabilities(scores, model.buffer.y), rel=1e-9
+        temperature_of(scores, model.buffer.y), rel=1e-9
     )
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
@@ -275,41 +257,6 @@ def test_groups_that_the_user_gave(tmp_path: Path) -> None:
     )
     assert again.calibration.estimate_kind == "given"
     assert len(again.calibration.groups.unique()) == len(groups.unique()) + 10
-
-
-@pytest.mark.parametrize("given", [False, True])
-def test_a_buffer_that_is_too_small_keeps_whole_groups(given: bool) -> None:
-    """Whatever the order and size of batches; independent images are drawn one by one, as without
-    calibration.
-    """
-    z, y, group = images(1, spread=0.3)
-    draw = torch.Generator().manual_seed(0)
-    for spread, orders in (
-        (0.3, [torch.arange(len(y)), torch.randperm(len(y), generator=draw)]),
-        (8.0, [None]),
-    ):
-        stored_keys = []
-        for order in orders:
-            rows = torch.arange(len(y)) if order is None else order
-            values = z if spread == 0.3 else images(1, spread)[0]
-            model = empty(CalibrationBuffer(80))
-            model.begin_task(NAMES)
-            for part in rows.split(len(y) if order is None else 7):
-                model.observe(values[part], y[part], part)
-            if given and order is not None:
-                model.calibration.add_given_groups(torch.arange(len(y)), group)
-            model.finish_task()
-            stored_keys.append(model.buffer.key)
-        assert all(torch.equal(keys, stored_keys[0]) for keys in stored_keys)
-        counts = torch.unique(group[stored_keys[0]], return_counts=True)[1]
-        if spread == 0.3:
-            assert counts.tolist() == [EACH] * (80 // EACH)
-            assert model.calibration.estimate_kind == ("given" if given else "found")
-        else:
-            plain = CalibrationBuffer(80)
-            plain.add(z, y, torch.arange(len(y)))
-            plain.commit()
-            assert torch.equal(plain.key, stored_keys[0])
 
 
 def test_selected_images_are_excluded(tmp_path: Path) -> None:
@@ -331,11 +278,11 @@ def test_selected_images_are_excluded(tmp_path: Path) -> None:
     assert (model.calibration_samples() or samples).weights().sum() == pytest.approx(
         len(samples.y)
     )
-    finer = dependent_groups(samples).finer
-    scores = model.head.leave_one_out(*model.buffer.items(), finer)  # type: ignore[union-attr]
+    groups = model.calibration.groups
+    scores = model.head.leave_one_out(*model.buffer.items(), groups)  # type: ignore[union-attr]
     counted = ~torch.isin(plain.buffer.key, chosen)
     assert calibrated_by(model) == pytest.approx(
-        fit_probabilities(scores[counted], samples.columns[counted]), rel=1e-9
+        temperature_of(scores[counted], samples.columns[counted]), rel=1e-9
     )
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")

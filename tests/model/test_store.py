@@ -237,7 +237,6 @@ P = WIDTH + 1
 TENSORS = [
     (poke("head.cohorts.0.sums.packed_gram", float("nan")), "finite"),
     (poke("head.temperature", 0.0), "temperature"),
-    (poke("head.odds_power", 1.5), "odds power 1.5"),
     (poke("head.cohorts.0.sums.seen", -(2**62)), "cannot have been counted"),
     (poke("head.cohorts.0.sums.counts", 2**62), "cannot have been counted"),
     (poke("head.labels", 1), "labels"),
