@@ -213,7 +213,7 @@ def test_a_folder_with_train_and_val_has_the_classes_within(bundle, tmp_path, ca
     said = capsys.readouterr()
     assert [model.counts[name] for name in NEW] == [5, 5]
     assert model.class_names[-2:] == NEW
-    assert f"({2 * len(OLD)} images in {nest})" in said.out
+    assert f"; {2 * len(OLD)} images in {nest})" in said.out
     assert f"note: {nest} has train and val: taking train" in said.err
 
 
