@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch.nn import functional
 
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.onnx_graphs import natural_images
-from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
 from cifnet_pl.heads import Head, NCMHead, SGDHead
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Event, now
@@ -80,21 +79,6 @@ def frozen_backbone(
     return backbone
 
 
-@dataclass
-class EmbeddedExemplars:
-    """Exemplars as a model stores them.
-
-    Attributes:
-        z: (n, d) float32 embeddings.
-        label: (n,) int64.
-        key: (n,) int64 content hashes.
-    """
-
-    z: Tensor
-    label: Tensor
-    key: Tensor
-
-
 def linear_head(
     classifier: nn.Linear, tasks: list[list[int]], counts: list[int]
 ) -> Head:
@@ -128,7 +112,7 @@ def learned_model(
     module: TaskModule,
     backbone: Backbone,
     classifier: nn.Linear | None,
-    exemplars: EmbeddedExemplars,
+    exemplars: BufferSamples,
 ) -> Classifier:
     """Return a model of a learned network, with a linear classifier or the nearest mean.
 
@@ -137,7 +121,7 @@ def learned_model(
         backbone: the network, frozen.
         classifier: linear classifier of the network's embeddings; None for the nearest mean of
             exemplars (iCaRL, algorithm 1).
-        exemplars: of all classes.
+        exemplars: embeddings, labels and content hashes of those of all classes.
     """
     if classifier is not None:
         model = _linear_model(module, backbone, classifier, exemplars)
@@ -171,7 +155,7 @@ def _linear_model(
     module: TaskModule,
     backbone: Backbone,
     classifier: nn.Linear,
-    exemplars: EmbeddedExemplars,
+    exemplars: BufferSamples,
 ) -> Classifier:
     """Return a model that predicts by a linear classifier."""
     source = module.data.source
@@ -193,16 +177,16 @@ def _linear_model(
     counts = images.tolist()
     head = linear_head(classifier, tasks, counts)
     buffer = None
-    if len(exemplars.label):
-        buffer = CalibrationBuffer(len(exemplars.label))
-        buffer.add(exemplars.z, exemplars.label, exemplars.key)
+    if len(exemplars.y):
+        buffer = CalibrationBuffer(len(exemplars.y))
+        buffer.add(*exemplars)
         buffer.commit()
     names = list(module.class_names)
     return Classifier(backbone, head, buffer, names, images=hashes)
 
 
 def _nearest_mean_model(
-    module: TaskModule, backbone: Backbone, exemplars: EmbeddedExemplars
+    module: TaskModule, backbone: Backbone, exemplars: BufferSamples
 ) -> Classifier:
     """Return a model that predicts the class with the nearest mean of exemplars."""
     head = NCMHead(backbone.features)
@@ -214,10 +198,9 @@ def _nearest_mean_model(
     tasks = _tasks(module)
     for names, labels in zip(module.learned_tasks, tasks, strict=True):
         task_labels = torch.tensor(labels)
-        own = torch.isin(exemplars.label, task_labels)
+        own = torch.isin(exemplars.y, task_labels)
         model.begin_task(names)
-        own_labels = exemplars.label[own]
-        model.observe(z[own], own_labels, exemplars.key[own])
+        model.observe(z[own], exemplars.y[own], exemplars.key[own])
         model.finish_task()
     model.head.temperature.fill_(0.5)  # −‖φ − μ‖² = 2φ·μ − 2 is twice the cosine
     return model

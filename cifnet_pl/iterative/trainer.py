@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.backbones.structures import frozen, grown
+from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.data.sets import ImageSet
 from cifnet_pl.iterative.augmentation import AUGMENTATION_OPTIONS, Policy
@@ -34,7 +35,6 @@ from cifnet_pl.iterative.exemplars import (
     quota,
 )
 from cifnet_pl.iterative.learned import (
-    EmbeddedExemplars,
     frozen_backbone,
     learned_model,
 )
@@ -736,7 +736,7 @@ class IterativeModule(TaskModule):
             linear = self.output_layer
         z = self.embed_exemplars().cpu()
         labels = self.exemplars.label.cpu()
-        exemplars = EmbeddedExemplars(z, labels, self.exemplars.key.cpu())
+        exemplars = BufferSamples(z, labels, self.exemplars.key.cpu())
         structure, network = self.learned_network()
         backbone = frozen_backbone(structure, network, self.backbone, self.embed)
         return learned_model(self, backbone, linear, exemplars)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
@@ -232,15 +232,9 @@ class TaskModule(LightningModule):
         self.plugin_hashes()
         # Duplicates are found now, so that no task's time includes it.
         _ = self.data.found_duplicates
-        self._set_up(self.trainer, len(self.data.stream(self.learned_tasks)))
-
-    def _set_up(self, trainer: Trainer, tasks: int) -> None:
-        """Set what every run needs, however its Trainer was made.
-
-        Args:
-            trainer: of the run.
-            tasks: number of all tasks.
-        """
+        # What every run needs, however its Trainer was made.
+        trainer = self.trainer
+        tasks = len(self.data.stream(self.learned_tasks))
         if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:
             rank_zero_info(
                 f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all {tasks}"

@@ -469,3 +469,9 @@ class TestStrategies:
                 check_trainer(
                     Trainer(accelerator="cpu", devices=2, strategy=wrong, logger=False)
                 )
+
+    @pytest.mark.parametrize("limit", ["limit_train_batches", "limit_val_batches"])
+    def test_that_sees_no_image(self, limit):
+        nothing = Trainer(accelerator="cpu", devices=1, logger=False, **{limit: 0})
+        with pytest.raises(UsageError, match=f"{limit} is 0"):
+            check_trainer(nothing)
