@@ -1,7 +1,7 @@
-"""``python -m benchmarks.studies.duplicates --images NAME TRAIN.npz VAL.npz …``: what near-duplicates
-that are not counted do to generalised cross-validation.
+"""``python -m benchmarks.studies.duplicates --images NAME TRAIN.npz VAL.npz …``: what do
+near-duplicates that are not counted do to generalised cross-validation?
 
-Twelve classes are learned at once, with 5 or 25 images of each, alone, with near-duplicates of every
+Twelve classes are learned at once, with 5 or 25 images of each, alone, with near-duplicates of each
 image (5 % noise on the embedding, once or three times), and with bursts of ten near-duplicates of a
 tenth of them. Accuracy on the validation images in percent, mean of three draws, of the default
 head; in parentheses λ. The last column has the multiple of λ, of 1, 3, 10, 30, that is best on the

@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 from cleanlab.rank import get_label_quality_scores
-from torch import Tensor
 
 from benchmarks.studies.images import Images, learned, read_images, study_parser
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.confidence import fit_weights
+from cifnet_pl.heads.base import to_probabilities
+from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
 from cifnet_pl.model.audit import audit
 
 SHARE = 0.05
@@ -45,9 +45,10 @@ def leave_one_out(images: Images, labels: np.ndarray) -> np.ndarray:
     """(n, C) leave-one-out probabilities, for the rivals."""
     y = torch.from_numpy(labels)
     head = learned(RidgeHead, replace(images, y=y))
-    scores: Tensor = head.leave_one_out(images.z, y)
-    (weight,) = fit_weights([scores], y)
-    return (weight * scores).softmax(dim=1).numpy()
+    samples = CalibrationSamples(head, images.z, y)
+    calibrate(samples)
+    scores = samples.scores()
+    return to_probabilities(scores, head.temperature, head.odds_power).numpy()
 
 
 def main() -> None:

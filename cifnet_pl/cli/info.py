@@ -133,12 +133,13 @@ def _part_lines(model: Classifier) -> list[str]:
     backbone = model.backbone
     settings = ", ".join(f"{key} {value}" for key, value in head.settings().items())
     temperature = f"temperature {float(head.temperature):.3g}"
+    odds_power = f"odds power {float(head.odds_power):.3g}"
     rule = ""
     if head.decision_rule is not None:
         rule = f", decision rule: {head.decision_rule}"
     size = f"{backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}"
     lines = [
-        f"Head {type(head).__name__} ({settings}), {temperature}{rule}",
+        f"Head {type(head).__name__} ({settings}), {temperature}, {odds_power}{rule}",
         f"Backbone {printable(backbone.name)}, {size}",
     ]
     if backbone.takes_images:

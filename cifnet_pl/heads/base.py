@@ -7,7 +7,16 @@ import inspect
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import (
+    Any,
+    ClassVar,
+    Concatenate,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    cast,
+)
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +124,47 @@ def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> No
             raise UsageError("sample weights must be positive and finite")
 
 
+class LogOdds(NamedTuple):
+    """The largest logit of each row against the others.
+
+    Attributes:
+        first: (n, 1) column of the most probable class.
+        odds: (n, 1) logarithm of its odds.
+        others: (n, C) log probability of each other class among those; −∞ at the most probable one.
+    """
+
+    first: Tensor
+    odds: Tensor
+    others: Tensor
+
+
+def log_odds(logits: Tensor) -> LogOdds:
+    """Compute the log odds of the largest logit of each row of (n, C) logits."""
+    first = logits.argmax(dim=1, keepdim=True)
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    others = logits.masked_fill(columns == first, -torch.inf)
+    log_rest = others.logsumexp(dim=1, keepdim=True)
+    return LogOdds(first, logits.gather(1, first) - log_rest, others - log_rest)
+
+
+def to_probabilities(scores: Tensor, temperature: Tensor, power: Tensor) -> Tensor:
+    """Turn scores into probabilities.
+
+    With ``p = softmax(scores / temperature)``, the odds ``p / (1 − p)`` of the largest one become
+    their ``power``-th power; the other classes share the rest in the same proportions. Where
+    classes resemble each other, a softmax alone is overconfident where it is confident at all. As
+    the power is at most 1, the largest probability stays the largest one.
+
+    Args:
+        scores: (n, C) float; rows with NaN give NaN.
+        temperature: () above 0.
+        power: () above 0 and at most 1.
+    """
+    first, odds, others = log_odds(scores / temperature)
+    rest = torch.sigmoid(-power * odds) * others.exp()
+    return rest.scatter(1, first, torch.sigmoid(power * odds))
+
+
 NOVELTY_RIDGE = 3.0
 """λ of the novelty score, as a share of the mean eigenvalue of the scatter within classes.
 
@@ -168,6 +218,7 @@ class Head(nn.Module, ABC):
         under_way: () bool, whether the task begun last is not yet part of the statistics, so that
             it can be aborted.
         temperature: () float64, by which scores are divided to be logits; 1 until calibrated.
+        odds_power: () float64, of :func:`to_probabilities`; 1 until calibrated.
     """
 
     title: ClassVar[str] = ""
@@ -197,6 +248,7 @@ class Head(nn.Module, ABC):
         self.solved: Tensor = nn.Buffer(torch.tensor(True))
         self.under_way: Tensor = nn.Buffer(torch.tensor(False))
         self.temperature: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
+        self.odds_power: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
 
     # ------------------------------------------------------------------ what a subclass implements
 
@@ -590,7 +642,7 @@ class Head(nn.Module, ABC):
             return self._scores(z)
 
     def probabilities(self, z: Tensor) -> Tensor:
-        """Return the probability of each class, ``softmax(scores / temperature)``.
+        """Return the probability of each class (:func:`to_probabilities`).
 
         Args:
             z: (n, d) float embeddings.
@@ -598,8 +650,7 @@ class Head(nn.Module, ABC):
         Returns:
             (n, C) float64, columns as in ``classes``.
         """
-        logits: Tensor = self(z) / self.temperature
-        return logits.softmax(dim=1)
+        return to_probabilities(self(z), self.temperature, self.odds_power)
 
     def predict(self, z: Tensor) -> Tensor:
         """Return the labels with the largest score.

@@ -4,10 +4,11 @@ Calibration usually needs held-out data. Here it uses samples that were learned,
 not learn them or their group, which ridge regression and the discriminant have in closed form
 (:mod:`cifnet_pl.statistics.leaving_out`).
 
-1. The logits are ``Σ w_i s_i``, s_i the scores of the head's rules (one for most heads), with the
-   weights ``w_i ≥ 0`` of the smallest negative log likelihood of the left-out samples
-   (:func:`fit_weights`, :func:`calibrate`).
-2. The probabilities are their softmax (:meth:`Head.probabilities`).
+1. The logits are ``Σ w_i s_i``, s_i the scores of the head's rules (one for most heads).
+2. The probabilities are their softmax, with a power of the odds of the largest one
+   (:func:`~cifnet_pl.heads.base.to_probabilities`). The weights ``w_i ≥ 0`` and the power give the
+   left-out samples the smallest negative log likelihood (:func:`fit_probabilities`,
+   :func:`calibrate`).
 3. A prediction set holds the classes whose probability is at least that which 95 % of the left-out
    samples have for their own class (:class:`PredictionSets`).
 4. An image is unknown if its novelty exceeds that of 95 % of the left-out samples
@@ -24,9 +25,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
-from cifnet_pl.heads.base import Head
+from cifnet_pl.heads.base import Head, log_odds, to_probabilities
 from cifnet_pl.statistics import LeftOut
+from cifnet_pl.statistics.leaving_out import ROUNDING
 from cifnet_pl.utilities.errors import UsageError, check_that
 
 if TYPE_CHECKING:
@@ -37,28 +40,38 @@ SMALLEST_WEIGHT = 1e-3
 
 With a weight of zero all classes would be equally probable, and none predicted."""
 
-RELATIVE_ROUNDING = 1e-12
-"""Relative rounding of a sum of weights in float64."""
+SMALLEST_POWER = 0.05
+"""Smallest power of the odds; with zero the largest probability would always be a half."""
 
 
-def fit_weights(rules: Sequence[Tensor], columns: Tensor) -> tuple[float, ...]:
-    """Return the weights with which the sum of scores has the smallest negative log likelihood.
+class ProbabilityFit(NamedTuple):
+    """What turns scores into probabilities.
 
-    For one rule it is the reciprocal of a temperature (Guo et al., 2017), for several it is
-    stacking (Wolpert, 1992) by multinomial logistic regression. The loss is convex. With no error
-    among n samples the weights would grow without bound, and promise certainty. So each sample's
-    target has a share of 1/(n+2) spread evenly over all classes (Platt's prior, 1999).
+    Attributes:
+        weights: factor of the scores of each rule in the logits.
+        power: of the odds (:func:`~cifnet_pl.heads.base.to_probabilities`).
+    """
+
+    weights: tuple[float, ...]
+    power: float
+
+
+def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFit:
+    """Fit the weights of rules and the power of the odds by the smallest negative log likelihood.
+
+    For one rule the weight is the reciprocal of a temperature (Guo et al., 2017), for several it is
+    stacking (Wolpert, 1992) by multinomial logistic regression. With no error among n samples the
+    weights would grow without bound, and promise certainty. So each sample's target has a share of
+    1/(n+2) spread evenly over all classes (Platt's prior, 1999). Of two classes the power is 1:
+    there it has the same effect as the weights.
 
     Args:
         rules: (n, C) float64 scores of each rule.
         columns: (n,) int64 true column of each row.
 
-    Returns:
-        A weight of at least 0 for each rule.
-
     Example:
         >>> scores = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]).double()
-        >>> round(1 / fit_weights([scores], torch.tensor([0, 0, 1, 1]))[0], 2)
+        >>> round(1 / fit_probabilities([scores], torch.tensor([0, 0, 1, 1])).weights[0], 2)
         1.13
     """
     from scipy.optimize import minimize  # to classify needs none of it
@@ -73,22 +86,37 @@ def fit_weights(rules: Sequence[Tensor], columns: Tensor) -> tuple[float, ...]:
     parts = torch.stack(scaled)
     samples, classes = parts.shape[1:]
     one_hot = torch.nn.functional.one_hot(columns, classes).double()
-    target = torch.lerp(
-        one_hot, torch.full_like(one_hot, 1 / classes), 1 / (samples + 2)
-    )
+    even = torch.full_like(one_hot, 1 / classes)
+    target = torch.lerp(one_hot, even, 1 / (samples + 2))
 
-    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        factors = torch.from_numpy(weights).to(parts)
-        logits = (factors[:, None, None] * parts).sum(dim=0)
-        likelihood = (target * logits.log_softmax(dim=1)).sum() / samples
-        slopes = (parts * (logits.softmax(dim=1) - target)).sum(dim=(1, 2)) / samples
-        return -float(likelihood), slopes.cpu().numpy()
+    def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
+        *weights, power = torch.from_numpy(values).to(parts)
+        logits = (torch.stack(weights)[:, None, None] * parts).sum(dim=0)
+        first, odds, others = log_odds(logits)
+        of_first = target.gather(1, first)
+        log_others = logsigmoid(-power * odds) + others
+        log_p = log_others.scatter(1, first, logsigmoid(power * odds))
+        # Slopes by the odds, and by the logits.
+        excess = torch.sigmoid(power * odds) - of_first
+        slopes = others.exp() * (1 - of_first - power * excess) - target
+        slopes = slopes.scatter(1, first, power * excess)
+        by_weight = (parts * slopes).sum(dim=(1, 2))
+        by_power = (excess * odds).sum()
+        gradient = torch.cat([by_weight, by_power[None]]) / samples
+        return -float((target * log_p).sum()) / samples, gradient.cpu().numpy()
 
-    bounds = [(SMALLEST_WEIGHT, None)] + [(0.0, None)] * (len(rules) - 1)
-    start = np.ones(len(rules))
+    if classes == 1:
+        return ProbabilityFit(tuple(1 / spread for spread in spreads), 1.0)
+    least = [SMALLEST_WEIGHT] + [0.0] * (len(rules) - 1) + [SMALLEST_POWER]
+    most = [np.inf] * len(rules) + [1.0]
+    if classes == 2:
+        least[-1] = 1.0
+    bounds = list(zip(least, most, strict=True))
+    start = np.ones(len(bounds))
     found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
-    weights = zip(found.x.tolist(), spreads, strict=True)
-    return tuple(weight / spread for weight, spread in weights)
+    *weights, power = found.x.tolist()
+    scaled_back = zip(weights, spreads, strict=True)
+    return ProbabilityFit(tuple(w / spread for w, spread in scaled_back), power)
 
 
 class KnownScores(NamedTuple):
@@ -218,7 +246,7 @@ class CalibrationSamples:
 
 
 def calibrate(samples: CalibrationSamples) -> None:
-    """Give the head the weights of the smallest negative log likelihood (:func:`fit_weights`).
+    """Give the head the smallest negative log likelihood (:func:`fit_probabilities`).
 
     The likelihood is the leave-one-group-out likelihood. Of samples that are not learned it is the
     temperature that is fitted. Samples without known scores are not used; without any others the
@@ -236,14 +264,16 @@ def calibrate(samples: CalibrationSamples) -> None:
     known = torch.stack(rules).isfinite().all(dim=2).all(dim=0)
     head = samples.head
     head.temperature.fill_(1.0)
+    head.odds_power.fill_(1.0)
     if not known.any():
         return
     columns = samples.columns[known]
-    weights = fit_weights([scores[known] for scores in rules], columns)
+    fit = fit_probabilities([scores[known] for scores in rules], columns)
+    head.odds_power.fill_(fit.power)
     if samples.learned:
-        head.calibrate(weights)
+        head.calibrate(fit.weights)
     else:
-        head.temperature.fill_(1 / weights[0])
+        head.temperature.fill_(1 / fit.weights[0])
 
 
 def check_buffer(
@@ -373,7 +403,7 @@ class ReferenceScores:
             The score; infinite where there are too few samples to tell.
         """
         total = self.weights.sum() + self.own
-        needed = share * total * (1 - RELATIVE_ROUNDING)
+        needed = share * total * (1 - ROUNDING)
         first = int((self.weights.cumsum(dim=0) < needed).sum())
         if first < len(self.scores):
             return float(self.scores[first])
@@ -412,7 +442,8 @@ class PredictionSets:
             coverage: probability that a set holds the true class, over all images of known classes.
         """
         scores, columns, known = samples.known_scores()
-        probabilities = (scores / samples.head.temperature).softmax(dim=1)
+        head = samples.head
+        probabilities = to_probabilities(scores, head.temperature, head.odds_power)
         of_true = probabilities.gather(1, columns[:, None])[:, 0]
         reference = ReferenceScores.of(-of_true, samples.weights()[known])
         return cls(-reference.threshold(coverage))

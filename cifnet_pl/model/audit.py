@@ -20,8 +20,8 @@ from cifnet_pl.backbones.embedding_cache import EmbeddingCache, log, pipeline_fo
 from cifnet_pl.data.loading import pieces
 from cifnet_pl.data.sets import FileSet, Source
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.base import NOVELTY_RIDGE
-from cifnet_pl.heads.confidence import CalibrationSamples, fit_weights
+from cifnet_pl.heads.base import NOVELTY_RIDGE, to_probabilities
+from cifnet_pl.heads.confidence import CalibrationSamples, fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.calibration import Interval, gain_of_more_images
 from cifnet_pl.model.classifier import Classifier
@@ -243,13 +243,13 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
     """
     found = find_near_duplicates(z, labels)
     head = fitted_head(z, labels, len(class_names))
-    temperature = _temperature(head, z, labels, found)
+    _calibrate(head, z, labels, found)
     predicted = np.zeros(len(labels), dtype=np.int64)
     confidence = np.zeros(len(labels))
     self_confidence = np.zeros(len(labels))
     for rows, scores in left_out(head, z, labels, found.groups):
         finite = torch.nan_to_num(scores)
-        probabilities = (finite / temperature).softmax(dim=1)
+        probabilities = to_probabilities(finite, head.temperature, head.odds_power)
         best = probabilities.max(dim=1)
         own_label = torch.from_numpy(labels[rows])
         own_column = own_label[:, None]
@@ -274,13 +274,13 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
     return Audit(evaluation, self_confidence, distance, found.duplicated, found.judged)
 
 
-def _temperature(
+def _calibrate(
     head: RidgeHead, z: np.ndarray, labels: np.ndarray, found: NearDuplicates
-) -> float:
-    """Return the temperature, fitted to images that can be judged."""
+) -> None:
+    """Calibrate the head by images that can be judged."""
     judged = np.flatnonzero(found.judged)
     if not len(judged):
-        return 1.0
+        return
     count = min(len(judged), MAX_CALIBRATION_IMAGES)
     spread = np.linspace(0, len(judged) - 1, count)
     positions = np.unique(spread.astype(np.int64))
@@ -295,10 +295,11 @@ def _temperature(
         scores[torch.from_numpy(batch)] = batch_scores
     finite = scores.isfinite().all(dim=1)
     if not finite.any():
-        return 1.0
+        return
     y = torch.from_numpy(labels[rows])
-    (weight,) = fit_weights([scores[finite]], y[finite])
-    return 1 / weight
+    fit = fit_probabilities([scores[finite]], y[finite])
+    head.odds_power.fill_(fit.power)
+    head.calibrate(fit.weights)
 
 
 def _unit(z: np.ndarray) -> Tensor:

@@ -486,8 +486,9 @@ class Classifier(TaskLearner):
         # Other objects after every change of the head, and of the buffer's samples.
         objects = (head.revision, None if self.buffer is None else self.buffer.y)
         temperature = float(head.temperature)
+        power = float(head.odds_power)
         names = tuple(self.class_names)
-        values = (unknown, coverage, temperature, names)
+        values = (unknown, coverage, temperature, power, names)
         if self._open_set is not None:
             (known_objects, known_values), predictor = self._open_set
             same = all(map(operator.is_, objects, known_objects))

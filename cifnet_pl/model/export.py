@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones.onnx_graphs import exclusive_export
 from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
+from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.images.image import square
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import CifnetError, explained
@@ -130,6 +131,7 @@ class HeadGraph(nn.Module):
         self.scoring = head.scoring()
         temperature = head.temperature.clone()
         self.temperature: Tensor = nn.Buffer(temperature)
+        self.odds_power: Tensor = nn.Buffer(head.odds_power.clone())
         self.too_wide: int | None = None
         self.measuring = None
         if head.tells_novelty:
@@ -150,7 +152,9 @@ class HeadGraph(nn.Module):
     def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
         """Return all outputs; everything after the embedding is in float64, as in the head."""
         scores = self.scoring(embeddings)
-        probabilities = (scores / self.temperature).softmax(dim=1).float()
+        probabilities = to_probabilities(
+            scores, self.temperature, self.odds_power
+        ).float()
         if self.measuring is None:
             return (probabilities,)
         return (probabilities, self.measuring(embeddings).float())

@@ -325,6 +325,7 @@ def _trial(old: Classifier) -> Classifier:
     trial = old.clone()
     trial.calibrated = False
     trial.head.temperature.fill_(1)
+    trial.head.odds_power.fill_(1)
     if old.class_names:  # the decision rule was selected on the images before
         trial.head.selects_rule = False
     return trial

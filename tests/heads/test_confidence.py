@@ -27,12 +27,13 @@ from cifnet_pl.heads import (
     RidgeHead,
     SLDAHead,
 )
+from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.heads.confidence import (
     CalibrationSamples,
     PredictionSets,
     ReferenceScores,
     calibrate,
-    fit_weights,
+    fit_probabilities,
     novelty_reference,
 )
 from cifnet_pl.statistics import RidgeFactor
@@ -288,7 +289,7 @@ def test_a_sample_without_which_nothing_is_known() -> None:
     head = teach(RidgeHead(D), z, y)
     assert head.leave_one_out(z, y).isnan().all()
     calibrate(CalibrationSamples(head, z, y))
-    assert head.temperature == 1
+    assert head.temperature == head.odds_power == 1
     assert head.probabilities(z).tolist() == [[1.0]]
     images = torch.randn(6, D, generator=torch.Generator().manual_seed(0))
     locked = CIFNetHead(D, ridge="gcv", update_past=False)
@@ -472,20 +473,24 @@ def ece(probabilities: Tensor, y: Tensor) -> float:
     )
 
 
-def nll(scores: Tensor, y: Tensor, temperature: float) -> float:
-    """By the definition, with Platt's prior."""
+def nll(scores: Tensor, y: Tensor, temperature: float, power: float = 1.0) -> float:
+    """By the definition: the odds p / (1 − p) of the largest probability become their power."""
     spread = 1 / (len(y) + 2)
     smoothed = (
         torch.nn.functional.one_hot(y, scores.shape[1]) * (1 - spread)
         + spread / scores.shape[1]
     )
     p = torch.softmax(scores / temperature, dim=1)
+    largest, first = p.max(dim=1, keepdim=True)
+    odds = (largest / (1 - largest)) ** power
+    p = (p / (1 - largest) / (1 + odds)).scatter(1, first, odds / (1 + odds))
     return -(smoothed * p.log()).sum(1).mean().item()
 
 
-def fit_temperature(scores: Tensor, y: Tensor) -> float:
-    (weight,) = fit_weights([scores], y)
-    return 1 / weight
+def fit_temperature(scores: Tensor, y: Tensor) -> tuple[float, float]:
+    """Temperature and power."""
+    fit = fit_probabilities([scores], y)
+    return 1 / fit.weights[0], fit.power
 
 
 @given(st.integers(0, 10_000), st.floats(0.02, 50))
@@ -495,12 +500,47 @@ def test_the_temperature_that_made_the_labels_is_found(seed: int, true: float) -
     y = torch.multinomial(
         torch.softmax(scores, dim=1), 1, generator=generator
     ).flatten()
-    result = fit_temperature(true * scores, y)
-    assert result == pytest.approx(true, rel=0.1)
-    best = nll(true * scores, y, result)
-    assert all(
-        best <= nll(true * scores, y, result * factor)
-        for factor in (0.5, 0.9, 0.999, 1.001, 1.1, 2.0)
+    found, power = fit_temperature(true * scores, y)
+    assert found == pytest.approx(true, rel=0.2)
+    assert power > 0.8
+
+
+@given(st.integers(0, 10_000), st.floats(0.3, 3), st.floats(0.2, 0.8))
+def test_the_power_that_made_the_labels_is_found(
+    seed: int, temperature: float, power: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = 1.5 * torch.randn(4000, 6, generator=generator, dtype=torch.float64)
+    p = to_probabilities(scores, torch.tensor(temperature), torch.tensor(power))
+    y = torch.multinomial(p, 1, generator=generator).flatten()
+    found = fit_temperature(scores, y)
+    best = nll(scores, y, *found)
+    assert (
+        nll(scores, y, temperature, power) - 0.004
+        < best
+        <= nll(scores, y, temperature, power) + 1e-6
+    )
+    for factors in ((0.9, 1), (1.1, 1), (1, 0.9), (1, 1.1), (0.98, 1.02), (1.02, 0.98)):
+        other = nll(scores, y, factors[0] * found[0], factors[1] * found[1])
+        assert best <= other + 1e-6
+
+
+@given(st.integers(0, 10_000), st.floats(0.05, 1))
+def test_a_power_keeps_the_answer_and_the_others_proportions(
+    seed: int, power: float
+) -> None:
+    scores = 3 * torch.randn(
+        50, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    p = to_probabilities(scores, torch.tensor(1.7), torch.tensor(power))
+    plain = torch.softmax(scores / 1.7, dim=1)
+    one = torch.ones(50, dtype=torch.float64)
+    assert torch.allclose(p.sum(dim=1), one, rtol=0, atol=1e-7)
+    assert torch.equal(p.argmax(dim=1), scores.argmax(dim=1))
+    others = (p / plain).scatter(1, scores.argmax(dim=1, keepdim=True), torch.nan)
+    assert torch.allclose(
+        others.nanmean(dim=1, keepdim=True).expand(-1, 5)[~others.isnan()],
+        others[~others.isnan()],
     )
 
 
@@ -508,20 +548,19 @@ def test_the_temperature_that_made_the_labels_is_found(seed: int, true: float) -
 def test_without_an_error_nothing_is_certain(samples: int) -> None:
     """The chance of an error is not taken for less than about 1 in n."""
     scores = torch.eye(4, dtype=torch.float64).repeat(samples // 4 + 1, 1)[:samples]
-    result = fit_temperature(scores, torch.arange(4).repeat(samples // 4 + 1)[:samples])
-    wrong = (
-        1 - torch.softmax(torch.eye(4, dtype=torch.float64)[0] / result, 0)[0].item()
-    )
+    found = fit_temperature(scores, torch.arange(4).repeat(samples // 4 + 1)[:samples])
+    temperature, power = torch.tensor(found, dtype=torch.float64)
+    wrong = 1 - float(to_probabilities(scores[:1], temperature, power)[0, 0])
     assert 0.3 / samples < wrong < 3 / samples
 
 
 def test_scores_that_say_nothing_get_a_weight_all_the_same() -> None:
     nothing = torch.zeros(4, 3, dtype=torch.float64)
-    assert fit_temperature(nothing, torch.tensor([0, 1, 2, 0])) > 0
+    assert fit_temperature(nothing, torch.tensor([0, 1, 2, 0]))[0] > 0
     one_class = torch.full((4, 1), 2.5, dtype=torch.float64)
-    assert fit_temperature(one_class, torch.zeros(4, dtype=torch.int64)) > 0
+    assert fit_temperature(one_class, torch.zeros(4, dtype=torch.int64))[0] > 0
     wrong = torch.eye(3, dtype=torch.float64)
-    assert fit_temperature(wrong, torch.tensor([1, 2, 0])) > 0
+    assert fit_temperature(wrong, torch.tensor([1, 2, 0]))[0] > 0
 
 
 @given(st.integers(0, 10_000))
@@ -530,11 +569,11 @@ def test_of_two_rules_the_one_that_says_something_counts(seed: int) -> None:
     shape = (2, 2000, 5)
     useful, noise = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
     y = torch.multinomial(useful.softmax(dim=1), 1, generator=generator).flatten()
-    weights = fit_weights([useful, noise], y)
-    assert weights[0] == pytest.approx(1, rel=0.15)
+    weights, _ = fit_probabilities([useful, noise], y)
+    assert weights[0] == pytest.approx(1, rel=0.3)
     assert weights[1] < 0.1
-    swapped = fit_weights([noise, useful], y)
-    assert swapped == pytest.approx(weights[::-1], rel=0.05, abs=0.01)
+    swapped, _ = fit_probabilities([noise, useful], y)
+    assert swapped == pytest.approx(weights[::-1], rel=0.1, abs=0.02)
 
 
 HEADS = {
@@ -562,8 +601,8 @@ def test_digits_are_calibrated_as_well_as_on_the_test_set(make: Any) -> None:
     oracle = fit_temperature(head(test), labels)
     assert raw > 20
     assert fitted < 4
-    found = nll(head(test), labels, head.temperature.item())
-    assert found < 1.05 * nll(head(test), labels, oracle)
+    found = head.temperature.item(), head.odds_power.item()
+    assert nll(head(test), labels, *found) < 1.05 * nll(head(test), labels, *oracle)
 
 
 # ---------------------------------------------------------------------- in a run

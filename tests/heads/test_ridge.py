@@ -21,6 +21,7 @@ from torch import Tensor
 import cifnet_pl
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
+from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.model.classifier import Classifier
@@ -417,12 +418,14 @@ def test_the_weights_of_the_rules_are_the_most_likely_ones() -> None:
     head = calibrated(z, y)
     rules = [rule(None) for rule in head.rules_left_out(z, y)]
     best = torch.tensor(head.weights_of_rules, dtype=torch.float64)
+    spread = 1 / (len(y) + 2)
+    target = torch.nn.functional.one_hot(y, 10) * (1 - spread) + spread / 10
 
     def loss(weights: Tensor) -> float:
         logits = weights[0] * rules[0] + weights[1] * rules[1]
-        spread = 1 / (len(y) + 2)
-        entropy = torch.nn.functional.cross_entropy
-        return entropy(logits, y, label_smoothing=spread).item()
+        one = torch.ones((), dtype=torch.float64)
+        p = to_probabilities(logits, one, head.odds_power)
+        return -float((target * p.log()).sum()) / len(y)
 
     for factors in ((0.9, 1.0), (1.1, 1.0), (1.0, 0.9), (1.0, 1.1)):
         assert loss(best) <= loss(best * torch.tensor(factors))

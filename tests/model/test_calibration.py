@@ -14,7 +14,7 @@ from cifnet_pl.heads.confidence import (
     CalibrationSamples,
     PredictionSets,
     ReferenceScores,
-    fit_weights,
+    fit_probabilities,
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
@@ -71,13 +71,13 @@ def learned(
     )
 
 
-def temperature_of(scores: Tensor, y: Tensor) -> float:
-    (weight,) = fit_weights([scores], y)
-    return 1 / weight
+def temperature_of(scores: Tensor, y: Tensor) -> tuple[float, float]:
+    fit = fit_probabilities([scores], y)
+    return 1 / fit.weights[0], fit.power
 
 
-def calibrated_by(model: Classifier) -> float:
-    return float(model.head.temperature)
+def calibrated_by(model: Classifier) -> tuple[float, float]:
+    return float(model.head.temperature), float(model.head.odds_power)
 
 
 def accuracy_of(model: Classifier, z: Tensor, y: Tensor) -> float:
