@@ -30,14 +30,12 @@ from cifnet_pl.statistics import (
     whiten,
     within_scatter,
 )
+from cifnet_pl.statistics.leaving_out import ROUNDING
 from cifnet_pl.statistics.sums import unpack
 from cifnet_pl.utilities.errors import check_choice, check_that
 
 Shrinkage = float | Literal["gcv"]
 """A share in (0, 1], or how it is chosen."""
-
-LARGEST_SHRINKAGE = 1 - 1e-9
-"""Largest shrinkage that is used to leave samples out: with 1 the scatter would be lost."""
 
 
 class Covariance(NamedTuple):
@@ -141,7 +139,8 @@ class SLDAHead(SumsHead):
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         sums = self.sums
         covariance = self._covariance()
-        alpha = min(self.shrinkage_used.item(), LARGEST_SHRINKAGE)
+        # With a shrinkage of 1 the scatter would be lost.
+        alpha = min(self.shrinkage_used.item(), 1 - ROUNDING)
         # That of the scatter; it stays as it is.
         ridge = alpha / (1 - alpha) * (sums.mass * covariance.scale).item()
         mass = sums.mass.double()
@@ -291,10 +290,6 @@ class KLDAHead(SLDAHead):
         check_projection(state, self.fingerprint, arguments)
 
 
-CORRELATION_RIDGE = 1e-9
-"""Added to the diagonal of a correlation matrix, so that it can be inverted."""
-
-
 class FeCAMHead(SumsHead):
     """``score_c = −(x̂ − μ̂_c)ᵀ R_c⁻¹ (x̂ − μ̂_c)``, with the correlation matrix R_c of each class.
 
@@ -354,7 +349,7 @@ class FeCAMHead(SumsHead):
         d = len(covariance)
         identity = torch.eye(d, dtype=torch.float64, device=gram.device)
         if (
-            spread <= CORRELATION_RIDGE * gram.diagonal()[1:].mean() / gram[0, 0]
+            spread <= ROUNDING * gram.diagonal()[1:].mean() / gram[0, 0]
         ):  # all samples alike
             return identity
         rest = (covariance.sum() - d * spread) / max(1, d * (d - 1))
@@ -368,9 +363,8 @@ class FeCAMHead(SumsHead):
         """Invert the correlation matrices, if they are not inverted yet."""
         if self._inverses is not None or not len(self.labels):
             return
-        ridge = torch.tensor(
-            CORRELATION_RIDGE, dtype=torch.float64, device=self.labels.device
-        )
+        # So that each can be inverted.
+        ridge = torch.tensor(ROUNDING, dtype=torch.float64, device=self.labels.device)
         inverses = list[Tensor]()
         for column in range(len(self.labels)):
             factor = factorise(self._correlation(column), ridge)

@@ -1,13 +1,10 @@
-"""Messages on ridges that generalised cross-validation chose, and on how an update changed them."""
+"""The message on a ridge at the edge of generalised cross-validation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from cifnet_pl.statistics import RidgeChoice
-
-LARGE_CHANGE = 100.0
-"""Factor between the ridges before and after an update from which on there is a message."""
 
 EDGE_MESSAGE = (
     "note: the images are too few, or nothing in them separates their classes: add images, and"
@@ -29,43 +26,3 @@ def edge_message(choices: Sequence[RidgeChoice]) -> str | None:
     if not ridges:
         return None
     return EDGE_MESSAGE.format(max(ridges))
-
-
-def update_messages(
-    before: Sequence[RidgeChoice], after: Sequence[RidgeChoice]
-) -> list[str]:
-    """Return messages on the ridges after an update, and on how much it changed them.
-
-    Args:
-        before: the choices before the update.
-        after: the choices after it, in the same order.
-    """
-    messages = [edge_message(after), change_message(before, after)]
-    return [message for message in messages if message is not None]
-
-
-def change_message(
-    before: Sequence[RidgeChoice], after: Sequence[RidgeChoice]
-) -> str | None:
-    """Return a message if a ridge grew or shrank by more than ``LARGE_CHANGE``; else None.
-
-    Args:
-        before: the choices before an update.
-        after: the choices after it, in the same order.
-    """
-    largest = 1.0
-    message = None
-    for old, new in zip(before, after, strict=False):
-        if old.ridge <= 0 or new.ridge <= 0:
-            continue
-        factor = max(new.ridge / old.ridge, old.ridge / new.ridge)
-        if factor > largest:
-            largest = factor
-            message = (
-                "note: these images change the model as much as if they were unlike all those"
-                " before, or duplicates of each other: check them (the ridge changed from"
-                f" {old.ridge:.3g} to {new.ridge:.3g})"
-            )
-    if largest <= LARGE_CHANGE:
-        return None
-    return message

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from cifnet_pl.heads.base import Dtype, Head, Metric
 from cifnet_pl.heads.sums import kept_weights
 from cifnet_pl.statistics import augment
+from cifnet_pl.statistics.leaving_out import ROWS_PER_STEP
 from cifnet_pl.utilities.errors import CheckpointError, check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
@@ -145,10 +146,6 @@ class Samples(GrowingModule):
             )
 
 
-QUERIES_PER_STEP = 1024
-"""Queries compared with all embeddings at a time; bounds the memory of a prediction."""
-
-
 class KNNHead(Head):
     """k nearest neighbours, each voting with its sample weight divided by its distance.
 
@@ -200,9 +197,7 @@ class KNNHead(Head):
 
     def _scores(self, z: Tensor) -> Tensor:
         score = self.scoring()
-        return torch.cat(
-            [score(queries) for queries in torch.split(z, QUERIES_PER_STEP)]
-        )
+        return torch.cat([score(queries) for queries in torch.split(z, ROWS_PER_STEP)])
 
     def scoring(self) -> Callable[[Tensor], Tensor]:
         """Return the scores as a function (see :meth:`Head.scoring`), of all queries at once."""

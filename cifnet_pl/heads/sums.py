@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from cifnet_pl.heads.base import Dtype, Head
 from cifnet_pl.statistics import ClassMoments, Sums, augment
+from cifnet_pl.statistics.leaving_out import ROWS_PER_STEP
 from cifnet_pl.utilities.errors import UsageError
-
-EMBEDDINGS_PER_UPDATE = 4096
-"""Embeddings whose features are computed at once: features may be many times as wide."""
 
 
 class SumsHead(Head):
@@ -83,8 +81,9 @@ class SumsHead(Head):
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         increment = self._open_increment()
-        for start in range(0, len(z), EMBEDDINGS_PER_UPDATE):
-            rows = slice(start, start + EMBEDDINGS_PER_UPDATE)
+        # Features may be many times as wide as embeddings.
+        for start in range(0, len(z), ROWS_PER_STEP):
+            rows = slice(start, start + ROWS_PER_STEP)
             features = self._features(z[rows])
             if weight is None:
                 increment.add(features, columns[rows])

@@ -25,7 +25,6 @@ from cifnet_pl.model.bundle import (
     shown,
 )
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.statistics import Sums
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     explained,
@@ -300,10 +299,6 @@ def _check_head(head: Head, tasks: Sequence[int], where: str, solved: bool) -> N
     _require(in_order, where, "the labels or tasks of its classes are not in order")
     temperature = float(head.temperature)
     _require(temperature > 0, where, f"its temperature is {temperature:g}")
-    for module in head.modules():
-        if isinstance(module, Sums):
-            problem = "its numbers of images cannot have been counted"
-            _require(module.is_plausible(), where, problem)
     scores = torch.zeros(1, classes)
     with explained(
         CheckpointError, f"{where} is damaged: its tensors do not go together"
@@ -379,11 +374,7 @@ def _check_calibration(model: Classifier, where: str) -> None:
         buffer_size = 0
     else:
         buffer_size = len(model.buffer.y)
-    fit = (
-        len(calibration.given) == len(calibration.given_key)
-        and len(calibration.groups) in (0, buffer_size)
-        and calibration.is_plausible()
-    )
+    fit = calibration.is_whole() and len(calibration.groups) in (0, buffer_size)
     _require(fit, where, "its calibration does not go together with its samples")
 
 

@@ -48,9 +48,6 @@ With ten of each of 10 to 41 products the estimate was between 4 points too low 
 (docs/how_to/serve.md).
 """
 
-LEAST_SHARE_OF_CLASSES = 0.5
-"""Share of the classes of which images of other groups must be known for an estimate of all."""
-
 ADDED_IMAGES = 10
 """Images of each class whose gain in accuracy is estimated."""
 
@@ -100,13 +97,12 @@ class Calibration(GrowingModule):
         kinds: tuple[Kind, ...] = get_args(Kind)
         return kinds[int(self.kind)]
 
-    def is_plausible(self) -> bool:
-        """Return whether the values are such as this class writes."""
-        if self.accuracy.shape != (2,) or self.interval.shape != (2, 2):
-            return False
-        values = torch.cat([self.accuracy, self.interval.flatten()])
-        percent = ((values >= 0) & (values <= 100)) | (values == NOT_KNOWN)
-        return bool(percent.all()) and 0 <= int(self.kind) < len(get_args(Kind))
+    def is_whole(self) -> bool:
+        """Return whether the tensors go together."""
+        shapes = (self.accuracy.shape, self.interval.shape)
+        is_known_kind = 0 <= int(self.kind) < len(get_args(Kind))
+        fits = shapes == ((2,), (2, 2)) and len(self.given) == len(self.given_key)
+        return is_known_kind and fits
 
     @property
     def loo_accuracy(self) -> float | None:
@@ -272,7 +268,7 @@ class Calibration(GrowingModule):
             self._record(kind, loo, None)
         elif kind == "independent":
             self._record(kind, loo, of_groups(loo, clusters))
-        elif known_classes < LEAST_SHARE_OF_CLASSES * len(head.classes):
+        elif 2 * known_classes < len(head.classes):
             self._record("one_group", loo, None)
         else:
             self._record(kind, loo, widened(new_groups, loo))

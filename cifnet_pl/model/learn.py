@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
-from cifnet_pl.heads.ridge_messages import update_messages
+from cifnet_pl.heads.ridge_messages import edge_message
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.model.classifier import Classifier
@@ -168,9 +168,10 @@ def extend(
             y = labels[check_images.files.labels[rows]]
             result.old_before.add(old, z, y)
             result.old_after.add(model, z, y)
-    choices_before = old.head.ridge_choices() if len(old.class_names) > 1 else []
     warnings += result.warnings
-    warnings += update_messages(choices_before, model.head.ridge_choices())
+    message = edge_message(model.head.ridge_choices())
+    if message is not None:
+        warnings.append(message)
     result.warnings[:] = warnings
     model.record_event(
         "extend",

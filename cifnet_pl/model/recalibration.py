@@ -26,7 +26,7 @@ UNKNOWN_SHARE = 0.05
 COVERAGE = 0.95
 """Probability with which a prediction set holds the true class."""
 
-HIGH_CONFIDENCE = 0.95
+HIGH_CONFIDENCE = COVERAGE
 """Confidence above which an error is counted as a confident one."""
 
 

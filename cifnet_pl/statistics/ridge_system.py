@@ -18,9 +18,6 @@ from cifnet_pl.statistics.leaving_out import ScatteredRows, left_out_together
 from cifnet_pl.statistics.ridge import RidgeChoice, gcv_ridge
 from cifnet_pl.statistics.solving import factorise, solve_back, whiten
 
-WIDTH_TO_INVERT = 256
-"""Width up to which a triangular matrix is inverted in one step; it costs only time."""
-
 
 class Targets(NamedTuple):
     """Targets of ridge regression: ``mean_c + scale_c·(1[y = c] − n_c/n)`` in the column of c.
@@ -178,9 +175,8 @@ def inverse_square(factor: Tensor) -> Tensor:
     By halves, with ``L = [[A, 0], [B, C]]``: the inverse has the blocks ``A⁻¹``, ``C⁻¹`` and
     ``−C⁻¹BA⁻¹``. It takes p³/3 operations.
     """
-    if len(factor) <= WIDTH_TO_INVERT:
-        identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-        return whiten(factor, identity).square().sum()
+    if len(factor) == 1:
+        return factor.reciprocal().square().sum()
     half = len(factor) // 2
     first = factor[:half, :half]
     last = factor[half:, half:]

@@ -130,10 +130,6 @@ def augment(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.cat([ones, z], dim=1).to(dtype)
 
 
-MOST_ROWS = 2**53
-"""More rows than can be counted: up to there each number is one of float64, too."""
-
-
 class Sums(GrowingModule):
     """Sums and counts of weighted rows ``x`` of width p, of which some belong to one of C classes.
 
@@ -213,12 +209,6 @@ class Sums(GrowingModule):
         """
         rows = torch.maximum(self.seen, self.counts.sum())
         return self.mass * self.counts / rows
-
-    def is_plausible(self) -> bool:
-        """Return whether the numbers of rows can have been counted."""
-        numbers = torch.cat([self.counts, self.seen[None]])
-        counted = (numbers >= 0) & (numbers <= MOST_ROWS)
-        return bool(counted.all())
 
     def empty(self, classes: int) -> Sums:
         """Return sums of the same kind over no rows of ``classes`` classes, on the same device."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead, SLDAHead
-from cifnet_pl.heads.ridge_messages import change_message, edge_message
+from cifnet_pl.heads.ridge_messages import edge_message
 from cifnet_pl.statistics import RidgeChoice
 from tests.heads.suite import teach
 
@@ -126,25 +126,6 @@ def test_what_is_said_of_a_ridge_at_an_edge() -> None:
     assert edge_message(choices) is None
     message = edge_message([*choices, RidgeChoice(1e3, "largest")]) or ""
     assert "at the upper edge of its range, 1e+03" in message
-
-
-def test_a_ridge_that_jumps_is_told() -> None:
-    before = [RidgeChoice(80.0, "inside"), RidgeChoice(1.0, "inside")]
-    assert (
-        change_message(
-            before, [RidgeChoice(800.0, "inside"), RidgeChoice(0.02, "inside")]
-        )
-        is None
-    )
-    assert "from 80 to 0.5" in str(
-        change_message(before, [RidgeChoice(0.5, "inside"), RidgeChoice(0.5, "inside")])
-    )
-    assert "from 1 to 150" in str(
-        change_message(
-            before, [RidgeChoice(80.0, "inside"), RidgeChoice(150.0, "inside")]
-        )
-    )
-    assert change_message([], [RidgeChoice(80.0, "inside")]) is None
 
 
 def test_nothing_is_told_of_a_single_class():

@@ -213,7 +213,7 @@ def test_many_samples_at_once_are_taken_in_pieces(
     whole = RidgeHead(5, product_features=1.5)
     pieces = RidgeHead(5, product_features=1.5)
     for head, rows in ((whole, 50), (pieces, 7)):
-        monkeypatch.setattr("cifnet_pl.heads.sums.EMBEDDINGS_PER_UPDATE", rows)
+        monkeypatch.setattr("cifnet_pl.heads.sums.ROWS_PER_STEP", rows)
         head.begin_task([0, 1, 2])
         head.observe(z, y, weight)
         head.solve()

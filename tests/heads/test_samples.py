@@ -130,7 +130,7 @@ def test_embeddings_of_nothing_but_zeros() -> None:
 def test_many_queries_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     head = neighbours_of(KNNHead(64, dtype="float64"))
     whole = head(NOISY)
-    monkeypatch.setattr("cifnet_pl.heads.samples.QUERIES_PER_STEP", 7)
+    monkeypatch.setattr("cifnet_pl.heads.samples.ROWS_PER_STEP", 7)
     assert torch.allclose(head(NOISY), whole, rtol=1e-9)
 
 

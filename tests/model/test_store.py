@@ -142,7 +142,7 @@ def changed(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
 
 
 DESCRIPTIONS = [
-    (changed("format", to=2), "format"),
+    (changed("format", to=3), "format"),
     (changed("head", to=None), "head is 'None', expected a valid dictionary"),
     (changed("head", "class", to="os.system"), "would import os.system: add --trust"),
     (changed("head", "class", to="Head"), "unknown head"),
@@ -237,8 +237,6 @@ P = WIDTH + 1
 TENSORS = [
     (poke("head.cohorts.0.sums.packed_gram", float("nan")), "finite"),
     (poke("head.temperature", 0.0), "temperature"),
-    (poke("head.cohorts.0.sums.seen", -(2**62)), "cannot have been counted"),
-    (poke("head.cohorts.0.sums.counts", 2**62), "cannot have been counted"),
     (poke("head.labels", 1), "labels"),
     (poke("head.solved", 0), "middle of a task"),
     (poke("head.under_way", 1), "middle of a task"),
