@@ -269,10 +269,6 @@ class KNNHead(Head):
         return {"embeddings": self.samples.z.numel()}
 
 
-SCORE_OF_ABSENT_CLASS = -1e30
-"""Score of a class without samples in a fit: finite, and below every fitted score."""
-
-
 class ReplayHead(Head):
     """A linear classifier that is fitted anew after each task, on its samples and the buffer's.
 
@@ -358,7 +354,7 @@ class LogisticHead(ReplayHead):
     """Multinomial logistic regression (scikit-learn, L-BFGS) on the current task and the buffer.
 
     Every fit starts from zero. A class without samples in the buffer is unknown from then on: its
-    score is −10³⁰. A single class scores 0.
+    score is the lowest number of float32. A single class scores 0.
 
     Args:
         in_features: width d of the embeddings.
@@ -389,7 +385,8 @@ class LogisticHead(ReplayHead):
 
         present = torch.unique(columns)
         weights = samples.z.new_zeros(self.in_features + 1, len(self.labels))
-        weights[0] = SCORE_OF_ABSENT_CLASS
+        # A class without samples: finite, and below every fitted score.
+        weights[0] = torch.finfo(torch.float32).min
         weights[0, present] = 0.0
         if len(present) > 1:
             model = LogisticRegression(C=self.inverse_penalty, max_iter=self.max_iter)

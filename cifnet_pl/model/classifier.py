@@ -215,7 +215,7 @@ class Classifier(TaskLearner):
         sentences = self.calibration.sentences(
             sum(self.head.class_counts().values()), counted
         )
-        if self.head.decision_rule is not None:
+        if sentences and self.head.decision_rule is not None:
             sentences.insert(0, f"Decision rule: {self.head.decision_rule}")
         return sentences
 

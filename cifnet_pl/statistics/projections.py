@@ -17,13 +17,11 @@ from torch import Tensor
 
 from cifnet_pl.utilities.errors import CheckpointError
 
-UNUSED_BITS = np.uint64(11)
-"""Bits of a random 64-bit word beyond the 53 of a double."""
-
 
 def random_bits(generator: np.random.PCG64, *shape: int) -> np.ndarray:
     """Return random whole numbers below 2⁵³, as float64 of the given shape."""
-    words = generator.random_raw(shape) >> UNUSED_BITS
+    digits = np.finfo(np.float64).nmant + 1
+    words = generator.random_raw(shape) >> np.uint64(np.iinfo(np.uint64).bits - digits)
     return words.astype(np.float64)
 
 

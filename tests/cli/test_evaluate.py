@@ -278,9 +278,15 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
         [old.identity],
     )
     assert len(new.calibration.y) == 120
-    assert float(new.head.temperature) > float(old.head.temperature)
     images = LabelledImages.find(shifted / "new", "--images").of_classes(set(CLASSES))
-    before = LabelledPredictions.measure(old, NewSamples.embed(old, images, []).samples)
+    samples = NewSamples.embed(old, images, []).samples
+    before = LabelledPredictions.measure(old, samples)
+    likelihood = []
+    for model in (old, new):
+        probabilities = model.head.probabilities(samples.z)
+        own = probabilities.gather(1, model.head._columns(samples.y)[:, None])
+        likelihood.append(float(own.log().mean()))
+    assert likelihood[1] > likelihood[0]
     files = [shifted / "new" / "ant" / f"{i}.png" for i in range(40)]
     predictions = list(old.classify(files, unknown=0.05, coverage=0.95))
     confidences = {round(p.probabilities[0], 9) for p in predictions}
