@@ -140,10 +140,10 @@ def _report(jobs: Sequence[SweepJob], output: str | None, external: str | None) 
     """Print notes about the complete runs, and write the report that is asked for."""
     from cifnet_pl.report import report
     from cifnet_pl.report.runs import read_run
-    from cifnet_pl.report.settings import small_ridge_messages
+    from cifnet_pl.report.results import small_ridge_messages, table_of_runs
 
     runs = [run for run in map(SweepJob.complete_run, jobs) if run is not None]
-    for message in small_ridge_messages(map(read_run, runs)):
+    for message in small_ridge_messages(table_of_runs(map(read_run, runs))):
         print_text(f"note: {message}")
     if output is not None and runs:
         folders = [str(job.folder) for job in jobs if job.folder.is_dir()]
