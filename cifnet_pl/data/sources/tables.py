@@ -214,7 +214,7 @@ def _parquet(path: Path) -> SampleTable:
         missing = np.flatnonzero(cells.isna())
         if len(missing):
             raise DataError(f"'{printable(name)}' has nothing in row {missing[0]}")
-        return cells.to_numpy()
+        return np.asarray(cells)
 
     return SampleTable(path, names, read)
 
