@@ -138,7 +138,7 @@ def read_rows(path: Path) -> pd.DataFrame:
             raise DataError(
                 f"{path} has no column {column}: it needs {', '.join(COLUMNS)}"
             )
-    rows = rows.reindex(columns=[*COLUMNS, *PLACE_COLUMNS, "params"])
+    rows = rows.reindex(columns=[*COLUMNS, *PLACE_COLUMNS, "params"]).astype(object)
     for column in ("task", "A_k", "seconds", "kWh", "params"):
         numbers = pd.to_numeric(rows[column], errors="coerce")
         is_wrong = rows[column].notna() & ~(numbers >= 0)
@@ -154,9 +154,7 @@ def read_rows(path: Path) -> pd.DataFrame:
 
 
 def _check_lines(path: Path, rows: pd.DataFrame) -> None:
-    """Raise DataError for a line without a method, or twice, and for fractions."""
-    for line in rows.index[rows["method"] == ""]:
-        raise DataError(f"{path}, line {line + 2}: method is empty")
+    """Raise DataError for two lines of one task, and for fractions."""
     twice = rows.duplicated(["method", "seed", "task", *PLACE_COLUMNS])
     for line, row in rows[twice].iterrows():
         raise DataError(
@@ -210,12 +208,11 @@ def _setting_for(
     for setting in settings:
         fits = dataset in ("", setting["dataset"])
         fits = fits and protocol in ("", setting["protocol"])
-        if backbone:
-            fits = fits and f"{setting['backbone']}, ".startswith(f"{backbone}, ")
-        is_long_enough = not n_tasks > setting["n_tasks"]
-        is_alone = len(settings) == 1 and is_long_enough
-        if fits and (pd.isna(n_tasks) or is_alone or n_tasks == setting["n_tasks"]):
+        fits = fits and setting["backbone"].startswith(backbone)
+        if fits and not n_tasks > setting["n_tasks"]:
             fitting.append(setting)
+    if len(fitting) > 1:
+        fitting = [s for s in fitting if s["n_tasks"] == n_tasks] or fitting
     if len(fitting) == 1:
         return fitting[0]
     known = []

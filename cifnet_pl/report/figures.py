@@ -181,12 +181,16 @@ def trajectories(results: Results) -> list[Picture]:
     parts = {name: compared[compared["data"] == name] for name in results.data}
     for name in results.settings:
         parts.setdefault(name, compared[compared["setting"] == name])
-    pictures = [line_picture("trajectory", title, rows) for title, rows in parts.items()]
+    pictures = []
+    for title, rows in parts.items():
+        file = results.file("trajectory", title)
+        pictures.append(line_picture(file, title, rows))
     for family in results.families(*ABLATIONS):
         measured = family[family["origin"] == "measured"]
         title = family_title(family)
         rows = measured.assign(label=measured["variant"])
-        pictures.append(line_picture("ablation_curves", title, rows))
+        file = results.file("ablation_curves", title)
+        pictures.append(line_picture(file, title, rows))
     return [picture for picture in pictures if picture is not None]
 
 
@@ -195,16 +199,11 @@ def family_title(family: pd.DataFrame) -> str:
     return f"{family['setting'].iloc[0]}, {family['method'].iloc[0]}"
 
 
-def file_of(kind: str, title: str) -> str:
-    """Return the name of a figure's files."""
-    return f"{kind}_{slug(title.lower())}"
-
-
-def line_picture(kind: str, title: str, rows: pd.DataFrame) -> Picture | None:
+def line_picture(file: str, title: str, rows: pd.DataFrame) -> Picture | None:
     """Return a figure with a line of A_k for each label; None where no line has two tasks.
 
     Args:
-        kind: beginning of the name of its files.
+        file: name of its files.
         title: of the figure.
         rows: of results.
     """
@@ -219,7 +218,7 @@ def line_picture(kind: str, title: str, rows: pd.DataFrame) -> Picture | None:
     caption = (
         f"{title}: accuracy A_k over all classes seen, after each task.{DEVIATIONS}"
     )
-    return Picture(file_of(kind, title), caption, figure)
+    return Picture(file, caption, figure)
 
 
 def line_names(rows: pd.DataFrame) -> pd.Series:
@@ -287,7 +286,7 @@ def ablation_bars(results: Results) -> list[Picture]:
         title = family_title(family)
         caption = f"{title}, without one of its parts.{DEVIATIONS}"
         figure = draw_bars(bars, title)
-        pictures.append(Picture(file_of("ablation", title), caption, figure))
+        pictures.append(Picture(results.file("ablation", title), caption, figure))
     return pictures
 
 
@@ -356,7 +355,7 @@ def calibration_maps(results: Results) -> list[Picture]:
             " last task. Above the diagonal neurons of later tasks fire on earlier classes unless"
             " they are calibrated."
         )
-        picture = Picture(file_of("calibration", title), caption, draw_maps(maps))
+        picture = Picture(results.file("calibration", title), caption, draw_maps(maps))
         pictures.append(picture)
     return pictures
 
@@ -457,7 +456,7 @@ def time_bubbles(results: Results, data: str) -> Picture | None:
         f"{data}: average accuracy against training time. The area of a bubble is proportional to"
         " the energy of training; a mark without a bubble has none measured, or little."
     )
-    return Picture(file_of("time", data), caption, figure)
+    return Picture(results.file("time", data), caption, figure)
 
 
 def draw_bubbles(axes: Axes, points: pd.DataFrame, most: float) -> None:
@@ -523,7 +522,7 @@ def memory_points(results: Results, setting: str) -> Picture | None:
         f"{setting}: memory besides the backbone after the last task by component; right: the"
         " total."
     )
-    return Picture(file_of("memory", setting), caption, figure)
+    return Picture(results.file("memory", setting), caption, figure)
 
 
 # ---------------------------------------------------------------------- all of them

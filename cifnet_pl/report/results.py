@@ -7,7 +7,7 @@ configuration is named by its method and by the settings in which it differs fro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
@@ -30,7 +30,7 @@ from cifnet_pl.report.runs import (
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import expanded, flatten
 from cifnet_pl.utilities.plugins import defaults_of, title_of
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import number_of, printable, slug
 
 DATASETS = {
     "cifar100": "CIFAR-100",
@@ -120,11 +120,13 @@ class Results:
             ``energy_from``), and ``origin``: "measured", "external" or "published".
         left_out: a sentence for each folder that was not read, or not used.
         missing: a sentence for each point of a sweep that has no complete run.
+        files: names of files → what they are about.
     """
 
     table: pd.DataFrame
     left_out: list[str]
     missing: list[str]
+    files: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def measured(self) -> pd.DataFrame:
@@ -143,6 +145,21 @@ class Results:
         """Names of the data sets with their protocols, in order."""
         in_order = self.measured.sort_values(DATA_COLUMNS)
         return list(in_order["data"].unique())
+
+    def file(self, kind: str, name: str) -> str:
+        """Return the name of a file on a setting; a number tells apart names that look alike.
+
+        Args:
+            kind: beginning of the name.
+            name: of a setting or of data, perhaps with that of a method.
+        """
+        used = self.files.setdefault(f"{kind}_{slug(name.lower())}", [])
+        if name not in used:
+            used.append(name)
+        number = used.index(name) + 1
+        if number == 1:
+            return f"{kind}_{slug(name.lower())}"
+        return f"{kind}_{slug(name.lower())}_{number}"
 
     def compared(self) -> pd.DataFrame:
         """Return the rows of one configuration for each method and setting, and of all others."""
@@ -246,7 +263,8 @@ def table_of_runs(runs: Iterable[Run]) -> pd.DataFrame:
     table = pd.DataFrame(rows).drop(columns="A_k")
     table = table.reindex(columns=table.columns.union([*MEASURED, "data_fingerprint"]))
     # On another machine the same images are in another folder, which makes no other data.
-    known_as = table["data_fingerprint"].fillna(table["run"])
+    known = table["data_fingerprint"].astype(object)
+    known_as = known.where(known.notna(), table["run"])
     for column in ("dataset", "root"):
         table[column] = table.groupby(known_as)[column].transform("first")
     data = ["n_tasks", "n_classes", "root"]
@@ -462,7 +480,7 @@ def add_labels(runs: pd.DataFrame) -> None:
                 changes = differences(reference["config"], row["config"])
                 label = ", ".join(filter(None, [method, _text(row, named)]))
                 variant = _text(row, changes) or "full method"
-                order = (*_method_order(method), len(changes), _value_orders(changes))
+                order = (*_method_order(method), len(changes), natural_order(variant))
                 key = (setting, method, row["configuration"])
                 labels[key] = (label, changes, variant, order)
     keys = zip(runs["setting"], runs["method"], runs["configuration"], strict=True)
@@ -479,12 +497,13 @@ def _reference(family: pd.DataFrame) -> dict[str, Any]:
     seeds.
     """
     seeds = family.groupby("configuration")["pair"].nunique()
-    rows = family.drop_duplicates("configuration").to_dict("records")
+    rows = family.drop_duplicates(["setting", "configuration"]).to_dict("records")
 
     def cost(row: dict[str, Any]) -> tuple[Any, ...]:
         distance = 0
         for other in rows:
             distance += len(differences(row["config"], other["config"]))
+            distance += len(differences(other["config"], row["config"]))
         departures = 0
         for key, value in row["defaults"].items():
             departures += row["config"].get(key) != value
@@ -510,17 +529,6 @@ def _method_order(method: str) -> tuple[int, str]:
     if method in known:
         return known.index(method), ""
     return len(known), natural_order(method)
-
-
-def _value_orders(changes: Mapping[str, Any]) -> list[Any]:
-    return [(key, *value_order(changes[key])) for key in sorted(changes)]
-
-
-def value_order(value: Any) -> tuple[bool, float, str]:
-    """Return the sort key of a setting's value: numbers by size, then texts."""
-    if isinstance(value, int | float):
-        return False, value, ""
-    return True, 0, str(value)
 
 
 def setting_text(key: str, value: Any) -> str:
@@ -581,10 +589,6 @@ def warnings(results: Results) -> list[str]:
                 f"Backbone {name} was trained on ImageNet labels, which the paper avoids: it uses"
                 " self-supervised backbones, so that no label of a later class was ever seen."
             )
-        elif name.startswith("timm:"):
-            sentences.append(
-                f"Backbone {name}: see its model card for the labels that it was trained on."
-            )
     return sentences + [f"Left out: {reason}" for reason in results.left_out]
 
 
@@ -599,21 +603,19 @@ def small_ridge_messages(runs: pd.DataFrame) -> list[str]:
         runs: a row for each run.
 
     Returns:
-        One sentence for each number of images, width and λ.
+        One sentence for each number of images and of features.
     """
-    messages: dict[str, None] = {}
-    for run in runs.to_dict("records"):
-        images = run["learned_images"]
-        width = run["features"]
-        ridge = run["config"].get("head.ridge")
-        is_small = isinstance(ridge, float) and ridge < SMALL_RIDGE
-        is_cifnet = run["config"]["head"] == "CIFNetHead"
-        if is_cifnet and is_small and width / 2 <= images <= 2 * width:
-            message = (
-                f"{images:,.0f} images were learned with {width:,} features: with as many images as"
-                f" features and λ = {ridge:g} the weights follow noise. Variants that see fewer"
-                " images (no buffer, locked neurons) can come out better than the full method. Set"
-                " --model.head.ridge 1 or gcv, or learn more images."
-            )
-            messages[message] = None
-    return list(messages)
+    ridges = runs["config"].map(lambda config: config.get("head.ridge"))
+    is_small = pd.to_numeric(ridges, errors="coerce") < SMALL_RIDGE
+    images = runs["learned_images"]
+    is_near = images.between(runs["features"] / 2, 2 * runs["features"])
+    near = runs[is_small & is_near & (runs["head"] == "CIFNetHead")]
+    messages = []
+    for row in near.drop_duplicates(["learned_images", "features"]).itertuples():
+        messages.append(
+            f"{row.learned_images:,.0f} images were learned with {row.features:,} features: with as"
+            " many images as features and a small λ the weights of CIFNet follow noise. Variants"
+            " that see fewer images (no buffer, locked neurons) can come out better than the full"
+            " method. Set --model.head.ridge 1 or gcv, or learn more images."
+        )
+    return messages

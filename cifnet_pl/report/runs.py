@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from cifnet_pl.utilities.errors import DataError, UsageError, explained
+from cifnet_pl.utilities.errors import DataError, UsageError, explained, prefixed
 from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.run_folders import FAILURE, POINT, versions
 from cifnet_pl.utilities.text import number_of, printable
@@ -76,7 +76,8 @@ def read_run(folder: Path) -> Run:
             if number is not None:
                 summary[key] = float(number)
     path = folder / "config.yaml"
-    with explained(DataError, f"{path} is damaged"):
+    damaged = f"{path} is damaged"
+    with explained(DataError, damaged), prefixed(damaged, DataError):
         config = read_yaml(path)
         config["data"]["source"]
     path = folder / "tasks.csv"

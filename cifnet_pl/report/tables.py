@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import pandas as pd
 
@@ -16,11 +16,10 @@ from cifnet_pl.report.results import (
     ABLATIONS,
     Results,
     last_rows,
-    value_order,
     value_text,
 )
-from cifnet_pl.utilities.files import text_cell
-from cifnet_pl.utilities.text import printable, slug
+from cifnet_pl.utilities.files import rendered
+from cifnet_pl.utilities.text import printable
 
 ROW = {"label": "method", "origin": "origin"}
 """Columns of results that say which row of a table it is → their headers."""
@@ -61,6 +60,8 @@ HEADINGS = {
 SUFFIXES = {"mean": "", "std": " sd", "count": " n"}
 """What a group of runs is summarised by → end of the column's name in CSV files."""
 
+NOTES = Path(__file__).parent / "templates" / "notes.txt"
+
 LATEX = {
     "λ": r"$\lambda$", "±": r"$\pm$", "Ā": r"$\bar{A}$", "A\\_K": "$A_K$", "₂": r"$_2$",
     "–": "--", "→": r"$\to$", "…": r"\dots{}",
@@ -92,9 +93,8 @@ class ReportTable:
     notes: list[str] = field(default_factory=list)
 
     def to_csv(self) -> str:
-        """Return CSV; no text in it is a formula for a spreadsheet."""
-        safe = self.values.map(_safe_cell)
-        return str(safe.to_csv(index=False))
+        """Return CSV."""
+        return str(self.values.to_csv(index=False))
 
     def to_markdown(self) -> str:
         """Return a pipe table with the title above and the notes below."""
@@ -126,12 +126,6 @@ class ReportTable:
         """Return a ``<table>`` whose class says how many columns of text it has."""
         kind = f"text{self.text_columns}"
         return str(self.texts.to_html(index=False, border=0, classes=kind))
-
-
-def _safe_cell(cell: Any) -> Any:
-    if isinstance(cell, str):
-        return text_cell(cell)
-    return cell
 
 
 def summarise(
@@ -265,7 +259,7 @@ def results_table(results: Results, setting: str) -> ReportTable:
     """Tabulate everything that was measured in one setting, but for the costs."""
     rows = results.table[results.table["setting"] == setting]
     stats = summarise(rows[rows["origin"] != "published"], ROW, QUALITY)
-    return table_of(_file("results", results.settings, setting), setting, stats)
+    return table_of(results.file("results", setting), setting, stats)
 
 
 # ---------------------------------------------------------------------- variants
@@ -297,7 +291,8 @@ def value_rows(results: Results, key: str) -> pd.DataFrame:
         key: dotted name of the setting.
     """
     rows = pd.concat([results.table.head(0), *results.families(key)])
-    rows = rows[rows["config"].map(lambda config: key in config)]
+    is_set = rows["config"].map(lambda config: key in config)
+    rows = rows[is_set.astype(bool)]
     line = rows["setting"] + ": " + rows["method"]
     is_published = rows["origin"] == "published"
     return rows.assign(
@@ -317,8 +312,9 @@ def value_table(results: Results, key: str, name: str) -> ReportTable | None:
     rows = value_rows(results, key)
     if rows.empty:
         return None
-    rows = rows.sort_values("value", key=lambda values: values.map(value_order))
-    rows["value"] = rows["value"].map(value_text)
+    numbers = pd.to_numeric(rows["value"].astype(str), errors="coerce")
+    rows = rows.assign(value=rows["value"].map(value_text), number=numbers)
+    rows = rows.sort_values(["number", "value"])
     by = {"value": heading(key), "line": "line", "origin": "origin"}
     stats = summarise(rows, by, {"A_K": "A_K (%)"}).droplevel("origin")
     columns = {}
@@ -360,7 +356,7 @@ def efficiency_table(results: Results, data: str) -> ReportTable:
         "Training: all tasks, without evaluation. Epochs: passes over the images of a task. With"
         " embeddings from the cache, times and energies are without the backbone's."
     )
-    name = _file("efficiency", results.data, data)
+    name = results.file("efficiency", data)
     return table_of(name, f"Accuracy and costs: {data}", stats, [note])
 
 
@@ -386,7 +382,7 @@ def memory_table(results: Results, setting: str) -> ReportTable | None:
         " precision that each is kept in; a projection that is drawn from its seed is not stored."
         " Parameters of a trained method are counted without one network."
     )
-    name = _file("memory", results.settings, setting)
+    name = results.file("memory", setting)
     return table_of(name, f"Memory besides the backbone: {setting}", stats, [note])
 
 
@@ -439,16 +435,6 @@ def runs_table(results: Results) -> ReportTable:
     return text_table("runs", "Runs", texts)
 
 
-def _file(kind: str, names: Sequence[str], name: str) -> str:
-    """Return the name of a file; names that differ in special characters get a number."""
-    own = slug(name.lower())
-    alike = [other for other in names if slug(other.lower()) == own]
-    position = alike.index(name)
-    if position:
-        return f"{kind}_{own}_{position + 1}"
-    return f"{kind}_{own}"
-
-
 # ---------------------------------------------------------------------- all of them
 
 
@@ -486,31 +472,13 @@ def all_tables(results: Results) -> dict[str, list[ReportTable]]:
 
 def report_notes(results: Results) -> list[str]:
     """Return the notes that concern more than one table; they end the report."""
-    table = results.table
-    orders = list(results.measured["class_order"])
-    seeds = list(results.measured["seed"])
-    over = "class orders and seeds vary, but not together: the table of runs has them"
-    if orders == seeds:
-        over = "a seed sets both seed_everything and the class order"
-    elif len(set(orders)) == 1:
-        over = "all runs have the same class order; a seed sets everything else that is drawn"
-    notes = [
-        f"Mean ± standard deviation over seeds; {over}.",
-        "Whether two methods differ beyond chance: cifnet report --compare.",
-    ]
-    if (table["origin"] == "published").any():
-        notes.append(
-            "Rows and columns marked published are the paper's own numbers (means of three seeds;"
-            " memory at 4 bytes an element), not measured here. Its row DER cites Dark Experience"
-            " Replay, but its numbers of parameters, about twenty times one network, are those of"
-            " the dynamically expandable network (Yan et al. 2021)."
-        )
-    is_locked = results.measured["config"].map(
-        lambda config: config.get("head.update_past") is False
+    measured = results.measured
+    orders = list(measured["class_order"])
+    lines = rendered(
+        NOTES,
+        one_order=len(set(orders)) == 1,
+        orders_are_seeds=orders == list(measured["seed"]),
+        published=(results.table["origin"] == "published").any(),
+        locked=measured["variant"].str.contains("locked").any(),
     )
-    if is_locked.any():
-        notes.append(
-            "Old neurons are updated with each new task in the full method, as in the authors'"
-            " released code; the paper says that they are locked."
-        )
-    return notes
+    return lines.strip().splitlines()
