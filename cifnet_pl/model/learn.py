@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
-from cifnet_pl.heads.ridge_messages import edge_message
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.model.classifier import Classifier
@@ -23,7 +22,7 @@ from cifnet_pl.model.labelled_images import (
     duplicates_among,
     samples_of,
 )
-from cifnet_pl.model.metrics import percent, rarely_predicted
+from cifnet_pl.model.task_evaluation import TaskEvaluation
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
@@ -31,41 +30,8 @@ HELD_OUT = 0.2
 """Share of the new images that is held out for a score before all are learned."""
 
 
-@dataclass
-class Score:
-    """Accuracy over all classes that a model knows.
-
-    Attributes:
-        correct: number of images whose class is predicted.
-        total: number of images.
-        correct_of: the same as ``correct`` for each label.
-        total_of: the same as ``total`` for each label.
-    """
-
-    correct: int = 0
-    total: int = 0
-    correct_of: Counter[int] = field(default_factory=Counter)
-    total_of: Counter[int] = field(default_factory=Counter)
-
-    def add(self, model: Classifier, z: Tensor, y: Tensor) -> None:
-        """Score embeddings z (n, d) of images with labels y (n,) on the CPU."""
-        correct = model.head.predict(z).cpu() == y
-        self.correct += int(correct.sum())
-        self.total += len(y)
-        self.correct_of.update(y[correct].tolist())
-        self.total_of.update(y.tolist())
-
-    def rarely_predicted(self) -> list[int]:
-        """Return the labels of rarely predicted classes."""
-        labels = sorted(self.total_of)
-        correct = np.array([self.correct_of[label] for label in labels])
-        total = np.array([self.total_of[label] for label in labels])
-        return [labels[i] for i in rarely_predicted(correct, total).tolist()]
-
-    @property
-    def percent(self) -> float | None:
-        """Accuracy in percent; None where nothing was scored."""
-        return percent(self.correct, self.total)
+def _not_scored() -> TaskEvaluation:
+    return TaskEvaluation([])
 
 
 @dataclass(frozen=True)
@@ -88,21 +54,20 @@ class Extension:
 
     model: Classifier
     learned: dict[str, int]
-    score: Score
+    score: TaskEvaluation
     seconds: float
     unreadable: list[Unreadable]
     warnings: list[str]
     duplicates: list[Path]
     undecided: list[Path]
-    old_before: Score = field(default_factory=Score)
-    old_after: Score = field(default_factory=Score)
+    old_before: TaskEvaluation = field(default_factory=_not_scored)
+    old_after: TaskEvaluation = field(default_factory=_not_scored)
 
     @property
     def rarely_predicted(self) -> list[str]:
         """Rarely predicted classes among those that were scored."""
-        labels = self.score.rarely_predicted() + self.old_after.rarely_predicted()
-        name_of = self.model.name_of
-        return [name_of[label] for label in labels]
+        columns = self.score.rarely_predicted + self.old_after.rarely_predicted
+        return [self.model.class_names[column] for column in columns]
 
 
 def extend(
@@ -161,29 +126,59 @@ def extend(
     model = result.model
     model.record_engines([model.engine])
     if check_images is not None:
-        labels = torch.tensor(old.labels(check_images.class_names))
+        before = Scoring(old, check_images)
+        after = Scoring(model, check_images)
         for rows, z in check_images.embedded(
             old, "checking", result.unreadable, progress
         ):
-            y = labels[check_images.files.labels[rows]]
-            result.old_before.add(old, z, y)
-            result.old_after.add(model, z, y)
+            before.add(rows, z)
+            after.add(rows, z)
+        result = replace(
+            result, old_before=before.finished(), old_after=after.finished()
+        )
     warnings += result.warnings
-    message = edge_message(model.head.ridge_choices())
+    message = model.ridge_message()
     if message is not None:
         warnings.append(message)
     result.warnings[:] = warnings
     model.record_event(
         "extend",
         sum(result.learned.values()),
-        accuracy=result.score.percent,
-        old_accuracy_before=result.old_before.percent,
-        old_accuracy=result.old_after.percent,
+        accuracy=result.score.accuracy,
+        old_accuracy_before=result.old_before.accuracy,
+        old_accuracy=result.old_after.accuracy,
         seconds=result.seconds,
         class_names=list(result.learned),
         parents=[old.identity],
     )
     return result
+
+
+class Scoring:
+    """Scores labelled images by a model, over all classes that it knows.
+
+    Args:
+        model: knows the classes of the images.
+        images: the images.
+    """
+
+    def __init__(self, model: Classifier, images: LabelledImages):
+        self.model = model
+        self.evaluation = TaskEvaluation([len(model.class_names)], device=model.device)
+        columns = [model.class_names.index(name) for name in images.class_names]
+        self._columns = torch.tensor(columns)[torch.from_numpy(images.files.labels)]
+
+    def add(self, rows: np.ndarray, z: Tensor) -> None:
+        """Score the images at ``rows`` by their embeddings z (n, d)."""
+        if len(rows):
+            probabilities = self.model.head.probabilities(z.to(self.model.device))
+            columns = self._columns[torch.from_numpy(rows)]
+            self.evaluation.update(probabilities, columns.to(self.model.device))
+
+    def finished(self) -> TaskEvaluation:
+        """Return the evaluation of all images that were added."""
+        self.evaluation.finish()
+        return self.evaluation
 
 
 @dataclass(frozen=True)
@@ -254,17 +249,15 @@ def learn(
     learned_by_trial = embedded.readable & ~held_out
     _learn_task(final, embedded, embedded.readable)
     _learn_task(trial, embedded, learned_by_trial)
-    score = Score()
-    labels = torch.tensor(trial.labels(names))
+    scoring = Scoring(trial, embedded.images)
     for rows in pieces(np.flatnonzero(held_out), EMBEDDED_BATCH):
-        z = torch.from_numpy(embedded.z[rows]).to(old.device)
-        score.add(trial, z, labels[embedded.images.files.labels[rows]])
+        scoring.add(rows, torch.from_numpy(embedded.z[rows]))
     counts_before = old.counts
     counts = final.counts
     return Extension(
         model=final,
         learned={name: counts[name] - counts_before.get(name, 0) for name in names},
-        score=score,
+        score=scoring.finished(),
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
         warnings=found.messages,
@@ -337,10 +330,9 @@ def _learn_task(model: Classifier, embedded: EmbeddedClasses, mask: np.ndarray) 
     files = embedded.images.files
     names = embedded.images.class_names
     counts = np.bincount(files.labels[mask], minlength=len(names)).tolist()
-    model.begin_task(names, counts)
-    labels = torch.tensor(model.labels(names))
-    for rows in pieces(np.flatnonzero(mask), EMBEDDED_BATCH):
-        z = torch.from_numpy(embedded.z[rows])
-        keys = torch.from_numpy(files.hashes(rows))
-        model.observe(z, labels[files.labels[rows]], keys)
-    model.finish_task()
+    samples = BufferSamples(
+        torch.from_numpy(embedded.z[mask]),
+        torch.from_numpy(files.labels[mask]),
+        torch.from_numpy(files.hashes(np.flatnonzero(mask))),
+    )
+    model.learn_embeddings(names, samples, counts)
