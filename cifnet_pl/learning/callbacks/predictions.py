@@ -179,7 +179,7 @@ class ActivationTable(Callback):
     sigmoid of the score, among the neurons of task j (fig:buffer_overlapping). Above the diagonal
     are neurons that were added after the images' classes had been learned: without calibration,
     they respond to them. It uses the evaluation that takes place anyway; add it to
-    ``trainer.callbacks``, before :class:`TaskMetrics`, which writes the table.
+    ``trainer.callbacks``. :class:`TaskMetrics` writes the table.
     """
 
     def on_validation_epoch_start(
@@ -217,7 +217,9 @@ class ActivationTable(Callback):
         self._sums.index_add_(0, task, largest)
         self._images += torch.bincount(task, minlength=len(sizes))
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_end(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         """Put the table over the images of all processes into the record."""
         if trainer.state.fn != "fit":
             return
