@@ -273,7 +273,6 @@ class Classifier(TaskLearner):
             "head": {"class": import_name(type(self.head)), **self.head.settings()},
             "buffer": self.buffer.settings() if self.buffer is not None else None,
             "class_names": list(self.class_names),
-            "task_sizes": [len(task) for task in self.head.tasks],
             "history": [asdict(event) for event in self.history],
         }
 

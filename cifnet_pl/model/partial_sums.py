@@ -11,32 +11,25 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from pydantic import Field, Strict
-from safetensors.torch import save
-from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches
 from cifnet_pl.data.sets import SampleSet, Source
 from cifnet_pl.model.assembly import assemble
-from cifnet_pl.model.bundle import (
-    StoredModel,
-    StoredRecord,
-    StoredTensors,
-    open_tensors,
-    parse,
-)
+from cifnet_pl.model.bundle import StoredModel, StoredRecord, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import absorb, check_same_embeddings
-from cifnet_pl.utilities.errors import CheckpointError, UsageError, prefixed
-from cifnet_pl.utilities.files import write_atomic
+from cifnet_pl.utilities.errors import CheckpointError, UsageError, explained, prefixed
+from cifnet_pl.utilities.files import write_bytes
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import listed, printable
 
@@ -44,9 +37,6 @@ FILE_ENDING = ".sums"
 
 METADATA_KEY = "cifnet_sums"
 """Entry of a file's metadata that holds the header."""
-
-HASHED_SAMPLES = 64
-"""Samples whose contents tell sets with the same names apart."""
 
 Position = Annotated[int, Strict(), Field(ge=0)]
 
@@ -198,7 +188,7 @@ def _joined(shards: Sequence[ShardRecord]) -> list[ShardRecord]:
 
 
 def set_hash(samples: SampleSet, class_names: Sequence[str]) -> str:
-    """Hash a set of samples: names, labels and the contents of a few samples, in order.
+    """Hash a set of samples: names, labels, and the contents of the first and the last sample.
 
     The contents are needed because names are often only positions.
 
@@ -216,10 +206,8 @@ def set_hash(samples: SampleSet, class_names: Sequence[str]) -> str:
     digest.update(labels.tobytes())
     for name in samples.names:
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
-    count = min(HASHED_SAMPLES, len(samples))
-    spread = np.linspace(0, len(samples) - 1, count)
-    rows = spread.astype(np.int64)
-    digest.update(samples.hashes(rows).tobytes())
+    ends = np.array([0, len(samples) - 1])
+    digest.update(samples.hashes(ends).tobytes())
     return digest.hexdigest()
 
 
@@ -248,32 +236,7 @@ def write_sums(sums: PartialSums, path: Path) -> None:
         "model": {**sums.model.describe(), "history": []},
     }
     metadata = {METADATA_KEY: json.dumps(header)}
-    content = save(tensors, metadata)
-    write_atomic(path, lambda file: file.write(content))
-
-
-class OpenSums(NamedTuple):
-    """An open file of partial sums: its header, checked, and its tensors."""
-
-    header: SumsRecord
-    stored: StoredTensors
-
-
-@contextmanager
-def _open_sums(path: Path) -> Iterator[OpenSums]:
-    if not path.is_file():
-        raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
-    with open_tensors(path) as stored:
-        text = stored.metadata.get(METADATA_KEY, "null")
-        content = json.loads(text)
-        header = parse(SumsRecord, content, str(path))
-        are_whole = [shard.start < shard.stop <= shard.total for shard in header.shards]
-        whole = all(are_whole)
-        if not header.shards or not whole:
-            raise CheckpointError(
-                f"{path} is damaged: its shards are not parts of a set"
-            )
-        yield OpenSums(header, stored)
+    write_bytes(path, safetensors.torch.save(tensors, metadata))
 
 
 def read_sums(path: Path, trust: bool = False) -> PartialSums:
@@ -284,20 +247,17 @@ def read_sums(path: Path, trust: bool = False) -> PartialSums:
         trust: as for :func:`cifnet_pl.load`.
 
     Raises:
-        CheckpointError: there is no such file, or it is damaged, hostile, or of another version.
+        CheckpointError: there is no such file, or it is damaged, or of another version.
     """
-    with _open_sums(path) as (header, stored):
-
-        def read() -> dict[str, Tensor]:
-            tensors = stored.read()
-            if fingerprint("", tensors) != header.sha256:
-                raise CheckpointError(
-                    f"{path} is damaged: its checksum is wrong; make it again"
-                )
-            return tensors
-
-        stored_model = StoredModel(str(path), header.model, stored.shapes, read)
-        model = assemble(stored_model, trust=trust, solved=False)
+    header = _read_header(path)
+    with explained(CheckpointError, f"cannot read {path}"):
+        tensors = safetensors.torch.load_file(path)
+    if fingerprint("", tensors) != header.sha256:
+        raise CheckpointError(
+            f"{path} is damaged: its checksum is wrong; make it again"
+        )
+    stored = StoredModel(str(path), header.model, tensors)
+    model = assemble(stored, trust=trust, solved=False)
     return PartialSums(model, header.shards, path.name)
 
 
@@ -307,8 +267,19 @@ def shards_of(path: Path) -> list[ShardRecord]:
     Raises:
         CheckpointError: as :func:`read_sums`.
     """
-    with _open_sums(path) as (header, _):
-        return header.shards
+    return _read_header(path).shards
+
+
+def _read_header(path: Path) -> SumsRecord:
+    if not path.is_file():
+        raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
+    unreadable = f"{path} is damaged, or not a file of sums"
+    with (
+        explained(CheckpointError, unreadable),
+        safetensors.safe_open(path, framework="pt") as stored,
+    ):
+        content = json.loads(stored.metadata()[METADATA_KEY])
+    return parse(SumsRecord, content, str(path))
 
 
 @dataclass(frozen=True)
