@@ -18,7 +18,6 @@ from cifnet_pl.cli.evaluate import (
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
-    path_cell,
     to_csv,
     write_bytes,
     write_text,
@@ -306,7 +305,7 @@ def images_csv(audited: AuditedImages) -> str:
                 str(row in label_errors).lower(),
             ]
             distance = f"{result.distance[row]:.4f}"
-        image = [path_cell(audited.files[row]), names[evaluation.target[row]]]
+        image = [str(audited.files[row]), names[evaluation.target[row]]]
         rows.append(
             [*image, *judged, str(bool(result.duplicated[row])).lower(), distance]
         )

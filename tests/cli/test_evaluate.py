@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -17,7 +18,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.evaluate import outcome_cells
 from cifnet_pl.images.image import read_square
 from cifnet_pl.model.labelled_images import LabelledImages
-from cifnet_pl.model.recalibration import LabelledPredictions, NewSamples
+from cifnet_pl.model.recalibration import NewSamples, Outcomes, predicted
 from tests.command_line import assert_ends, make_images, rows
 from tests.models import empty, learn_embeddings
 
@@ -280,7 +281,7 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     assert len(new.calibration.y) == 120
     images = LabelledImages.find(shifted / "new", "--images").of_classes(set(CLASSES))
     samples = NewSamples.embed(old, images, []).samples
-    before = LabelledPredictions.measure(old, samples)
+    before = predicted(old, samples)
     likelihood = []
     for model in (old, new):
         probabilities = model.head.probabilities(samples.z)
@@ -296,7 +297,7 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
         for line in said.splitlines()
         if line.startswith("│")
     ]
-    assert [row[0] for row in table if row] == outcome_cells(before)
+    assert [row[0] for row in table if row] == outcome_cells(Outcomes.of(before))
     *_, covered, _, unknown = [float(row[1]) for row in table if row]
     assert covered >= 90
     assert unknown <= 10
@@ -306,20 +307,19 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
 
 
 def test_cells_of_outcomes():
-    outcomes = LabelledPredictions(
-        confidence=torch.tensor([0.99, 0.97, 0.5, 0.4], dtype=torch.float64),
-        correct=torch.tensor([True, False, True, False]),
-        covered=torch.tensor([1.0, 0.0, 1.0, 1.0]),
-        set_size=torch.tensor([1.0, 1.0, 2.0, 3.0]),
-        unknown=torch.tensor([0.0, 1.0, 0.0, 0.0]),
+    predictions = pd.DataFrame(
+        {
+            "confidence": [0.99, 0.97, 0.5, 0.4],
+            "correct": [True, False, True, False],
+            "covered": [True, False, True, True],
+            "set_size": [1, 1, 2, 3],
+            "unknown": [False, True, False, False],
+        }
     )
-    accuracy, _, *others = outcome_cells(outcomes)
+    accuracy, _, *others = outcome_cells(Outcomes.of(predictions))
     assert accuracy == "50.0"
     assert others == ["1", "75.0", "1.8", "25.0"]
-    nothing = torch.full((4,), torch.nan)
-    untold = LabelledPredictions(
-        outcomes.confidence, outcomes.correct, nothing, nothing, nothing
-    )
+    untold = Outcomes.of(predictions[["confidence", "correct"]])
     assert outcome_cells(untold)[3:] == ["–", "–", "–"]
 
 
