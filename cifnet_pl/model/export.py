@@ -17,14 +17,12 @@ from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
 from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.images.image import square
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.utilities.errors import CifnetError, explained
 from cifnet_pl.utilities.version import package_version
 
 TOLERANCE = 1e-4
 """Largest accepted difference of a probability between onnxruntime and torch."""
-
-UNKNOWN_SHARES = (0.01, 0.02, 0.05, 0.1)
-"""Shares of images of known classes for which novelty thresholds are in the metadata."""
 
 
 def cubic_kernel(x: Tensor) -> Tensor:
@@ -220,7 +218,7 @@ def onnx_bytes(model: Classifier) -> Export:
 
 
 def _metadata(model: Classifier, graph: HeadGraph) -> dict[str, str]:
-    """Return the metadata of the file, with novelty thresholds for ``UNKNOWN_SHARES``."""
+    """Return the metadata of the file, with the novelty threshold for ``UNKNOWN_SHARE``."""
     output = (
         "probabilities: float32 (n, classes), calibrated, in the order of class_names"
     )
@@ -235,14 +233,10 @@ def _metadata(model: Classifier, graph: HeadGraph) -> dict[str, str]:
         "crop_ratio": str(model.crop_ratio),
         "producer": f"cifnet_pl {package_version()}",
     }
-    available, _ = model.available_shares(unknown=UNKNOWN_SHARES[0])
+    available, _ = model.available_shares(unknown=UNKNOWN_SHARE)
     if available is not None and "novelty" in graph.outputs:
-        thresholds = {}
-        for share in UNKNOWN_SHARES:
-            limit = model.open_set_predictor(unknown=share).limit
-            if limit is not None:
-                thresholds[f"{share:g}"] = limit
-        metadata["unknown_above"] = json.dumps(thresholds)
+        limit = model.open_set_predictor(unknown=UNKNOWN_SHARE).limit
+        metadata["unknown_above"] = json.dumps({f"{UNKNOWN_SHARE:g}": limit})
     return metadata
 
 
@@ -298,10 +292,9 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> ExportChe
         content, providers=["CPUExecutionProvider"]
     )
     takes_images = isinstance(graph, Graph)
+    batches = _embeddings(model.head.in_features)
     if takes_images:
         batches = _natural_images()
-    else:
-        batches = _embeddings(model.head.in_features)
     from_torch = [0.0]
     from_pillow = [0.0]
     of_novelty = [0.0]
@@ -311,30 +304,25 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> ExportChe
             expected, *expected_novelty = graph(torch.from_numpy(batch))
         from_torch.append(_difference(probabilities, expected))
         if takes_images:
-            from_pillow.append(
-                _difference(probabilities, _predict_by_pillow(model, batch))
-            )
+            by_pillow = _predict_by_pillow(model, batch)
+            from_pillow.append(_difference(probabilities, by_pillow))
         if novelty:
-            largest_novelty = float(expected_novelty[0].abs().max())
-            size = max(1.0, largest_novelty)
+            size = float(expected_novelty[0].abs().max().clamp_min(1))
             of_novelty.append(_difference(novelty[0], expected_novelty[0]) / size)
-    # numpy's maximum is NaN if a value is, and the negation is true for NaN.
-    largest = float(np.max(from_torch))
-    largest_of_novelty = float(np.max(of_novelty))
-    if not largest <= TOLERANCE:
-        raise CifnetError(
-            f"onnxruntime differs from torch by {largest:.1g} in a probability, more than"
-            f" {TOLERANCE:g}"
-        )
-    if not largest_of_novelty <= TOLERANCE:
-        raise CifnetError(
-            f"onnxruntime differs from torch by a share of {largest_of_novelty:.1g} in the"
-            " novelty of an image"
-        )
+    differences = {
+        "a probability": float(np.max(from_torch)),
+        "the novelty, relatively,": float(np.max(of_novelty)),
+    }
+    for what, difference in differences.items():
+        if not difference <= TOLERANCE:  # NaN, too
+            raise CifnetError(
+                f"onnxruntime differs from torch by {difference:.1g} in {what} more than"
+                f" {TOLERANCE:g}"
+            )
     return ExportCheck(
-        torch=largest,
+        torch=max(from_torch),
         pillow=max(from_pillow) if takes_images else None,
-        novelty=largest_of_novelty if "novelty" in graph.outputs else None,
+        novelty=max(of_novelty) if "novelty" in graph.outputs else None,
     )
 
 

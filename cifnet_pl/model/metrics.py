@@ -85,7 +85,8 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
     """
     drops = []
     for j, last in enumerate(_at_the_end(matrix)):
-        known = [row[j] for row in matrix[j:] if row[j] is not None]
+        column = [row[j] for row in matrix[j:]]
+        known = [accuracy for accuracy in column if accuracy is not None]
         if last is not None:
             drops.append(max(known) - last)
     return average_accuracy(drops)

@@ -57,6 +57,10 @@ class ShardRecord(StoredRecord):
         last = self.stop - 1
         return f"samples {self.start} to {last} of {self.total}"
 
+    def between(self, start: int, stop: int) -> ShardRecord:
+        """Return other positions of the same set."""
+        return self.model_copy(update={"start": start, "stop": stop})
+
     def follows(self, other: ShardRecord) -> bool:
         """Return whether this shard begins where another one of the same set ends."""
         same_set = self.set_hash == other.set_hash
@@ -89,19 +93,14 @@ class PartialSums:
     def missing(self) -> list[ShardRecord]:
         """Positions of the same sets that are not in the sums."""
         missing: list[ShardRecord] = []
-        sets = itertools.groupby(self.shards, lambda shard: shard.set_hash)
-        for _, of_set in sets:
+        for _, of_set in itertools.groupby(self.shards, lambda each: each.set_hash):
             end = 0
             for shard in of_set:
                 if shard.start > end:
-                    missing.append(
-                        shard.model_copy(update={"start": end, "stop": shard.start})
-                    )
+                    missing.append(shard.between(end, shard.start))
                 end = shard.stop
             if end < shard.total:
-                missing.append(
-                    shard.model_copy(update={"start": end, "stop": shard.total})
-                )
+                missing.append(shard.between(end, shard.total))
         return missing
 
     def add(self, other: PartialSums) -> None:
@@ -114,39 +113,32 @@ class PartialSums:
             UsageError: a sample that is in both, or other backbones, image sizes, precisions, heads
                 or settings.
         """
-        self._check_positions(other)
-        self._check_hashes(other)
         with prefixed(f"cannot add {other.name} to {self.name}"):
+            self._check_overlap(other)
             check_same_embeddings(self.model, other.model)
             absorb(self.model, other.model)
             if self.model.buffer is not None:
                 self.model.buffer.commit()
-        all_shards = [*self.shards, *other.shards]
-        self.shards = _joined(all_shards)
+        self.shards = _joined([*self.shards, *other.shards])
 
-    def _check_positions(self, other: PartialSums) -> None:
-        pairs = itertools.product(self.shards, other.shards)
-        for shard, another in pairs:
+    def _check_overlap(self, other: PartialSums) -> None:
+        """Compare shards of one set by their positions, those of different sets by hashes."""
+        for shard, another in itertools.product(self.shards, other.shards):
             start = max(shard.start, another.start)
             stop = min(shard.stop, another.stop)
             if shard.set_hash == another.set_hash and start < stop:
                 raise UsageError(
-                    f"{other.name} and {self.name} both have samples {start} to {stop - 1}, which"
-                    " would count twice"
+                    f"both have samples {start} to {stop - 1}, which would count twice"
                 )
-
-    def _check_hashes(self, other: PartialSums) -> None:
-        known = {shard.set_hash for shard in self.shards}
-        known_sets = [shard.set_hash in known for shard in other.shards]
-        if all(known_sets):
+        sets = {shard.set_hash for shard in self.shards}
+        if sets >= {shard.set_hash for shard in other.shards}:
             return
         ours = self.model.images.content.cpu().numpy()
         theirs = other.model.images.content.cpu().numpy()
-        common = np.intersect1d(ours, theirs)
-        if len(common):
+        common = len(np.intersect1d(ours, theirs))
+        if common:
             raise UsageError(
-                f"{other.name} and {self.name} have {len(common)} samples in common, which would"
-                " count twice"
+                f"they have {common} samples in common, which would count twice"
             )
 
     def solved(self) -> Classifier:
@@ -156,16 +148,15 @@ class PartialSums:
             UsageError: a shard of a set is missing.
         """
         if self.missing:
-            names = [str(shard) for shard in self.missing]
-            missing = listed(names)
+            missing = listed([str(shard) for shard in self.missing])
             raise UsageError(
                 f"not all sums are there: {missing} are missing; make those shards first"
             )
-        for name, count in self.model.counts.items():
-            if not count:
-                raise UsageError(
-                    f"class '{printable(name)}' has no samples in these sums"
-                )
+        empty = [name for name, count in self.model.counts.items() if not count]
+        if empty:
+            raise UsageError(
+                f"class '{printable(empty[0])}' has no samples in these sums"
+            )
         self.model.head.solved.fill_(False)
         self.model.solve()
         self.model.history.clear()
@@ -180,8 +171,7 @@ def _joined(shards: Sequence[ShardRecord]) -> list[ShardRecord]:
     in_order = sorted(shards, key=lambda shard: (shard.set_hash, shard.start))
     for shard in in_order:
         if joined and shard.follows(joined[-1]):
-            last = joined[-1]
-            joined[-1] = last.model_copy(update={"stop": shard.stop})
+            joined[-1] = joined[-1].between(joined[-1].start, shard.stop)
         else:
             joined.append(shard)
     return joined

@@ -415,13 +415,13 @@ def checkpoint_mutated(run: Path, folder: Path, draw: st.DataObject) -> None:
     assert "\n" not in str(refusal(lambda: load(target, device="cpu")) or "")
 
 
-@settings(max_examples=120, suppress_health_check=QUIET)
+@settings(max_examples=60, suppress_health_check=QUIET)
 @given(st.data())
 def test_mutated_descriptions(bundle: Path, tmp_path: Path, data: st.DataObject):
     values_mutated(bundle, tmp_path / "m", data)
 
 
-@settings(max_examples=120, suppress_health_check=QUIET)
+@settings(max_examples=60, suppress_health_check=QUIET)
 @given(st.data())
 def test_mutated_tensors(bundle: Path, tmp_path: Path, data: st.DataObject):
     tensors_mutated(bundle, tmp_path / "m", data)
@@ -438,7 +438,7 @@ def test_a_name_in_a_checkpoint_that_is_not_utf_8(run: Path, tmp_path: Path):
         load(target, device="cpu")
 
 
-@settings(max_examples=60, suppress_health_check=QUIET)
+@settings(max_examples=30, suppress_health_check=QUIET)
 @given(st.data())
 def test_mutated_checkpoints(run: Path, tmp_path: Path, data: st.DataObject):
     checkpoint_mutated(run, tmp_path, data)
@@ -544,7 +544,7 @@ def test_code_in_a_checkpoint_is_never_run(run: Path, tmp_path: Path):
     assert not mark.exists()
 
 
-@settings(max_examples=60, suppress_health_check=QUIET)
+@settings(max_examples=30, suppress_health_check=QUIET)
 @given(st.data())
 @pytest.mark.parametrize("kind", ["tensors", "config"])
 def test_mutated_bytes(kind: str, bundle: Path, tmp_path: Path, data: st.DataObject):
