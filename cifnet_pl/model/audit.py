@@ -26,6 +26,7 @@ from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.metrics import MIN_TEST_IMAGES, Evaluation, calibration_error
+from cifnet_pl.model.unknowns import COVERAGE
 from cifnet_pl.statistics import factorise, near_duplicates, whiten
 from cifnet_pl.utilities.errors import CifnetError, DataError
 
@@ -103,10 +104,6 @@ def find_near_duplicates(z: np.ndarray, labels: np.ndarray) -> NearDuplicates:
     return NearDuplicates(groups.numpy(), duplicated.numpy(), judged.numpy())
 
 
-MAX_SELF_CONFIDENCE = 0.05
-"""Self-confidence below which a label may be an error, if another class has more than half."""
-
-
 @dataclass(frozen=True)
 class Audit:
     """Leave-one-out predictions of all images.
@@ -165,7 +162,7 @@ class Audit:
 
         Their self-confidence is below 5 %, and another class has more than half of the probability.
         """
-        unlikely = self.self_confidence < MAX_SELF_CONFIDENCE
+        unlikely = self.self_confidence < 1 - COVERAGE
         confident = self.evaluation.confidence > 0.5
         found = self.judged & unlikely & confident
         rows = np.flatnonzero(found)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
+from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.statistics import find_groups
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.text import number_of
@@ -40,8 +41,8 @@ With ten of each of 10 to 41 products the estimate was between 4 points too low 
 (docs/how_to/serve.md).
 """
 
-MIN_NEW_IMAGES = 20
-"""Labelled images from which a model can be recalibrated: 95 % coverage needs nineteen."""
+MIN_NEW_IMAGES = round(1 / UNKNOWN_SHARE)
+"""Labelled images from which a model can be recalibrated: of fewer, none can be left out."""
 
 
 class Calibration(GrowingModule):

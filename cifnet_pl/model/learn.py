@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.heads.ridge_messages import edge_message
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.image import EncodedImage
@@ -27,8 +28,8 @@ from cifnet_pl.model.metrics import percent, rarely_predicted
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
-HELD_OUT = 0.2
-"""Share of the new images that is held out for a score before all are learned."""
+HELD_OUT = SourceOptions.val_fraction
+"""Share of the new images that is held out for a score before all are learned, as in ``fit``."""
 
 
 @dataclass

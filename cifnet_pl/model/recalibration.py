@@ -130,8 +130,8 @@ class Outcomes:
     def of(cls, predictions: pd.DataFrame) -> Outcomes:
         """Return the figures of predictions, as :func:`predicted` gives them."""
         means = predictions.astype(float).mean()
-        confidence = predictions["confidence"].to_numpy()
-        correct = predictions["correct"].to_numpy()
+        confidence = predictions["confidence"].to_numpy(copy=True)
+        correct = predictions["correct"].to_numpy(copy=True)
         in_percent = 100 * means
         return cls(
             accuracy=in_percent["correct"],

@@ -25,7 +25,7 @@ from cifnet_pl.utilities.errors import UsageError
 UNKNOWN_SHARE = 0.05
 """Share of images of known classes that may be called unknown, where none is given."""
 
-COVERAGE = 0.95
+COVERAGE = 1 - UNKNOWN_SHARE
 """Probability with which a prediction set holds the true class, where none is given."""
 
 
@@ -152,10 +152,6 @@ class OpenSetPredictor:
         return decisions
 
 
-KEPT_SHARE = 0.95
-"""Share of known samples that are kept where FPR95 is measured: its definition."""
-
-
 class Detection(NamedTuple):
     """Separation of unknown samples from known ones by novelty, in percent.
 
@@ -169,19 +165,20 @@ class Detection(NamedTuple):
     fpr95: float
 
 
-def detection(known: Tensor, unknown: Tensor) -> Detection:
+def detection(known: Tensor, unknown: Tensor, kept: float = 0.95) -> Detection:
     """Compute how well novelty separates unknown samples from known ones.
 
     Args:
         known: (n,) novelty of samples of known classes, at least one.
         unknown: (m,) novelty of unknown samples, at least one.
+        kept: share of the known samples that are kept where FPR95 is measured.
     """
     # Imported here: to classify needs none of it.
     from sklearn.metrics import roc_auc_score, roc_curve
 
     likelihood = -torch.cat([known, unknown]).cpu().numpy()
     is_known = np.arange(len(likelihood)) < len(known)
-    taken, kept, _ = roc_curve(is_known, likelihood, drop_intermediate=False)
-    fpr95 = taken[kept >= KEPT_SHARE].min()
+    taken, found, _ = roc_curve(is_known, likelihood, drop_intermediate=False)
+    fpr95 = taken[found >= kept].min()
     auroc = roc_auc_score(is_known, likelihood)
     return Detection(100 * float(auroc), 100 * float(fpr95))

@@ -177,9 +177,7 @@ def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(
     shown = capsys.readouterr().out
     assert "3 of 25 images learned already" in shown
     assert "22 others" in shown
-    assert (
-        "bee/wrong.png (also in ant), cat/ant.png (also in ant) in two classes" in shown
-    )
+    assert "bee/wrong.png (also in ant), cat/ant.png (learned as ant) in two" in shown
     summary = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert (summary["learned"], summary["duplicates"]) == (3, 2)
     told = [
