@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifnet_pl.cli.commands import warn, writing
 from cifnet_pl.cli.evaluate import (
     CLASS_HEADER,
     accuracy_line,
@@ -15,10 +14,10 @@ from cifnet_pl.cli.evaluate import (
     confusion_line,
     write_class_tables,
 )
+from cifnet_pl.cli.outputs import warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
-    path_cell,
     to_csv,
     write_bytes,
     write_text,
@@ -325,7 +324,7 @@ def images_csv(audited: AuditedImages) -> str:
                 str(row in label_errors).lower(),
             ]
             distance = f"{result.distance[row]:.4f}"
-        image = [path_cell(audited.files[row]), names[evaluation.target[row]]]
+        image = [str(audited.files[row]), names[evaluation.target[row]]]
         rows.append(
             [*image, *judged, str(bool(result.duplicated[row])).lower(), distance]
         )

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.cli.commands import next_classify, warn, writing
+from cifnet_pl.cli.outputs import next_classify, warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
-    path_cell,
     to_csv,
     write_bytes,
     write_json,
@@ -305,7 +304,7 @@ def _images_csv(evaluation: Evaluation, images: LabelledImages) -> str:
         predicted = names[evaluation.predicted[i]]
         correct = str(target == predicted).lower()
         confidence = f"{evaluation.confidence[i]:.6f}"
-        rows.append([path_cell(path), target, predicted, confidence, correct, seen])
+        rows.append([str(path), target, predicted, confidence, correct, seen])
     return to_csv(IMAGE_COLUMNS, rows)
 
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser
 
-from cifnet_pl.cli.custom_code import CONFIGURABLE_MODULES
 from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
@@ -199,23 +195,22 @@ def unknown_option(name: str, options: Collection[str]) -> str:
 def arguments_of(class_path: str) -> frozenset[str] | None:
     """Return the options of a class, with those that it passes on to its bases.
 
-    Custom code that is not imported yet is skipped: to explain an error must not run it.
-
     Args:
         class_path: its module and name, or the name of a class of this package.
 
     Returns:
-        None if it cannot be imported, or is skipped.
+        None if it cannot be imported.
     """
-    module, _, name = class_path.rpartition(".")
-    for place in [module] if module else MODULES_OF_SHORT_NAMES:
-        package = place.partition(".")[0]
-        if package not in CONFIGURABLE_MODULES and package not in sys.modules:
+    places = [class_path]
+    if "." not in class_path:
+        places = [f"{module}.{class_path}" for module in MODULES_OF_SHORT_NAMES]
+    for place in places:
+        try:
+            kind = import_object(place)
+        except UsageError:
             continue
-        with suppress(ImportError):
-            kind = getattr(import_module(place), name, None)
-            if isinstance(kind, type):
-                return frozenset(ArgumentParser().add_class_arguments(kind))
+        if isinstance(kind, type):
+            return frozenset(ArgumentParser().add_class_arguments(kind))
     return None
 
 
