@@ -19,7 +19,13 @@ from cifnet_pl.utilities.errors import (
     unknown_name,
 )
 from cifnet_pl.utilities.files import read_yaml
-from cifnet_pl.utilities.plugins import entry_point, failure, import_object, offered
+from cifnet_pl.utilities.plugins import (
+    entry_point,
+    failure,
+    import_object,
+    names_import,
+    offered,
+)
 from cifnet_pl.utilities.text import printable
 
 DEFAULT_HEAD = "CIFNetHead"
@@ -320,15 +326,21 @@ def _class_name(head: Any) -> str | None:
     from cifnet_pl.heads import HEADS
 
     name = head.removeprefix("cifnet_pl.heads.")
-    if "." not in name and name not in HEADS and not _import_offered("heads", name):
+    if "." in name:
+        import_object(name)  # else jsonargparse hides why it cannot be imported
+    elif name not in HEADS and not _import_offered("heads", name):
         raise unknown_name("head", name, [*HEADS, *offered("heads")])
     return name
 
 
 def _import_method(model: Any) -> None:
-    """Import the LightningModule that ``--model`` or ``model:`` names, if a package offers it."""
+    """Import the LightningModule that ``--model`` or ``model:`` names."""
     name = model.get("class_path") if isinstance(model, dict) else model
-    if isinstance(name, str) and "." not in name:
+    if not isinstance(name, str):
+        return
+    if names_import(name) and not Path(name).is_file():
+        import_object(name)
+    elif "." not in name:
         _import_offered("methods", name)
 
 

@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def was_imported(folder: Path) -> bool:
-    return (folder / "imported").exists()
+    return bool(list(folder.rglob("imported")))  # a configuration is read in its folder
 
 
 @pytest.mark.system

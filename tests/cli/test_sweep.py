@@ -210,7 +210,7 @@ def fake_run(folder: Path) -> str:
     if config["model"]["init_args"]["head"]["class_path"] == "RidgeHead":
         return "exit code 1: no such data"
     write_run(folder / "version_0", seed=config["seed_everything"], tasks=3)
-    return "done"
+    return "done in 0:00:01"
 
 
 @pytest.fixture
