@@ -54,11 +54,11 @@ def embed(
             "kind of file for --output", target.suffix or "no ending", FORMATS
         )
     from cifnet_pl.backbones import build_backbone
-    from cifnet_pl.data.sources.parquet import import_pyarrow
+    from cifnet_pl.data.sources.tables import require_pyarrow
     from cifnet_pl.model.embedding import embed as embed_images
 
     if target.suffix == ".parquet":
-        import_pyarrow()  # a missing package is named before the work
+        require_pyarrow()  # a missing package is named before the work
     with writing(target, overwrite):
         built = build_backbone(backbone, architecture, download, engine)
         z, files, unreadable = embed_images(
