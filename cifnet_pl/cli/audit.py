@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifnet_pl.cli.commands import warn, writing
 from cifnet_pl.cli.evaluate import (
     CLASS_HEADER,
     accuracy_line,
@@ -15,6 +14,7 @@ from cifnet_pl.cli.evaluate import (
     confusion_line,
     write_class_tables,
 )
+from cifnet_pl.cli.outputs import warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,

@@ -14,7 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from cifnet_pl.cli.commands import Engine, require_table, writing
+from cifnet_pl.cli.commands import Engine
+from cifnet_pl.cli.outputs import require_table, writing
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (

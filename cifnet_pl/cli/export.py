@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.cli.commands import OutputKind, next_classify, writing
+from cifnet_pl.cli.outputs import OutputKind, next_classify, writing
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, print_text
