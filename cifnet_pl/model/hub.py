@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from cifnet_pl.model.bundle import CONFIG, is_bundle
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import rendered, write_text
 from cifnet_pl.utilities.plugins import optional
@@ -26,7 +27,7 @@ TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 SCHEME = "hf:"
 CARD = "README.md"
 TENSORS = "tensors-*.safetensors"
-FILES = ["config.json", TENSORS]
+FILES = [CONFIG, TENSORS]
 """Files of a repository that are fetched."""
 
 
@@ -80,6 +81,8 @@ def fetch(name: str, download: bool) -> Path:
             allow_patterns=FILES,
             local_files_only=not download,
         )
+    if not is_bundle(Path(folder)):
+        raise CheckpointError(f"{printable(name)} is no model of this package")
     return Path(folder)
 
 

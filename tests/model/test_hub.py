@@ -159,7 +159,7 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_models_of_others_are_neither_read_nor_replaced(hub: FakeHub):
     hub.repositories[NAME] = {"model.safetensors": b"x"}
-    with pytest.raises(CheckpointError, match="neither a bundle"):
+    with pytest.raises(CheckpointError, match="is no model of this package"):
         cifnet_pl.load(f"hf:{NAME}", download=True)
     with pytest.raises(UsageError, match="holds files already"):
         push(learned("ridge"), f"hf:{NAME}")
