@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from cifnet_pl.cli.commands import Engine, warn, writing
+from cifnet_pl.cli.commands import Engine
+from cifnet_pl.cli.outputs import warn, writing
 from cifnet_pl.utilities.errors import DataError, unknown_name
 from cifnet_pl.utilities.files import expanded, write_atomic
 from cifnet_pl.utilities.text import number_of, print_text, printable, utf8
@@ -53,11 +54,11 @@ def embed(
             "kind of file for --output", target.suffix or "no ending", FORMATS
         )
     from cifnet_pl.backbones import build_backbone
-    from cifnet_pl.data.sources.parquet import import_pyarrow
+    from cifnet_pl.data.sources.tables import require_pyarrow
     from cifnet_pl.model.embedding import embed as embed_images
 
     if target.suffix == ".parquet":
-        import_pyarrow()  # a missing package is named before the work
+        require_pyarrow()  # a missing package is named before the work
     with writing(target, overwrite):
         built = build_backbone(backbone, architecture, download, engine)
         z, files, unreadable = embed_images(

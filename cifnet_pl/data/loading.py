@@ -145,7 +145,7 @@ class ImageLoader:
 
     def _given(self, row: int) -> GivenImage:
         try:
-            return self._images.last_given(row)
+            return self._images.given(row)
         except UnreadableImage as error:
             return error
 

@@ -23,7 +23,7 @@ from cifnet_pl.images.image import (
     Look,
     UnreadableImage,
 )
-from cifnet_pl.images.reader import ContentMemory, look_at_images
+from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.utilities.errors import CifnetError, DataError
 from cifnet_pl.utilities.names import Split, class_name, class_name_problem
 from cifnet_pl.utilities.text import first_line, is_or_are, number_of, printable
@@ -119,26 +119,18 @@ class ImageSet(SampleSet):
             UnreadableImage: it cannot be read.
         """
 
-    def last_given(self, index: int) -> ImageLike:
-        """Return image ``index`` as :meth:`given` does, for the last time."""
-        return self.given(index)
-
-    def image(self, index: int, again: bool = False) -> EncodedImage:
+    def image(self, index: int) -> EncodedImage:
         """Read image ``index``.
-
-        Args:
-            index: position of the image.
-            again: whether it will be read again, to be decoded.
 
         Raises:
             UnreadableImage: it cannot be read.
         """
-        return EncodedImage(self.last_given(index))
+        return EncodedImage(self.given(index))
 
     def content_hash(self, index: int) -> int:
         """Return the hash of the content of image ``index``; ``NOTHING`` if it is unreadable."""
         try:
-            return self.image(index, again=True).hash
+            return self.image(index).hash
         except UnreadableImage:  # it is reported when it is decoded
             return UNREADABLE_HASH
 
@@ -203,7 +195,7 @@ class Source:
         val = cast(FileSet, self.val)
         names = [*train.names, *val.names]
         labels = [*train.labels, *val.labels]
-        whole = FileSet(train.root, names, labels, train.contents)
+        whole = FileSet(train.root, names, labels)
         no_rows = np.arange(0)
         no_samples = whole.subset(no_rows)
         return Source(self.class_names, whole, no_samples, notes=self.notes)
@@ -216,7 +208,6 @@ class FileSet(ImageSet):
         root: the folder or Zip archive that the files are in.
         names: (n,) path of each file below ``root``.
         labels: (n,) class position of each image.
-        contents: contents of files that were read already.
     """
 
     def __init__(
@@ -224,31 +215,15 @@ class FileSet(ImageSet):
         root: Path,
         names: Sequence[str],
         labels: Sequence[int],
-        contents: ContentMemory | None = None,
     ):
         self.root = root
         self.names = list(names)
-        self.contents = contents or ContentMemory()
         self.labels = np.asarray(labels, dtype=np.int64)
 
-    def image(self, index: int, again: bool = False) -> EncodedImage:
-        """Read a file, and keep its content if it will be read ``again``.
-
-        Raises:
-            UnreadableImage: it cannot be read.
-        """
-        if again:
-            return self.contents.read(self.given(index))
-        return super().image(index)
-
-    def last_given(self, index: int) -> Path | bytes:
-        """Return the file, or its content if that was kept."""
-        return self.contents.release(self.given(index))
-
     def look(self, rows: np.ndarray) -> list[Look]:
-        """Read hash, time and thumbnail of files ``rows`` (n,), and keep their contents."""
+        """Read hash, time and thumbnail of files ``rows`` (n,)."""
         given = [self.given(row) for row in rows]
-        looks = look_at_images(given, self.contents.read)
+        looks = look_at_images(given)
         hashes = [look.hash for look in looks]
         content = np.array(hashes, dtype=np.int64)
         self.note_hashes(rows, content)
@@ -268,7 +243,7 @@ class FileSet(ImageSet):
         for i in rows:
             names.append(self.names[i])
         labels = self.labels[rows].tolist()
-        files = FileSet(self.root, names, labels, self.contents)
+        files = FileSet(self.root, names, labels)
         every_row = np.arange(len(rows))
         files.note_hashes(every_row, self._hashes[rows])
         return files

@@ -16,7 +16,7 @@ from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.data.loading import Batch, EmbeddingBatch, ImageBatch
+from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, EmbeddingBatch, ImageBatch
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.heads import confidence as calibration
 from cifnet_pl.learning.run_record import PrequentialRow
@@ -30,7 +30,6 @@ from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.embedding import check_finite
 from cifnet_pl.model.image_hashes import ImageHashes
-from cifnet_pl.model.task_learner import EMBEDDINGS_PER_GPU_UPDATE
 from cifnet_pl.testing import try_head
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -279,7 +278,7 @@ class CIFNetModule(TaskModule):
             z = self.model.embed_unchecked(batch.image)
         self._unchecked.append(EmbeddedBatch(z, batch, learned))
         waiting = sum(len(embedded.z) for embedded in self._unchecked)
-        if z.device.type != "cuda" or waiting >= EMBEDDINGS_PER_GPU_UPDATE:
+        if z.device.type != "cuda" or waiting >= EMBEDDED_BATCH:
             self.end_pass()
         return z
 

@@ -31,7 +31,7 @@ from cifnet_pl.images.slices import LEFT_OUT
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.text import counted, printable
+from cifnet_pl.utilities.text import counted, listed, printable
 
 UNREAD = Look(UNREADABLE_HASH)
 """Stands for an image that was not read."""
@@ -274,13 +274,15 @@ def find_repeats(
     every_row = np.arange(len(images.files))
     hashes = images.files.hashes(every_row)
     numbered = enumerate(hashes.tolist())
-    repeats = image_duplicates.find_repeats(
-        numbered, images.files.labels, classes_of_hashes(model, names)
-    )
+    learned = classes_of_hashes(model, names)
+    repeats = image_duplicates.find_repeats(numbered, images.files.labels, learned)
     in_two_classes = {}
     for row, other in sorted(repeats.undecided.items()):
+        relation = "also in"
+        if other in learned.get(int(hashes[row]), ()):
+            relation = "learned as"
         in_two_classes[row] = (
-            f"{_shown(images, row)} (also in {printable(names[other])})"
+            f"{_shown(images, row)} ({relation} {printable(names[other])})"
         )
     return repeats, in_two_classes
 
@@ -341,12 +343,14 @@ def duplicates_among(
     if treatment == "leave_out" and len(rows) + len(in_two_classes) == len(
         images.files
     ):
-        also = ""
+        reason = "every image is learned already"
         if in_two_classes:
-            also = " or lies in two classes"
-        raise DataError(
-            f"every image is learned already{also}: there is nothing to learn"
-        )
+            shown = listed(list(in_two_classes.values()))
+            reason = (
+                f"every image is learned already or lies in two classes, {shown}; to correct a"
+                " learned label, forget the image first (cifnet forget --images)"
+            )
+        raise DataError(f"{reason}: there is nothing to learn")
     names = []
     for row in rows.tolist():
         names.append(_shown(images, row))

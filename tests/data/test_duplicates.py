@@ -163,9 +163,7 @@ def test_a_class_with_duplicates_is_cached(
     monkeypatch.setattr(
         FileSet,
         "image",
-        lambda self, i, again=False: (
-            read.append(self.names[i]) or EncodedImage(given(self, i))
-        ),
+        lambda self, i: read.append(self.names[i]) or EncodedImage(given(self, i)),
     )
     assert_same_model(first, run(tmp_path / "b", repeated, *cache))
     assert read == []

@@ -199,7 +199,7 @@ def test_rate_and_decay_of_the_first_task_and_of_others(tmp_path, watch):
     seen = watch(
         Descent,
         "__init__",
-        lambda self, module, parts, phase, momentum: (
+        lambda self, module, parts, phase: (
             phase.learning_rate,
             phase.weight_decay,
             module.epochs,

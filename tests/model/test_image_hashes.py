@@ -91,11 +91,15 @@ def test_duplicates_are_left_out(base: Path, model: Classifier, tmp_path: Path):
     wrong = extra(tmp_path / "wrong", "dog", 2)
     shutil.copy(base / "images" / "train" / "bee" / "0.png", wrong / "dog" / "b.png")
     assert any(
-        "dog/b.png (also in bee)" in w and "wrong" in w
+        "dog/b.png (learned as bee)" in w and "wrong" in w
         for w in cifnet_pl.extend(model, wrong).warnings
     )
     with pytest.raises(DataError, match="nothing to learn"):
         cifnet_pl.extend(model, base / "images" / "train", more=True)
+    (wrong / "dog" / "new100.png").unlink()
+    (wrong / "dog" / "new101.png").unlink()
+    with pytest.raises(DataError, match=r"b\.png \(learned as bee\).*cifnet forget"):
+        cifnet_pl.extend(model, wrong)
 
 
 def test_forgetting_after_more_picks_the_learned_images(

@@ -36,8 +36,7 @@ from cifnet_pl.data.sources.folders import (
     folder,
     required_root,
 )
-from cifnet_pl.data.sources.parquet import import_pyarrow
-from cifnet_pl.data.sources.tables import open_table
+from cifnet_pl.data.sources.tables import open_table, parquet_schema
 from cifnet_pl.images.files import is_folder, listing, shown_path
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
@@ -570,8 +569,7 @@ class ParquetImages:
         self.file = file
         self._images = table.array(IMAGE)
         self.labels: list[Any] = table.array(LABEL).tolist()
-        schema = import_pyarrow().parquet.read_schema(file)
-        metadata = schema.metadata or {}
+        metadata = parquet_schema(file).metadata or {}
         description = json.loads(metadata.get(b"huggingface", b"{}"))
         features = description.get("info", {}).get("features", {})
         label_feature = features.get(LABEL, {})

@@ -15,7 +15,6 @@ from cifnet_pl.data.sets import (
     classes_of,
     source_with_split,
 )
-from cifnet_pl.data.sources.parquet import check_parquet
 from cifnet_pl.images.files import read_bytes
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.files import expanded
@@ -31,9 +30,6 @@ USUAL = {
 
 FEATURES = {"image": "Image", "label": "ClassLabel"}
 """Meaning of a column → the feature of ``datasets`` that has it."""
-
-PARQUET_ENDINGS = (".parquet", ".geoparquet", ".gpq")
-"""Endings of the files that ``datasets`` reads as Parquet."""
 
 
 def hugging_face(name: str, options: SourceOptions) -> Source:
@@ -126,9 +122,6 @@ def _local(datasets: Any, root: Path, config: Any) -> Any:
         raise DataError(
             f"no data set at {printable(str(root))}: expected a folder or a Parquet file"
         )
-    for file in [root] if root.is_file() else root.rglob("*"):
-        if file.is_file() and (file == root or file.suffix.lower() in PARQUET_ENDINGS):
-            check_parquet(file)
     if root.is_file():
         return datasets.load_dataset("parquet", data_files={"train": str(root)})
     if (root / "dataset_dict.json").is_file():

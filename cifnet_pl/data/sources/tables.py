@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import codecs
-import csv
-import io
 import os
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -27,17 +26,13 @@ from cifnet_pl.data.sets import (
     classes_of,
     source_with_split,
 )
-from cifnet_pl.data.sources.parquet import (
-    check_parquet,
-    check_unpacked,
-    import_pyarrow,
-)
 from cifnet_pl.images.files import shown_path
 from cifnet_pl.images.image import content_hash
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, split_of
-from cifnet_pl.utilities.text import has_controls, listed, number_of, printable
+from cifnet_pl.utilities.plugins import optional
+from cifnet_pl.utilities.text import listed, number_of, printable
 
 ALIASES = {"embeddings": "embedding", "labels": "label", "ids": "id"}
 """Names of columns → another name that they are looked for by."""
@@ -167,11 +162,8 @@ def readable(path: Path) -> Any:
 def _npz(path: Path) -> SampleTable:
     with zipfile.ZipFile(path) as archive:
         members = {}
-        unpacked = 0
         for info in archive.infolist():
             members[info.filename.removesuffix(".npy")] = info
-            unpacked += info.file_size
-    check_unpacked(unpacked, path)
 
     def read(name: str) -> np.ndarray:
         member = members[name]
@@ -186,14 +178,11 @@ def _npz(path: Path) -> SampleTable:
 
 
 def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
-    """Map an uncompressed array in a zip archive; None for an empty one.
+    """Map an uncompressed array in a zip archive; None for an empty one, or one of objects.
 
     Args:
         path: the archive.
         offset: position of the array's local header, whose layout is that of APPNOTE.TXT, 4.3.7.
-
-    Raises:
-        DataError: an array of Python objects.
     """
     with path.open("rb") as file:
         file.seek(offset + 26)
@@ -207,12 +196,7 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
         else:
             shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
         start = file.tell()
-    if dtype.hasobject:
-        raise DataError(
-            f"{shown_path(path)} holds Python objects, which are never loaded: save plain arrays"
-            " of text"
-        )
-    if 0 in shape:
+    if dtype.hasobject or 0 in shape:
         return None
     if fortran:
         return np.memmap(path, dtype, "r", start, shape, "F")
@@ -220,79 +204,33 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
 
 
 def _parquet(path: Path) -> SampleTable:
-    parquet = import_pyarrow().parquet
-    check_parquet(path)
+    names = parquet_schema(path).names
 
     def read(name: str) -> np.ndarray:
-        # A text that is stored once may stand in a million rows: it is not copied into each of
-        # them before its length is known.
-        table = parquet.read_table(path, columns=[name], read_dictionary=[name])
-        column = _without_dictionary(table[name], path, name)
-        return _column(column, path, name)
+        cells = pd.read_parquet(path, columns=[name])[name]
+        lists = len(cells) > 0 and isinstance(cells.iloc[0], np.ndarray)
+        if lists:
+            return np.stack(cells.tolist())
+        missing = np.flatnonzero(cells.isna())
+        if len(missing):
+            raise DataError(f"'{printable(name)}' has nothing in row {missing[0]}")
+        return np.asarray(cells)
 
-    names = parquet.read_schema(path).names
     return SampleTable(path, names, read)
 
 
-def _without_dictionary(column: Any, path: Path, name: str) -> Any:
-    """Return a column with the text itself in each row; DataError where one is too long."""
-    pyarrow = import_pyarrow()
-    if not pyarrow.types.is_dictionary(column.type):
-        return column
-    for chunk in column.chunks:
-        lengths = pyarrow.compute.binary_length(chunk.dictionary)
-        longest = pyarrow.compute.max(lengths).as_py() or 0
-        if longest > CELL_BYTES:
-            raise DataError(
-                f"{shown_path(path)}: a cell of '{printable(name)}' has {longest} bytes, expected"
-                f" at most {CELL_BYTES}"
-            )
-    return column.cast(column.type.value_type)
+def parquet_schema(path: Path) -> Any:
+    """Return pyarrow's description of a Parquet file; UsageError where pyarrow is missing."""
+    require_pyarrow()
+    from pyarrow.parquet import read_schema
+
+    return read_schema(path)
 
 
-def _column(column: Any, path: Path, name: str) -> np.ndarray:
-    """Return a column of numbers or texts as (n,), one of lists of equal length as (n, d)."""
-    types = import_pyarrow().types
-    kind = column.type
-    if (
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_fixed_size_list(kind)
-    ):
-        return _list_column(column, path, name)
-    if column.null_count:  # NumPy's integers cannot be missing: all would become floats
-        return np.array(column.to_pylist(), dtype=object)
-    return np.asarray(column.to_numpy())
+def require_pyarrow() -> None:
+    """Raise UsageError where pyarrow is missing, with which pandas reads Parquet files."""
+    optional("pyarrow", "a Parquet file", "tables")
 
-
-def _list_column(column: Any, path: Path, name: str) -> np.ndarray:
-    """Return a column of lists as (n, d) floats.
-
-    Raises:
-        DataError: lists of different lengths, or of other things than floats.
-    """
-    pyarrow = import_pyarrow()
-    whole = column.combine_chunks()
-    if isinstance(whole, pyarrow.ChunkedArray):
-        whole = whole.chunk(0)
-    values = whole.flatten()
-    list_lengths = pyarrow.compute.list_value_length(whole)
-    lengths = set(list_lengths.to_pylist())
-    if (
-        len(lengths) > 1
-        or values.null_count
-        or not pyarrow.types.is_floating(values.type)
-    ):
-        raise DataError(
-            f"{shown_path(path)}: rows of '{printable(name)}' are not all floats, the same number"
-            " in each row"
-        )
-    flat = np.asarray(values.to_numpy())
-    return flat.reshape(len(whole), -1)
-
-
-CELL_BYTES = 2**16
-"""Bytes of a text in a cell of a Parquet file."""
 
 READERS: dict[str, Callable[[Path], SampleTable]] = {".npz": _npz, ".parquet": _parquet}
 """Ending of a file's name → function that opens it."""
@@ -490,20 +428,15 @@ def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
 
 # ---------------------------------------------------------------------- lists of image files
 
-WHAT_MANIFEST = "a table (.csv, .tsv or .parquet) with the columns path and label"
+WHAT_MANIFEST = (
+    "a table (.csv, .tsv, .xlsx or .parquet) with the columns path and label"
+)
 
-ENDINGS = (".csv", ".tsv", ".txt", ".parquet")
+ENDINGS = (".csv", ".tsv", ".txt", ".parquet", ".xlsx")
 """Endings of tables."""
 
 DELIMITERS = (",", ";", "\t", "|")
 """Separators of cells in a text file: spreadsheets write that of their language."""
-
-BYTE_ORDER_MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-"""First bytes of a text file → its encoding; without them it is UTF-8."""
 
 MEANINGS = ("path", "label", "split", "task", "domain")
 """Roles of the columns of a manifest; the first two are needed."""
@@ -528,15 +461,10 @@ def manifest(options: SourceOptions) -> Source:
         raise UsageError(f"no table was given: set --data.root to {WHAT_MANIFEST}")
     file = expanded(options.root)
     where = shown_path(options.root)
-    names = {}
-    for meaning in MEANINGS:
-        own_name = options.own.get(meaning, meaning)
-        names[meaning] = str(own_name)
-    table = _read_table(file, names)
-    cells = _manifest_cells(table, names, options, where)
-    if not cells["path"]:
+    rows = read_rows(file)
+    if rows.empty:
         raise DataError(f"{where} lists no image")
-    _check_cells(cells, where)
+    cells = _by_meaning(rows, options.own, where)
     paths = _existing_files(cells["path"], file.parent, where)
     class_names, labels = classes_of(cells["label"], where)
     whole = FileSet(file.parent, paths, labels.tolist())
@@ -554,69 +482,24 @@ def manifest(options: SourceOptions) -> Source:
     source = source_with_split(
         class_names, whole, splits, options, where, domains, tasks
     )
-    if not table.empty_rows:
+    empty_rows = rows.attrs.get("empty_rows", 0)
+    if not empty_rows:
         return source
-    note = f"note: {where}: {number_of(table.empty_rows, 'empty row')} passed over"
+    note = f"note: {where}: {number_of(empty_rows, 'empty row')} passed over"
     notes = (note, *source.notes)
     return replace(source, notes=notes)
 
 
-class ManifestTable(NamedTuple):
-    """The cells of a table.
-
-    Attributes:
-        header: names of all columns.
-        columns: name → cells; of a text file texts, without spaces around them.
-        empty_rows: number of rows without any content, which are left out.
-    """
-
-    header: list[str]
-    columns: dict[str, list[Any]]
-    empty_rows: int
-
-
-def _manifest_cells(
-    table: ManifestTable, names: dict[str, str], options: SourceOptions, where: str
-) -> dict[str, list[Any]]:
-    """Return the columns of a manifest by their meaning.
+def read_rows(path: Path) -> pd.DataFrame:
+    """Read a table with a header; the ending of its name says the format.
 
     Args:
-        table: the table.
-        names: meaning → name of its column, in any letter case.
-        options: options of the source.
-        where: the table, for messages.
+        path: a Parquet file; or a text file or Excel workbook, whose cells are texts, without
+            spaces around them. Rows without any content are left out, and their number is in
+            ``attrs``.
 
     Raises:
-        DataError: the table lacks ``path`` or ``label``, or a column that was named.
-    """
-    cells = {}
-    folded = {}
-    for name in table.columns:
-        folded[name.casefold()] = name
-    for meaning, name in names.items():
-        column: str | None = name
-        if name not in table.columns:
-            column = folded.get(name.casefold())
-        if column is not None:
-            cells[meaning] = table.columns[column]
-        elif meaning in ("path", "label") or meaning in options.own:
-            known_columns = ", ".join(map(printable, table.header))
-            known = known_columns or "none"
-            raise DataError(
-                f"{where} has no column '{printable(name)}', it has {known}"
-            )
-    return cells
-
-
-def _read_table(path: Path, names: dict[str, str]) -> ManifestTable:
-    """Read a table; the ending of its name says the format.
-
-    Args:
-        path: the table.
-        names: meaning → name of its column.
-
-    Raises:
-        UsageError: another ending.
+        UsageError: another ending, or a package that is missing.
         DataError: no such table, or one that is damaged.
     """
     if not path.is_file():
@@ -628,118 +511,92 @@ def _read_table(path: Path, names: dict[str, str]) -> ManifestTable:
         ending = path.suffix or "no ending"
         raise unknown_name(f"kind of table in {shown_path(path)}", ending, ENDINGS)
     if ending == ".parquet":
-        table = open_table(path)
-        wanted = {name.casefold() for name in names.values()}
-        columns = {}
-        for name in table.columns:
-            if name.casefold() in wanted:
-                values = table.array(name)
-                columns[name] = values.tolist()
-        return ManifestTable(table.columns, columns, 0)
-    with readable(path):
-        content = path.read_bytes()
-    return _parse_text(_decode_text(content, path), path, names)
-
-
-def _decode_text(content: bytes, path: Path) -> str:
-    """Decode a text file: UTF-16 with its byte order mark, else UTF-8.
-
-    Raises:
-        DataError: it is neither; spreadsheets on Windows write other encodings by default.
-    """
-    encoding = "utf-8"
-    for mark, name in BYTE_ORDER_MARKS.items():
-        if content.startswith(mark):
-            encoding = name
-    try:
-        return content.decode(encoding)
-    except UnicodeDecodeError as error:
-        breaks = content.count(b"\n", 0, error.start)
-        line = breaks + 1
-        raise DataError(
-            f"{shown_path(path)} is not {encoding.upper()} (line {line}): save it as CSV UTF-8"
-        ) from error
-
-
-def _parse_text(text: str, path: Path, names: dict[str, str]) -> ManifestTable:
-    """Parse the text of a table, whatever delimiter it has.
-
-    Raises:
-        DataError: a row has another number of cells than the header, or two columns have one name.
-    """
-    with readable(path):
-        delimiter = _delimiter(text, names)
-        stream = io.StringIO(text, newline="")
-        lines = csv.reader(stream, delimiter=delimiter)
-        rows = []
-        for line in lines:
-            rows.append([cell.strip() for cell in line])
-    if rows:
-        header = rows[0]
+        require_pyarrow()
+        with readable(path):
+            return pd.read_parquet(path)
+    if ending == ".xlsx":
+        optional("openpyxl", "an Excel workbook", "tables")
+        with readable(path):
+            cells = pd.read_excel(path, header=None, dtype=str)
     else:
-        header = []
-    columns: dict[str, list[Any]] = {}
-    for name in filter(None, header):
-        if name in columns:
-            raise DataError(
-                f"{shown_path(path)} has two columns '{printable(name)}': rename one"
-            )
-        columns[name] = []
-    empty_rows = 0
-    numbered_rows = enumerate(rows[1:], 1)
-    for number, row in numbered_rows:
-        if not any(row):
-            empty_rows += bool(row)
-            continue
-        if len(row) != len(header):
-            cells = f"row {number} has {len(row)} cells, the header has {len(header)}"
-            name = printable(row[0])
-            raise DataError(f"{shown_path(path)}: {cells}: {name}")
-        for name, cell in zip(header, row, strict=True):
-            if name:
-                columns[name].append(cell)
-    return ManifestTable(header, columns, empty_rows)
+        cells = _read_text(path)
+    cells = cells.fillna("").apply(lambda column: column.str.strip())
+    rows = cells.iloc[1:]
+    rows.columns = cells.iloc[0].tolist()
+    is_empty = (rows == "").all(axis=1)
+    rows = rows[~is_empty]
+    rows.attrs["empty_rows"] = int(is_empty.sum())
+    return rows
 
 
-def _delimiter(text: str, names: dict[str, str]) -> str:
-    """Return the delimiter with which the header has the most of the wanted columns."""
-    wanted = {name.casefold() for name in names.values()}
+def _read_text(path: Path) -> pd.DataFrame:
+    """Read the cells of a text file, whatever delimiter it has; UTF-16 by its byte order mark."""
+    with readable(path):
+        first_bytes = path.open("rb").read(2)
+    encoding = "utf-8-sig"
+    if first_bytes in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        encoding = "utf-16"
+    with (
+        readable(path),
+        explained(
+            DataError,
+            f"{shown_path(path)} is not {encoding.removesuffix('-sig').upper()}",
+            UnicodeDecodeError,
+            end=": save it as CSV UTF-8",
+        ),
+    ):
+        with path.open(encoding=encoding) as file:
+            header = file.readline()
+        return pd.read_csv(
+            path,
+            sep=max(DELIMITERS, key=header.count),
+            header=None,
+            dtype=str,
+            keep_default_na=False,
+            encoding=encoding,
+            skipinitialspace=True,
+        )
 
-    def columns_found(delimiter: str) -> int:
-        first_line = text.splitlines(True)[:1]
-        header = next(csv.reader(first_line, delimiter=delimiter), [])
-        names = {name.strip().casefold() for name in header}
-        return len(wanted & names)
 
-    return max(DELIMITERS, key=columns_found)
+def _by_meaning(
+    rows: pd.DataFrame, own: Mapping[str, Any], where: str
+) -> dict[str, list[Any]]:
+    """Return the columns of a manifest by their meaning.
 
-
-def _check_cells(cells: dict[str, list[Any]], where: str) -> None:
-    """Check that no cell is empty, is no text or number, or has control characters.
+    Args:
+        rows: the table; the names of its columns are read in any letter case.
+        own: meaning → name of its column, where it has another one.
+        where: the table, for messages.
 
     Raises:
-        DataError: one is.
+        DataError: the table lacks ``path`` or ``label``, or a column that was named; two columns
+            have one name; a cell is empty.
     """
-    for meaning, column in cells.items():
-        for number, cell in enumerate(column, 1):
-            if cell is None or cell == "" or cell != cell:  # the last: not a number
+    header = [str(name) for name in rows.columns]
+    folded = [name.casefold() for name in header]
+    cells = {}
+    for meaning in MEANINGS:
+        name = str(own.get(meaning, meaning))
+        count = folded.count(name.casefold())
+        if count > 1:
+            raise DataError(f"{where} has two columns '{printable(name)}': rename one")
+        if count:
+            position = folded.index(name.casefold())
+            column = rows.iloc[:, position]
+            missing = np.flatnonzero(column.isna() | (column == ""))
+            if len(missing):
+                number = missing[0] + 1
                 raise DataError(f"{where}: row {number} has nothing for {meaning}")
-            numbers_allowed = meaning != "path"
-            if not isinstance(cell, str) and not (
-                numbers_allowed and isinstance(cell, int)
-            ):
-                raise DataError(
-                    f"{where}: row {number} has {printable(str(cell)[:60])}"
-                    f" ({type(cell).__name__}) for {meaning}, expected a text"
-                )
-            if meaning != "label" and has_controls(str(cell)):
-                raise DataError(
-                    f"{where}: row {number} has control characters for {meaning},"
-                    f" '{printable(str(cell))}'"
-                )
+            cells[meaning] = column.tolist()
+        elif meaning in ("path", "label") or meaning in own:
+            known = ", ".join(map(printable, header))
+            raise DataError(
+                f"{where} has no column '{printable(name)}', it has {known}"
+            )
+    return cells
 
 
-def _existing_files(paths: Sequence[str], root: Path, where: str) -> list[str]:
+def _existing_files(paths: Sequence[Any], root: Path, where: str) -> list[str]:
     """Return the paths of a table's files, each in one spelling.
 
     Backslashes separate folders where a file of the name with backslashes is not there: tables are
@@ -750,10 +607,9 @@ def _existing_files(paths: Sequence[str], root: Path, where: str) -> list[str]:
     """
     found = []
     missing = []
-    for path in paths:
-        if not os.path.lexists(root / path) and os.path.lexists(
-            root / path.replace("\\", "/")
-        ):
+    for cell in paths:
+        path = str(cell)
+        if "\\" in path and not os.path.lexists(root / path):
             path = path.replace("\\", "/")
         if not os.path.lexists(root / path):
             missing.append(path)
