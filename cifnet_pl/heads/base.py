@@ -32,8 +32,6 @@ from cifnet_pl.utilities.errors import (
     check_that,
 )
 from cifnet_pl.utilities.growing_tensors import (
-    Sizes,
-    grown_sizes,
     keeping_dtypes,
     make_room,
     state_of,
@@ -929,32 +927,6 @@ class Head(nn.Module, ABC):
     def fresh(self: H) -> H:
         """Return an empty head that merges with this one, on the same device."""
         return type(self).from_settings(self.settings()).to(self.labels.device)
-
-    def expected_shapes(self, task_sizes: Sequence[int]) -> dict[str, Sizes]:
-        """Return the sizes that the stored tensors of a head with these settings have, by name.
-
-        Heads with tensors for each task override this.
-
-        Args:
-            task_sizes: number of classes of each task.
-        """
-        with_one = self._shapes_with(1)
-        with_two = self._shapes_with(2)
-        classes = sum(task_sizes)
-        sizes = dict[str, Sizes]()
-        modules = dict(self.named_modules())
-        for name, shape in with_one.items():
-            module = modules.get(name.rpartition(".")[0])
-            any_rows = getattr(module, "any_rows", False)
-            sizes[name] = grown_sizes(shape, with_two[name], classes, any_rows)
-        return sizes
-
-    def _shapes_with(self, classes: int) -> dict[str, tuple[int, ...]]:
-        fresh = self.fresh()
-        fresh.begin_task(range(classes), [1] * classes)
-        return {
-            name: tuple(tensor.shape) for name, tensor in fresh.state_dict().items()
-        }
 
     def prepare_for_state(self, state: Mapping[str, Tensor]) -> None:
         """Set sizes that the constructor left open from a stored state."""

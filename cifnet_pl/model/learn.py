@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
+from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.heads.ridge_messages import edge_message
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.image import EncodedImage
@@ -27,8 +28,8 @@ from cifnet_pl.model.metrics import percent, rarely_predicted
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
-HELD_OUT = 0.2
-"""Share of the new images that is held out for a score before all are learned."""
+HELD_OUT = SourceOptions.val_fraction
+"""Share of the new images that is held out for a score before all are learned, as in ``fit``."""
 
 
 @dataclass
@@ -36,31 +37,28 @@ class Score:
     """Accuracy over all classes that a model knows.
 
     Attributes:
-        correct: number of images whose class is predicted.
-        total: number of images.
-        correct_of: the same as ``correct`` for each label.
-        total_of: the same as ``total`` for each label.
+        correct_of: label → number of its images whose class is predicted.
+        total_of: label → number of its images.
     """
 
-    correct: int = 0
-    total: int = 0
     correct_of: Counter[int] = field(default_factory=Counter)
     total_of: Counter[int] = field(default_factory=Counter)
 
     def add(self, model: Classifier, z: Tensor, y: Tensor) -> None:
         """Score embeddings z (n, d) of images with labels y (n,) on the CPU."""
         correct = model.head.predict(z).cpu() == y
-        self.correct += int(correct.sum())
-        self.total += len(y)
         self.correct_of.update(y[correct].tolist())
         self.total_of.update(y.tolist())
 
-    def rarely_predicted(self) -> list[int]:
-        """Return the labels of rarely predicted classes."""
-        labels = sorted(self.total_of)
-        correct = np.array([self.correct_of[label] for label in labels])
-        total = np.array([self.total_of[label] for label in labels])
-        return [labels[i] for i in rarely_predicted(correct, total).tolist()]
+    @property
+    def correct(self) -> int:
+        """Number of images whose class is predicted."""
+        return self.correct_of.total()
+
+    @property
+    def total(self) -> int:
+        """Number of images."""
+        return self.total_of.total()
 
     @property
     def percent(self) -> float | None:
@@ -100,9 +98,15 @@ class Extension:
     @property
     def rarely_predicted(self) -> list[str]:
         """Rarely predicted classes among those that were scored."""
-        labels = self.score.rarely_predicted() + self.old_after.rarely_predicted()
         name_of = self.model.name_of
-        return [name_of[label] for label in labels]
+        names = []
+        for score in (self.score, self.old_after):
+            labels = sorted(score.total_of)
+            correct = np.array([score.correct_of[label] for label in labels])
+            total = np.array([score.total_of[label] for label in labels])
+            for position in rarely_predicted(correct, total).tolist():
+                names.append(name_of[labels[position]])
+        return names
 
 
 def extend(
@@ -186,27 +190,6 @@ def extend(
     return result
 
 
-@dataclass(frozen=True)
-class EmbeddedClasses:
-    """Images of classes and their embeddings, in memory: 4 bytes for each element.
-
-    Attributes:
-        images: n images.
-        z: (n, d) float32 embeddings.
-        readable: (n,) bool, whether each image could be read.
-    """
-
-    images: LabelledImages
-    z: np.ndarray
-    readable: np.ndarray
-
-    def select(self, mask: np.ndarray) -> EmbeddedClasses:
-        """Select the images of a mask (n,) bool."""
-        return EmbeddedClasses(
-            self.images.select(mask), self.z[mask], self.readable[mask]
-        )
-
-
 def learn(
     old: Classifier,
     images: LabelledImages,
@@ -234,42 +217,40 @@ def learn(
         DataError: a class of which no image can be read, or no image is new.
     """
     start = time.perf_counter()
-    leave_out = duplicates == "leave_out"
     unreadable: list[Unreadable] = []
-    embedded = _embed(old, images, leave_out, unreadable, progress)
+    z, kept = _embed(old, images, duplicates == "leave_out", unreadable, progress)
     found = duplicates_among(old, images, duplicates)
-    duplicate_files = [images.path(row) for row in found.duplicates.tolist()]
-    undecided_files = [images.path(row) for row in found.undecided]
-    if leave_out:
-        kept = np.ones(len(images.files), dtype=bool)
-        kept[found.duplicates] = False
-        kept[found.undecided] = False
-        if not kept.all():
-            embedded = embedded.select(kept)
-    names = embedded.images.class_names
+    learned = images
+    if duplicates == "leave_out":
+        new = np.ones(len(images.files), dtype=bool)
+        new[[*found.duplicates, *found.undecided]] = False
+        if not new.all():
+            learned = images.select(new)
+            z = z[new]
+            kept = kept[new]
+    names = learned.class_names
     old.check_task(names)
-    held_out = _held_out(embedded)
+    held_out = _held_out(learned, kept)
     final = old.clone()
+    _learn_task(final, learned, z, np.flatnonzero(kept))
     trial = _trial(old)
-    learned_by_trial = embedded.readable & ~held_out
-    _learn_task(final, embedded, embedded.readable)
-    _learn_task(trial, embedded, learned_by_trial)
+    _learn_task(trial, learned, z, np.flatnonzero(kept & ~held_out))
     score = Score()
     labels = torch.tensor(trial.labels(names))
     for rows in pieces(np.flatnonzero(held_out), EMBEDDED_BATCH):
-        z = torch.from_numpy(embedded.z[rows]).to(old.device)
-        score.add(trial, z, labels[embedded.images.files.labels[rows]])
-    counts_before = old.counts
+        batch = torch.from_numpy(z[rows]).to(old.device)
+        score.add(trial, batch, labels[learned.files.labels[rows]])
+    before = old.counts
     counts = final.counts
     return Extension(
         model=final,
-        learned={name: counts[name] - counts_before.get(name, 0) for name in names},
+        learned={name: counts[name] - before.get(name, 0) for name in names},
         score=score,
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
         warnings=found.messages,
-        duplicates=duplicate_files,
-        undecided=undecided_files,
+        duplicates=[images.path(row) for row in found.duplicates.tolist()],
+        undecided=[images.path(row) for row in found.undecided],
     )
 
 
@@ -279,8 +260,12 @@ def _embed(
     leave_out: bool,
     unreadable: list[Unreadable],
     progress: bool,
-) -> EmbeddedClasses:
-    """Embed images; with ``leave_out`` without those that were learned in the same class."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Embed images; with ``leave_out`` without those that were learned in the same class.
+
+    Returns:
+        (n, d) float32 embeddings, and (n,) bool which images could be read.
+    """
     labels = images.files.labels
     known: dict[int, set[int]] = {}
     if leave_out:
@@ -298,19 +283,18 @@ def _embed(
     for rows, batch_z in batches:
         z[rows] = batch_z.cpu().numpy()
         readable[rows] = True
-    return EmbeddedClasses(images, z, readable)
+    return z, readable
 
 
-def _held_out(embedded: EmbeddedClasses) -> np.ndarray:
-    """Choose the held-out images (n,) bool among those that can be read.
+def _held_out(images: LabelledImages, readable: np.ndarray) -> np.ndarray:
+    """Choose the held-out images (n,) bool among those that can be read (n,) bool.
 
     Raises:
         DataError: no image of a class can be read.
     """
-    images = embedded.images
-    held_out = np.zeros(len(embedded.z), dtype=bool)
+    held_out = np.zeros(len(readable), dtype=bool)
     for label, of_class in images.files.rows_of.items():
-        rows = of_class[embedded.readable[of_class]]
+        rows = of_class[readable[of_class]]
         if not len(rows):
             name = printable(images.class_names[label])
             raise DataError(
@@ -332,15 +316,16 @@ def _trial(old: Classifier) -> Classifier:
     return trial
 
 
-def _learn_task(model: Classifier, embedded: EmbeddedClasses, mask: np.ndarray) -> None:
-    """Let a model learn the images of a mask (n,) bool as one task."""
-    files = embedded.images.files
-    names = embedded.images.class_names
-    counts = np.bincount(files.labels[mask], minlength=len(names)).tolist()
+def _learn_task(
+    model: Classifier, images: LabelledImages, z: np.ndarray, rows: np.ndarray
+) -> None:
+    """Let a model learn some rows of images and their embeddings (n, d) as one task."""
+    files = images.files
+    names = images.class_names
+    counts = np.bincount(files.labels[rows], minlength=len(names)).tolist()
     model.begin_task(names, counts)
     labels = torch.tensor(model.labels(names))
-    for rows in pieces(np.flatnonzero(mask), EMBEDDED_BATCH):
-        z = torch.from_numpy(embedded.z[rows])
-        keys = torch.from_numpy(files.hashes(rows))
-        model.observe(z, labels[files.labels[rows]], keys)
+    for part in pieces(rows, EMBEDDED_BATCH):
+        keys = torch.from_numpy(files.hashes(part))
+        model.observe(torch.from_numpy(z[part]), labels[files.labels[part]], keys)
     model.finish_task()

@@ -14,16 +14,15 @@ from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import write_table
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.embedding import embed
-from cifnet_pl.model.unknowns import OpenSetPredictor, detection
+from cifnet_pl.model.unknowns import (
+    COVERAGE,
+    UNKNOWN_SHARE,
+    OpenSetPredictor,
+    detection,
+)
 from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
-
-COVERAGE = 0.95
-"""Probability with which a prediction set holds the true class."""
-
-UNKNOWN_SHARE = 0.05
-"""Share of images of known classes that may be called unknown."""
 
 SET_COLUMNS = ["class", "test_images", "coverage", "set_size"]
 """Columns of ``prediction_sets.csv``."""

@@ -18,7 +18,6 @@ from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import TOP_K, top_classes
 from cifnet_pl.utilities.files import (
     of_all_processes,
-    path_cell,
     to_csv,
     write_atomic,
     write_text,
@@ -65,7 +64,7 @@ class PredictionTable(BasePredictionWriter):
                 *(c.tolist() for c in local), strict=True
             ):
                 true_class = source.class_names[int(source.val.labels[row])]
-                name = path_cell(source.val.names[row])
+                name = source.val.names[row]
                 table.append(
                     (name, true_class, module.class_names[label], f"{probability:.6f}")
                 )
