@@ -157,8 +157,8 @@ def find_groups(z: Tensor, columns: Tensor, left_out: LeftOut) -> FoundGroups:
     Args:
         z: (n, d) embeddings of learned images.
         columns: (n,) int64 column of each one's class in the scores.
-        left_out: function from groups to the scores of one rule, as the weights of several are fitted
-            without the groups; NaN where nothing is known.
+        left_out: function from groups to the scores of one rule, as the weights of several are
+            fitted without the groups; NaN where nothing is known.
     """
     clusters = Clusters(z, columns)
     groups = clusters.of_part(PART)
