@@ -166,11 +166,14 @@ def to_probabilities(scores: Tensor, temperature: Tensor, power: Tensor) -> Tens
 NOVELTY_RIDGE = 3.0
 """λ of the novelty score, as a share of the mean eigenvalue of the scatter within classes.
 
-Measured by ``python -m benchmarks.studies.novelty``.
+Chosen by the mean AUROC of four pairs of sets (``docs/studies/unknowns.md``).
 """
 
 OVERALL_SHARE = 0.5
-"""Share of the distance to the mean of all that is subtracted: 0 plain, 1 relative distance."""
+"""Share of the distance to the mean of all that is subtracted: 0 plain, 1 relative distance.
+
+Mean AUROC of four pairs of sets: 87.3 with a half, 85.8 with 0, 80.7 with 1
+(``docs/studies/unknowns.md``)."""
 
 
 class Head(nn.Module, ABC):
