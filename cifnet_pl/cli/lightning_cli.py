@@ -427,7 +427,6 @@ QUIET_WARNINGS = (
     r".*LightningCLI's args parameter.*",
     r".*Couldn't infer the batch indices.*",
     r".*Total length of .* across ranks is zero.*",
-    r".*metric EvaluationCounts was called before.*",  # no test images: the screen says so
 )
 QUIET_MESSAGES = (
     "`Trainer.fit` stopped",
