@@ -2,7 +2,7 @@
 
 The figures of a run are pure functions of the trajectory A_1 … A_K and of the accuracy matrix. A_k
 itself, the accuracy over all classes seen after task k, is computed from the predictions in
-:mod:`cifnet_pl.learning.task_evaluation`. ``matrix[k][j]`` is the accuracy in percent, after task
+:mod:`cifnet_pl.model.task_evaluation`. ``matrix[k][j]`` is the accuracy in percent, after task
 k, on the test images of the classes that task j introduced, or of domain j; rows have k+1 entries,
 and None where task j has no test image.
 """
