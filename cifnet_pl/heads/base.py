@@ -20,7 +20,7 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.confidence import to_probabilities
+from cifnet_pl.heads.probabilities import to_probabilities
 from cifnet_pl.statistics import ClassDistances, ClassMoments, LeftOut, RidgeChoice
 from cifnet_pl.utilities.errors import (
     CheckpointError,
