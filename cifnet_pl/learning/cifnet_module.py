@@ -366,10 +366,7 @@ class CIFNetModule(TaskModule):
             "buffer_settings": buffer,
             "decision_rule": self.head.decision_rule,
             "groups": self.calibration.estimate_kind,
-            "loo_accuracy": self.calibration.loo_accuracy,
-            "loo_accuracy_interval": self.calibration.loo_interval,
-            "new_group_accuracy": self.calibration.new_group_accuracy,
-            "new_group_accuracy_interval": self.calibration.new_group_interval,
+            **self.calibration.describe(),
         }
 
     # ------------------------------------------------------------------ checkpoints

@@ -584,7 +584,7 @@ class Classifier(TaskLearner):
                 f"{number_of(count, 'labelled image')} that the model has not learned cannot"
                 f" calibrate it: give at least {MIN_NEW_IMAGES}"
             )
-        accuracy = model.calibration.new_group_accuracy
+        accuracy = model.calibration.describe()["new_group_accuracy"]
         model.record_event("recalibrate", accuracy=accuracy, parents=[self.identity])
         return model
 
