@@ -186,7 +186,7 @@ def test_recalibration_replaces_the_buffer_samples(
     assert model.calibration.new_groups.accuracy == pytest.approx(
         accuracy_of(old, z, y)
     )
-    assert model.calibration.loo.accuracy == old.calibration.loo.accuracy
+    assert model.calibration.loo == old.calibration.loo
     assert (model.history[-1].kind, model.history[-1].parents) == (
         "recalibrate",
         [before],
