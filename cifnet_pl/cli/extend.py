@@ -86,17 +86,17 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
 
     lines = []
     sample = result.model.sample
-    if result.score.total:
-        held_out = number_of(result.score.total, f"held-out {sample}")
-        bounds = wilson_interval(result.score.correct, result.score.total)
+    if result.score.images:
+        held_out = number_of(result.score.images, f"held-out {sample}")
+        bounds = wilson_interval(result.score.correct, result.score.images)
         interval = interval_text(bounds, held_out)
-        percent = number(result.score.percent)
+        percent = number(result.score.accuracy)
         lines.append(f"Accuracy on new classes {percent} %{interval}")
-    if result.old_before.total:
-        before = number(result.old_before.percent)
-        after = number(result.old_after.percent)
-        images = f"{number_of(result.old_before.total, sample)} in {check}"
-        bounds = wilson_interval(result.old_after.correct, result.old_after.total)
+    if result.old_before.images:
+        before = number(result.old_before.accuracy)
+        after = number(result.old_after.accuracy)
+        images = f"{number_of(result.old_before.images, sample)} in {check}"
+        bounds = wilson_interval(result.old_after.correct, result.old_after.images)
         interval = interval_text(bounds, images)
         lines.append(
             f"Accuracy on old classes {before} % before, {after} % after{interval}"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.sets import SourceOptions
-from cifnet_pl.heads.ridge_messages import edge_message
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.model.classifier import Classifier
@@ -24,7 +23,7 @@ from cifnet_pl.model.labelled_images import (
     duplicates_among,
     samples_of,
 )
-from cifnet_pl.model.metrics import percent, rarely_predicted
+from cifnet_pl.model.task_evaluation import TaskEvaluation
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
@@ -32,38 +31,8 @@ HELD_OUT = SourceOptions.val_fraction
 """Share of the new images that is held out for a score before all are learned, as in ``fit``."""
 
 
-@dataclass
-class Score:
-    """Accuracy over all classes that a model knows.
-
-    Attributes:
-        correct_of: label → number of its images whose class is predicted.
-        total_of: label → number of its images.
-    """
-
-    correct_of: Counter[int] = field(default_factory=Counter)
-    total_of: Counter[int] = field(default_factory=Counter)
-
-    def add(self, model: Classifier, z: Tensor, y: Tensor) -> None:
-        """Score embeddings z (n, d) of images with labels y (n,) on the CPU."""
-        correct = model.head.predict(z).cpu() == y
-        self.correct_of.update(y[correct].tolist())
-        self.total_of.update(y.tolist())
-
-    @property
-    def correct(self) -> int:
-        """Number of images whose class is predicted."""
-        return self.correct_of.total()
-
-    @property
-    def total(self) -> int:
-        """Number of images."""
-        return self.total_of.total()
-
-    @property
-    def percent(self) -> float | None:
-        """Accuracy in percent; None where nothing was scored."""
-        return percent(self.correct, self.total)
+def _not_scored() -> TaskEvaluation:
+    return TaskEvaluation([])
 
 
 @dataclass(frozen=True)
@@ -86,27 +55,20 @@ class Extension:
 
     model: Classifier
     learned: dict[str, int]
-    score: Score
+    score: TaskEvaluation
     seconds: float
     unreadable: list[Unreadable]
     warnings: list[str]
     duplicates: list[Path]
     undecided: list[Path]
-    old_before: Score = field(default_factory=Score)
-    old_after: Score = field(default_factory=Score)
+    old_before: TaskEvaluation = field(default_factory=_not_scored)
+    old_after: TaskEvaluation = field(default_factory=_not_scored)
 
     @property
     def rarely_predicted(self) -> list[str]:
         """Rarely predicted classes among those that were scored."""
-        name_of = self.model.name_of
-        names = []
-        for score in (self.score, self.old_after):
-            labels = sorted(score.total_of)
-            correct = np.array([score.correct_of[label] for label in labels])
-            total = np.array([score.total_of[label] for label in labels])
-            for position in rarely_predicted(correct, total).tolist():
-                names.append(name_of[labels[position]])
-        return names
+        columns = self.score.rarely_predicted + self.old_after.rarely_predicted
+        return [self.model.class_names[column] for column in columns]
 
 
 def extend(
@@ -165,29 +127,59 @@ def extend(
     model = result.model
     model.record_engines([model.engine])
     if check_images is not None:
-        labels = torch.tensor(old.labels(check_images.class_names))
+        before = Scoring(old, check_images)
+        after = Scoring(model, check_images)
         for rows, z in check_images.embedded(
             old, "checking", result.unreadable, progress
         ):
-            y = labels[check_images.files.labels[rows]]
-            result.old_before.add(old, z, y)
-            result.old_after.add(model, z, y)
+            before.add(rows, z)
+            after.add(rows, z)
+        result = replace(
+            result, old_before=before.finished(), old_after=after.finished()
+        )
     warnings += result.warnings
-    message = edge_message(model.head.ridge_choices())
+    message = model.ridge_message()
     if message is not None:
         warnings.append(message)
     result.warnings[:] = warnings
     model.record_event(
         "extend",
         sum(result.learned.values()),
-        accuracy=result.score.percent,
-        old_accuracy_before=result.old_before.percent,
-        old_accuracy=result.old_after.percent,
+        accuracy=result.score.accuracy,
+        old_accuracy_before=result.old_before.accuracy,
+        old_accuracy=result.old_after.accuracy,
         seconds=result.seconds,
         class_names=list(result.learned),
         parents=[old.identity],
     )
     return result
+
+
+class Scoring:
+    """Scores labelled images by a model, over all classes that it knows.
+
+    Args:
+        model: knows the classes of the images.
+        images: the images.
+    """
+
+    def __init__(self, model: Classifier, images: LabelledImages):
+        self.model = model
+        self.evaluation = TaskEvaluation([len(model.class_names)], device=model.device)
+        columns = [model.class_names.index(name) for name in images.class_names]
+        self._columns = torch.tensor(columns)[torch.from_numpy(images.files.labels)]
+
+    def add(self, rows: np.ndarray, z: Tensor) -> None:
+        """Score the images at ``rows`` by their embeddings z (n, d)."""
+        if len(rows):
+            probabilities = self.model.head.probabilities(z.to(self.model.device))
+            columns = self._columns[torch.from_numpy(rows)]
+            self.evaluation.update(probabilities, columns.to(self.model.device))
+
+    def finished(self) -> TaskEvaluation:
+        """Return the evaluation of all images that were added."""
+        self.evaluation.finish()
+        return self.evaluation
 
 
 def learn(
@@ -235,17 +227,15 @@ def learn(
     _learn_task(final, learned, z, np.flatnonzero(kept))
     trial = _trial(old)
     _learn_task(trial, learned, z, np.flatnonzero(kept & ~held_out))
-    score = Score()
-    labels = torch.tensor(trial.labels(names))
+    scoring = Scoring(trial, learned)
     for rows in pieces(np.flatnonzero(held_out), EMBEDDED_BATCH):
-        batch = torch.from_numpy(z[rows]).to(old.device)
-        score.add(trial, batch, labels[learned.files.labels[rows]])
+        scoring.add(rows, torch.from_numpy(z[rows]))
     before = old.counts
     counts = final.counts
     return Extension(
         model=final,
         learned={name: counts[name] - before.get(name, 0) for name in names},
-        score=score,
+        score=scoring.finished(),
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
         warnings=found.messages,
@@ -323,9 +313,9 @@ def _learn_task(
     files = images.files
     names = images.class_names
     counts = np.bincount(files.labels[rows], minlength=len(names)).tolist()
-    model.begin_task(names, counts)
-    labels = torch.tensor(model.labels(names))
-    for part in pieces(rows, EMBEDDED_BATCH):
-        keys = torch.from_numpy(files.hashes(part))
-        model.observe(torch.from_numpy(z[part]), labels[files.labels[part]], keys)
-    model.finish_task()
+    samples = BufferSamples(
+        torch.from_numpy(z[rows]),
+        torch.from_numpy(files.labels[rows]),
+        torch.from_numpy(files.hashes(rows)),
+    )
+    model.learn_embeddings(names, samples, counts)

@@ -2,7 +2,7 @@
 
 The figures of a run are pure functions of the trajectory A_1 … A_K and of the accuracy matrix. A_k
 itself, the accuracy over all classes seen after task k, is computed from the predictions in
-:mod:`cifnet_pl.learning.task_evaluation`. ``matrix[k][j]`` is the accuracy in percent, after task
+:mod:`cifnet_pl.model.task_evaluation`. ``matrix[k][j]`` is the accuracy in percent, after task
 k, on the test images of the classes that task j introduced, or of domain j; rows have k+1 entries,
 and None where task j has no test image.
 """
@@ -169,6 +169,7 @@ def top_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------------- calibration error
 
 ECE_BINS = 15
+"""Bins of equal width, as in Guo et al. (2017)."""
 
 
 def confidence_bins(confidence: Tensor, correct: Tensor) -> Tensor:

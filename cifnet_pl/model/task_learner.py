@@ -227,6 +227,44 @@ class TaskLearner:
             self.head.merge_(additions)
         self.solve()
 
+    def learn_embeddings(
+        self,
+        names: Sequence[str],
+        samples: BufferSamples,
+        counts: Sequence[int] | None = None,
+        reduce: Reduce | None = None,
+    ) -> None:
+        """Learn embeddings that are in memory as one task.
+
+        Args:
+            names: of its classes.
+            samples: embeddings, with the position of each one's class in ``names`` for its label,
+                and hashes.
+            counts, reduce: as for :meth:`begin_task` and :meth:`finish_task`.
+        """
+        self.begin_task(names, counts)
+        label_of = self.label_of
+        labels = torch.tensor([label_of[class_name(name)] for name in names])
+        for start in range(0, len(samples.y), EMBEDDED_BATCH):
+            part = samples.at(slice(start, start + EMBEDDED_BATCH))
+            self.observe(part.z, labels[part.y], part.key)
+        self.finish_task(reduce)
+
+    def ridge_message(self) -> str | None:
+        """Return a message where generalised cross-validation chose the upper edge of its range."""
+        ridges = [
+            choice.ridge
+            for choice in self.head.ridge_choices()
+            if choice.position == "largest"
+        ]
+        if not ridges:
+            return None
+        return (
+            "note: the images are too few, or nothing in them separates their classes: add"
+            " images, and check that they are in the right folders (the ridge is at the upper"
+            f" edge of its range, {max(ridges):.3g})"
+        )
+
     def abort_task(self) -> None:
         """Discard the task that was begun, and all that was observed since."""
         self.head.abort_task()

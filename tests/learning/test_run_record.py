@@ -51,8 +51,8 @@ def row(
         "energy_source": None if energy is None else "cpu estimated",
     }
     return TaskRow(
-        task,
-        2 * task,
+        task=task,
+        classes_seen=2 * task,
         **measured,
         **costs,
         state_elements=100 * task,
