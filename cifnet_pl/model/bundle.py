@@ -50,7 +50,7 @@ from cifnet_pl.utilities.version import package_version
 FORMAT = 2
 """Version of the description and of the files that hold it, bundles and checkpoints."""
 
-Engine = Literal["torch", "compile", "onnxruntime"]
+Engine = Literal["torch", "onnxruntime"]
 
 Text = Annotated[str, Strict()]
 Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
@@ -361,7 +361,7 @@ def heic(orientation: int | None = None) -> bytes:
     pixels[32:, :, 2] = 255
     exif = Image.Exif()
     if orientation is not None:
-        exif[images.ORIENTATION_TAG] = orientation
+        exif[ExifTags.Base.Orientation] = orientation
     file = io.BytesIO()
     pillow_heif.from_pillow(Image.fromarray(pixels)).save(file, exif=exif.tobytes())
     return file.getvalue()
