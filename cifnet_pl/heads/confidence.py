@@ -6,11 +6,10 @@ not learn them or their group, which ridge regression and the discriminant have 
 
 1. The logits are ``Σ w_i s_i``, s_i the scores of the head's rules (one for most heads).
 2. The probabilities are their softmax, with a power of the odds of the largest one
-   (:func:`~cifnet_pl.heads.base.to_probabilities`). The weights ``w_i ≥ 0`` and the power give the
-   left-out samples the smallest negative log likelihood (:func:`fit_probabilities`,
-   :func:`calibrate`).
+   (:func:`to_probabilities`). The weights ``w_i ≥ 0`` and the power give the left-out samples the
+   smallest negative log likelihood (:func:`fit_probabilities`, :func:`calibrate`).
 3. A prediction set holds the classes whose probability is at least that which 95 % of the left-out
-   samples have for their own class (:class:`PredictionSets`).
+   samples have at least for their own class (:class:`PredictionSets`).
 4. An image is unknown if its novelty exceeds that of 95 % of the left-out samples
    (:func:`novelty_reference`).
 """
@@ -27,13 +26,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from cifnet_pl.heads.base import Head, log_odds, to_probabilities
 from cifnet_pl.statistics import LeftOut
 from cifnet_pl.statistics.leaving_out import ROUNDING
 from cifnet_pl.utilities.errors import UsageError, check_that
 
 if TYPE_CHECKING:
     from cifnet_pl.buffer import CalibrationBuffer
+    from cifnet_pl.heads.base import Head
 
 SMALLEST_WEIGHT = 1e-3
 """Smallest weight of the first rule, in units of the spread of its scores.
@@ -44,12 +43,53 @@ SMALLEST_POWER = 0.05
 """Smallest power of the odds; with zero the largest probability would always be a half."""
 
 
+class LogOdds(NamedTuple):
+    """The largest logit of each row against the others.
+
+    Attributes:
+        first: (n, 1) column of the most probable class.
+        odds: (n, 1) logarithm of its odds.
+        others: (n, C) log probability of each other class among those; −∞ at the most probable one.
+    """
+
+    first: Tensor
+    odds: Tensor
+    others: Tensor
+
+
+def log_odds(logits: Tensor) -> LogOdds:
+    """Compute the log odds of the largest logit of each row of (n, C) logits."""
+    first = logits.argmax(dim=1, keepdim=True)
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    others = logits.masked_fill(columns == first, -torch.inf)
+    log_rest = others.logsumexp(dim=1, keepdim=True)
+    return LogOdds(first, logits.gather(1, first) - log_rest, others - log_rest)
+
+
+def to_probabilities(scores: Tensor, temperature: Tensor, power: Tensor) -> Tensor:
+    """Turn scores into probabilities.
+
+    With ``q = softmax(scores / temperature)``, the odds ``p / (1 − p)`` of the largest one are
+    ``(q / (1 − q))^power``; the other classes share the rest in the same proportions. Where classes
+    resemble each other, a softmax alone is overconfident where it is confident at all. The largest
+    probability stays the largest one, as the power is at most 1.
+
+    Args:
+        scores: (n, C) float; rows with NaN give NaN.
+        temperature: () above 0.
+        power: () above 0 and at most 1.
+    """
+    first, odds, others = log_odds(scores / temperature)
+    rest = torch.sigmoid(-power * odds) * others.exp()
+    return rest.scatter(1, first, torch.sigmoid(power * odds))
+
+
 class ProbabilityFit(NamedTuple):
     """What turns scores into probabilities.
 
     Attributes:
         weights: factor of the scores of each rule in the logits.
-        power: of the odds (:func:`~cifnet_pl.heads.base.to_probabilities`).
+        power: of the odds (:func:`to_probabilities`).
     """
 
     weights: tuple[float, ...]
@@ -311,15 +351,12 @@ def check_buffer(
 
 
 def check_share(name: str, share: float, example: float = 0.05) -> float:
-    """Check a share between 0 and 1.
+    """Check a share between 0 and 1, and return it.
 
     Args:
         name: the option, for the error.
         share: the value.
         example: of a share, for the error.
-
-    Returns:
-        The value.
 
     Raises:
         UsageError: it does not lie between 0 and 1.

@@ -27,7 +27,6 @@ from cifnet_pl.heads import (
     RidgeHead,
     SLDAHead,
 )
-from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.heads.confidence import (
     CalibrationSamples,
     PredictionSets,
@@ -35,6 +34,7 @@ from cifnet_pl.heads.confidence import (
     calibrate,
     fit_probabilities,
     novelty_reference,
+    to_probabilities,
 )
 from cifnet_pl.statistics import RidgeFactor
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
