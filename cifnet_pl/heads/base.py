@@ -36,7 +36,6 @@ from cifnet_pl.utilities.growing_tensors import (
     make_room,
     state_of,
 )
-from cifnet_pl.utilities.memory import matrices_given_back
 
 Capability = Literal[
     "merges", "merges_sites", "subtracts", "reduces", "leaves_one_out", "tells_novelty"
@@ -81,7 +80,6 @@ def in_full_precision(
             torch.inference_mode(False),
             torch.no_grad(),
             autocast,
-            matrices_given_back(),
         ):
             return method(self, *args, **kwargs)
 
