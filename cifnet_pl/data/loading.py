@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.sets import ImageSet, SampleSet
+from cifnet_pl.data.samples import Samples
 from cifnet_pl.images.image import EncodedImage, UnreadableImage
 from cifnet_pl.images.pool import DecodingPool
 from cifnet_pl.images.reader import PixelBatch, decode_batches
@@ -106,7 +106,7 @@ class ImageLoader:
 
     def __init__(
         self,
-        images: ImageSet,
+        images: Samples,
         size: int,
         crop_ratio: float,
         workers: int,
@@ -145,7 +145,7 @@ class ImageLoader:
 
     def _given(self, row: int) -> GivenImage:
         try:
-            return self._images.last_given(row)
+            return self._images.given(row)
         except UnreadableImage as error:
             return error
 
@@ -233,7 +233,7 @@ class StoredLoader:
 
     def __init__(
         self,
-        samples: SampleSet,
+        samples: Samples,
         plan: Sequence[PlannedBatch],
         loader: ImageLoader | None,
         learned: bool,
@@ -341,7 +341,7 @@ class Batches:
         crop_ratio: share of the shorter side of an image that its square has.
     """
 
-    samples: SampleSet
+    samples: Samples
     rows: np.ndarray
     labels: Tensor
     size: int
@@ -364,18 +364,17 @@ class Batches:
 
     def with_keys(self) -> Iterator[KeyedBatch]:
         """Yield the same batches, with the content hashes and positions of their samples."""
-        if isinstance(self.samples, ImageSet):
+        if self.samples.are_images:
             yield from self._image_batches(self.samples)
             return
         for rows in pieces(self.rows, self.size):
-            store = cast(Store, self.samples)
-            z = store.get(rows)
+            z = self.samples.get(rows)
             positions = torch.from_numpy(self.samples.labels[rows])
             labels = self.labels[positions]
             hashes = torch.from_numpy(self.samples.hashes(rows))
             yield KeyedBatch(z, labels, hashes, rows)
 
-    def _image_batches(self, images: ImageSet) -> Iterator[KeyedBatch]:
+    def _image_batches(self, images: Samples) -> Iterator[KeyedBatch]:
         loader = ImageLoader(images, self.side, self.crop_ratio, self.workers)
         with closing(loader):
             row_batches = pieces(self.rows, self.size)

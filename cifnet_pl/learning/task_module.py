@@ -17,7 +17,6 @@ from torch import Tensor
 from cifnet_pl.backbones import Backbone, backbone_imports
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.data.sets import ImageSet
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.learning.run_state import (
     image_options,
@@ -161,7 +160,7 @@ class TaskModule(LightningModule):
         """
         raise UsageError(
             f"{type(self).__name__} learns each class in one task, but with --data.stream"
-            f" {type(self.data.plan.kind).__name__} classes return: leave that out, or choose"
+            f" {type(self.data.kind).__name__} classes return: leave that out, or choose"
             " LongTailed"
         )
 
@@ -226,7 +225,7 @@ class TaskModule(LightningModule):
             names = self.learned_tasks.pop()
             self.abort_task(list(range(classes - len(names), classes)))
             self._under_way = False
-        if self.data.plan.kind.samples_return:
+        if self.data.kind.samples_return:
             self.check_returning()
         # Hashes are cached from here on: files may be edited while the run goes on.
         self.plugin_hashes()
@@ -234,7 +233,7 @@ class TaskModule(LightningModule):
         _ = self.data.found_duplicates
         # What every run needs, however its Trainer was made.
         trainer = self.trainer
-        tasks = len(self.data.stream(self.learned_tasks))
+        tasks = len(self.data.plan(self.learned_tasks).tasks)
         if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:
             rank_zero_info(
                 f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all {tasks}"
@@ -303,7 +302,7 @@ class TaskModule(LightningModule):
         record.class_counts.append(counts)
         elements = self.state_elements()
         cached = 0
-        if isinstance(self.data.source.train, ImageSet):
+        if self.data.source.train.are_images:
             cached = sum(of_all_processes(self.cached_embeddings))
         loader = self.trainer.train_dataloader
         row = TaskRow(
@@ -339,9 +338,9 @@ class TaskModule(LightningModule):
                 "nothing is learned yet: give a checkpoint with --ckpt_path"
             )
         sizes = [len(names) for names in self.learned_tasks]
-        domains = self.data.plan.evaluated
+        domains = self.data.evaluated
         if domains is not None:
-            counts = EvaluationCounts(sizes, len(domains.names), self.classifiers)
+            counts = EvaluationCounts(sizes, len(domains.categories), self.classifiers)
         else:
             counts = EvaluationCounts(sizes, classifiers=self.classifiers)
         self._evaluation_counts = counts.to(self.device)
@@ -360,11 +359,11 @@ class TaskModule(LightningModule):
             probabilities, by_classifier = self.probabilities_by_classifier(batch)
         else:
             probabilities = self.probabilities(batch)
-        domains = self.data.plan.evaluated
+        domains = self.data.evaluated
         domain = None
         if domains is not None:
-            positions = domains.val[batch.row.cpu().numpy()]
-            domain = torch.from_numpy(positions).to(self.device)
+            codes = domains.codes[batch.row.cpu().numpy()]
+            domain = torch.from_numpy(codes).to(self.device, torch.int64)
         self._evaluation_counts.update(
             probabilities, batch.label, domain, by_classifier
         )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cifnet_pl.backbones.embedding_cache import EmbeddingCache, log, pipeline_folder
 from cifnet_pl.data.loading import pieces
-from cifnet_pl.data.sets import FileSet, Source
+from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.base import NOVELTY_RIDGE, to_probabilities
 from cifnet_pl.heads.confidence import CalibrationSamples, fit_probabilities
@@ -576,11 +576,10 @@ def embeddings_of(
     files = []
     splits = (("train", source.train), ("val", source.val))
     for name, samples in splits:
-        files_of_split = cast(FileSet, samples)
-        images = LabelledImages(source.class_names, files_of_split)
+        images = LabelledImages(source.class_names, samples)
         embedded = _embedded(model, images, unreadable, progress)
         if pipeline is not None:
-            cache = EmbeddingCache(files_of_split, images.class_names, pipeline / name)
+            cache = EmbeddingCache(samples, images.class_names, pipeline / name)
             embedded = _embedded_with_cache(model, images, cache, unreadable, progress)
         for rows, z in embedded:
             z_batches.append(z)

@@ -421,12 +421,10 @@ class Classifier(TaskLearner):
     def _classify_embeddings(
         self, file: Path, top: int, predictor: OpenSetPredictor
     ) -> Iterator[Prediction]:
-        samples = open_table(file).unlabelled()
+        samples = open_table(file).samples(labels=None)
         for start in range(0, len(samples), EMBEDDINGS_PER_BATCH):
             rows = np.arange(start, min(start + EMBEDDINGS_PER_BATCH, len(samples)))
-            names = [
-                Path(f"{samples.file}#{samples.names[row]}") for row in rows.tolist()
-            ]
+            names = [Path(f"{file}#{samples.names[row]}") for row in rows.tolist()]
             yield from self._predict(
                 samples.get(rows).to(self.device), names, top, predictor
             )

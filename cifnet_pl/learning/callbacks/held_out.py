@@ -117,9 +117,10 @@ class HeldOutImages(Callback):
             y = torch.from_numpy(data.learner_labels(part))
             hashes = torch.from_numpy(data.source.val.hashes(part))
             model.observe(z[torch.from_numpy(positions)], y, hashes)
-        if data.source.val_groups is not None:
+        groups_of_rows = data.source.val.groups
+        if groups_of_rows is not None:
             hashes = torch.from_numpy(data.source.val.hashes(rows))
-            groups = torch.from_numpy(data.source.val_groups[rows])
+            groups = torch.from_numpy(groups_of_rows[rows])
             for keys, given in of_all_processes((hashes, groups)):
                 model.calibration.add_given_groups(keys, given)
         model.finish_task(module.sum_over_processes)
