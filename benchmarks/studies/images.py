@@ -20,7 +20,7 @@ from cifnet_pl.backbones.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.backbones.engines import FLOAT32
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import ImageLoader
-from cifnet_pl.data.samples import Samples, SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import ACILHead, Head
 from cifnet_pl.model.task_learner import observe_buffer

@@ -406,9 +406,9 @@ def classes_of(
     cells = np.empty(len(labels), dtype=object)
     cells[:] = labels
     codes, found = pd.factorize(cells, use_na_sentinel=False)
+    _, first_rows = np.unique(codes, return_index=True)
     read = []
-    for code, label in enumerate(found.tolist()):
-        row = np.flatnonzero(codes == code)[0]
+    for label, row in zip(found.tolist(), first_rows.tolist(), strict=True):
         read.append(_label(label, row, where))
     distinct = sorted(set(read), key=_label_order)
     class_names = []

@@ -24,7 +24,6 @@ from pydantic import Field
 from torch import Tensor
 
 from cifnet_pl.data.samples import Samples, table_of
-from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.model.bundle import Event, class_names
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources.folders import folder
 from cifnet_pl.images import files as image_files
 from cifnet_pl.images.files import find_images, is_folder, links_upwards

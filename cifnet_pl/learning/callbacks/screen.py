@@ -262,7 +262,9 @@ class RunTable(Callback):
         plan = module.data.plan(module.learned_tasks)
         done = module.tasks_finished
         tasks = len(plan.tasks)
-        summary = f"{number_of(len(plan.classes), 'class')} in {number_of(tasks, 'task')}"
+        summary = (
+            f"{number_of(len(plan.classes), 'class')} in {number_of(tasks, 'task')}"
+        )
         device = module.device.type
         if done == tasks:
             print_text(
