@@ -44,6 +44,7 @@ from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import OWN_IMAGES, build_source
 from cifnet_pl.data.splitting import NEAR, SINGLE, tuning_source
 from cifnet_pl.data.streams import Disjoint, Stream
+from cifnet_pl.images.archives import use_zip_encoding
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.images.reader import decoding_cores
@@ -127,6 +128,7 @@ class CIFNetDataModule(LightningDataModule):
             image again.
         cache_folder: folder of these embeddings.
         options: options of one source alone, such as ``stride`` of core50.
+        zip_encoding: encoding of names in Zip archives that are not UTF-8, such as cp932.
         unknown: folder or archive with images of no class, on which the detection of unknown
             samples is measured after each task; null for none.
 
@@ -171,6 +173,7 @@ class CIFNetDataModule(LightningDataModule):
         cache_folder: str = "~/.cache/cifnet_pl",
         options: dict[str, Any] | None = None,
         unknown: str | None = None,
+        zip_encoding: str | None = None,
     ):
         arguments = dict(locals())
         for name in ("self", "__class__"):
@@ -193,6 +196,7 @@ class CIFNetDataModule(LightningDataModule):
             image_size,
             f"1 to {IMAGE_SIZE_LIMIT} pixels, or null",
         )
+        use_zip_encoding(zip_encoding)
         folder = None
         if root:
             folder = Path(root)

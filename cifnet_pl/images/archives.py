@@ -6,7 +6,6 @@ Nothing is ever written to the disk.
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import zipfile
 from contextlib import AbstractContextManager
@@ -15,28 +14,57 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from cifnet_pl.images.names import is_hidden, is_image
-from cifnet_pl.utilities.errors import DataError, explained
+from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.text import printable
-
-NAME_LENGTH_SHOWN = 100
-"""Characters of an entry's name that an error message shows."""
-
-BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Methods of Zip archives that are unpacked no further than is asked for.
-
-Python unpacks a block of the others (bzip2, LZMA) as a whole, whatever its size.
-"""
 
 UTF8_FLAG = 0x800
 """Bit of an entry that says that its name is UTF-8 (APPNOTE.TXT, appendix D)."""
+
+ENCODING_VARIABLE = "CIFNET_ZIP_ENCODING"
+"""Environment variable with the encoding of names without that bit, such as ``cp932``."""
+
+
+def use_zip_encoding(encoding: str | None) -> None:
+    """Read names in archives that are not UTF-8 in an encoding, in the processes that follow, too.
+
+    Args:
+        encoding: one of Python's names, such as ``cp932``; None to leave it as it is.
+
+    Raises:
+        UsageError: Python does not know it.
+    """
+    if encoding is None:
+        return
+    with explained(UsageError, "zip_encoding", LookupError, end="; for example cp932"):
+        "".encode(encoding)
+    os.environ[ENCODING_VARIABLE] = encoding
+
+
+def entry_name(entry: zipfile.ZipInfo) -> str:
+    """Return the name of an entry of a Zip archive, with slashes, whatever its encoding is."""
+    return _decoded_name(entry) or entry.filename.replace("\\", "/")
+
+
+def _decoded_name(entry: zipfile.ZipInfo) -> str | None:
+    """Return the name of an entry, with slashes; None where its encoding is not known.
+
+    macOS writes UTF-8 without saying so.
+    """
+    name = entry.orig_filename
+    if not entry.flag_bits & UTF8_FLAG:
+        encoding = os.environ.get(ENCODING_VARIABLE, "utf-8")
+        try:
+            name = name.encode("cp437").decode(encoding)  # zipfile read it as cp437
+        except UnicodeError:
+            return None
+    return name.replace("\\", "/")
 
 
 class Archive:
     """The files of one Zip archive.
 
-    An archive with a name that leads out of it, such as ``../a.jpg``, with a link or with a file
-    that is not packed by deflate is refused as a whole: no ordinary program makes one. A single top
-    folder that has sub-folders is left out of the names.
+    A single top folder that has sub-folders is left out of the names. Names that lead out of the
+    archive are hidden ones.
 
     Args:
         path: the archive.
@@ -46,7 +74,7 @@ class Archive:
         folders: names of all folders; "" is the top itself.
 
     Raises:
-        DataError: the archive is damaged or hostile.
+        DataError: the archive is damaged, or the encoding of its names is needed.
     """
 
     def __init__(self, path: Path):
@@ -56,8 +84,16 @@ class Archive:
             self._zip = zipfile.ZipFile(path)
         entries = {}
         for entry in self._zip.infolist():
-            name = _safe_name(path, entry)
-            if name is not None and not is_hidden(name):
+            decoded = _decoded_name(entry)
+            if decoded is None:
+                raise DataError(
+                    f"archive {printable(str(path))} has a name in an encoding that it does not"
+                    f" say, {printable(entry.filename)}: set --data.zip_encoding (or the variable"
+                    f" {ENCODING_VARIABLE}) to that of the computer that packed it, for example"
+                    " cp932 (Japanese), gbk (Chinese), cp866 (Cyrillic) or cp850"
+                )
+            name = decoded.strip("/")
+            if not decoded.endswith("/") and name and not is_hidden(name):
                 entries[name] = entry
         top = _single_top_folder(entries)
         self.files: dict[str, zipfile.ZipInfo] = {}
@@ -70,8 +106,8 @@ class Archive:
                 self.folders.update(map(str, parents))
         self.folders.discard(".")
 
-    def read(self, name: str, limit: int) -> bytes:
-        """Return the content of a file, of at most ``limit`` bytes.
+    def read(self, name: str, count: int = -1) -> bytes:
+        """Return the content of a file, or its first ``count`` bytes.
 
         Raises:
             DataError: the file is missing, damaged or encrypted.
@@ -81,56 +117,13 @@ class Archive:
                 f"no {printable(name)} in archive {printable(str(self.path))}"
             )
         with self._lock, self._explained(), self._zip.open(self.files[name]) as file:
-            return file.read(limit)
+            return file.read(count)
 
     def _explained(self) -> AbstractContextManager[None]:
         shown = printable(str(self.path))
         return explained(
             DataError, f"cannot read archive {shown}", end="; make it again"
         )
-
-
-def entry_name(entry: zipfile.ZipInfo) -> str:
-    """Return the name of an entry of a Zip archive, with slashes.
-
-    macOS writes UTF-8 without saying so, which :mod:`zipfile` reads as code page 437.
-    """
-    name = entry.filename
-    if not entry.flag_bits & UTF8_FLAG:
-        try:
-            name = name.encode("cp437").decode("utf-8")
-        except UnicodeError:  # it is another encoding
-            name = entry.filename
-    return name.replace("\\", "/")
-
-
-def unsafe_entry_message(entry: zipfile.ZipInfo) -> str | None:
-    """Return why an entry of a Zip archive is hostile; None if it is not.
-
-    It is if its name leads out of the archive, if it is a link, or if it may unpack to any size.
-    """
-    name = entry_name(entry)
-    shown = printable(name[:NAME_LENGTH_SHOWN])
-    parts = PurePosixPath(name).parts
-    has_drive = bool(parts) and ":" in parts[0]
-    if ".." in parts or name.startswith("/") or has_drive:
-        return f"names a file outside of itself: {shown}"
-    if stat.S_ISLNK(entry.external_attr >> 16):
-        return f"holds a link, {shown}: pack the image itself"
-    if entry.compress_type not in BOUNDED_METHODS:
-        return f"packs {shown} in a way that is not read: use deflate"
-    return None
-
-
-def _safe_name(path: Path, entry: zipfile.ZipInfo) -> str | None:
-    """Return the name of a file in an archive, None for a folder; DataError for a hostile one."""
-    message = unsafe_entry_message(entry)
-    if message is not None:
-        raise DataError(f"archive {printable(str(path))} {message}")
-    name = entry_name(entry)
-    if name.endswith("/") or not PurePosixPath(name).parts:
-        return None
-    return str(PurePosixPath(name))
 
 
 def _single_top_folder(names: dict[str, zipfile.ZipInfo]) -> str:
@@ -148,8 +141,8 @@ def _single_top_folder(names: dict[str, zipfile.ZipInfo]) -> str:
     return ""
 
 
-@lru_cache(maxsize=16)
-def _opened(path: Path, process: int, version: tuple[int, ...]) -> Archive:
+@lru_cache
+def _opened(path: Path, process: int, version: tuple[object, ...]) -> Archive:
     """Return one open archive for each process: forked ones would share a position in the file."""
     return Archive(path)
 
@@ -161,7 +154,8 @@ def open_archive(path: Path) -> Archive:
         DataError: it cannot be read.
     """
     found = path.stat()
-    state = (found.st_size, found.st_ino, found.st_mtime_ns)
+    encoding = os.environ.get(ENCODING_VARIABLE)
+    state = (found.st_size, found.st_ino, found.st_mtime_ns, encoding)
     return _opened(path, os.getpid(), state)
 
 

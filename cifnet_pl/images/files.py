@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from cifnet_pl.images.archives import archive_part, archived_files, archived_folders
@@ -18,16 +18,6 @@ from cifnet_pl.images.names import SIGNATURE_BYTES, PassedOver, is_hidden, is_im
 from cifnet_pl.utilities.errors import DataError, explained
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import printable
-
-NO_WAITING = (
-    getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_BINARY", 0)
-)
-"""Flags with which a file is opened, as far as the system has them."""
-
-FILE_BYTES_LIMIT = 2**28
-"""Bytes that one image may have, unpacked (256 MB): an archive may promise any number."""
 
 
 def shown_path(path: Path) -> str:
@@ -69,49 +59,29 @@ def read_bytes(path: Path) -> bytes:
 
     Raises:
         OSError: it cannot be read.
-        DataError: it cannot be read within an archive, it is no regular file, or it is larger than
-            ``FILE_BYTES_LIMIT``.
-    """
-    content = first_bytes(path, FILE_BYTES_LIMIT + 1)
-    if len(content) > FILE_BYTES_LIMIT:
-        raise DataError(f"larger than {FILE_BYTES_LIMIT // 2**20} MB")
-    return content
-
-
-def first_bytes(path: Path, count: int) -> bytes:
-    """Return at most ``count`` bytes of a file, which may be in an archive.
-
-    Opening a pipe would wait for its other end, and a device may have no end: neither is read.
-
-    Raises:
-        OSError: it cannot be read.
         DataError: it cannot be read within an archive, or it is no regular file.
     """
     part = archive_part(path)
     if part is not None:
-        return part.open().read(part.name, count)
-    # Few calls: each one gives up Python's lock, for which the threads that read images then wait.
-    descriptor = open_regular(path)
+        return part.open().read(part.name)
+    # Opening a pipe would wait for its other end, and a device may have no end.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise DataError("a folder, pipe or device, not a regular file")
+    return path.read_bytes()
+
+
+def first_bytes(path: Path, count: int) -> bytes:
+    """Return at most ``count`` bytes of a regular file, which may be in an archive; else none."""
+    part = archive_part(path)
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise DataError("a folder, pipe or device, not a regular file")
-        # Python allocates as many bytes as it is asked for, which takes longer than reading.
-        wanted = min(count, status.st_size + 1)
-        content = os.read(descriptor, wanted)
-        while len(content) < min(count, status.st_size):  # at most 2 GB at once
-            more = os.read(descriptor, wanted - len(content))
-            if not more:
-                break
-            content += more
-        return content
-    finally:
-        os.close(descriptor)
-
-
-def open_regular(path: Path) -> int:
-    """Open a file without waiting for what is no regular file; OSError where that fails."""
-    return os.open(path, os.O_RDONLY | NO_WAITING)
+        if part is not None:
+            return part.open().read(part.name, count)
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(count)
+    except (OSError, DataError):
+        pass  # nothing can be said about it
+    return b""
 
 
 def file_identity(path: Path) -> tuple[int, ...]:
@@ -145,12 +115,9 @@ def file_size(path: Path) -> int:
 
 # ---------------------------------------------------------------------- finding images
 
-ENTRIES_SORTED = 10_000
-"""Entries of one folder that are sorted by name at once, so that memory stays bounded."""
-
 
 class ImageWalk:
-    """A walk through the images below a folder, folder by folder, in bounded memory.
+    """A walk through the images below a folder, folder by folder.
 
     Hidden entries, folders of the system, and files whose name is not that of an image are skipped.
     Links are followed, but no folder is entered twice. A link to a folder that contains the link
@@ -179,43 +146,23 @@ class ImageWalk:
             return
         self._entered.add(real_path)
         try:
-            entries = os.scandir(folder)
+            with os.scandir(folder) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
         except OSError:
             if self._tolerant:
                 return
             raise
-        with entries:
-            while chunk := sorted(
-                islice(entries, ENTRIES_SORTED), key=lambda entry: entry.name
-            ):
-                for entry in chunk:
-                    if not is_hidden(entry.name):
-                        yield from self._images_of(folder / entry.name, entry)
-
-    def _images_of(self, path: Path, entry: os.DirEntry[str]) -> Iterator[Path]:
-        """Yield the images of an entry of a folder: itself, or those below it."""
-        if _is_directory(entry):
-            if not links_upwards(path):
-                yield from self.images(path)
-        elif is_image(path):
-            yield path
-        elif self._passed_over is not None:
-            self._passed_over.add(path, _signature(path))
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # such as a circle of links
-        return False
-
-
-def _signature(path: Path) -> bytes:
-    """Return the first bytes of a file; none if it cannot be read."""
-    try:
-        return first_bytes(path, SIGNATURE_BYTES)
-    except (OSError, DataError):
-        return b""
+        for entry in found:
+            path = folder / entry.name
+            if is_hidden(entry.name):
+                continue
+            if os.path.isdir(entry):  # not for a circle of links, which is unreadable
+                if not links_upwards(path):
+                    yield from self.images(path)
+            elif is_image(path):
+                yield path
+            elif self._passed_over is not None:
+                self._passed_over.add(path, first_bytes(path, SIGNATURE_BYTES))
 
 
 def links_upwards(folder: Path) -> bool:
@@ -246,7 +193,7 @@ def image_files(folder: Path, passed_over: PassedOver | None = None) -> list[Pat
         if is_image(path):
             images.append(path)
         elif passed_over is not None:
-            passed_over.add(path, _signature(path))
+            passed_over.add(path, first_bytes(path, SIGNATURE_BYTES))
     return images
 
 
@@ -345,23 +292,33 @@ def _listed(images: Iterator[Path]) -> Iterator[Path]:
 
 
 def _matching(pattern: Path) -> Iterator[Path]:
-    """Yield the images whose paths match a pattern, sorted.
-
-    ``**`` does not follow links, which may be circles.
-    """
-    parts = list(pattern.parts)
-    plain = 0
-    while not glob.has_magic(parts[plain]):
-        plain += 1
-    base = Path(*parts[:plain])
-    if parts[-1] == "**":
-        parts.append("*")
-    found = base.glob("/".join(parts[plain:]))
-    matches = sorted(found)
-    for path in matches:
-        if (
-            not is_hidden(str(path.relative_to(base)))
-            and is_image(path)
-            and not path.is_dir()
-        ):
+    """Yield the images whose paths match a pattern, sorted."""
+    for path in matching_paths(pattern):
+        if is_image(path) and not path.is_dir():
             yield path
+
+
+def matching_paths(pattern: Path) -> list[Path]:
+    """Return the visible paths that match a pattern, sorted.
+
+    What exists is taken as it is: a path that has the characters of a pattern in its name, and the
+    folders at the beginning of a pattern. ``**`` stands for any depth, and does not follow links,
+    which may be circles.
+
+    Example:
+        >>> matching_paths(Path("no such folder", "*.jpg"))
+        []
+    """
+    if os.path.lexists(pattern):
+        return [pattern]
+    base = pattern.parent
+    while not os.path.exists(base):
+        base = base.parent
+    rest = pattern.relative_to(base)
+    if rest.name == "**":
+        rest = rest / "*"
+    visible = []
+    for path in base.glob(str(rest)):
+        if not is_hidden(str(path.relative_to(base))):
+            visible.append(path)
+    return sorted(visible)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -40,18 +37,6 @@ BATCHES_AHEAD = 3
 
 IMAGES_PER_JOB = 8
 """Images that a thread decodes at once, if there are enough for all threads."""
-
-IMAGES_TIMED = 8
-"""Images by which :func:`look_at_images` measures how long reading takes."""
-
-SECONDS_FOR_THREADS = 1e-3
-"""Seconds of reading an image below which several threads are slower than one.
-
-Most of that time is Python's, whose lock they would pass to each other.
-"""
-
-HELD_BYTES = 2**27
-"""Bytes of files that were looked at and stay in memory until they are decoded (134 MB)."""
 
 
 def usable_cores() -> int:
@@ -316,68 +301,15 @@ def decoding_batch_size(size: int) -> int:
 # ---------------------------------------------------------------------- looks
 
 
-class ContentMemory:
-    """Contents of files that were looked at, in memory until they are decoded.
-
-    So each file is opened once. Of more than ``HELD_BYTES`` the rest is read again.
-    """
-
-    def __init__(self) -> None:
-        self._contents: dict[Path, bytes] = {}
-        self._free = HELD_BYTES
-        self._lock = Lock()  # several threads look at images
-
-    def read(self, file: Path) -> EncodedImage:
-        """Read an image, and hold its content; UnreadableImage as :class:`EncodedImage`."""
-        image = EncodedImage(file)
-        with self._lock:
-            if isinstance(image.content, bytes) and len(image.content) <= self._free:
-                self._contents[file] = image.content
-                self._free -= len(image.content)
-        return image
-
-    def release(self, file: Path) -> Path | bytes:
-        """Return the content of a file for the last time; the file itself if it is not held."""
-        with self._lock:
-            content = self._contents.pop(file, None)
-            if content is None:
-                return file
-            self._free += len(content)
-            return content
-
-
-def look_at_image(
-    file: Path, read: Callable[[Path], EncodedImage] = EncodedImage
-) -> Look:
-    """Read an image, and return its look; ``UNREADABLE_HASH`` where it cannot be read.
-
-    Args:
-        file: the image.
-        read: reads it.
-    """
+def look_at_image(file: Path) -> Look:
+    """Read an image, and return its look; ``UNREADABLE_HASH`` where it cannot be read."""
     try:
-        return read(file).look()
+        return EncodedImage(file).look()
     except UnreadableImage:
         return Look(UNREADABLE_HASH)
 
 
-def look_at_images(
-    files: Sequence[Path], read: Callable[[Path], EncodedImage] = EncodedImage
-) -> list[Look]:
-    """Look at images, by several threads if they take long to read.
-
-    The first ones are read in this thread, and timed.
-
-    Args:
-        files: the images.
-        read: reads one.
-    """
-    look = partial(look_at_image, read=read)
-    start = time.perf_counter()
-    looks = [look(file) for file in files[:IMAGES_TIMED]]
-    seconds = time.perf_counter() - start
-    rest = files[IMAGES_TIMED:]
-    if seconds < IMAGES_TIMED * SECONDS_FOR_THREADS:
-        return looks + [look(file) for file in rest]
+def look_at_images(files: Sequence[Path]) -> list[Look]:
+    """Look at images, by several threads."""
     with ThreadPoolExecutor(decoding_cores(), "look") as pool:
-        return looks + list(pool.map(look, rest))
+        return list(pool.map(look_at_image, files))

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.backbones.weight_files import load_tensors
-from cifnet_pl.images.archives import unsafe_entry_message
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import (
     CONFIG,
@@ -133,7 +132,7 @@ def _unpack(path: Path, folder: Path) -> None:
         for entry in entries:
             last_name = Path(entry.filename).name
             is_in_folder = entry.filename != last_name
-            if is_in_folder or unsafe_entry_message(entry):
+            if is_in_folder:
                 raise CheckpointError(
                     f"{path} holds more than a model: unpack it, and give the model's folder"
                 )

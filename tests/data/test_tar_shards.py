@@ -284,26 +284,6 @@ def test_what_is_read_as_a_whole_is_bounded(header: bytes, tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(60)
-def test_a_large_image_is_unreadable(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tar", [*good(), ("s9", {"cls": b"0"})])
-    with path.open("r+b") as file:
-        with tarfile.open(path) as shard:
-            last = shard.getmembers()[-1]
-        file.seek(last.offset_data + 512)
-        file.write(member("s9.png", 2**31))
-        file.truncate(file.tell() + 2**31 + 1024)
-    source = build(path)
-    reasons = []
-    for part in (source.train, source.val):
-        for row in range(len(part)):
-            try:
-                part.image(row).square(8)
-            except DataError as error:
-                reasons.append(str(error))
-    assert ["larger than 256 MB" in reason for reason in reasons] == [True]
-
-
-@pytest.mark.timeout(60)
 def test_a_shard_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.tar")
     with pytest.raises(DataError, match="no regular file"):

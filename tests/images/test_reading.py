@@ -2,21 +2,15 @@
 cannot be read.
 """
 
-import math
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-import cifnet_pl
-from cifnet_pl.images import files as files_module
 from cifnet_pl.images import reader as reading
 from cifnet_pl.images.duplicates import similar_groups
 from cifnet_pl.images.reader import decode_images, decoding_batch_size
-from tests.command_line import BUFFER, learned, make_images
 from tests.images.test_duplicates import shelf
 
 
@@ -65,86 +59,9 @@ def test_batches_of_small_squares_are_large_and_those_of_large_ones_small(
     assert decoding_batch_size(size) == count
 
 
-@pytest.mark.parametrize("light", [0.0, math.inf])
-def test_threads_change_no_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, light: float
-):
-    """Images are read by several threads if the first ones take long, and otherwise by one."""
-    threads = set()
-
-    def read(file: Path) -> reading.EncodedImage:
-        threads.add(threading.get_ident())
-        return reading.EncodedImage(file)
-
-    monkeypatch.setattr(reading, "SECONDS_FOR_THREADS", light)
+def test_looks_at_many_images(tmp_path: Path):
     files = shelf(tmp_path, 25, 3)
     (tmp_path / "5-1.jpg").write_bytes(b"")
-    groups = similar_groups(reading.look_at_images(files, read))
+    groups = similar_groups(reading.look_at_images(files))
     assert groups[16] == -1
     assert np.delete(groups, 16).tolist() == np.delete(np.arange(75) // 3, 16).tolist()
-    assert (threads == {threading.get_ident()}) == (light == math.inf)
-
-
-@pytest.fixture
-def opened(watch: Callable[..., list[str]]) -> list[str]:
-    """The names of files as they were opened."""
-    return watch(files_module, "open_regular", str)
-
-
-def once(opened: list[str], images: Path) -> bool:
-    """Return whether every image was opened once, and start to count again."""
-    times = [opened.count(str(file)) for file in images.rglob("*.png")]
-    opened.clear()
-    return set(times) == {1}
-
-
-@pytest.mark.parametrize(
-    "options", [[], ["--data.group", r"name:^(\d)"], ["--data.group", "single"]]
-)
-def test_a_image_is_opened_once(
-    tmp_path: Path, opened: list[str], options: list[str]
-) -> None:
-    """By fit, from disk to weights; by extend; and by forget."""
-    images = make_images(tmp_path / "images", ["ant", "bee"])
-    new = make_images(tmp_path / "new", ["cow", "dog"])
-    opened.clear()
-    folder = ["--data.source", "folder", "--data.root", str(images), *options]
-    learned(tmp_path, *folder, "--model.head", "RidgeHead", *BUFFER)
-    assert once(opened, images)
-    model = cifnet_pl.extend(
-        cifnet_pl.load(tmp_path / "default" / "version_0"), new
-    ).model
-    assert once(opened, new)
-    cifnet_pl.forget(model, "cow", new)
-    assert once(opened, new)
-
-
-def test_a_image_that_is_compared_with_others_is_opened_once(
-    tmp_path: Path, opened: list[str]
-) -> None:
-    """Folders to learn and to test with are not divided, but images of equal sizes are looked at as
-    possible duplicates.
-    """
-    for part in ("train", "val"):
-        make_images(tmp_path / "images" / part, ["ant", "bee"])
-    opened.clear()
-    learned(
-        tmp_path,
-        "--data.source",
-        "folder",
-        "--data.root",
-        str(tmp_path / "images"),
-        *BUFFER,
-    )
-    assert once(opened, tmp_path / "images" / "train")
-
-
-def test_what_does_not_fit_into_memory_is_read_again(tmp_path, opened, monkeypatch):
-    files = sorted(make_images(tmp_path, ["ant"], 3).rglob("*.png"))
-    monkeypatch.setattr(reading, "HELD_BYTES", files[0].stat().st_size)
-    opened.clear()
-    contents = reading.ContentMemory()
-    assert [contents.read(file).hash for file in files] == [
-        reading.EncodedImage(contents.release(file)).hash for file in files
-    ]
-    assert [opened.count(str(file)) for file in files] == [1, 2, 2]

@@ -153,7 +153,7 @@ def write_run(
         "checkpoint": {"every_task": False},
     }
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
-    record.write_tables(folder)
+    record.write_tables(folder, tasks=[])
     settings = {
         "in_features": features,
         **options_of_head,

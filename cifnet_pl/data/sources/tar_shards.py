@@ -7,7 +7,6 @@ is read twice or left out.
 
 from __future__ import annotations
 
-import glob
 import json
 import re
 import tarfile
@@ -18,7 +17,7 @@ import numpy as np
 
 from cifnet_pl.data.samples import Samples, SourceOptions, table_of
 from cifnet_pl.data.sources.tables import refuse_repeated
-from cifnet_pl.images.files import FILE_BYTES_LIMIT, file_identity
+from cifnet_pl.images.files import file_identity, matching_paths
 from cifnet_pl.images.names import EXTENSIONS, is_hidden
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.files import expanded
@@ -88,14 +87,13 @@ def find_shards(options: SourceOptions) -> list[str]:
             "no shards were given: set --data.root to a folder of .tar files or a pattern"
         )
     path = expanded(options.root)
+    pattern = path
     if path.is_dir():
-        pattern = str(path / "**" / "*.tar")
-    else:
-        pattern = str(path)
-    files = glob.glob(pattern, recursive=True)
+        pattern = path / "**" / "*.tar"
+    files = [str(file) for file in matching_paths(pattern)]
     if not files:
         raise DataError(f"no shards at {printable(str(path))}: expected .tar files")
-    return sorted(files)
+    return files
 
 
 def split_of_shard(shard: str) -> Split | None:
@@ -258,14 +256,11 @@ class ShardReader:
         """Return the bytes of an image.
 
         Raises:
-            DataError: it is too large, or its shard cannot be read, or was changed since its
-                headers were read.
+            DataError: its shard cannot be read, or was changed since its headers were read.
         """
         number = int(self.shard[row])
         shard = self.shards[number]
         size = int(self.size[row])
-        if size > FILE_BYTES_LIMIT:
-            raise DataError(f"larger than {FILE_BYTES_LIMIT // 2**20} MB")
         with (
             explained(DataError, f"cannot read shard {printable(shard)}"),
             open(shard, "rb") as file,
