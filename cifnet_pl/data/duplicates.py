@@ -88,20 +88,17 @@ class SourceDuplicates(list[Duplicate]):
         return duplicates
 
     def table(self, source: Source) -> list[DuplicateRow]:
-        """Return a row for each sample that has a duplicate, kind by kind."""
+        """Return a row for each sample that has a duplicate."""
         names = {"train": source.train.names, "val": source.val.names}
         rows = []
-        for kind in (DUPLICATE, TWO_CLASSES, IN_BOTH_SPLITS):
-            others = {
-                DUPLICATE: names,
-                TWO_CLASSES: dict.fromkeys(names, source.class_names),
-                IN_BOTH_SPLITS: dict.fromkeys(names, source.train.names),
-            }[kind]
-            for found in self:
-                if found.kind == kind:
-                    sample = names[found.part][found.row]
-                    other = others[found.part][found.other]
-                    rows.append(DuplicateRow(kind, sample, other))
+        for found in self:
+            others = names[found.part]
+            if found.kind == TWO_CLASSES:
+                others = source.class_names
+            elif found.kind == IN_BOTH_SPLITS:
+                others = source.train.names
+            sample = names[found.part][found.row]
+            rows.append(DuplicateRow(found.kind, sample, others[found.other]))
         return rows
 
     def sentences(self, source: Source, duplicates: Duplicates) -> list[str]:

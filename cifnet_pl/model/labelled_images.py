@@ -328,7 +328,7 @@ def duplicates_among(
             shown = listed(list(in_two_classes.values()))
             reason = (
                 f"every image is learned already or lies in two classes, {shown}; to correct a"
-                " learned label, forget the image first (cifnet forget --images)"
+                " learned label, cifnet forget its class with --images, then extend"
             )
         raise DataError(f"{reason}: there is nothing to learn")
     names = []
