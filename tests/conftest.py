@@ -70,8 +70,12 @@ def blank_pictures(monkeypatch):
 
         return Figure(figsize=(0.1, 0.1))
 
-    monkeypatch.setattr("cifnet_pl.learning.callbacks.figures.draw_trajectory", blank)
-    monkeypatch.setattr("cifnet_pl.learning.callbacks.figures.draw_confusion", blank)
+    monkeypatch.setattr(
+        "cifnet_pl.learning.callbacks.task_metrics.draw_trajectory", blank
+    )
+    monkeypatch.setattr(
+        "cifnet_pl.learning.callbacks.task_metrics.draw_confusion", blank
+    )
 
 
 @pytest.fixture

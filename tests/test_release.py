@@ -123,7 +123,7 @@ def documented_commands() -> list[tuple[str, str]]:
     """Return each ``cifnet`` command line of the documentation with its page."""
     commands = []
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        if page.name in ("command_line.md", "renamed.md"):
+        if page.name == "command_line.md":
             continue
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         name = page.relative_to(ROOT).as_posix()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifnet_pl.cli.commands import warn, writing
 from cifnet_pl.cli.evaluate import (
     CLASS_HEADER,
     accuracy_line,
@@ -15,10 +14,10 @@ from cifnet_pl.cli.evaluate import (
     confusion_line,
     write_class_tables,
 )
+from cifnet_pl.cli.outputs import warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
-    path_cell,
     to_csv,
     write_bytes,
     write_text,
@@ -29,7 +28,6 @@ from cifnet_pl.utilities.text import listed, number_of, print_text, printable
 if TYPE_CHECKING:
     from cifnet_pl.data.samples import Source
     from cifnet_pl.model.audit import Audit, LearningCurve
-    from cifnet_pl.model.calibration import Interval
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.metrics import ConfusedPair
     from cifnet_pl.report.page import ImageRow, Section
@@ -72,8 +70,6 @@ class AuditedImages:
         files: the n images.
         result: verdict on each.
         curve: accuracy by number of images.
-        ten_more: points of accuracy that ten more images of each class would bring; None: too few
-            to say.
         ambiguous: other images, which lie in two classes → these classes.
         class_names: of the classes.
     """
@@ -81,7 +77,6 @@ class AuditedImages:
     files: list[Path]
     result: Audit
     curve: LearningCurve
-    ten_more: Interval | None
     ambiguous: Mapping[Path, str]
     class_names: list[str]
 
@@ -130,7 +125,7 @@ def audit(
         lines = summary_lines(audited)
         write_audit(target, audited, lines)
     label_errors = number_of(len(audited.result.label_errors()), "probable label error")
-    curve = curve_line(audited.curve, audited.ten_more, audited.class_names)
+    curve = curve_line(audited.curve, audited.class_names)
     for line in [*lines, label_errors, curve]:
         print_text(line)
     print_text(f"Page {target / 'audit.html'}")
@@ -171,11 +166,7 @@ def audit_images(
     import numpy as np
 
     from cifnet_pl.model.audit import audit as judge_images
-    from cifnet_pl.model.audit import (
-        embeddings_of,
-        gain_of_ten_more,
-        learning_curve,
-    )
+    from cifnet_pl.model.audit import embeddings_of, learning_curve
 
     embedded = embeddings_of(model, source, cache_folder, unreadable, progress=True)
     ambiguous = {}
@@ -194,8 +185,7 @@ def audit_images(
             " others of its class"
         )
     curve = learning_curve(embedded.z, labels, len(names))
-    ten_more = gain_of_ten_more(embedded.z, labels, len(names))
-    return AuditedImages(embedded.files, result, curve, ten_more, ambiguous, names)
+    return AuditedImages(embedded.files, result, curve, ambiguous, names)
 
 
 # ---------------------------------------------------------------------- sentences
@@ -231,18 +221,13 @@ def summary_lines(audited: AuditedImages) -> list[str]:
     return lines
 
 
-def curve_line(
-    curve: LearningCurve, ten_more: Interval | None, names: Sequence[str]
-) -> str:
+def curve_line(curve: LearningCurve, names: Sequence[str]) -> str:
     """Return a line on whether more images would help.
 
     Args:
         curve: accuracy by number of images.
-        ten_more: points that ten more images of each class would bring.
         names: of the classes.
     """
-    from cifnet_pl.model.calibration import gain_text
-
     size = curve.points[-1][0]
     if curve.gain is None:
         parts = [f"{number_of(size, 'image')} per class: too few for a learning curve"]
@@ -255,11 +240,6 @@ def curve_line(
         images = number_of(-(-size // 2), "image")
         count = number_of(len(curve.short), "class")
         parts.append(f"add images to {count} with fewer than {images}: {classes}")
-    if curve.gain is not None:
-        brought = gain_text(ten_more)
-        parts.append(
-            f"ten more images of each class, of other days, would bring: {brought}"
-        )
     return "; ".join(parts)
 
 
@@ -290,7 +270,7 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
     write_bytes(target / "learning_curve.png", png(drawn))
     write_class_tables(target, evaluation, result.unjudged)
     write_text(target / "images.csv", images_csv(audited))
-    more = f"{curve_line(audited.curve, audited.ten_more, audited.class_names)}."
+    more = f"{curve_line(audited.curve, audited.class_names)}."
     sections = [
         *_ambiguous_section(audited),
         _label_error_section(audited),
@@ -325,7 +305,7 @@ def images_csv(audited: AuditedImages) -> str:
                 str(row in label_errors).lower(),
             ]
             distance = f"{result.distance[row]:.4f}"
-        image = [path_cell(audited.files[row]), names[evaluation.target[row]]]
+        image = [str(audited.files[row]), names[evaluation.target[row]]]
         rows.append(
             [*image, *judged, str(bool(result.duplicated[row])).lower(), distance]
         )

@@ -14,14 +14,13 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from cifnet_pl.cli.commands import Engine, require_table, writing
+from cifnet_pl.cli.commands import Engine
+from cifnet_pl.cli.outputs import require_table, writing
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
     list_cell,
-    path_cell,
-    text_cell,
     write_atomic,
 )
 from cifnet_pl.utilities.text import (
@@ -237,16 +236,16 @@ class ClassificationTable:
         return header
 
     def _row(self, prediction: Prediction) -> list[str]:
-        cells = [path_cell(str(prediction.file))]
+        cells = [str(prediction.file)]
         ranked = zip(prediction.classes, prediction.probabilities, strict=True)
         for name, probability in list(ranked)[: self.top]:
-            cells += [text_cell(name), f"{probability:.6f}"]
+            cells += [name, f"{probability:.6f}"]
         if self.unknown is not None:
             cells.append(str(prediction.known).lower())
             cells.append(f"{prediction.novelty:.6g}")
             cells.append(f"{prediction.p_value:.6f}")
         if prediction.prediction_set is not None:
-            cells.append(text_cell(list_cell(prediction.prediction_set)))
+            cells.append(list_cell(prediction.prediction_set))
         return cells
 
     def _predictions(self) -> Iterator[Prediction]:

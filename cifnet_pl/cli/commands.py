@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,10 +18,8 @@ import docstring_parser
 from jsonargparse import DefaultHelpFormatter
 
 from cifnet_pl.cli.parsing import MODULES_OF_SHORT_NAMES, OneSentence
-from cifnet_pl.images.names import is_image
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-from cifnet_pl.utilities.files import exclusive
-from cifnet_pl.utilities.text import next_command, print_text, printable, wrapped
+from cifnet_pl.utilities.text import wrapped
 
 TRAINER_COMMANDS: dict[str, str] = {
     "fit": "Learn all tasks of a data source in turn, and evaluate after each.",
@@ -235,98 +231,6 @@ def _add(
         options["metavar"] = "ENGINE"  # its values twice would not fit a terminal
     spelled = [f"--{spelling}" for spelling in spellings]
     parser.add_argument(*spelled, dest=name, required=required, **options)
-
-
-OutputKind = Literal["file", "folder", "bundle"]
-
-
-@contextmanager
-def writing(
-    target: Path | None, overwrite: bool, kind: OutputKind = "file"
-) -> Iterator[None]:
-    """Lock a command's output within the block, after checking that it may be written.
-
-    Args:
-        target: where it is to be; None where a command has no output.
-        overwrite: whether what is there may be replaced.
-        kind: of the output.
-
-    Raises:
-        UsageError: it may not, what is there is of another kind, or another process is writing it.
-    """
-    if target is None:
-        yield
-        return
-    if kind != "bundle":
-        require_kind(target, kind)
-    with exclusive(target):
-        if kind == "bundle":
-            from cifnet_pl.model.bundle import refuse_existing  # here: it imports torch
-
-            refuse_existing(target, overwrite)
-        elif not overwrite and _has_content(target):
-            raise UsageError(
-                f"{target} exists already: choose another --output, or add --overwrite true"
-            )
-        yield
-
-
-def _has_content(target: Path) -> bool:
-    """Return whether an output is a file, or a folder that is not empty."""
-    return target.is_file() or (target.is_dir() and any(target.iterdir()))
-
-
-def require_kind(target: Path, kind: Literal["file", "folder"]) -> None:
-    """Check that an output is of a kind, or not there yet.
-
-    A pipe or a device, such as ``/dev/null``, is neither: it would be replaced.
-
-    Raises:
-        UsageError: what is there is of another kind.
-    """
-    if target.is_file():
-        there = "file"
-    elif target.is_dir():
-        there = "folder"
-    else:
-        there = "pipe or device"
-    if target.exists() and there != kind:
-        raise UsageError(
-            f"{target} is a {there}, expected a {kind}: choose another --output"
-        )
-
-
-OTHER_ENDINGS = (".ckpt", ".json", ".npz", ".onnx", ".parquet", ".safetensors", ".zip")
-"""Endings of models, and of images and embeddings in one file."""
-
-
-def require_table(target: Path) -> None:
-    """Check that the output of a table may be written; UsageError for another file's name, too.
-
-    With the options in the wrong order, an image or a part of a model would be replaced.
-    """
-    named = None
-    if is_image(target):
-        named = "an image"
-    elif target.suffix.lower() in OTHER_ENDINGS:
-        named = f"a {target.suffix} file"
-    if named is not None:
-        raise UsageError(f"--output {target} is named as {named}, expected a .csv file")
-    require_kind(target, "file")
-
-
-def warn(warnings: Iterable[str], unreadable: Iterable[tuple[Path, str]] = ()) -> None:
-    """Print warnings, and the images that could not be read, to the standard error stream."""
-    for warning in warnings:
-        print_text(f"cifnet: {warning}", sys.stderr)
-    for file, reason in unreadable:
-        print_text(f"skipped {printable(str(file))}: {reason}", sys.stderr)
-
-
-def next_classify(model: Path, trust: bool) -> str:
-    """Return the line that suggests to classify images with a new model."""
-    options = ("--model", str(model), "--images", "IMAGES", "--output", "out.csv")
-    return next_command("classify", *options, trust=trust)
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

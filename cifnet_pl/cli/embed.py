@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from cifnet_pl.cli.commands import Engine, warn, writing
+from cifnet_pl.cli.commands import Engine
+from cifnet_pl.cli.outputs import warn, writing
 from cifnet_pl.utilities.errors import DataError, unknown_name
 from cifnet_pl.utilities.files import expanded, write_atomic
 from cifnet_pl.utilities.text import number_of, print_text, printable, utf8

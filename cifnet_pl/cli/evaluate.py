@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.cli.commands import next_classify, warn, writing
+from cifnet_pl.cli.outputs import next_classify, warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
-    path_cell,
     to_csv,
     write_bytes,
     write_json,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.labelled_images import LabelledImages
     from cifnet_pl.model.metrics import ConfusedPair, Evaluation
-    from cifnet_pl.model.recalibration import LabelledPredictions, Recalibration
+    from cifnet_pl.model.recalibration import Outcomes, Recalibration
 
 CLASSES_ON_SCREEN = 25
 """Classes in the table on the screen, the worst first."""
@@ -305,7 +304,7 @@ def _images_csv(evaluation: Evaluation, images: LabelledImages) -> str:
         predicted = names[evaluation.predicted[i]]
         correct = str(target == predicted).lower()
         confidence = f"{evaluation.confidence[i]:.6f}"
-        rows.append([path_cell(path), target, predicted, confidence, correct, seen])
+        rows.append([str(path), target, predicted, confidence, correct, seen])
     return to_csv(IMAGE_COLUMNS, rows)
 
 
@@ -362,12 +361,12 @@ def store_recalibrated(
 
 def recalibration_table(result: Recalibration) -> Table:
     """Tabulate figures before and, as far as they are known, after recalibration."""
-    from cifnet_pl.model.recalibration import COVERAGE, HIGH_CONFIDENCE, UNKNOWN_SHARE
+    from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
 
     names = [
         "accuracy, %",
         "calibration error (ECE), %",
-        f"errors with a confidence above {100 * HIGH_CONFIDENCE:g} %",
+        f"errors with a confidence above {100 * COVERAGE:g} %",
         f"coverage of {100 * COVERAGE:g} % prediction sets, %",
         "classes in a prediction set",
         f"called unknown (promised {100 * UNKNOWN_SHARE:g} %), %",
@@ -379,7 +378,7 @@ def recalibration_table(result: Recalibration) -> Table:
     return table(("", "before", "after"), zip(names, before, after, strict=True))
 
 
-def outcome_cells(outcomes: LabelledPredictions) -> list[str]:
+def outcome_cells(outcomes: Outcomes) -> list[str]:
     """Return the cells of one column of the table."""
     return [
         number(outcomes.accuracy),

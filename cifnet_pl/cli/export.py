@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.cli.commands import OutputKind, next_classify, writing
+from cifnet_pl.cli.outputs import OutputKind, next_classify, writing
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.files import expanded, write_bytes, write_text
+from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, print_text
 
 if TYPE_CHECKING:
@@ -18,14 +17,10 @@ if TYPE_CHECKING:
     from cifnet_pl.model.export import ExportCheck
 
 
-KINDS: dict[str, OutputKind] = {"bundle": "bundle", "onnx": "file", "triton": "folder"}
-"""Format → kind of the output."""
-
-
 def export(
     model: str,
     output: str | None = None,
-    format: Literal["bundle", "onnx", "triton"] = "bundle",
+    format: Literal["bundle", "onnx"] = "bundle",
     overwrite: bool = False,
     trust: bool = False,
     push: str | None = None,
@@ -37,9 +32,8 @@ def export(
     Args:
         model: a run's folder, a checkpoint file, a bundle, or hf:user/model of the Hugging Face
             hub.
-        output: the bundle's folder, the ONNX file, or the model's folder in a model repository.
-        format: bundle (classifies and goes on learning), onnx (classifies, anywhere) or triton (the
-            ONNX graph with the configuration for Triton and KServe).
+        output: the bundle's folder, or the ONNX file.
+        format: bundle (classifies and goes on learning) or onnx (classifies, anywhere).
         overwrite: whether what is at output already may be replaced.
         trust: whether custom heads and backbones that a model names may be imported, which runs
             their code.
@@ -68,7 +62,7 @@ def export(
         from cifnet_pl.model import hub
 
         pushed = load(model, device="cpu", trust=trust, download=download)
-        address = hub.push(pushed, hub.HubName.parse(push), private, overwrite)
+        address = hub.push(pushed, push, private, overwrite)
         classes = number_of(len(pushed.class_names), "class")
         print_text(
             f"{classes} on the hub, {address}: cifnet_pl.load({push!r}, download=True)"
@@ -76,10 +70,13 @@ def export(
     if output is None:
         return
     target = expanded(output)
-    with writing(target, overwrite, KINDS[format]):
+    kind: OutputKind = "bundle"
+    if format == "onnx":
+        kind = "file"
+    with writing(target, overwrite, kind):
         loaded = load(model, device="cpu", trust=trust, download=download)
-        if format != "bundle":
-            _export_graph(loaded, target, for_server=format == "triton")
+        if format == "onnx":
+            _export_graph(loaded, target)
             return
         loaded.save(target, overwrite)
     classes = number_of(len(loaded.class_names), "class")
@@ -87,29 +84,14 @@ def export(
     print_text(next_classify(target, trust))
 
 
-def _export_graph(model: Classifier, target: Path, for_server: bool) -> None:
-    """Write one ONNX file; for a server ``1/model.onnx``, ``labels.txt`` and ``config.pbtxt``."""
+def _export_graph(model: Classifier, target: Path) -> None:
+    """Write one ONNX file."""
     from cifnet_pl.backbones.engines import FLOAT32
-    from cifnet_pl.model.export import onnx_bytes, triton_config
+    from cifnet_pl.model.export import onnx_bytes
 
-    if for_server and not model.backbone.takes_images:
-        raise UsageError(
-            "this model learned embeddings that were computed elsewhere: a server's entry takes"
-            " images"
-        )
     content, check = onnx_bytes(replace(model, precision=FLOAT32))
-    if not for_server:
-        write_bytes(target, content)
-        _print_graph(model, target, check)
-        return
-    config = triton_config(target.resolve().name, len(model.class_names), content)
-    write_bytes(target / "1" / "model.onnx", content)
-    write_text(target / "labels.txt", "".join(f"{one}\n" for one in model.class_names))
-    write_text(target / "config.pbtxt", config)
+    write_bytes(target, content)
     _print_graph(model, target, check)
-    print_text(
-        f"next: tritonserver --model-repository {shlex.quote(str(target.resolve().parent))}"
-    )
 
 
 def _print_graph(model: Classifier, target: Path, check: ExportCheck) -> None:
@@ -122,10 +104,6 @@ def _print_graph(model: Classifier, target: Path, check: ExportCheck) -> None:
     print_text(
         f"{number_of(len(model.class_names), 'class')} in {target}: {inputs} → {outputs}"
     )
-    if check.too_wide is not None:
-        print_text(
-            f"No novelty: its matrix of {check.too_wide} features would be most of the file"
-        )
     if model.precision != "32-true":
         print_text(
             f"The graph computes in float32; the model learned embeddings in {model.precision}"

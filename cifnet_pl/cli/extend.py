@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.cli.commands import Engine, next_classify, warn, writing
+from cifnet_pl.cli.commands import Engine
+from cifnet_pl.cli.outputs import next_classify, warn, writing
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number, number_of, print_text
 
@@ -85,17 +86,17 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
 
     lines = []
     sample = result.model.sample
-    if result.score.total:
-        held_out = number_of(result.score.total, f"held-out {sample}")
-        bounds = wilson_interval(result.score.correct, result.score.total)
+    if result.score.images:
+        held_out = number_of(result.score.images, f"held-out {sample}")
+        bounds = wilson_interval(result.score.correct, result.score.images)
         interval = interval_text(bounds, held_out)
-        percent = number(result.score.percent)
+        percent = number(result.score.accuracy)
         lines.append(f"Accuracy on new classes {percent} %{interval}")
-    if result.old_before.total:
-        before = number(result.old_before.percent)
-        after = number(result.old_after.percent)
-        images = f"{number_of(result.old_before.total, sample)} in {check}"
-        bounds = wilson_interval(result.old_after.correct, result.old_after.total)
+    if result.old_before.images:
+        before = number(result.old_before.accuracy)
+        after = number(result.old_after.accuracy)
+        images = f"{number_of(result.old_before.images, sample)} in {check}"
+        bounds = wilson_interval(result.old_after.correct, result.old_after.images)
         interval = interval_text(bounds, images)
         lines.append(
             f"Accuracy on old classes {before} % before, {after} % after{interval}"

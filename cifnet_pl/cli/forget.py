@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cifnet_pl.cli.commands import Engine, warn, writing
+from cifnet_pl.cli.commands import Engine
+from cifnet_pl.cli.outputs import warn, writing
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number_of, print_text, printable
 

@@ -28,11 +28,6 @@ from rich.console import Console
 
 from cifnet_pl.cli.commands import COMMANDS, TRAINER_COMMANDS, help_on_topic, topic_of
 from cifnet_pl.cli.configs import with_named_configs, with_recommended
-from cifnet_pl.cli.custom_code import (
-    import_custom_code,
-    remember_configuration,
-    split_trust,
-)
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
     OneSentence,
@@ -63,6 +58,7 @@ from cifnet_pl.utilities.files import (
     is_first_process,
     write_text,
 )
+from cifnet_pl.utilities.plugins import current_folder_importable
 
 LOG_FOLDER = "lightning_logs"
 DEFAULT_MODEL = {
@@ -106,7 +102,6 @@ class SaveConfig(SaveConfigCallback):
                 config.pop(key, None)
             text = self.parser.dump(config, skip_none=False)
             write_text(Path(folder) / "config.yaml", text)
-            remember_configuration(text)
 
 
 class CIFNetCLI(LightningCLI):
@@ -157,6 +152,11 @@ class CIFNetCLI(LightningCLI):
         if isinstance(seed, int) and not 0 <= seed < 2**32:
             raise UsageError(f"seed_everything is {seed}, expected 0 to {2**32 - 1}")
         super()._set_seed()
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the command line, which may name custom code of the current folder."""
+        with current_folder_importable():
+            super().parse_arguments(parser, args)
 
     def before_instantiate_classes(self) -> None:
         """Seed module, buffer and head, choose the run's folder, and refuse unfit strategies."""
@@ -314,12 +314,10 @@ def run(args: list[str]) -> None:
         args = [args[0], "--model.help", "CIFNetModule"]
     quieten()
     set_dumper("yaml", dump_yaml)
-    args, trust = split_trust(args)
     register_strategy()
     try:
         with run_errors(), leaving_the_group():
             args = with_named_configs(with_recommended(args))
-            import_custom_code(args, trust)
             _run_lightning(with_clean_heads(args))
     except SIGTERMException as error:  # Lightning lets it pass for success
         raise SystemExit(128 + signal.SIGTERM) from error
@@ -397,7 +395,6 @@ QUIET_WARNINGS = (
     r".*LightningCLI's args parameter.*",
     r".*Couldn't infer the batch indices.*",
     r".*Total length of .* across ranks is zero.*",
-    r".*metric EvaluationCounts was called before.*",  # no test images: the screen says so
 )
 QUIET_MESSAGES = (
     "`Trainer.fit` stopped",

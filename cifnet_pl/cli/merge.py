@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cifnet_pl.cli.commands import warn, writing
+from cifnet_pl.cli.outputs import warn, writing
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number_of, print_text

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser
 
-from cifnet_pl.cli.custom_code import CONFIGURABLE_MODULES
 from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
@@ -23,7 +19,13 @@ from cifnet_pl.utilities.errors import (
     unknown_name,
 )
 from cifnet_pl.utilities.files import read_yaml
-from cifnet_pl.utilities.plugins import entry_point, failure, import_object, offered
+from cifnet_pl.utilities.plugins import (
+    entry_point,
+    failure,
+    import_object,
+    names_import,
+    offered,
+)
 from cifnet_pl.utilities.text import printable
 
 DEFAULT_HEAD = "CIFNetHead"
@@ -199,23 +201,22 @@ def unknown_option(name: str, options: Collection[str]) -> str:
 def arguments_of(class_path: str) -> frozenset[str] | None:
     """Return the options of a class, with those that it passes on to its bases.
 
-    Custom code that is not imported yet is skipped: to explain an error must not run it.
-
     Args:
         class_path: its module and name, or the name of a class of this package.
 
     Returns:
-        None if it cannot be imported, or is skipped.
+        None if it cannot be imported.
     """
-    module, _, name = class_path.rpartition(".")
-    for place in [module] if module else MODULES_OF_SHORT_NAMES:
-        package = place.partition(".")[0]
-        if package not in CONFIGURABLE_MODULES and package not in sys.modules:
+    places = [class_path]
+    if "." not in class_path:
+        places = [f"{module}.{class_path}" for module in MODULES_OF_SHORT_NAMES]
+    for place in places:
+        try:
+            kind = import_object(place)
+        except UsageError:
             continue
-        with suppress(ImportError):
-            kind = getattr(import_module(place), name, None)
-            if isinstance(kind, type):
-                return frozenset(ArgumentParser().add_class_arguments(kind))
+        if isinstance(kind, type):
+            return frozenset(ArgumentParser().add_class_arguments(kind))
     return None
 
 
@@ -325,15 +326,21 @@ def _class_name(head: Any) -> str | None:
     from cifnet_pl.heads import HEADS
 
     name = head.removeprefix("cifnet_pl.heads.")
-    if "." not in name and name not in HEADS and not _import_offered("heads", name):
+    if "." in name:
+        import_object(name)  # else jsonargparse hides why it cannot be imported
+    elif name not in HEADS and not _import_offered("heads", name):
         raise unknown_name("head", name, [*HEADS, *offered("heads")])
     return name
 
 
 def _import_method(model: Any) -> None:
-    """Import the LightningModule that ``--model`` or ``model:`` names, if a package offers it."""
+    """Import the LightningModule that ``--model`` or ``model:`` names."""
     name = model.get("class_path") if isinstance(model, dict) else model
-    if isinstance(name, str) and "." not in name:
+    if not isinstance(name, str):
+        return
+    if names_import(name) and not Path(name).is_file():
+        import_object(name)
+    elif "." not in name:
         _import_offered("methods", name)
 
 

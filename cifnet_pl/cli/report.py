@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cifnet_pl.cli.commands import writing
+from cifnet_pl.cli.outputs import writing
 from cifnet_pl.report import report as report_runs
 from cifnet_pl.utilities.files import expanded
 

@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifnet_pl.cli.custom_code import import_custom_code
 from cifnet_pl.cli.parsing import (
     OneSentence,
     buried_error,
@@ -19,7 +18,7 @@ from cifnet_pl.cli.parsing import (
 )
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import exclusive, expanded
-from cifnet_pl.utilities.plugins import optional
+from cifnet_pl.utilities.plugins import current_folder_importable, optional
 from cifnet_pl.utilities.text import next_command, one_line, print_text
 
 if TYPE_CHECKING:
@@ -169,7 +168,6 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.partial_sums import ShardLearner
 
-    import_custom_code(options, trust=False)
     parser = OneSentence(prog="cifnet sums")
     parser.add_class_arguments(CIFNetDataModule, "data", sub_configs=False)
     parser.add_subclass_arguments(CIFNetModule, "model", required=False)
@@ -177,9 +175,9 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     parser.set_defaults(
         {"model": {"class_path": "cifnet_pl.CIFNetModule"}, "data.classes_per_task": 1}
     )
-    config = parser.parse_args(
-        with_clean_heads([f"--model.head={DEFAULT_SUMS_HEAD}", *options])
-    )
+    words = with_clean_heads([f"--model.head={DEFAULT_SUMS_HEAD}", *options])
+    with current_folder_importable():
+        config = parser.parse_args(words)
     choose_backbone(config)
     head_options = config.get("model.init_args.head.init_args")
     given = any(

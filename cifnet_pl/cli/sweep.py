@@ -1,20 +1,31 @@
 """``sweep``: run the points of sweep files one after another, and report on them.
 
-The points are read by :mod:`cifnet_pl.cli.sweep_points` and run by :mod:`cifnet_pl.cli.sweep_jobs`.
+Each point (:mod:`cifnet_pl.cli.sweep_points`) is a configuration on disk, which ``fit`` runs as a
+process of its own. A point is complete once a run of it has a summary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from signal import Signals
 
-from cifnet_pl.cli.commands import require_kind
 from cifnet_pl.cli.configs import find_config
-from cifnet_pl.cli.custom_code import names_in, names_on_command_line, refuse
-from cifnet_pl.cli.sweep_jobs import OUTPUT_LOG, SweepJob, experiment_of_point, run_all
+from cifnet_pl.cli.outputs import writing
 from cifnet_pl.cli.sweep_points import Point, choose, ignored_overrides, read_points
-from cifnet_pl.utilities.errors import CifnetError, UsageError
-from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.text import number_of, print_text, printable
+from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
+from cifnet_pl.utilities.files import dump_yaml, exclusive, expanded, write_text
+from cifnet_pl.utilities.run_folders import FAILURE, POINT, versions
+from cifnet_pl.utilities.text import number, number_of, print_text, printable
+
+OUTPUT_LOG = "output.log"
+"""Output of the processes of a point, in its experiment's folder."""
 
 
 def sweep(
@@ -27,7 +38,7 @@ def sweep(
     only: list[str] | None = None,
     without: list[str] | None = None,
     dry_run: bool = False,
-    trust: bool = False,
+    overwrite: bool = False,
 ) -> None:
     """Run every point of sweep files that is not complete yet, each as a process of its own.
 
@@ -47,104 +58,137 @@ def sweep(
             labels.
         without: labels of points to leave out.
         dry_run: only list the points.
-        trust: whether custom code that the files name may be imported, which runs it.
+        overwrite: whether files in output may be replaced.
 
     Raises:
         UsageError: a file that is not a sweep, a label or an option that no point has, a bad list
-            of seeds, a file at ``output``, or none at ``external``.
+            of seeds, something at ``output``, or no file at ``external``.
         DataError: ``external`` is not as it should be.
         CifnetError: some points failed; the others are complete.
     """
-    points = _read_all(files, overrides, _parse_seeds(seeds), only or (), without or ())
-    seeded = any("seed" in point.labels for point in points)
-    kinds = (
-        "each seed sets both seed_everything and the class order"
-        if seeded
-        else "no seeds"
-    )
-    print_text(f"{number_of(len(points), 'point')}; {kinds}")
+    points = _read_all(files, overrides, seeds, only or (), without or ())
+    jobs = {folder_of(expanded(logs), point): point for point in points}
+    kinds = "no seeds"
+    if any("seed" in point.labels for point in points):
+        kinds = "each seed sets both seed_everything and the class order"
+    print_text(f"{number_of(len(jobs), 'point')}; {kinds}")
     for sentence in ignored_overrides(overrides, points):
         print_text(printable(sentence))
-    trusted = _custom_code(points, overrides, trust)
-    place = expanded(logs)
-    _check_report(output, external)
-    jobs = [SweepJob(point, experiment_of_point(place, point)) for point in points]
     if dry_run:
-        for job in jobs:
-            print_text(f"{job.folder.name}: {job.state()}")
+        for folder in jobs:
+            print_text(f"{folder.name}: {state(folder) or 'not run yet'}")
         return
-    failed = run_all(jobs, trusted)
-    _report(jobs, output, external)
+    if external is not None:
+        from cifnet_pl.report.external_results import read_rows
+
+        read_rows(expanded(external))  # refused before hours of work
+    again = "again"
+    target = None
+    if output is not None:
+        again = "with --overwrite true again"
+        target = expanded(output)
+    with writing(target, overwrite, "folder"):
+        failed = run_all(jobs)
+        if target is not None and len(failed) < len(jobs):
+            from cifnet_pl.report import report
+
+            report([str(folder) for folder in jobs], str(target), external)
     if failed:
         raise CifnetError(
             f"{len(failed)} of {len(jobs)} points failed, the first is {failed[0]} (see its"
-            f" {OUTPUT_LOG}); run the same command again to retry them"
+            f" {OUTPUT_LOG}); run the same command {again} to retry them"
         )
 
 
 def _read_all(
     files: Sequence[str],
     overrides: Sequence[tuple[str, str]],
-    seeds: Sequence[int] | None,
+    seeds: str | None,
     only: Sequence[str],
     without: Sequence[str],
 ) -> list[Point]:
-    every: list[Point] = []
+    with explained(
+        UsageError, f"seeds is '{seeds}', expected such as 1,2,3", ValueError
+    ):
+        own_seeds = [int(seed) for seed in (seeds or "").split(",") if seed]
+    points: dict[str, Point] = {}
     for file in files:
-        every += read_points(find_config(file), overrides, seeds)
-    points = {point.identity: point for point in choose(every, only, without)}
-    if not points:
-        raise UsageError(
-            "no point has these labels: leave out some of --only and --without, or use --dry_run"
-        )
-    return list(points.values())
+        for point in read_points(find_config(file), overrides, own_seeds):
+            points[point.identity] = point
+    chosen = choose([*points.values()], only, without)
+    if not chosen:
+        raise UsageError("no point has these labels: see --dry_run without them")
+    return chosen
 
 
-def _custom_code(
-    points: Sequence[Point], overrides: Sequence[tuple[str, str]], trust: bool
-) -> bool:
-    """Return whether points need custom code; UsageError if it is neither named nor trusted."""
-    named: set[str] = set()
-    for name, value in overrides:
-        named |= names_on_command_line([f"--{name}={value}"])
-    needed: set[str] = set()
-    for point in points:
-        needed |= names_in(point.config)
-    if not trust:
-        refuse("the sweep", needed - named)
-    return bool(needed)
+def folder_of(logs: Path, point: Point) -> Path:
+    """Return the folder of a point's experiment, which may have another name in an earlier sweep.
+
+    Args:
+        logs: folder that holds all runs.
+        point: of a sweep.
+    """
+    present = sorted(logs.glob(f"*-{point.identity}"))
+    return next(iter(present), logs / point.name)
 
 
-def _parse_seeds(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
+def state(folder: Path) -> str:
+    """Return the final accuracy of the newest run of a point that has a summary; "" for none."""
+    for run in reversed(versions(folder)):
+        summary = run / "summary.json"
+        if summary.is_file():
+            return f"A_K {number(json.loads(summary.read_text())['A_K'], unit=' %')}"
+    return ""
+
+
+def run_all(jobs: Mapping[Path, Point]) -> list[Path]:
+    """Run all points that are not complete; return the folders of those that failed.
+
+    Args:
+        jobs: folder of each point's experiment → the point.
+    """
+    left = [folder for folder in jobs if not state(folder)]
+    for folder in left:
+        names = {"experiment": folder.name, "logs": str(folder.parent)}
+        write_text(folder / POINT, dump_yaml({**jobs[folder].config, **names}))
+    failed = []
+    for count, folder in enumerate(jobs, 1):
+        how = "complete already"
+        if folder in left:
+            how = run_point(folder)
+        message = f"{how}, {state(folder)}"
+        if not state(folder):
+            message = f"failed ({how})"
+            write_text(folder / FAILURE, f"{how}\n")
+            failed.append(folder)
+        print_text(f"[{count}/{len(jobs)}] {folder.name}: {message}")
+    return failed
+
+
+def run_point(folder: Path) -> str:
+    """Run ``fit`` as a process, from the last checkpoint if there is one; return how it ended.
+
+    Args:
+        folder: of the point.
+    """
+    words = ("fit", "--config", str(folder / POINT), "--ckpt_path", "last")
+    start = time.monotonic()
     try:
-        return [int(seed) for seed in text.split(",")]
-    except ValueError:
-        raise UsageError(
-            f"seeds is '{text}', expected integers and commas, such as 1,2,3"
-        ) from None
-
-
-def _check_report(output: str | None, external: str | None) -> None:
-    """Refuse before hours of work what the report would refuse after them."""
-    if output is not None:
-        require_kind(expanded(output), "folder")
-    if external is not None:
-        from cifnet_pl.report.external_results import read_rows
-
-        read_rows(expanded(external))
-
-
-def _report(jobs: Sequence[SweepJob], output: str | None, external: str | None) -> None:
-    """Print notes about the complete runs, and write the report that is asked for."""
-    from cifnet_pl.report import report
-    from cifnet_pl.report.runs import read_run
-    from cifnet_pl.report.settings import small_ridge_messages
-
-    runs = [run for run in map(SweepJob.complete_run, jobs) if run is not None]
-    for message in small_ridge_messages(map(read_run, runs)):
-        print_text(f"note: {message}")
-    if output is not None and runs:
-        folders = [str(job.folder) for job in jobs if job.folder.is_dir()]
-        report(folders, output, external)
+        with (
+            exclusive(folder / POINT),
+            (folder / OUTPUT_LOG).open("a+b") as log,
+        ):
+            before = log.seek(0, os.SEEK_END)
+            command = [sys.executable, "-m", "cifnet_pl", *words]
+            done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT)
+            log.seek(before)
+            said = log.read().decode("utf-8", errors="replace").strip()
+    except UsageError as error:  # another sweep runs this point
+        return str(error)
+    if done.returncode == 0:
+        (folder / FAILURE).unlink(missing_ok=True)
+        return f"done in {timedelta(seconds=round(time.monotonic() - start))}"
+    if done.returncode < 0:
+        return f"killed by {Signals(-done.returncode).name}"
+    last_line = said.rpartition("\n")[2].removeprefix("cifnet: error: ")
+    return f"exit code {done.returncode}: {printable(last_line) or 'no message'}"

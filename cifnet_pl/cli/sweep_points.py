@@ -6,35 +6,25 @@ import copy
 import hashlib
 import itertools
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    StrictInt,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from cifnet_pl.cli.parsing import arguments_of
-from cifnet_pl.utilities.errors import UsageError, prefixed, unknown_name
-from cifnet_pl.utilities.files import read_yaml
-from cifnet_pl.utilities.run_folders import NAME_BYTES
-from cifnet_pl.utilities.text import slug
+from cifnet_pl.utilities.errors import UsageError, explained, prefixed, unknown_name
+from cifnet_pl.utilities.files import flatten, read_yaml
+from cifnet_pl.utilities.text import listed, slug
 
-NO_EFFECT = ("experiment", "logs")
-NO_EFFECT_DATA = ("num_workers", "cache_folder")
+NO_EFFECT = ("experiment", "logs", "data.num_workers", "data.cache_folder")
 """Settings that do not change the results: a point that was run with others is still complete."""
 
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
-"""Steps of a dotted name that lead into a class."""
+"""Steps of a dotted name that may be left out."""
 
 OWN_SETTINGS = ("model.backbone", "model.architecture")
 """Settings of an option's own configuration that the command line does not change.
@@ -59,57 +49,26 @@ class Option(BaseModel):
 
     label: str = ""
     config: str | None = None
-    _start: dict[str, Any] = PrivateAttr(default_factory=dict)
-
-    def variants(self, folder: Path) -> list[Option]:
-        """Return the option with the content of its file, once per file of its pattern.
-
-        Args:
-            folder: of the sweep file.
-
-        Raises:
-            UsageError: no such file, or it has no model.
-        """
-        if self.config is None:
-            return [self]
-        pattern = folder / self.config
-        variants = []
-        for file in sorted(pattern.parent.glob(pattern.name)):
-            content = read_yaml(file)
-            if not isinstance(content, dict) or not isinstance(
-                content.get("model"), dict
-            ):
-                raise UsageError(f"{file} is not a configuration with a model")
-            variant = self.model_copy(update={"label": self.label or file.stem})
-            variant._start = content
-            variants.append(variant)
-        if not variants:
-            raise UsageError(f"no file is called {self.config}")
-        return variants
 
 
-class SweepSettings(BaseModel):
-    """Entries that a sweep file and each of its blocks may have.
+class SweepBlock(BaseModel):
+    """A part of a sweep, such as that of one data set.
 
     Attributes:
+        label: in the names of its points.
         fixed: dotted name → value, for all points.
         axes: name → options; a point has one option of each axis.
     """
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
+    label: str | None = None
     fixed: dict[str, Any] = {}
     axes: dict[str, Annotated[list[Option], Field(min_length=1)]] = {}
 
 
-class SweepBlock(SweepSettings):
-    """A part of a sweep, such as that of one data set; its label is in the names of its points."""
-
-    label: str | None = None
-
-
-class Sweep(SweepSettings):
-    """The content of a sweep file.
+class Sweep(SweepBlock):
+    """The content of a sweep file, whose settings and axes hold for all its parts.
 
     Attributes:
         base: configuration file, relative to this one.
@@ -140,30 +99,20 @@ class Point:
     @cached_property
     def identity(self) -> str:
         """Ten hexadecimal digits that two points share only if they give the same run."""
-        plain = {
-            key: value for key, value in self.config.items() if key not in NO_EFFECT
-        }
-        data = plain.get("data", {})
-        plain["data"] = {
-            key: value for key, value in data.items() if key not in NO_EFFECT_DATA
-        }
-        text = json.dumps(plain, sort_keys=True, default=str)
+        settings = flatten(self.config)
+        for name in NO_EFFECT:
+            settings.pop(name, None)
+        text = json.dumps(settings, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     @property
     def name(self) -> str:
         """The name of its experiment; it ends in ``identity``."""
-        return "-".join([*map(name_of_label, self.labels.values()), self.identity])
-
-    @property
-    def title(self) -> str:
-        """The labels of its options but for the seed, or its name where there are none."""
-        labels = [label for axis, label in self.labels.items() if axis != "seed"]
-        return " ".join(labels) or self.name
+        return "-".join([*self.labels.values(), self.identity])
 
 
 def read_points(
-    path: Path, overrides: Overrides = (), seeds: Sequence[int] | None = None
+    path: Path, overrides: Overrides = (), seeds: Sequence[int] = ()
 ) -> list[Point]:
     """Return the points of a sweep file, in order, each configuration once.
 
@@ -171,18 +120,22 @@ def read_points(
         path: YAML as :class:`Sweep` has it.
         overrides: (dotted name, YAML value) pairs that come last and win. With data.source or
             data.root among them, only the first part is run, on that data.
-        seeds: in place of the file's own, or None.
+        seeds: in place of the file's own, where there are any.
 
     Raises:
         UsageError: a file that is missing, is not YAML or is not a sweep; the sentence says where.
     """
-    sweep = _read_sweep(path)
-    base = _read_base(path.parent / sweep.base)
-    seed_options = [
-        _seed_option(seed) for seed in dict.fromkeys(seeds or sweep.seeds or ())
-    ]
-    given_data = any(name in ("data.source", "data.root") for name, _ in overrides)
+    try:
+        sweep = Sweep.model_validate(read_yaml(path))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "this"
+        raise UsageError(f"{path}: {where}: {first['msg']}") from error
+    base = {"model": {"class_path": "cifnet_pl.CIFNetModule"}}
+    base |= _read_config(path.parent / sweep.base)
+    seed_options = [_seed_option(seed) for seed in seeds or sweep.seeds or ()]
     points: dict[str, Point] = {}
+    given_data = {"data.source", "data.root"} & dict(overrides).keys()
     for part in sweep.parts[:1] if given_data else sweep.parts:
         axes: dict[str, list[Option]] = {}
         if part.label and not given_data:
@@ -191,70 +144,57 @@ def read_points(
         if seed_options:
             axes["seed"] = seed_options
         with prefixed(str(path)):
-            for name, options in axes.items():
-                axes[name] = _variants(name, options, path.parent)
-            fixed = {**sweep.fixed, **part.fixed}
-            _check_count(len(points), axes.values())
-            for chosen in itertools.product(*axes.values()):
-                labels = {
-                    axis: one.label for axis, one in zip(axes, chosen, strict=True)
-                }
-                point = _point(base, fixed, chosen, labels, overrides)
-                if len(point.name.encode()) > NAME_BYTES:
-                    raise UsageError(
-                        f"the name of point {point.name[:40]}… has more than {NAME_BYTES} bytes:"
-                        " make the labels shorter"
-                    )
-                points.setdefault(point.identity, point)
+            expanded = [_expanded(*axis, path.parent) for axis in axes.items()]
+        for options in itertools.product(*expanded):
+            settings = [sweep.fixed, part.fixed]
+            settings += [option.model_extra or {} for option in options]
+            config = _config(base, options, settings)
+            labels = {}
+            for axis, option in zip(axes, options, strict=True):
+                labels[axis] = option.label
+            own_config = any(option.config for option in options)
+            ignored = _override(config, overrides, own_config)
+            point = Point(config, labels, ignored)
+            points.setdefault(point.identity, point)
     return list(points.values())
 
 
-POINTS = 10_000
-"""Points of a sweep file."""
-
-
-def _check_count(before: int, axes: Iterable[Sequence[Option]]) -> None:
-    """Raise UsageError for more points than ``POINTS``."""
-    count = before + math.prod(map(len, axes))
-    if count > POINTS:
-        raise UsageError(
-            f"{count:,} points, expected at most {POINTS:,}: split the file"
-        )
-
-
-def _read_sweep(path: Path) -> Sweep:
-    try:
-        return Sweep.model_validate(read_yaml(path))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "this"
-        raise UsageError(f"{path}: {where}: {first['msg']}") from error
-
-
-def _read_base(path: Path) -> dict[str, Any]:
-    base = read_yaml(path)
-    if not isinstance(base, dict):
+def _read_config(path: Path) -> dict[str, Any]:
+    content = read_yaml(path)
+    if not isinstance(content, dict):
         raise UsageError(f"{path} is not a configuration: expected keys and values")
-    base.setdefault("model", {"class_path": "cifnet_pl.CIFNetModule"})
-    return base
+    return content
 
 
 def _seed_option(seed: int) -> Option:
-    settings = {"label": f"s{seed}", "seed_everything": seed, "data.class_order": seed}
-    return Option.model_validate(settings)
+    settings = {"seed_everything": seed, "data.class_order": seed}
+    return Option.model_validate({"label": f"s{seed}", **settings})
 
 
-def _variants(axis: str, options: Sequence[Option], folder: Path) -> list[Option]:
-    """Return the variants of an axis's options; UsageError unless their labels differ."""
-    variants: list[Option] = []
+def _expanded(axis: str, options: Sequence[Option], folder: Path) -> list[Option]:
+    """Return an axis's options, one for each file of a pattern, with labels for names of files.
+
+    Raises:
+        UsageError: no such file, or an option without a label of its own.
+    """
+    expanded: dict[str, Option] = {}
     for option in options:
-        variants += option.variants(folder)
-    labels = [name_of_label(option.label) for option in variants]
-    if "" in labels:
-        raise UsageError(f"axis {axis}: an option has no label")
-    if len(set(labels)) < len(labels):
-        raise UsageError(f"axis {axis}: two options have the same label")
-    return variants
+        files: list[Path | None] = [None]
+        if option.config is not None:
+            pattern = folder / option.config
+            files = [*sorted(pattern.parent.glob(pattern.name))]
+        if not files:
+            raise UsageError(f"no file is called {option.config}")
+        for file in files:
+            name = option.label or (file.stem if file else "")
+            label = slug(name, keep="A-Z.+")
+            if label in ("", *expanded):
+                raise UsageError(
+                    f"axis {axis}: an option has no label, or that of another one"
+                )
+            update = {"label": label, "config": file and str(file)}
+            expanded[label] = option.model_copy(update=update)
+    return list(expanded.values())
 
 
 def choose(
@@ -270,108 +210,72 @@ def choose(
     Raises:
         UsageError: a label that no point has.
     """
-    known: dict[str, str] = {}
     axes: dict[str, str] = {}
     for point in points:
         for axis, label in point.labels.items():
-            known[name_of_label(label)] = label
-            axes[name_of_label(label)] = axis
-    for label in [*only, *without]:
-        if name_of_label(label) not in known:
-            raise unknown_name("label of the sweep", label, known.values())
-    wanted = {name_of_label(label) for label in only}
-    unwanted = {name_of_label(label) for label in without}
+            axes[label] = axis
+    for label in (*only, *without):
+        if label not in axes:
+            raise unknown_name("label of the sweep", label, axes)
+    wanted_axes = {axes[label] for label in only}
     chosen = []
     for point in points:
-        own = {name_of_label(label) for label in point.labels.values()}
-        named_axes = {axes[label] for label in wanted}
-        found_axes = {axes[label] for label in wanted & own}
-        if named_axes == found_axes and not unwanted & own:
+        own = set(point.labels.values())
+        found_axes = {axes[label] for label in own.intersection(only)}
+        if found_axes == wanted_axes and own.isdisjoint(without):
             chosen.append(point)
     return chosen
-
-
-def name_of_label(label: str) -> str:
-    """Return a label for a file's name: letters, digits, dots and plus signs."""
-    return slug(label, keep="A-Z.+")
 
 
 # ---------------------------------------------------------------------- configurations
 
 
-def _point(
+def _config(
     base: Mapping[str, Any],
-    fixed: Mapping[str, Any],
     options: Sequence[Option],
-    labels: Mapping[str, str],
-    overrides: Overrides,
-) -> Point:
-    """Return the point that has one option of each axis."""
-    config = copy.deepcopy(dict(base))
-    for option in options:
-        _start_from(config, option._start)
-    for settings in (fixed, *(option.model_extra or {} for option in options)):
-        for name, value in settings.items():
-            put(config, name, copy.deepcopy(value))
-    keeps_own = any(option.config is not None for option in options)
-    ignored = []
-    for name, text in overrides:
-        if (keeps_own and _is_own_setting(name)) or not fits(config, name):
-            ignored.append(name)
-            continue
-        try:
-            put(config, name, yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            raise UsageError(
-                f"--{name} is '{text}', which is not a YAML value"
-            ) from error
-    return Point(config, labels, ignored)
-
-
-def _is_own_setting(name: str) -> bool:
-    plain = f"{name.replace('.init_args', '')}."
-    return any(plain.startswith(f"{setting}.") for setting in OWN_SETTINGS)
-
-
-def _start_from(config: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Copy the sections of another configuration; names and seeds stay those of the sweep."""
-    for section, content in other.items():
-        if section == "data":
-            config["data"] = {**config.get("data", {}), **copy.deepcopy(content)}
-        elif section not in ("experiment", "logs", "seed_everything"):
-            config[section] = copy.deepcopy(content)
-
-
-def fits(config: Mapping[str, Any], name: str) -> bool:
-    """Return whether the classes of a configuration have an option; RidgeHead has no oversampling.
-
-    A class that cannot be imported is taken to have every option: ``fit`` reports what is wrong
-    with it.
+    settings: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the configuration of a point.
 
     Args:
-        config: a configuration.
-        name: dotted name of the option.
+        base: that the point starts from.
+        options: of the point; names and seeds of their files are not taken over.
+        settings: by dotted name; the last one wins.
+
+    Raises:
+        UsageError: a class has no such setting.
     """
-    section, *path = name.split(".")
-    steps = [step for step in path if step not in CLASS_KEYS]
-    if section == "data" and steps:
-        return steps[0] in (
-            arguments_of("cifnet_pl.data.datamodule.CIFNetDataModule") or ()
-        )
-    node = config.get("model") if section == "model" else {}
-    for step in steps:
-        if not isinstance(node, Mapping):
-            return False  # it leads into something without settings, such as a buffer that is null
-        if "class_path" in node:
-            known = arguments_of(str(node["class_path"]))
-            if known is not None and step not in known:
-                return False
-            node = node.get("init_args") or {}
-        node = node.get(step, {})
-    return True
+    config = copy.deepcopy(dict(base))
+    for option in options:
+        if option.config is None:
+            continue
+        own = _read_config(Path(option.config))
+        for name in ("experiment", "logs", "seed_everything"):
+            own.pop(name, None)
+        data = {**config.get("data", {}), **own.get("data", {})}
+        config |= {**own, "data": data}
+    for group in settings:
+        for name, value in group.items():
+            if not put(config, name, copy.deepcopy(value)):
+                raise UsageError(f"{name} cannot be set: there is no such option")
+    return config
 
 
-def put(config: dict[str, Any], name: str, value: Any) -> None:
+def _override(
+    config: dict[str, Any], overrides: Overrides, own_config: bool
+) -> list[str]:
+    """Set overrides in a configuration; return the names of those that do not hold for it."""
+    ignored = []
+    for name, text in overrides:
+        is_own = name.replace(".init_args", "") in OWN_SETTINGS and own_config
+        with explained(UsageError, f"--{name} is '{text}', no YAML", yaml.YAMLError):
+            value = yaml.safe_load(text)
+        if is_own or not put(config, name, value):
+            ignored.append(name)
+    return ignored
+
+
+def put(config: dict[str, Any], name: str, value: Any) -> bool:
     """Set a dotted name in a configuration; ``init_args`` may be left out of the name.
 
     A mapping is merged into the one that is there, unless it names a class: then it replaces it.
@@ -381,39 +285,51 @@ def put(config: dict[str, Any], name: str, value: Any) -> None:
         name: dotted name.
         value: of the setting.
 
-    Raises:
-        UsageError: the name leads through something that has no settings.
+    Returns:
+        Whether there is such a setting: no class on the way lacks it, as RidgeHead lacks
+        oversampling, and no part is null. ``fit`` reports a class that cannot be imported.
 
     Example:
         >>> config = {"model": {"head": {"class_path": "RidgeHead", "init_args": {}}}}
         >>> put(config, "model.head.ridge", 0.1)
+        True
         >>> config["model"]["head"]["init_args"]
         {'ridge': 0.1}
     """
     *path, last = name.split(".")
+    path = [step for step in path if step not in CLASS_KEYS]
     node: Any = config
     for step in path:
-        node = _settings(node, step)
-        node = node.setdefault(step, {}) if isinstance(node, dict) else None
-        if not isinstance(node, dict):
-            raise UsageError(
-                f"{name} cannot be set, there is no {step} that has settings"
-            )
-    node = _settings(node, last)
+        node = _settings(config, node, step)
+        if node is None:
+            return False
+        node = node.setdefault(step, {})
+    node = _settings(config, node, last)
+    if node is None:
+        return False
     old = node.get(last)
     if isinstance(old, dict) and isinstance(value, dict) and "class_path" not in value:
         for key, inner in value.items():
             put(old, str(key), inner)
     else:
         node[last] = value
+    return True
 
 
-def _settings(node: Any, name: str) -> Any:
-    if isinstance(node, dict) and "class_path" in node and name not in CLASS_KEYS:
-        if not isinstance(node.get("init_args"), dict):
-            node["init_args"] = {}
-        return node["init_args"]
-    return node
+def _settings(config: dict[str, Any], node: Any, name: str) -> dict[str, Any] | None:
+    """Return the part of ``node`` in which a setting stands; None if it does not have it."""
+    if not isinstance(node, dict):
+        return None
+    known = None
+    if "class_path" in node and name not in CLASS_KEYS:
+        known = arguments_of(str(node["class_path"]))
+        node["init_args"] = node.get("init_args") or {}
+        node = node["init_args"]
+    elif node is config.get("data"):
+        known = arguments_of("cifnet_pl.data.datamodule.CIFNetDataModule")
+    if known is not None and name not in known:
+        return None
+    return cast(dict[str, Any], node)
 
 
 def ignored_overrides(overrides: Overrides, points: Sequence[Point]) -> list[str]:
@@ -424,7 +340,7 @@ def ignored_overrides(overrides: Overrides, points: Sequence[Point]) -> list[str
     """
     sentences = []
     for name, _ in overrides:
-        without = [point for point in points if name in point.ignored]
+        without = [point.name for point in points if name in point.ignored]
         count = len(points) - len(without)
         if not count:
             raise UsageError(
@@ -432,8 +348,7 @@ def ignored_overrides(overrides: Overrides, points: Sequence[Point]) -> list[str
                 " configurations set it"
             )
         if without:
-            titles = "; ".join(dict.fromkeys(point.title for point in without))
             sentences.append(
-                f"--{name} is for {count} of {len(points)} points, not for: {titles}"
+                f"--{name} is for {count} of {len(points)} points, not for: {listed(without)}"
             )
     return sentences

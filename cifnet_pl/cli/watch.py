@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cifnet_pl.cli.commands import require_table
+from cifnet_pl.cli.outputs import require_table
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.files import exclusive, expanded, list_cell, read_list_cell
 from cifnet_pl.utilities.text import number_of, print_text, printable

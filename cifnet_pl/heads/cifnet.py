@@ -30,7 +30,7 @@ from cifnet_pl.statistics import (
     whitened_rows,
 )
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.growing_tensors import GrowingModule, Sizes
+from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 
 def weight_per_class(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
@@ -498,24 +498,6 @@ class CIFNetHead(Head):
         per_class = classes * width
         factors = grams * width * (width + 1) // 2
         return {"factors": factors, "moments": per_class, "weights": per_class}
-
-    def expected_shapes(self, task_sizes: Sequence[int]) -> dict[str, Sizes]:
-        """Return the sizes of the stored tensors (see :meth:`Head.expected_shapes`).
-
-        Each task has a cohort.
-        """
-        first = "cohorts.0."
-        shapes = super().expected_shapes(task_sizes)
-        of_first = [name for name in shapes if name.startswith(first)]
-        for name in of_first:
-            del shapes[name]
-        for task, classes in enumerate(task_sizes):
-            alone = super().expected_shapes([classes])
-            for name in of_first:
-                shapes[name.replace(first, f"cohorts.{task}.")] = alone[name]
-            earlier_classes = frozenset({sum(task_sizes[:task])})
-            shapes[f"cohorts.{task}.past_weight"] = (earlier_classes,)
-        return shapes
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)

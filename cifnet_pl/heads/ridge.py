@@ -29,7 +29,6 @@ from cifnet_pl.statistics import (
     with_product_features,
 )
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
-from cifnet_pl.utilities.growing_tensors import Sizes
 
 Decision = Literal["ridge", "discriminant", "auto"]
 """Decision rule: ridge regression, the discriminant, or their sum, weighed by left-out samples."""
@@ -323,15 +322,6 @@ class RidgeHead(SumsHead):
         column = self.classes.index(label)
         head.sums = self.sums.of_class(column)
         return head
-
-    def expected_shapes(self, task_sizes: Sequence[int]) -> dict[str, Sizes]:
-        """Return the sizes of the stored tensors (see :meth:`Head.expected_shapes`).
-
-        Any number of classes may have been removed.
-        """
-        shapes = super().expected_shapes(task_sizes)
-        shapes["removed_sums"] = (None, *shapes["removed_sums"][1:])
-        return shapes
 
     def state_elements(self) -> dict[str, int]:
         """Count the values kept between tasks: a triangle of width d+1 and twice C times d+1.

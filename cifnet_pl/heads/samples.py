@@ -41,8 +41,6 @@ class Samples(GrowingModule):
         weight: (n,) float64 sample weights.
     """
 
-    any_rows = True
-
     def __init__(self, width: int, dtype: torch.dtype):
         super().__init__()
         self.width = width

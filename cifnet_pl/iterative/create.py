@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.iterative.descent import check_tuning
-from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import (
     SMALLEST,
     distillation,
     margin_weights,
     separation,
 )
+from cifnet_pl.iterative.steps import StepBatch
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import check_that
 

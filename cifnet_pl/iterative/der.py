@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.backbones.structures import Branches, LastStages, grown, stages_of
-from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import auxiliary_targets
+from cifnet_pl.iterative.steps import StepBatch
 from cifnet_pl.iterative.trainer import IterativeModule
 
 

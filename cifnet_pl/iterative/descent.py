@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
 import torch.distributed
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import SGD
 
 from cifnet_pl.iterative.augmentation import augmentation_of
+from cifnet_pl.iterative.steps import Phase, StepBatch
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 
 Schedule = Literal["cosine", "step"]
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a task with an optimizer of its own.
-
-    Attributes:
-        name: "learn", or what the method calls its further phases.
-        epochs: passes over the phase's images.
-        learning_rate: at its beginning.
-        weight_decay: on all weights that learn.
-        rate_option: name of the option that the learning rate comes from.
-    """
-
-    name: str
-    epochs: int
-    learning_rate: float
-    weight_decay: float
-    rate_option: str = "learning_rate"
 
 
 class Descent:
@@ -46,20 +26,14 @@ class Descent:
     grows from task to task, with parts that are frozen or unused.
 
     Args:
-        module: its Trainer computes the gradients.
+        module: the :class:`~cifnet_pl.iterative.trainer.IterativeModule` whose loss is minimised.
         parts: modules that learn, in parameters with ``requires_grad``.
         phase: gives learning rate and weight decay.
-        momentum: of SGD.
     """
 
-    def __init__(
-        self,
-        module: LightningModule,
-        parts: Iterable[nn.Module],
-        phase: Phase,
-        momentum: float,
-    ):
+    def __init__(self, module: Any, parts: Sequence[nn.Module], phase: Phase):
         self._module = module
+        self._parts = parts
         self.phase = phase
         self.weights: list[Tensor] = []
         self._running: list[Tensor] = []
@@ -67,7 +41,10 @@ class Descent:
             self.weights += [p for p in part.parameters() if p.requires_grad]
             self._running += [b for b in part.buffers() if b.is_floating_point()]
         self._optimizer = SGD(
-            self.weights, phase.learning_rate, momentum, weight_decay=phase.weight_decay
+            self.weights,
+            phase.learning_rate,
+            module.regime.momentum,
+            weight_decay=phase.weight_decay,
         )
         self._scaler = getattr(module.trainer.precision_plugin, "scaler", None)
         if self._scaler is not None:
@@ -75,29 +52,52 @@ class Descent:
             fresh = torch.amp.GradScaler(module.device.type)
             self._scaler.load_state_dict(fresh.state_dict())
 
-    def step(self, loss: Tensor, factor: float) -> float:
-        """Take one step, unless the loss is not finite.
+    def step(self, batch: StepBatch, progress: float) -> None:
+        """Take one step.
 
         Args:
-            loss: () loss of this process.
-            factor: factor of the learning rate.
+            batch: this process's part of the step.
+            progress: share of the phase that is over; the schedule's rate depends on it.
 
-        Returns:
-            The loss over all processes.
+        Raises:
+            CifnetError: the loss is NaN or infinite.
         """
+        module = self._module
+        if not module.processes.set_share(len(batch.labels)):
+            return
+        factor = module.regime.factor(progress, module.is_first_task)
         for group in self._optimizer.param_groups:
             group["lr"] = self.phase.learning_rate * factor
         self._optimizer.zero_grad()
-        self._module.manual_backward(loss)
+        loss = self._loss(batch)
+        module.manual_backward(loss)
         value = self._average(loss)
         if not math.isfinite(value):
-            return value
+            raise module.divergence(f"the loss is {value}")
         if self._scaler is None:
             self._optimizer.step()
         else:
             self._scaler.step(self._optimizer)
             self._scaler.update()
-        return value
+
+    def _loss(self, batch: StepBatch) -> Tensor:
+        """Return this process's part of the loss."""
+        module = self._module
+        samples = len(batch.labels)
+        if not samples:
+            # Zero, but with gradients: the other processes wait for this one's.
+            nothing = torch.zeros((), device=module.device)
+            for weights in self.weights:
+                nothing = nothing + weights.sum() * 0
+            return nothing
+        if samples == 1:
+            # A single image has no statistics of its own: the running ones serve.
+            for part in self._parts:
+                part.eval()
+        loss: Tensor = module.loss(batch) * module.processes.share
+        if samples == 1:
+            module.train()
+        return loss
 
     def _average(self, loss: Tensor) -> float:
         """Average loss, gradients and running statistics over processes; return the loss."""

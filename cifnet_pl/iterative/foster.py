@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.backbones.structures import Branches, grown
-from cifnet_pl.iterative.descent import Phase
-from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import (
     balanced_distillation,
     boosting,
     effective_weights,
 )
+from cifnet_pl.iterative.steps import Phase, StepBatch
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 
@@ -243,7 +242,7 @@ class FOSTERModule(IterativeModule):
 
         Exemplars are included.
         """
-        rows_of_steps = [step.rows for step in self.plan.steps]
+        rows_of_steps = [step.rows for step in self.steps]
         rows = np.unique(np.concatenate(rows_of_steps))
         source = self.data.source
         labels = source.train.labels[rows]

@@ -79,30 +79,22 @@ def frozen_backbone(
     return backbone
 
 
-def linear_head(
-    classifier: nn.Linear, tasks: list[list[int]], counts: list[int]
-) -> Head:
+def linear_head(classifier: nn.Linear, sizes: list[int], counts: list[int]) -> Head:
     """Return a head with the scores of a linear classifier.
 
     Args:
         classifier: of embeddings (n, d), a row for each class.
-        tasks: labels of each task, in the order of the rows.
+        sizes: number of classes of each task, in the order of the rows.
         counts: number of images learned of each class.
     """
     head = SGDHead(classifier.in_features)
-    joined = torch.cat([classifier.bias[None], classifier.weight.T])
-    weights = joined.detach().cpu()
-    labels: list[int] = []
-    task_of: list[int] = []
-    for number, task in enumerate(tasks):
-        labels += task
-        task_of += [number] * len(task)
+    weights = torch.cat([classifier.bias[None], classifier.weight.T])
     state = {
         **head.state_dict(),
-        "labels": torch.tensor(labels),
-        "task_of": torch.tensor(task_of),
+        "labels": torch.arange(sum(sizes)),
+        "task_of": torch.repeat_interleave(torch.tensor(sizes)),
         "counts": torch.tensor(counts),
-        "weights": weights.to(head.dtype),
+        "weights": weights.detach().cpu().to(head.dtype),
     }
     head.load_state_dict(state)
     return head
@@ -127,12 +119,7 @@ def learned_model(
         model = _linear_model(module, backbone, classifier, exemplars)
     else:
         model = _nearest_mean_model(module, backbone, exemplars)
-    images = module.data.describe_images(module.backbone.preprocessing)
-    model.image_size = images["image_size"]
-    model.crop_ratio = images["crop_ratio"]
-    if images["held_out"]:
-        model.held_out = tuple(images["held_out"])
-    model.precision = str(module.trainer.precision)
+    module.prepare_model(model)
     model.engines = ["torch"]
     known = 0
     for names in module.learned_tasks:
@@ -144,13 +131,6 @@ def learned_model(
     return model
 
 
-def _tasks(module: TaskModule) -> list[list[int]]:
-    """Return the labels of each task."""
-    sizes = [len(names) for names in module.learned_tasks]
-    columns = torch.arange(sum(sizes))
-    return [labels.tolist() for labels in torch.split(columns, sizes)]
-
-
 def _linear_model(
     module: TaskModule,
     backbone: Backbone,
@@ -159,23 +139,14 @@ def _linear_model(
 ) -> Classifier:
     """Return a model that predicts by a linear classifier."""
     source = module.data.source
-    tasks = _tasks(module)
-    rows_of_tasks = [module.data.task_rows(task) for task in range(len(tasks))]
-    rows = np.concatenate(rows_of_tasks)
-    label_of = {}
-    for label, name in enumerate(module.class_names):
-        label_of[name] = label
-    names = [
-        source.class_names[position] for position in source.train.labels[rows].tolist()
-    ]
-    labels_of_images = [label_of[name] for name in names]
-    labels = np.array(labels_of_images)
+    sizes = [len(names) for names in module.learned_tasks]
+    rows = np.concatenate([module.data.task_rows(k) for k in range(len(sizes))])
+    label_of = {name: label for label, name in enumerate(module.class_names)}
+    labels_of_classes = [label_of.get(name, -1) for name in source.class_names]
+    labels = np.array(labels_of_classes)[source.train.labels[rows]]
     hashes = ImageHashes()
-    content = source.train.hashes(rows)
-    hashes.add(labels, content)
-    images = np.bincount(labels, minlength=len(label_of))
-    counts = images.tolist()
-    head = linear_head(classifier, tasks, counts)
+    hashes.add(labels, source.train.hashes(rows))
+    head = linear_head(classifier, sizes, np.bincount(labels).tolist())
     buffer = None
     if len(exemplars.y):
         buffer = CalibrationBuffer(len(exemplars.y))
@@ -193,14 +164,13 @@ def _nearest_mean_model(
     model = Classifier(backbone, head, images=ImageHashes())
     # Means are of vectors of length 1; the common factor keeps the scale of the embeddings.
     length = exemplars.z.norm(dim=1).mean()
-    unit_z = functional.normalize(exemplars.z, dim=1)
-    z = unit_z * length
-    tasks = _tasks(module)
-    for names, labels in zip(module.learned_tasks, tasks, strict=True):
-        task_labels = torch.tensor(labels)
-        own = torch.isin(exemplars.y, task_labels)
-        model.begin_task(names)
-        model.observe(z[own], exemplars.y[own], exemplars.key[own])
-        model.finish_task()
+    z = length * functional.normalize(exemplars.z, dim=1)
+    end = 0
+    for names in module.learned_tasks:
+        start = end
+        end += len(names)
+        own = (exemplars.y >= start) & (exemplars.y < end)
+        samples = BufferSamples(z, exemplars.y - start, exemplars.key)
+        model.learn_embeddings(names, samples.at(own))
     model.head.temperature.fill_(0.5)  # −‖φ − μ‖² = 2φ·μ − 2 is twice the cosine
     return model

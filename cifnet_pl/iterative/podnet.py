@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy, normalize
 
 from cifnet_pl.backbones.structures import stages_of, with_maps, without_last_relu
 from cifnet_pl.iterative.descent import check_tuning
-from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import (
     cosine_distance,
     nca,
@@ -19,6 +18,7 @@ from cifnet_pl.iterative.losses import (
     pooled_maps_distance,
     proxy_scores,
 )
+from cifnet_pl.iterative.steps import StepBatch
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import check_choice, check_that
 
@@ -125,7 +125,7 @@ class PODNetModule(IterativeModule):
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Add the new classes, whose proxies may start at their embeddings."""
         super().begin_task(names, labels)
-        if self.options["imprint"] and self.old_classes and not self.plan.done:
+        if self.options["imprint"] and self.old_classes and not self.steps_done:
             self._imprint(names)
 
     def _imprint(self, names: list[str]) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.iterative.exemplars import Prediction
-from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import binary_distillation, distillation
+from cifnet_pl.iterative.steps import StepBatch
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import check_choice
 

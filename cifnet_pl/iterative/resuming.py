@@ -21,53 +21,33 @@ class TaskResume:
 
     Attributes:
         before: weights before the task.
-        position: weights, optimiser state and step at which the next task goes on; None if it
-            begins at its start.
+        position: weights, optimiser state and step at which the next task goes on, and those after
+            the last step while a task is being finished, as the rest is computed again from there;
+            None otherwise.
     """
 
     def __init__(self, module: Any):
         self._module = module
         self.before: dict[str, Tensor] = {}
         self.position: dict[str, Any] | None = None
-        # After the last step, while the task is being finished: the rest is computed again from it.
-        self._last_position: dict[str, Any] | None = None
 
-    def begin_task(self) -> None:
-        """Store the weights before a task."""
-        # Cloned, as the optimizer changes weights in place.
-        self.before = self._weights()
-        self._last_position = None
+    def weights(self) -> dict[str, Tensor]:
+        """Return copies of all weights, as the optimizer changes them in place."""
+        state = self._module.state_dict()
+        return {name: value.clone() for name, value in state.items()}
 
-    def _weights(self) -> dict[str, Tensor]:
-        return {
-            name: value.clone() for name, value in self._module.state_dict().items()
-        }
-
-    @property
-    def finishing(self) -> bool:
-        """Whether all steps are taken, and the task is being finished."""
-        return self._last_position is not None
-
-    def begin_finishing(self) -> None:
-        """Store the position after the last step of the task."""
-        self._last_position = self._current_position()
-
-    def end_task(self) -> None:
-        """Forget the position of a task that is finished."""
-        self._last_position = None
-
-    def _current_position(self) -> dict[str, Any]:
+    def current_position(self) -> dict[str, Any]:
         """Return the state from which training resumes after the present step."""
         module = self._module
         descent = None
-        if module.learner.descent is not None:
-            descent = module.learner.descent.state_dict()
+        if module.descent is not None:
+            descent = module.descent.state_dict()
         return {
-            "step": module.plan.done,
-            "weights": self._weights(),
+            "step": module.steps_done,
+            "weights": self.weights(),
             "descent": descent,
             "counts": module.image_counts.clone(),
-            "steps": len(module.plan.steps),
+            "steps": len(module.steps),
         }
 
     def check_plan(self) -> None:
@@ -76,13 +56,10 @@ class TaskResume:
         Raises:
             CheckpointError: it has not.
         """
-        stored = None
-        if self.position is not None:
-            stored = self.position.get("steps")
-        planned = len(self._module.plan.steps)
-        if stored not in (None, planned):
+        planned = len(self._module.steps)
+        if self.position is not None and self.position["steps"] != planned:
             raise CheckpointError(
-                f"the checkpoint was written inside a task with {stored} steps,"
+                f"the checkpoint was written inside a task with {self.position['steps']} steps,"
                 f" this run has {planned}: use the same --data.batch_size, number of processes and"
                 " images, or start a new experiment"
             )
@@ -94,19 +71,17 @@ class TaskResume:
         if position is None:
             return
         module = self._module
-        module.plan.done = module.plan.skipped = position["step"]
+        module.steps_done = position["step"]
         module.image_counts = position["counts"].to(module.device)
         if position["step"]:
-            last = module.plan.steps[position["step"] - 1]
-            module.enter_phase(last.phase)
+            module.enter_phase(module.steps[position["step"] - 1].phase)
             module.load_state_dict(position["weights"])
-            assert module.learner.descent is not None
-            module.learner.descent.load_state_dict(position["descent"])
+            module.descent.load_state_dict(position["descent"])
 
     def save(self, checkpoint: dict[str, Any]) -> None:
         """Replace a checkpoint's weights by those from before the task, and add the position."""
         checkpoint["state_dict"] = dict(self.before)
-        checkpoint["position"] = self._last_position or self._current_position()
+        checkpoint["position"] = self.position or self.current_position()
 
     def load(self, checkpoint: dict[str, Any], under_way: bool) -> None:
         """Take over the position of a checkpoint.
@@ -117,20 +92,18 @@ class TaskResume:
         """
         self.before = {}
         self.position = None
+        self._module.clear_steps()
         if under_way:
             self.position = checkpoint.get("position")
-        plan = self._module.plan
-        plan.clear()
         if self.position is not None:
-            plan.skipped = self.position["step"]
+            self._module.steps_skipped = self.position["step"]
 
     def abort_task(self) -> None:
         """Go back to the weights before the task, if it was opened by this module."""
         if self.before:
             module = self._module
-            sizes = [len(names) for names in module.learned_tasks]
-            module.build_structure(sizes)
+            module.build_structure([len(names) for names in module.learned_tasks])
             module.load_state_dict(self.before)
             self.before = {}
             self.position = None
-            module.plan.clear()
+            module.clear_steps()

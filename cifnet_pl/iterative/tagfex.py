@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from cifnet_pl.backbones.structures import grown, stages_of, with_maps
 from cifnet_pl.iterative.der import DERModule
-from cifnet_pl.iterative.learner import StepBatch
 from cifnet_pl.iterative.losses import info_nce, transfer
+from cifnet_pl.iterative.steps import StepBatch
 from cifnet_pl.utilities.errors import UsageError, check_that
 
 CONTRAST_TEMPERATURE = 0.2

@@ -22,7 +22,7 @@ from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.iterative.augmentation import AUGMENTATION_OPTIONS, Policy
 from cifnet_pl.iterative.descent import (
     BatchStatistics,
-    Phase,
+    Descent,
     Regime,
     Schedule,
 )
@@ -37,11 +37,16 @@ from cifnet_pl.iterative.learned import (
     frozen_backbone,
     learned_model,
 )
-from cifnet_pl.iterative.learner import PhaseLearner, StepBatch
 from cifnet_pl.iterative.losses import align_weights
 from cifnet_pl.iterative.processes import Processes
 from cifnet_pl.iterative.resuming import TaskResume
-from cifnet_pl.iterative.task_plan import TaskPlan, check_processes, plan_steps
+from cifnet_pl.iterative.steps import (
+    Phase,
+    Step,
+    StepBatch,
+    check_processes,
+    plan_steps,
+)
 from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import (
@@ -75,6 +80,9 @@ OPTIONS = (
     "exemplars_per_class",
 )
 """Arguments of every method that weights and exemplars depend on, besides the backbone."""
+
+Samples = tuple[Tensor, Tensor, Tensor]
+"""Images (n, 3, s, s) uint8, labels (n,) int64 and keys (n,) int64."""
 
 TUNING_EPOCH = 1000
 """Number that stands for balanced fine-tuning in the seed of its augmentation."""
@@ -142,13 +150,18 @@ class IterativeModule(TaskModule):
         teacher: frozen copies of ``teachers()`` from before the task; no submodules, as they follow
             from the weights before the task.
         processes: sums over all processes.
-        plan: steps of the current task.
+        steps: of the current task, in the order in which they are taken.
+        steps_done: number of steps taken, in this run and before it.
+        steps_skipped: number of steps that were taken before this run.
+        parts: modules that learn now.
+        phase_number: number of the current phase in the task, from 0; −1 before the first.
+        descent: SGD of the current phase; None between tasks.
         resume: the state of an open task in checkpoints.
-        learner: takes the steps of a phase.
         image_counts: (C,) int64 images learned in the current task, by label.
     """
 
     averages_gradients = True
+    can_resume_inside_task = True
     classifiers: tuple[str, ...] = ("classifier", "nearest_mean")
 
     def __init__(
@@ -180,6 +193,7 @@ class IterativeModule(TaskModule):
     ):
         given = dict(locals())
         super().__init__()
+        self.parts: list[nn.Module] = []
         self.options: dict[str, Any] = {name: given[name] for name in OPTIONS}
         self.regime = Regime(self.options)
         if self.classifiers:
@@ -216,9 +230,12 @@ class IterativeModule(TaskModule):
         self.n_classes = 0
         self.teacher: tuple[nn.Module, ...] = ()
         self.processes = Processes(self)
-        self.plan = TaskPlan()
         self.resume = TaskResume(self)
-        self.learner = PhaseLearner(self)
+        self.descent: Descent | None = None
+        self.phase_number = -1
+        self.steps: list[Step] = []
+        self.steps_done = 0
+        self.steps_skipped = 0
         self.image_counts = torch.zeros(0, dtype=torch.int64)
         self._candidates: list[Candidates] = []
 
@@ -329,7 +346,7 @@ class IterativeModule(TaskModule):
     @property
     def current_phase(self) -> str:
         """Name of the current phase."""
-        return self.phases()[self.learner.phase_number].name
+        return self.phases()[self.phase_number].name
 
     def phase(
         self,
@@ -368,22 +385,20 @@ class IterativeModule(TaskModule):
         """
         if not share:
             return
-        phase = self.phase("tune", share, rate)
         task = len(self.learned_tasks)
+        phase = self.phase("tune", share, rate)
         positions = np.arange(len(self.exemplars))
         random = np.random.default_rng([self.seed, task, 4])
         batch_size = self.data.batch_size * self.processes.count
         steps = plan_steps(positions, 0, [phase], batch_size, random)
         check_processes(steps, self.processes.count, task - 1)
-        self.learner.begin_phase(parts, phase)
+        self.begin_descent(parts, phase)
         for step in steps:
             shares = np.array_split(step.rows, self.processes.count)
             own = shares[self.processes.rank]
-            images, labels, keys = self.exemplars.at(torch.from_numpy(own))
-            seed = (self.seed, task, TUNING_EPOCH, step.epoch)
-            samples = StepBatch(images, labels, keys, seed, self.augmented)
-            self.learner.step(samples, step.progress)
-        self.learner.pause()
+            samples = self.exemplars.at(torch.from_numpy(own))
+            self._learn_from(samples, TUNING_EPOCH, step)
+        self.pause()
         for i, candidates in enumerate(self._candidates):
             images = self.decode(candidates.row)
             z = self.embed(images.to(self.device))
@@ -508,17 +523,13 @@ class IterativeModule(TaskModule):
         count = self.processes.count
         seed = [self.seed, task]
         random = np.random.default_rng(seed)
-        self.plan.make(
-            task,
-            rows,
-            len(self.exemplars),
-            self.phases(),
-            self.data.batch_size * count,
-            random,
+        batch_size = self.data.batch_size * count
+        self.steps = plan_steps(
+            rows, len(self.exemplars), self.phases(), batch_size, random
         )
-        check_processes(self.plan.steps, count, task)
+        check_processes(self.steps, count, task)
         self.resume.check_plan()
-        remaining = self.plan.steps[self.plan.skipped :]
+        remaining = self.steps[self.steps_skipped :]
         passes = [step.rows for step in remaining]
         if self.capacity:
             passes.append(rows)
@@ -526,7 +537,7 @@ class IterativeModule(TaskModule):
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Add the new classes; resume inside the task if the run was stopped there."""
-        self.resume.begin_task()
+        self.resume.before = self.resume.weights()
         self._candidates = []
         self.old_classes = labels[0]
         self.n_classes = labels[-1] + 1
@@ -540,20 +551,23 @@ class IterativeModule(TaskModule):
         self.image_counts = torch.zeros(
             self.n_classes, dtype=torch.int64, device=self.device
         )
-        self.learner.begin_task()
-        self.plan.done = 0
+        self.phase_number = -1
+        self.steps_done = 0
         self.resume.restore()
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Take the next step of the plan, and those after it that have no new images."""
         images = cast(ImageBatch, batch)
         with explaining_full_memory(self.data.batch_size):
-            if self.plan.finished:
+            if self.steps_done >= len(self.steps):
                 self._add_candidates(images)
                 return
             self._take_step(images)
+            # No batch comes for a step that learns from exemplars alone.
             empty = ImageBatch._make(part[:0] for part in images)
-            while self.plan.next_has_no_new_images:
+            for step in self.steps[self.steps_done :]:
+                if len(step.rows):
+                    return
                 self._take_step(empty)
 
     def _add_candidates(self, batch: ImageBatch) -> None:
@@ -563,61 +577,108 @@ class IterativeModule(TaskModule):
             z = self.embed(batch.image)
             embedded = Candidates(z, batch.label, batch.key, batch.row)
             self._candidates.append(embedded)
-        self.plan.done += 1
 
     def _take_step(self, batch: ImageBatch) -> None:
         """Learn from new images and from the exemplars of the next step."""
         self.image_counts += torch.bincount(
             batch.label, minlength=len(self.image_counts)
         )
-        step = self.plan.steps[self.plan.done]
+        step = self.steps[self.steps_done]
         self.enter_phase(step.phase)
-        images = batch.image
-        labels = batch.label
-        keys = batch.key
+        samples: Samples = (batch.image, batch.label, batch.key)
         if len(step.exemplars):
             parts = np.array_split(step.exemplars, self.processes.count)
             # Processes with fewer new images get more exemplars.
-            position = self.processes.count - 1 - self.processes.rank
-            own = parts[position]
-            positions = torch.from_numpy(own)
-            old_images, old_labels, old_keys = self.exemplars.at(positions)
-            images = torch.cat([images, old_images])
-            labels = torch.cat([labels, old_labels])
-            keys = torch.cat([keys, old_keys.to(keys.device)])
-        seed = (self.seed, len(self.learned_tasks), step.phase, step.epoch)
-        samples = StepBatch(images, labels, keys, seed, self.augmented)
-        self.learner.step(samples, step.progress)
-        self.plan.done += 1
+            own = parts[self.processes.count - 1 - self.processes.rank]
+            images, labels, keys = self.exemplars.at(torch.from_numpy(own))
+            samples = (
+                torch.cat([batch.image, images]),
+                torch.cat([batch.label, labels]),
+                torch.cat([batch.key, keys.to(batch.key.device)]),
+            )
+        self._learn_from(samples, step.phase, step)
+        self.steps_done += 1
+
+    def _learn_from(self, samples: Samples, phase: int, step: Step) -> None:
+        """Take a step of SGD on images, labels and keys of this process.
+
+        Args:
+            samples: images (n, 3, s, s) uint8, labels (n,) and keys (n,).
+            phase: number of the phase in the seed of the augmentation.
+            step: gives the epoch, and the share of the phase that is over.
+        """
+        assert self.descent is not None
+        seed = (self.seed, len(self.learned_tasks), phase, step.epoch)
+        batch = StepBatch(*samples, seed, self.augmented)
+        self.descent.step(batch, step.progress)
 
     def enter_phase(self, number: int) -> None:
         """Begin phase ``number``, and all earlier ones that were not begun."""
-        while self.learner.phase_number < number:
-            self.learner.phase_number += 1
-            with self.seeded(2, len(self.learned_tasks), self.learner.phase_number):
+        while self.phase_number < number:
+            self.phase_number += 1
+            with self.seeded(2, len(self.learned_tasks), self.phase_number):
                 self.begin_phase()
             self.to(self.device)
-            phase = self.phases()[self.learner.phase_number]
-            self.learner.begin_phase(self.learning_parts(), phase)
+            phase = self.phases()[self.phase_number]
+            self.begin_descent(self.learning_parts(), phase)
+
+    def begin_descent(self, parts: list[nn.Module], phase: Phase) -> None:
+        """Let only ``parts`` learn from here on."""
+        self._last_phase = phase
+        self.descent = Descent(self, parts, phase)
+        self.parts = parts
+        self.train()
+
+    def pause(self) -> None:
+        """Let nothing learn from here on."""
+        self.parts = []
+        self.train()
+
+    def divergence(self, quantity: str) -> CifnetError:
+        """Return the error of weights that diverge.
+
+        Args:
+            quantity: what is not finite, such as "the loss is nan".
+        """
+        phase = self._last_phase
+        return CifnetError(
+            f"{quantity} in task {len(self.learned_tasks)}: the learning rate"
+            f" {phase.learning_rate:g} is too high, set a lower --model.{phase.rate_option}"
+        )
+
+    def check_weights(self) -> None:
+        """Check the weights after the last step.
+
+        Raises:
+            CifnetError: one is NaN or infinite.
+        """
+        for weights in self.parameters():
+            if not torch.isfinite(weights).all():
+                raise self.divergence("weights are not finite")
+
+    def clear_steps(self) -> None:
+        """Forget the steps of a task."""
+        self.steps = []
+        self.steps_skipped = 0
 
     def train(self, mode: bool = True) -> IterativeModule:
         """Set training mode for parts that learn, if batch statistics do; else evaluation mode."""
         super().train(False)
         self.training = mode
         if mode and self.options["batch_statistics"] == "learned":
-            for module in self.learner.parts:
+            for module in self.parts:
                 module.train()
         return self
 
     def _end_learning(self) -> None:
         """Correct the network after all steps of the task; afterwards only ``tune`` changes it."""
-        if self.resume.finishing:
+        if self.resume.position is not None:  # it was stored already
             return
-        self.resume.begin_finishing()
-        self.learner.pause()
+        self.resume.position = self.resume.current_position()
+        self.pause()
         with torch.no_grad():
             self.after_learning()
-        self.learner.check_weights()
+        self.check_weights()
 
     def finish_task(self) -> None:
         """Check what was learned; select exemplars, tune on them, and compute their means.
@@ -633,19 +694,19 @@ class IterativeModule(TaskModule):
         for name, count in zip(names, counts, strict=True):
             if not count:
                 raise no_images(name)
-        self.learner.descent = None
-        self.plan.clear()
+        self.descent = None
+        self.clear_steps()
         if self.capacity:
             self._select_exemplars()
             precision = self.trainer.precision_plugin.train_step_context()
             with explaining_full_memory(self.data.batch_size), precision:
                 if self.old_classes:
                     self.after_exemplar_selection()
-                    self.learner.check_weights()
+                    self.check_weights()
                 self.exemplars.set_means(self.embed_exemplars())
-            self.learner.descent = None
+            self.descent = None
             self._candidates = []
-        self.resume.end_task()
+        self.resume.position = None
 
     def _select_exemplars(self) -> None:
         """Select the exemplars of the new classes, the same in all processes."""
@@ -678,17 +739,18 @@ class IterativeModule(TaskModule):
         return self.probabilities_of(self.embed(images), self.prediction)
 
     def probabilities(self, batch: Batch) -> Tensor:
-        """Return the probabilities of an evaluation batch."""
-        images = cast(ImageBatch, batch).image
-        return cast(Tensor, self(images))
+        """Return the probabilities of an evaluation batch by ``prediction``.
 
-    def probabilities_by_classifier(
-        self, batch: Batch
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the probabilities of ``prediction``, and those of each of ``classifiers``."""
+        Raises:
+            CifnetError: after a task of a run they are not finite.
+        """
         z = self.embed(cast(ImageBatch, batch).image)
-        found = {name: self.probabilities_of(z, name) for name in self.classifiers}
-        return found[self.prediction], found
+        names = self.classifiers or (self.prediction,)
+        self.by_classifier = {name: self.probabilities_of(z, name) for name in names}
+        probabilities = self.by_classifier[self.prediction]
+        if self.trainer.state.fn == "fit" and not probabilities.isfinite().all():
+            raise self.divergence("the scores are not finite")
+        return probabilities
 
     def probabilities_of(self, z: Tensor, classifier: str) -> Tensor:
         """Return (n, C) float64 probabilities of embeddings.
@@ -701,25 +763,6 @@ class IterativeModule(TaskModule):
             with torch.no_grad():
                 return self.logits(z).double().softmax(dim=1)
         return self.exemplars.probabilities(z)
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count a batch.
-
-        Returns:
-            Its probabilities (n, C); None if it is empty.
-
-        Raises:
-            CifnetError: they are not finite, or the GPU's memory is full.
-        """
-        with explaining_full_memory(self.data.batch_size):
-            probabilities = super().validation_step(batch, batch_idx)
-        if self.trainer.state.fn != "fit" or probabilities is None:
-            return probabilities
-        if not probabilities.isfinite().all():
-            raise self.learner.divergence("the scores are not finite")
-        return probabilities
-
-    test_step = validation_step
 
     # ------------------------------------------------------------------ what is stored
 
@@ -789,12 +832,7 @@ class IterativeModule(TaskModule):
         """Whether the next task was open when the run stopped, and is resumed there."""
         return self.resume.position is not None
 
-    @property
-    def can_resume_inside_task(self) -> bool:
-        """Whether a checkpoint that is written after this batch can be resumed inside the task."""
-        return True
-
-    def abort_task(self, labels: list[int]) -> None:
+    def abort_task(self) -> None:
         """Go back to the weights before the task."""
         self.resume.abort_task()
 

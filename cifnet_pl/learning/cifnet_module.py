@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -16,11 +16,10 @@ from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.data.loading import Batch, EmbeddingBatch, ImageBatch
+from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, EmbeddingBatch, ImageBatch
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.heads import confidence as calibration
-from cifnet_pl.heads.ridge_messages import edge_message
-from cifnet_pl.learning.run_record import PrequentialRow, TaskRow
+from cifnet_pl.learning.run_record import PrequentialRow
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import (
     TaskModule,
@@ -46,29 +45,22 @@ BACKBONE_IMAGES = 5000
 """Largest number of images that a learned backbone is fitted to."""
 
 
-UNCHECKED_EMBEDDINGS = 4096
-"""Embeddings that wait on a GPU until they are looked at, at least."""
-
-
 class EmbeddedBatch(NamedTuple):
     """A batch whose embeddings were not looked at yet.
 
     Attributes:
         z: (n, d) float32 embeddings.
         batch: its images, or the embeddings themselves.
-        name: what errors call the batch.
         learned: whether the model observes it.
     """
 
     z: Tensor
     batch: Batch
-    name: str
     learned: bool
 
 
-def _place(batch_name: str, names: Sequence[str], rows: Tensor, position: int) -> str:
-    """Return the place of an image for errors: its batch, and its name in the set."""
-    return f"{batch_name}, image {names[int(rows[position])]}"
+def _image_name(names: Sequence[str], rows: Tensor, position: int) -> str:
+    return f"image {names[int(rows[position])]}"
 
 
 class CIFNetModule(TaskModule):
@@ -132,9 +124,13 @@ class CIFNetModule(TaskModule):
             images=self.images,
         )
         self.calibration = self.model.calibration
+        if self.backbone.learnable_patches is None:
+            hooked = cast(Any, self)
+            hooked.register_state_dict_post_hook(_without_backbone)
+            hooked.register_load_state_dict_post_hook(_expecting_no_backbone)
         # The engine of the backbone, once a Trainer is known; to prepare it takes seconds.
         self.engine = ""
-        self._edge_message_shown = False
+        self._ridge_message_shown = False
         # Content hashes of this task's images, and their groups, by batch.
         self._groups: list[tuple[Tensor, Tensor]] = []
         self._unchecked: list[EmbeddedBatch] = []
@@ -164,14 +160,7 @@ class CIFNetModule(TaskModule):
         """
         # Of a run that ended by an error, a GPU may have embedded batches that nobody looked at.
         self._unchecked.clear()
-        images = self.data.describe_images(self.backbone.preprocessing)
-        model = self.model
-        model.image_size = images["image_size"]
-        model.crop_ratio = images["crop_ratio"]
-        model.held_out = None
-        if images["held_out"]:
-            model.held_out = tuple(images["held_out"])
-        model.precision = str(self.trainer.precision)
+        self.prepare_model(self.model)
         if stage == "fit":
             check_trainer(self.trainer)
             if not self.head.reduces and self.trainer.world_size > 1:
@@ -181,15 +170,13 @@ class CIFNetModule(TaskModule):
                     f"{name} learns in one process, not in {processes}: --trainer.devices 1"
                 )
         device = self.trainer.strategy.root_device.type
-        self.engine = self.backbone.engine(device, model.precision)
+        self.engine = self.backbone.engine(device, self.model.precision)
 
     def on_fit_start(self) -> None:
         """Fit a backbone that learns, and refuse a run with more classes than buffer samples."""
-        if (
-            self.backbone.learnable_patches is not None
-            and not self.backbone.learnable_patches.learned
-        ):
-            self._learn_backbone(self.backbone.learnable_patches)
+        patches = self.backbone.learnable_patches
+        if patches is not None and not patches.learned:
+            self._learn_backbone(patches)
         super().on_fit_start()
         if self.buffer is not None:
             self.buffer.quota(len(self.data.plan(self.learned_tasks).classes))
@@ -233,7 +220,8 @@ class CIFNetModule(TaskModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Embed a batch; the model observes it now, or on a GPU at the latest in ``end_pass``."""
-        self._embed(batch, learned=True)
+        with explaining_full_memory(self.data.batch_size):
+            self._embed(batch, learned=True)
         groups_of_rows = self.data.source.train.groups
         if groups_of_rows is not None:
             groups = groups_of_rows[batch.row.cpu().numpy()]
@@ -263,30 +251,12 @@ class CIFNetModule(TaskModule):
             row.correct = sum(part.correct for part in parts)
             self.record.prequential.append(row)
         self.model.finish_task()
-        message = edge_message(self.head.ridge_choices())
-        if message is not None and not self._edge_message_shown:
+        message = self.model.ridge_message()
+        if message is not None and not self._ridge_message_shown:
             rank_zero_info(message)
-            self._edge_message_shown = True
+            self._ridge_message_shown = True
 
-    def add_to_history(self, row: TaskRow) -> None:
-        """Add a task that was measured to the history of the model, which is stored with it."""
-        self.model.record_event(
-            "task",
-            accuracy=row.A_k,
-            seconds=row.train_seconds,
-            energy_kwh=row.energy_kwh,
-            energy_source=row.energy_source,
-            class_names=list(self.learned_tasks[-1]),
-        )
-
-    @property
-    def sum_over_processes(self) -> Callable[[Tensor], object] | None:
-        """What replaces a tensor by its sum over all processes; None for a single process."""
-        if self.trainer.world_size == 1:
-            return None
-        return partial(self.trainer.strategy.reduce, reduce_op="sum")
-
-    def abort_task(self, labels: list[int]) -> None:
+    def abort_task(self) -> None:
         """Remove the unfinished task from the model."""
         self._groups.clear()
         self._unchecked.clear()
@@ -306,14 +276,10 @@ class CIFNetModule(TaskModule):
             z = batch.embedding
             self.cached_embeddings += learned * len(z)
         else:
-            with explaining_full_memory(self.data.batch_size):
-                z = self.model.embed_unchecked(batch.image)
-        name = f"batch {self.trainer.fit_loop.batch_idx}"
-        if not self.trainer.training:
-            name = "evaluation"
-        self._unchecked.append(EmbeddedBatch(z, batch, name, learned))
+            z = self.model.embed_unchecked(batch.image)
+        self._unchecked.append(EmbeddedBatch(z, batch, learned))
         waiting = sum(len(embedded.z) for embedded in self._unchecked)
-        if z.device.type != "cuda" or waiting >= UNCHECKED_EMBEDDINGS:
+        if z.device.type != "cuda" or waiting >= EMBEDDED_BATCH:
             self.end_pass()
         return z
 
@@ -321,24 +287,26 @@ class CIFNetModule(TaskModule):
         """Check, cache and learn the embeddings of all batches so far.
 
         Raises:
-            NonFiniteError: an embedding holds NaN or Inf; names the batch of a task, counted from
-                0, and the image.
+            NonFiniteError: an embedding holds NaN or Inf; names the image.
         """
         unchecked = self._unchecked
         self._unchecked = []
-        for z, batch, name, learned in unchecked:
+        for z, batch, learned in unchecked:
             if isinstance(batch, ImageBatch):
                 source = self.data.source
                 names = (source.train if learned else source.val).names
-                place = partial(_place, name, names, batch.row)
-                check_finite(z, place)
+                check_finite(z, partial(_image_name, names, batch.row))
                 self.data.remember(batch, z)
             if learned:
-                if self._earlier_head is not None:
-                    correct = self._earlier_head.predict(z) == batch.label
-                    self._predicted_before.correct += int(correct.sum())
-                    self._predicted_before.samples += len(z)
+                self._predict_before(z, batch.label)
                 self.model.observe(z, batch.label, batch.key)
+
+    def _predict_before(self, z: Tensor, labels: Tensor) -> None:
+        """Count what the head of before the task predicts, where classes return."""
+        if self._earlier_head is not None:
+            correct = self._earlier_head.predict(z) == labels
+            self._predicted_before.correct += int(correct.sum())
+            self._predicted_before.samples += len(z)
 
     # ------------------------------------------------------------------ prediction
 
@@ -393,18 +361,6 @@ class CIFNetModule(TaskModule):
         self.model.engines = list(about.engines)
         self.model.history = list(about.history)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return all tensors but those of a fixed backbone: its hash is stored instead."""
-        state = super().state_dict(*args, **kwargs)
-        return {key: value for key, value in state.items() if key not in self._fixed}
-
-    @property
-    def _fixed(self) -> set[str]:
-        """Names of the tensors of a backbone that never changes."""
-        if self.backbone.learnable_patches is not None:
-            return set()
-        return {f"backbone.{name}" for name in self.backbone.state_dict()}
-
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
@@ -414,21 +370,23 @@ class CIFNetModule(TaskModule):
             CheckpointError: tensors are missing, of another shape, or do not fit each other.
         """
         with explained(CheckpointError, "the checkpoint does not fit the head"):
-            result = super().load_state_dict(state_dict, strict=False, assign=assign)
-        missing = [key for key in result.missing_keys if key not in self._fixed]
-        if strict and (missing or result.unexpected_keys):
-            raise CheckpointError(
-                f"the checkpoint does not fit the head: missing {missing[:3]}, unexpected"
-                f" {result.unexpected_keys[:3]}"
-            )
-        if self.class_names and sorted(self.head.classes) != list(
-            range(len(self.class_names))
-        ):
-            raise CheckpointError(
-                f"the checkpoint is damaged: it names {len(self.class_names)} classes, "
-                f"but its head has learned {len(self.head.classes)}"
-            )
-        return result
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def _without_backbone(
+    module: CIFNetModule, state: dict[str, Any], prefix: str, metadata: Any
+) -> None:
+    """Leave a fixed backbone out of a state; a checkpoint stores its hash instead."""
+    for name in list(state):
+        if name.startswith(f"{prefix}backbone."):
+            del state[name]
+
+
+def _expecting_no_backbone(module: CIFNetModule, found: Any) -> None:
+    """Accept a state without the fixed backbone."""
+    found.missing_keys[:] = [
+        name for name in found.missing_keys if not name.startswith("backbone.")
+    ]
 
 
 def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
@@ -446,10 +404,9 @@ def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
             f"head is {head!r}, expected a class such as cifnet_pl.heads.RidgeHead, or a head of"
             " that width"
         )
-    if isinstance(head, Head):
-        made = head
-    else:
-        made = head(backbone.features)
+    made = head
+    if not isinstance(made, Head):
+        made = made(backbone.features)
     name = type(made).__name__
     if made.in_features != backbone.features:
         raise UsageError(

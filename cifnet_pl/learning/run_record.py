@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from cifnet_pl.model.metrics import (
     max_drop,
     percent,
 )
+from cifnet_pl.model.task_evaluation import TaskEvaluation
 from cifnet_pl.utilities.files import to_csv, write_text
 
 
@@ -28,24 +30,6 @@ def run_folder(trainer: Trainer) -> Path | None:
     if trainer.loggers and trainer.log_dir:
         return Path(trainer.log_dir)
     return None
-
-
-def write_table(
-    trainer: Trainer, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]
-) -> None:
-    """Write a CSV file into the run's folder, if there is one.
-
-    All processes must call it; the first one writes.
-
-    Args:
-        trainer: of the run.
-        name: file name.
-        header: names of the columns.
-        rows: the cells of each row.
-    """
-    folder = run_folder(trainer)
-    if trainer.is_global_zero and folder is not None:
-        write_text(folder / name, to_csv(header, rows))
 
 
 TENSORBOARD_TAGS = {
@@ -70,7 +54,7 @@ TENSORBOARD_TAGS = {
 """TensorBoard's tag of each column of ``tasks.csv`` that it shows."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TaskRow:
     """A row of ``tasks.csv``: percentages 0–100, seconds, kWh, nats.
 
@@ -90,11 +74,11 @@ class TaskRow:
     train_seconds: float
     solve_seconds: float
     eval_seconds: float
-    energy_kwh: float | None
-    energy_source: str | None
+    energy_kwh: float | None = None
+    energy_source: str | None = None
     state_elements: int
     buffer_elements: int
-    eval_energy_kwh: float | None
+    eval_energy_kwh: float | None = None
     nll: float | None = None
     top5: float | None = None
     cached_images: int | None = None
@@ -157,8 +141,23 @@ class PrequentialRow:
 
 
 @dataclass
+class Table:
+    """A table that a callback has measured, for a file of the run's folder.
+
+    Attributes:
+        header: names of the columns.
+        rows: the cells of each row.
+    """
+
+    header: list[str]
+    rows: list[list[Any]]
+
+
+@dataclass
 class RunRecord:
     """The measurements so far, which are part of every checkpoint.
+
+    Module and callbacks fill it; :class:`~cifnet_pl.learning.callbacks.TaskMetrics` writes it.
 
     Attributes:
         rows: one for each task.
@@ -167,6 +166,9 @@ class RunRecord:
         class_counts: (2, C) int64 of each task: correct predictions and test images by class.
         prequential: predictions before a task is learned, where classes return.
         remarks: what the screen says of the last task besides the figures, by topic.
+        tables: further tables that callbacks measured, by file name, until they are written.
+        energy_counts_other_processes: whether energy is that of the whole machine; None if nothing
+            was measured.
         open_seconds: that a task has taken in which the checkpoint was written; else 0.
     """
 
@@ -177,6 +179,8 @@ class RunRecord:
     prequential: list[PrequentialRow] = field(default_factory=list)
     remarks: dict[str, str] = field(default_factory=dict)
     open_seconds: float = 0.0
+    energy_counts_other_processes: bool | None = None
+    tables: dict[str, Table] = field(default_factory=dict, compare=False)
 
     @property
     def trajectory(self) -> list[float | None]:
@@ -194,7 +198,32 @@ class RunRecord:
             prequential=[PrequentialRow(**row) for row in state["prequential"]],
             remarks=dict(state["remarks"]),
             open_seconds=float(state["open_seconds"]),
+            energy_counts_other_processes=state["energy_counts_other_processes"],
         )
+
+    def add(self, evaluation: TaskEvaluation, **measured: Any) -> TaskRow:
+        """Add the row of a task that was learned and evaluated.
+
+        Args:
+            evaluation: after the task.
+            measured: other columns of the row.
+        """
+        self.matrix.append(evaluation.task_accuracy)
+        confusion = torch.from_numpy(evaluation.confusion)
+        counts = torch.stack([confusion.diagonal(), confusion.sum(dim=1)])
+        self.class_counts.append(counts)
+        figures: dict[str, Any] = evaluation.figures()
+        row = TaskRow(
+            task=len(self.matrix),
+            classes_seen=len(confusion),
+            average=average_accuracy([*self.trajectory, figures["A_k"]]),
+            forgetting=forgetting(self.matrix),
+            eval_seconds=evaluation.seconds,
+            **figures,
+            **measured,
+        )
+        self.rows.append(row)
+        return row
 
     def summary(self, **description: Any) -> dict[str, Any]:
         """Return the content of ``summary.json``.
@@ -231,6 +260,7 @@ class RunRecord:
             "energy_cpu_kwh": components.get("cpu"),
             "energy_gpu_kwh": components.get("gpu"),
             "energy_ram_kwh": components.get("ram"),
+            "energy_counts_other_processes": self.energy_counts_other_processes,
             "co2_kg": components.get("co2_kg"),
             "A_K_per_kwh": per_kwh,
             "forward_transfer": self.forward_transfer(),
@@ -256,45 +286,56 @@ class RunRecord:
         return average_accuracy(gains)
 
     def write_tables(self, folder: Path, tasks: Sequence[Sequence[str]]) -> None:
-        """Write ``tasks.csv``, ``accuracy_matrix.csv`` and ``class_accuracy.csv``, each atomically.
+        """Write ``tasks.csv``, ``accuracy_matrix.csv``, ``class_accuracy.csv`` and ``tables``.
 
-        The last one has a row per class, in the order of learning: its task, its number of test
-        images at the end, and its accuracy in percent after each task. Where classes return there
-        is also ``prequential.csv``.
+        Each is written atomically. Where classes return there is also ``prequential.csv``.
 
         Args:
             folder: of the run.
             tasks: class names of each task.
         """
-        columns = [column.name for column in fields(TaskRow)]
-        rows = [list(vars(row).values()) for row in self.rows]
-        write_text(folder / "tasks.csv", to_csv(columns, rows))
-        count = len(self.rows)
-        header = ["task", *(f"task_{j + 1}" for j in range(count))]
+        numbers = range(1, len(self.rows) + 1)
         matrix = [[k, *row] for k, row in enumerate(self.matrix, 1)]
-        write_text(folder / "accuracy_matrix.csv", to_csv(header, matrix))
+        tables = {
+            "tasks.csv": Table(
+                [column.name for column in fields(TaskRow)],
+                [list(vars(row).values()) for row in self.rows],
+            ),
+            "accuracy_matrix.csv": Table(
+                ["task", *(f"task_{j}" for j in numbers)], matrix
+            ),
+            "class_accuracy.csv": self._class_accuracy(tasks),
+        }
+        if self.prequential:
+            tables["prequential.csv"] = self._prequential_table()
+        for name, table in (tables | self.tables).items():
+            write_text(folder / name, to_csv(table.header, table.rows))
+
+    def _class_accuracy(self, tasks: Sequence[Sequence[str]]) -> Table:
+        """Return a row per class, in the order of learning.
+
+        It has the class's task, its number of test images at the end, and its accuracy in percent
+        after each task.
+        """
         header = ["class", "task", "test_images"]
-        header += [f"after_task_{k + 1}" for k in range(count)]
-        by_class: list[list[Any]] = []
+        header += [f"after_task_{k}" for k in range(1, len(self.rows) + 1)]
+        rows: list[list[Any]] = []
         for task, names in enumerate(tasks, 1):
             for name in names:
-                by_class.append([name, task, *self._of_class(len(by_class))])
-        write_text(folder / "class_accuracy.csv", to_csv(header, by_class))
-        if self.prequential:
-            self._write_prequential(folder / "prequential.csv")
+                rows.append([name, task, *self._of_class(len(rows))])
+        return Table(header, rows)
 
-    def _write_prequential(self, path: Path) -> None:
-        """Write the accuracy on a task's samples before it, and on all samples so far."""
+    def _prequential_table(self) -> Table:
+        """Return the accuracy on a task's samples before it, and on all samples so far."""
         samples = 0
         correct = 0
-        table: list[list[float | int | None]] = []
+        rows: list[list[Any]] = []
         for row in self.prequential:
             samples += row.samples
             correct += row.correct
             accuracy = percent(row.correct, row.samples)
-            table.append([row.task, row.samples, accuracy, percent(correct, samples)])
-        header = ["task", "samples", "accuracy", "accuracy_so_far"]
-        write_text(path, to_csv(header, table))
+            rows.append([row.task, row.samples, accuracy, percent(correct, samples)])
+        return Table(["task", "samples", "accuracy", "accuracy_so_far"], rows)
 
     def _of_class(self, label: int) -> list[float | None]:
         """Return the test images of a class, and its accuracy after each task it was known."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -17,16 +19,16 @@ from torch import Tensor
 from cifnet_pl.backbones import Backbone, backbone_imports
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.learning.run_record import RunRecord, TaskRow
+from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.learning.run_state import (
     image_options,
     read_run_state,
     require_same,
     rewind_to_task_start,
 )
-from cifnet_pl.learning.task_evaluation import EvaluationCounts, TaskEvaluation
 from cifnet_pl.model.bundle import FORMAT
-from cifnet_pl.model.metrics import average_accuracy, forgetting
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.task_evaluation import TaskEvaluation
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.plugins import (
@@ -35,9 +37,6 @@ from cifnet_pl.utilities.plugins import (
     import_name,
     names_import,
 )
-
-NEVER = 2**62
-"""Batches or epochs between two evaluations, where Lightning must not start them itself."""
 
 
 @contextmanager
@@ -66,15 +65,18 @@ def no_images(name: str) -> DataError:
 class TaskModule(LightningModule):
     """A module for which a task is an epoch: it opens tasks and evaluates after each one.
 
-    Subclasses learn in ``training_step``, finish a task in ``finish_task``, and predict in
-    ``probabilities``.
+    The life of a task is in the order of this class: ``begin_task``, ``training_step`` for each
+    batch, ``end_pass``, ``finish_task`` (add up, buffer, solve, calibrate), the evaluation, the
+    record. Subclasses implement these, and predict in ``probabilities``.
 
     Attributes:
         title: name in tables and figures; by default the class's own without "Module".
         backbone: set by subclasses; says how the data module must prepare images.
         epochs: passes over a task's images that learn from them.
         any_batch_size: whether the result is the same for batches of any size.
+        can_resume_inside_task: whether a checkpoint inside a task can be resumed there.
         classifiers: names of the module's classifiers, where it has several and all are evaluated.
+        by_classifier: their probabilities of the last evaluation batch, by name.
         learned_tasks: class names of each task begun, in order.
         evaluation: result of the last evaluation.
         record: what was measured after each task.
@@ -88,23 +90,23 @@ class TaskModule(LightningModule):
     backbone: Backbone
     epochs: int = 1
     any_batch_size: ClassVar[bool] = False
+    can_resume_inside_task: ClassVar[bool] = False
     classifiers: tuple[str, ...] = ()
+    evaluation: TaskEvaluation | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.learned_tasks: list[list[str]] = []
-        self.evaluation: TaskEvaluation | None = None
+        self.by_classifier: dict[str, Tensor] = {}
         self.record = RunRecord()
         self.method: type = type(self)
         self.element_bytes = 4
         self.buffer_bytes = 4
         self.preparation_seconds = 0.0
-        self._task_start: float | None = None  # None between tasks
-        self._train_seconds = 0.0
-        self._solve_seconds = 0.0
         self.cached_embeddings = 0
-        self._evaluation_counts: EvaluationCounts | None = None
+        self._task_start: float | None = None  # None between tasks
+        self._seconds: dict[str, float] = {}
         self._under_way = False
         self._solving = False
 
@@ -135,21 +137,12 @@ class TaskModule(LightningModule):
     def finish_task(self) -> None:
         """Complete the task once all its batches have been learned from."""
 
-    def abort_task(self, labels: list[int]) -> None:
-        """Undo the task that was open when the run stopped.
-
-        Args:
-            labels: of its classes.
-        """
+    def abort_task(self) -> None:
+        """Undo the task that was open when the run stopped."""
 
     @property
     def resumes_inside_task(self) -> bool:
         """Whether the next task was open when the run stopped, and is resumed there."""
-        return False
-
-    @property
-    def can_resume_inside_task(self) -> bool:
-        """Whether a checkpoint that is written after this batch can be resumed inside the task."""
         return False
 
     def check_returning(self) -> None:
@@ -168,12 +161,6 @@ class TaskModule(LightningModule):
         """Return (n, C) float64 class probabilities of a batch, column c for label c."""
         raise NotImplementedError
 
-    def probabilities_by_classifier(
-        self, batch: Batch
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the probabilities that count, and those of each of ``classifiers``."""
-        raise NotImplementedError
-
     def settings(self) -> dict[str, Any]:
         """Return the settings that a checkpoint's tensors depend on; compared on loading."""
         return {"module": type(self).__name__}
@@ -182,22 +169,11 @@ class TaskModule(LightningModule):
         """Return what ``summary.json`` says of the method, besides what it says of every one."""
         return {}
 
-    def plugin_hashes(self) -> dict[str, str | None]:
-        """Return the plug-ins of the run, with the SHA-256 of each file as it was at the start."""
-        source = entry_point("sources", self.data.source_name) or self.data.source_name
-        parts = [import_name(part) for part in (type(self), self.method)]
-        backbone = backbone_imports(self.backbone.name, self.backbone.architecture)
-        names = [*backbone, *parts, source]
-        return {name: code_hash(name) for name in names if names_import(name)}
-
-    def add_to_history(self, row: TaskRow) -> None:
-        """Add a task that was measured to the history of the model, where there is one."""
-
     def state_elements(self) -> dict[str, int]:
         """Count the values that are kept between tasks, by component."""
         return {"parameters": sum(p.numel() for p in self.parameters())}
 
-    # ------------------------------------------------------------------ tasks
+    # ------------------------------------------------------------------ what is known
 
     @property
     def data(self) -> CIFNetDataModule:
@@ -214,6 +190,33 @@ class TaskModule(LightningModule):
         """Number of tasks that are learned completely."""
         return len(self.learned_tasks) - self._under_way
 
+    @property
+    def sum_over_processes(self) -> Callable[[Tensor], object] | None:
+        """What replaces a tensor by its sum over all processes; None for a single process."""
+        if self.trainer.world_size == 1:
+            return None
+        return partial(self.trainer.strategy.reduce, reduce_op="sum")
+
+    def plugin_hashes(self) -> dict[str, str | None]:
+        """Return the plug-ins of the run, with the SHA-256 of each file as it was at the start."""
+        source = entry_point("sources", self.data.source_name) or self.data.source_name
+        parts = [import_name(part) for part in (type(self), self.method)]
+        backbone = backbone_imports(self.backbone.name, self.backbone.architecture)
+        names = [*backbone, *parts, source]
+        return {name: code_hash(name) for name in names if names_import(name)}
+
+    def prepare_model(self, model: Classifier) -> None:
+        """Tell a model how this run prepares images, and in which precision it embeds them."""
+        images = self.data.describe_images(self.backbone.preprocessing)
+        model.image_size = images["image_size"]
+        model.crop_ratio = images["crop_ratio"]
+        model.held_out = None
+        if images["held_out"]:
+            model.held_out = tuple(images["held_out"])
+        model.precision = str(self.trainer.precision)
+
+    # ------------------------------------------------------------------ tasks
+
     def configure_optimizers(self) -> list[Any]:
         """Return no optimizer: Lightning optimizes nothing here."""
         return []
@@ -221,9 +224,8 @@ class TaskModule(LightningModule):
     def on_fit_start(self) -> None:
         """Undo an open task, check the data, and set up the Trainer."""
         if self._under_way:
-            classes = len(self.class_names)
-            names = self.learned_tasks.pop()
-            self.abort_task(list(range(classes - len(names), classes)))
+            self.learned_tasks.pop()
+            self.abort_task()
             self._under_way = False
         if self.data.kind.samples_return:
             self.check_returning()
@@ -251,7 +253,7 @@ class TaskModule(LightningModule):
         # Lightning would evaluate at the start and before on_train_epoch_end, when the head is not
         # solved.
         trainer.num_sanity_val_steps = 0
-        trainer.check_val_every_n_epoch = NEVER
+        trainer.check_val_every_n_epoch = sys.maxsize
 
     def on_train_epoch_start(self) -> None:
         """Begin the task of this epoch."""
@@ -280,8 +282,10 @@ class TaskModule(LightningModule):
         self._solving = False
         end = time.perf_counter()
         assert self._task_start is not None
-        self._solve_seconds = end - start
-        self._train_seconds = end - self._task_start
+        self._seconds = {
+            "train_seconds": end - self._task_start,
+            "solve_seconds": end - start,
+        }
         self._task_start = None
         # Without an optimizer global_step stays 0, and Lightning's ModelCheckpoint saves nothing.
         trainer = self.trainer
@@ -293,43 +297,7 @@ class TaskModule(LightningModule):
         trainer.fit_loop.epoch_loop.val_loop.run()
         trainer.training = True
 
-    def _record_task(self, evaluation: TaskEvaluation) -> None:
-        """Add the last task to the record; callbacks fill in what they have measured."""
-        record = self.record
-        record.matrix.append(list(evaluation.task_accuracy))
-        confusion = torch.from_numpy(evaluation.confusion)
-        counts = torch.stack([confusion.diagonal(), confusion.sum(dim=1)])
-        record.class_counts.append(counts)
-        elements = self.state_elements()
-        cached = 0
-        if self.data.source.train.are_images:
-            cached = sum(of_all_processes(self.cached_embeddings))
-        loader = self.trainer.train_dataloader
-        row = TaskRow(
-            task=len(record.matrix),
-            classes_seen=len(self.class_names),
-            A_k=evaluation.accuracy,
-            average=average_accuracy([*record.trajectory, evaluation.accuracy]),
-            forgetting=forgetting(record.matrix),
-            ece=evaluation.ece,
-            train_seconds=self._train_seconds,
-            solve_seconds=self._solve_seconds,
-            eval_seconds=evaluation.seconds,
-            energy_kwh=None,
-            energy_source=None,
-            state_elements=sum(elements.values()),
-            buffer_elements=elements.get("buffer", 0),
-            eval_energy_kwh=None,
-            nll=evaluation.nll,
-            top5=evaluation.top5,
-            cached_images=cached,
-            A_k_classifier=evaluation.accuracy_by_classifier.get("classifier"),
-            A_k_nearest_mean=evaluation.accuracy_by_classifier.get("nearest_mean"),
-            waiting_seconds=getattr(loader, "waiting_seconds", None),
-        )
-        record.rows.append(row)
-
-    # ------------------------------------------------------------------ evaluation
+    # ------------------------------------------------------------------ evaluation and record
 
     def on_validation_epoch_start(self) -> None:
         """Start to count over all classes seen."""
@@ -337,13 +305,13 @@ class TaskModule(LightningModule):
             raise UsageError(
                 "nothing is learned yet: give a checkpoint with --ckpt_path"
             )
-        sizes = [len(names) for names in self.learned_tasks]
         domains = self.data.evaluated
-        if domains is not None:
-            counts = EvaluationCounts(sizes, len(domains.categories), self.classifiers)
-        else:
-            counts = EvaluationCounts(sizes, classifiers=self.classifiers)
-        self._evaluation_counts = counts.to(self.device)
+        self.evaluation = TaskEvaluation(
+            [len(names) for names in self.learned_tasks],
+            None if domains is None else len(domains.categories),
+            self.classifiers,
+            self.device,
+        )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Count a batch.
@@ -353,35 +321,49 @@ class TaskModule(LightningModule):
         """
         if not len(batch.label):
             return None
-        assert self._evaluation_counts is not None
-        by_classifier: dict[str, Tensor] = {}
-        if self.classifiers:
-            probabilities, by_classifier = self.probabilities_by_classifier(batch)
-        else:
+        assert self.evaluation is not None
+        with explaining_full_memory(self.data.batch_size):
             probabilities = self.probabilities(batch)
         domains = self.data.evaluated
         domain = None
         if domains is not None:
             codes = domains.codes[batch.row.cpu().numpy()]
             domain = torch.from_numpy(codes).to(self.device, torch.int64)
-        self._evaluation_counts.update(
-            probabilities, batch.label, domain, by_classifier
-        )
+        self.evaluation.update(probabilities, batch.label, domain, self.by_classifier)
         return probabilities
 
     def on_validation_epoch_end(self) -> None:
-        """Compute the evaluation from the counts of all processes."""
-        assert self._evaluation_counts is not None
+        """Finish the evaluation; in a run it becomes the record's row of the task."""
+        assert self.evaluation is not None
         self.end_pass()
-        self.evaluation = self._evaluation_counts.compute()
-        accuracy = self.evaluation.accuracy
-        if self.trainer.state.fn != "fit":
-            # This is what Trainer.validate returns.
-            self.log_dict(self.evaluation.metrics(), sync_dist=True)
+        self.evaluation.finish(self.sum_over_processes)
+        if self.trainer.state.fn == "fit":
+            self._record_task(self.evaluation)
             return
-        self._record_task(self.evaluation)
-        if accuracy is not None:
-            self.log("A_k", accuracy, prog_bar=True, logger=False, sync_dist=True)
+        # This is what Trainer.validate returns.
+        figures = self.evaluation.figures()
+        for task, accuracy in enumerate(self.evaluation.task_accuracy, 1):
+            figures[f"A_k{task}"] = accuracy
+        known = {name: value for name, value in figures.items() if value is not None}
+        self.log_dict(known, sync_dist=True)
+
+    def _record_task(self, evaluation: TaskEvaluation) -> None:
+        """Add the last task to the record; callbacks fill in what they have measured."""
+        elements = self.state_elements()
+        cached = 0
+        if self.data.source.train.are_images:
+            cached = sum(of_all_processes(self.cached_embeddings))
+        loader = self.trainer.train_dataloader
+        row = self.record.add(
+            evaluation,
+            **self._seconds,
+            state_elements=sum(elements.values()),
+            buffer_elements=elements.get("buffer", 0),
+            cached_images=cached,
+            waiting_seconds=getattr(loader, "waiting_seconds", None),
+        )
+        if row.A_k is not None:
+            self.log("A_k", row.A_k, prog_bar=True, logger=False, sync_dist=True)
 
     def on_validation_end(self) -> None:
         """Write the embeddings of this process into the cache."""

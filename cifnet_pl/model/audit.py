@@ -17,21 +17,18 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones.embedding_cache import EmbeddingCache, log, pipeline_folder
-from cifnet_pl.data.loading import pieces
+from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.base import NOVELTY_RIDGE, to_probabilities
-from cifnet_pl.heads.confidence import CalibrationSamples, fit_probabilities
+from cifnet_pl.heads.confidence import fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
-from cifnet_pl.model.calibration import Interval, gain_of_more_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.metrics import MIN_TEST_IMAGES, Evaluation, calibration_error
-from cifnet_pl.statistics import find_groups, near_duplicates, whiten
+from cifnet_pl.model.unknowns import COVERAGE
+from cifnet_pl.statistics import factorise, near_duplicates, whiten
 from cifnet_pl.utilities.errors import CifnetError, DataError
-
-IMAGES_PER_BATCH = 2048
-"""Images that are computed with in one batch, in float64."""
 
 
 def fitted_head(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
@@ -44,63 +41,31 @@ def fitted_head(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
     """
     head = RidgeHead(z.shape[1])
     head.begin_task(range(classes))
-    every_row = np.arange(len(labels))
-    for rows in pieces(every_row, IMAGES_PER_BATCH):
-        batch_z = torch.from_numpy(z[rows])
-        batch_labels = torch.from_numpy(labels[rows])
-        head.observe(batch_z, batch_labels)
+    for rows in pieces(np.arange(len(labels)), EMBEDDED_BATCH):
+        head.observe(torch.from_numpy(z[rows]), torch.from_numpy(labels[rows]))
     head.solve()
     return head
 
 
-class LeftOutScores(NamedTuple):
-    """Scores of a batch of rows, each by the head without all rows of its group.
-
-    Attributes:
-        rows: (m,) positions.
-        scores: (m, C) float64.
-    """
-
-    rows: np.ndarray
-    scores: Tensor
-
-
-def left_out(
+def left_out_scores(
     head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray
-) -> Iterator[LeftOutScores]:
-    """Yield leave-one-group-out scores in batches of whole groups.
+) -> Tensor:
+    """Return (n, C) float64 leave-one-group-out scores of all rows that a head has learned.
 
     Args:
-        head: it has learned all rows.
+        head: the head.
         z: (n, d) embeddings.
         labels: (n,) int64.
         groups: (n,) int64, equal for rows that are left out together.
     """
-    for rows in rows_of_groups(groups):
-        batch_z = torch.from_numpy(z[rows])
-        batch_labels = torch.from_numpy(labels[rows])
-        batch_groups = torch.from_numpy(groups[rows])
-        scores = head.leave_one_out(batch_z, batch_labels, batch_groups)
-        yield LeftOutScores(rows, scores)
+    y = torch.from_numpy(labels)
+    return head.leave_one_out(torch.from_numpy(z), y, torch.from_numpy(groups))
 
 
-def rows_of_groups(groups: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the rows of whole groups, about ``IMAGES_PER_BATCH`` in a batch.
-
-    Args:
-        groups: (n,) int64.
-    """
-    order = np.argsort(groups, kind="stable")
-    sorted_groups = groups[order]
-    steps = np.diff(sorted_groups, prepend=-1)
-    first_of_group = np.flatnonzero(steps)
-    wanted = np.arange(IMAGES_PER_BATCH, len(order), IMAGES_PER_BATCH)
-    position = np.searchsorted(first_of_group, wanted, side="right")
-    group = position - 1
-    ends = np.unique(first_of_group[group])
-    for rows in np.split(order, ends):
-        if len(rows):
-            yield np.sort(rows)
+def rows_of_classes(labels: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the rows of each class that has any."""
+    for label in np.unique(labels):
+        yield np.flatnonzero(labels == label)
 
 
 class NearDuplicates(NamedTuple):
@@ -133,18 +98,10 @@ def find_near_duplicates(z: np.ndarray, labels: np.ndarray) -> NearDuplicates:
     # Without more than half of a class little would be known of it: its images stand alone.
     too_large = 2 * group_size > class_size
     alone = len(y) + torch.arange(len(y))
-    groups = torch.unique(torch.where(too_large, alone, similar), return_inverse=True)[
-        1
-    ]
+    together = torch.where(too_large, alone, similar)
+    groups = torch.unique(together, return_inverse=True)[1]
     duplicated = group_size > 1
     return NearDuplicates(groups.numpy(), duplicated.numpy(), judged.numpy())
-
-
-MAX_CALIBRATION_IMAGES = 5000
-"""Images that the temperature is fitted to, evenly spaced."""
-
-MAX_SELF_CONFIDENCE = 0.05
-"""Self-confidence below which a label may be an error, if another class has more than half."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +162,7 @@ class Audit:
 
         Their self-confidence is below 5 %, and another class has more than half of the probability.
         """
-        unlikely = self.self_confidence < MAX_SELF_CONFIDENCE
+        unlikely = self.self_confidence < 1 - COVERAGE
         confident = self.evaluation.confidence > 0.5
         found = self.judged & unlikely & confident
         rows = np.flatnonzero(found)
@@ -242,132 +199,69 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         class_names: names of the classes; each must have an image.
     """
     found = find_near_duplicates(z, labels)
+    y = torch.from_numpy(labels)
     head = fitted_head(z, labels, len(class_names))
-    _calibrate(head, z, labels, found)
-    predicted = np.zeros(len(labels), dtype=np.int64)
-    confidence = np.zeros(len(labels))
-    self_confidence = np.zeros(len(labels))
-    for rows, scores in left_out(head, z, labels, found.groups):
-        finite = torch.nan_to_num(scores)
-        probabilities = to_probabilities(finite, head.temperature, head.odds_power)
-        best = probabilities.max(dim=1)
-        own_label = torch.from_numpy(labels[rows])
-        own_column = own_label[:, None]
-        confidence[rows] = best.values.numpy()
-        predicted[rows] = best.indices.numpy()
-        own = probabilities.gather(1, own_column)
-        self_confidence[rows] = own[:, 0].numpy()
-    correct = predicted == labels
-    judged_confidence = confidence[found.judged]
-    judged_correct = correct[found.judged]
-    ece = calibration_error(judged_confidence, judged_correct)
+    scores = left_out_scores(head, z, labels, found.groups).nan_to_num()
+    judged = torch.from_numpy(found.judged)
+    if judged.any():
+        fit = fit_probabilities([scores[judged]], y[judged])
+        head.temperature.fill_(1 / fit.weights[0])
+        head.odds_power.fill_(fit.power)
+    probabilities = to_probabilities(scores, head.temperature, head.odds_power)
+    confidence, predicted = probabilities.max(dim=1)
+    correct = predicted == y
     evaluation = Evaluation(
         class_names=list(class_names),
         rows=np.arange(len(labels)),
         target=labels,
-        predicted=predicted,
-        confidence=confidence,
-        ece=ece or 0.0,
+        predicted=predicted.numpy(),
+        confidence=confidence.numpy(),
+        ece=calibration_error(confidence[judged].numpy(), correct[judged].numpy())
+        or 0.0,
     )
-    n_classes = len(class_names)
-    distance = _distances(z, labels, n_classes, found)
-    return Audit(evaluation, self_confidence, distance, found.duplicated, found.judged)
+    return Audit(
+        evaluation,
+        probabilities.gather(1, y[:, None])[:, 0].numpy(),
+        _distances(z, labels, found),
+        found.duplicated,
+        found.judged,
+    )
 
 
-def _calibrate(
-    head: RidgeHead, z: np.ndarray, labels: np.ndarray, found: NearDuplicates
-) -> None:
-    """Calibrate the head by images that can be judged."""
-    judged = np.flatnonzero(found.judged)
-    if not len(judged):
-        return
-    count = min(len(judged), MAX_CALIBRATION_IMAGES)
-    spread = np.linspace(0, len(judged) - 1, count)
-    positions = np.unique(spread.astype(np.int64))
-    selected_groups = found.groups[judged[positions]]
-    is_selected = np.isin(found.groups, selected_groups)
-    rows = np.flatnonzero(is_selected)
-    scores = torch.zeros(len(rows), len(head.classes), dtype=torch.float64)
-    selected_labels = labels[rows]
-    groups = found.groups[rows]
-    batches = left_out(head, z[rows], selected_labels, groups)
-    for batch, batch_scores in batches:
-        scores[torch.from_numpy(batch)] = batch_scores
-    finite = scores.isfinite().all(dim=1)
-    if not finite.any():
-        return
-    y = torch.from_numpy(labels[rows])
-    fit = fit_probabilities([scores[finite]], y[finite])
-    head.odds_power.fill_(fit.power)
-    head.calibrate(fit.weights)
-
-
-def _unit(z: np.ndarray) -> Tensor:
-    """Return embeddings (m, d) scaled to length 1, in float64."""
-    x = torch.from_numpy(z).double()
-    return torch.nn.functional.normalize(x, dim=1)
-
-
-def _distances(
-    z: np.ndarray, labels: np.ndarray, classes: int, found: NearDuplicates
-) -> np.ndarray:
+def _distances(z: np.ndarray, labels: np.ndarray, found: NearDuplicates) -> np.ndarray:
     """Return (n,) Mahalanobis distances of the embeddings, scaled to a median of 1 in each class.
 
     Embeddings are scaled to length 1. The distance is to the mean of the class without the image's
     group, under the within-class scatter with the ridge of the novelty score; NaN for images that
     cannot be judged.
     """
-    width = z.shape[1]
-    class_sums = torch.zeros(classes, width, dtype=torch.float64)
-    gram = torch.zeros(width, width, dtype=torch.float64)
-    every_row = np.arange(len(labels))
-    for rows in pieces(every_row, IMAGES_PER_BATCH):
-        x = _unit(z[rows])
-        gram += x.T @ x
-        y = torch.from_numpy(labels[rows])
-        class_sums.index_add_(0, y, x)
-    images = np.bincount(labels, minlength=classes)
-    counts = torch.from_numpy(images).double()
-    means = class_sums / counts[:, None]
-    between = means.T @ class_sums
-    within = (gram - between) / len(labels)
-    variance = within.diagonal().mean()
-    ridge = NOVELTY_RIDGE * variance + 1e-12
-    within.diagonal().add_(ridge)
-    factor = torch.linalg.cholesky(within)
-    distances = np.zeros(len(labels))
-    for rows in rows_of_groups(found.groups):
-        x = _unit(z[rows])
-        y = torch.from_numpy(labels[rows])
-        groups = found.groups[rows]
-        numbers = np.unique(groups, return_inverse=True)[1]
-        group = torch.from_numpy(numbers)
-        n_groups = int(group.max()) + 1
-        group_sums = torch.zeros(n_groups, width, dtype=torch.float64)
-        group_sums.index_add_(0, group, x)
-        group_size = group.bincount()[group]
-        class_size = counts[y]
-        others = (class_size - group_size).clamp_min(1)
-        own_sums = group_sums[group]
-        other_sums = class_sums[y] - own_sums
-        mean = other_sums / others[:, None]
-        lengths = whiten(factor, x - mean).norm(dim=1)
-        distances[rows] = lengths.numpy()
-    for label in range(classes):
-        of_class = labels == label
-        own = distances[of_class]
-        median = float(np.median(own))
-        distances[of_class] /= max(median, 1e-12)
+    rows = torch.from_numpy(z).double()
+    x = torch.nn.functional.normalize(rows, dim=1)
+    within = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
+    for of_class in rows_of_classes(labels):
+        centred = x[of_class] - x[of_class].mean(dim=0)
+        within += centred.T @ centred / len(labels)
+    rounding = torch.finfo(torch.float64).eps
+    ridge = NOVELTY_RIDGE * within.diagonal().mean() + rounding
+    factor = factorise(within, ridge)
+    distances = np.full(len(labels), np.nan)
+    for of_class in rows_of_classes(labels):
+        own = x[of_class]
+        group = torch.from_numpy(
+            np.unique(found.groups[of_class], return_inverse=True)[1]
+        )
+        size = group.bincount()
+        sums = own.new_zeros(len(size), own.shape[1]).index_add(0, group, own)
+        others = (len(own) - size).clamp_min(1)
+        means = (own.sum(dim=0) - sums) / others[:, None]
+        length = whiten(factor, own - means[group]).norm(dim=1)
+        scaled = length / length.quantile(0.5).clamp_min(rounding)
+        distances[of_class] = scaled.numpy()
     distances[~found.judged] = np.nan
     return distances
 
 
 # ---------------------------------------------------------------------- learning curve
-
-MIN_CURVE_IMAGES = 3
-"""Images of a class from which accuracy is measured."""
-
-MAX_HALVINGS = 11
 
 
 class CurvePoint(NamedTuple):
@@ -417,75 +311,38 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningC
     """
     counts = np.bincount(labels, minlength=classes)
     sizes = _curve_sizes(counts)
-    generator = np.random.default_rng(0)
-    order = generator.permutation(len(labels))
-    rows_of_class = []
-    for label in range(classes):
-        of_class = labels[order] == label
-        rows_of_class.append(order[of_class])
+    order = np.random.default_rng(0).permutation(len(labels))
+    shuffled = [order[rows] for rows in rows_of_classes(labels[order])]
     drawn = []
-    found = []
     measured = counts >= sizes[-1]
     for size in sizes:
-        first_images = [of_class[:size] for of_class in rows_of_class]
-        rows = np.sort(np.concatenate(first_images))
-        drawn_labels = labels[rows]
-        duplicates = find_near_duplicates(z[rows], drawn_labels)
-        drawn.append(rows)
-        found.append(duplicates)
-        alone = rows[~duplicates.judged]
-        measured[labels[alone]] = False
+        rows = np.sort(np.concatenate([of_class[:size] for of_class in shuffled]))
+        found = find_near_duplicates(z[rows], labels[rows])
+        drawn.append((rows, found.groups))
+        measured[labels[rows[~found.judged]]] = False
     if not measured.any():  # all classes are bursts: a single point
         measured = counts >= sizes[-1]
         sizes = sizes[-1:]
         drawn = drawn[-1:]
-        found = found[-1:]
     points = []
-    for size, rows, duplicates in zip(sizes, drawn, found, strict=True):
-        groups = duplicates.groups
+    for size, (rows, groups) in zip(sizes, drawn, strict=True):
         accuracy = _mean_accuracy(z[rows], labels[rows], groups, measured)
         points.append(CurvePoint(size, accuracy))
-    largest = sizes[-1]
-    is_short = 2 * counts < largest
-    short = np.flatnonzero(is_short)
+    short = np.flatnonzero(2 * counts < sizes[-1])
     return LearningCurve(points, tuple(short.tolist()))
-
-
-def gain_of_ten_more(
-    z: np.ndarray, labels: np.ndarray, classes: int
-) -> Interval | None:
-    """Estimate how many points ten more images of each class would bring on new groups.
-
-    It is what a served model of the same images says of itself.
-
-    Args:
-        z: (n, d) embeddings.
-        labels: (n,) int64 in 0 … ``classes`` − 1.
-        classes: number of classes.
-
-    Returns:
-        95 % interval; None with too few images to say, or more than can be compared.
-    """
-    if len(labels) > MAX_CALIBRATION_IMAGES:
-        return None
-    head = fitted_head(z, labels, classes)
-    samples = CalibrationSamples(head, torch.from_numpy(z), torch.from_numpy(labels))
-    found = find_groups(samples.z, samples.columns, samples.rules[0])
-    groups = found.clusters if found.dependent else None
-    return gain_of_more_images(samples.grouped(groups))
 
 
 def _curve_sizes(counts: np.ndarray) -> list[int]:
     """Return the numbers of images per class of a curve, for classes with (C,) images."""
     several = counts[counts > 1]  # of a single image nothing can be measured
     if not len(several):
-        several = counts
-    largest = int(np.quantile(several, 0.5, method="lower"))
-    halved = []
-    for halvings in range(MAX_HALVINGS, 0, -1):
-        halved.append(largest >> halvings)
-    reached = [size for size in halved if size >= MIN_CURVE_IMAGES]
-    return [*reached, largest]
+        return [1]
+    size = int(np.quantile(several, 0.5, method="lower"))
+    sizes: list[int] = []
+    while size > 1:
+        sizes.insert(0, size)
+        size //= 2
+    return sizes
 
 
 def _mean_accuracy(
@@ -501,17 +358,10 @@ def _mean_accuracy(
     """
     classes = len(measured)
     head = fitted_head(z, labels, classes)
-    correct = np.zeros(classes)
-    for rows, scores in left_out(head, z, labels, groups):
-        y = labels[rows]
-        predicted = scores.argmax(dim=1).numpy()
-        is_correct = predicted == y
-        predicted_right = y[is_correct]
-        correct += np.bincount(predicted_right, minlength=classes)
+    predicted = left_out_scores(head, z, labels, groups).argmax(dim=1).numpy()
+    correct = np.bincount(labels[predicted == labels], minlength=classes)
     images = np.bincount(labels, minlength=classes)
-    tested = images[measured]
-    by_class = correct[measured] / tested
-    return 100 * float(by_class.mean())
+    return 100 * float((correct[measured] / images[measured]).mean())
 
 
 # ---------------------------------------------------------------------- embeddings
@@ -574,14 +424,12 @@ def embeddings_of(
     label_batches = []
     hash_batches = []
     files = []
-    splits = (("train", source.train), ("val", source.val))
-    for name, samples in splits:
+    for name, samples in (("train", source.train), ("val", source.val)):
         images = LabelledImages(source.class_names, samples)
-        embedded = _embedded(model, images, unreadable, progress)
+        cache = None
         if pipeline is not None:
-            cache = EmbeddingCache(samples, images.class_names, pipeline / name)
-            embedded = _embedded_with_cache(model, images, cache, unreadable, progress)
-        for rows, z in embedded:
+            cache = EmbeddingCache(images.files, images.class_names, pipeline / name)
+        for rows, z in _embedded(model, images, cache, unreadable, progress):
             z_batches.append(z)
             label_batches.append(images.files.labels[rows])
             hash_batches.append(images.files.hashes(rows))
@@ -593,49 +441,35 @@ def embeddings_of(
     repeats = find_repeats(enumerate(hashes.tolist()), labels)
     undecided = {}
     decided = np.ones(len(labels), dtype=bool)
-    ambiguous = sorted(repeats.undecided.items())
-    for row, other in ambiguous:
-        label = int(labels[row])
-        undecided[files[row]] = (label, other)
+    for row, other in sorted(repeats.undecided.items()):
+        undecided[files[row]] = (int(labels[row]), other)
         decided[row] = False
-    kept_rows = np.flatnonzero(decided)
-    kept_files = [files[row] for row in kept_rows.tolist()]
     embeddings = np.concatenate(z_batches)
-    kept_labels = labels[decided]
-    return EmbeddedImages(embeddings[decided], kept_labels, kept_files, undecided)
+    kept_files = [files[row] for row in np.flatnonzero(decided)]
+    return EmbeddedImages(embeddings[decided], labels[decided], kept_files, undecided)
 
 
 def _embedded(
     model: Classifier,
     images: LabelledImages,
+    cache: EmbeddingCache | None,
     unreadable: list[Unreadable],
     progress: bool,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield rows and embeddings of images."""
-    for rows, z in images.embedded(model, "embedding", unreadable, progress):
-        yield rows, z.cpu().numpy()
-
-
-def _embedded_with_cache(
-    model: Classifier,
-    images: LabelledImages,
-    cache: EmbeddingCache,
-    unreadable: list[Unreadable],
-    progress: bool,
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield rows and embeddings: those that are in the cache, then the others."""
+    """Yield rows and embeddings of images: those that are in the cache, then the others."""
     rows = np.arange(len(images.files))
-    known = cache.known(rows)
-    if known.any():
-        cached_rows = rows[known]
-        yield cached_rows, cache.get(cached_rows).numpy()
+    known = np.zeros(len(rows), dtype=bool)
+    if cache is not None:
+        known = cache.known(rows)
+    if cache is not None and known.any():
+        yield rows[known], cache.get(rows[known]).numpy()
     if known.all():
         return
     missing = rows[~known]
     uncached = images.select(~known)
-    for batch, z in _embedded(model, uncached, unreadable, progress):
-        content = uncached.files.hashes(batch)
-        hashes = torch.from_numpy(content)
-        positions = torch.from_numpy(missing[batch])
-        cache.collect(positions, hashes, torch.from_numpy(z))
-        yield missing[batch], z
+    for batch, z in uncached.embedded(model, "embedding", unreadable, progress):
+        embeddings = z.cpu()
+        if cache is not None:
+            hashes = torch.from_numpy(uncached.files.hashes(batch))
+            cache.collect(torch.from_numpy(missing[batch]), hashes, embeddings)
+        yield missing[batch], embeddings.numpy()

@@ -8,7 +8,7 @@ and reading never executes anything.
 ``config.json`` is the only step that makes a new model the folder's content: a reader finds either
 the old model or the new one, complete, whenever the writer is killed.
 
-This module writes bundles and opens their files. A model is assembled from them in
+This module writes and reads the files. A model is assembled from them in
 :mod:`cifnet_pl.model.assembly`, by :func:`cifnet_pl.model.store.load_bundle`.
 """
 
@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from cifnet_pl.backbones import backbone_imports
@@ -41,7 +38,7 @@ from cifnet_pl.utilities.errors import (
     UsageError,
     explained,
 )
-from cifnet_pl.utilities.files import write_atomic, write_json
+from cifnet_pl.utilities.files import write_bytes, write_json
 from cifnet_pl.utilities.names import class_name, class_name_problem
 from cifnet_pl.utilities.plugins import names_import
 from cifnet_pl.utilities.text import printable
@@ -52,10 +49,7 @@ FORMAT = 2
 
 Engine = Literal["torch", "compile", "onnxruntime"]
 
-Text = Annotated[str, Strict()]
-Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
-Setting = Annotated[bool, Strict()] | Annotated[int, Strict()] | Number | Text | None
 
 
 @dataclass(frozen=True)
@@ -82,18 +76,18 @@ class Event:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    kind: Text
-    classes: Count
-    images: Count | None = None
+    kind: str
+    classes: int
+    images: int | None = None
     accuracy: Number | None = None
     old_accuracy_before: Number | None = None
     old_accuracy: Number | None = None
     seconds: Number | None = None
     energy_kwh: Number | None = None
-    energy_source: Text | None = None
-    date: Text | None = None
-    class_names: list[Text] | None = None
-    parents: list[Text] = field(default_factory=list)
+    energy_source: str | None = None
+    date: str | None = None
+    class_names: list[str] | None = None
+    parents: list[str] = field(default_factory=list)
 
 
 class StoredRecord(BaseModel):
@@ -115,9 +109,7 @@ class ImagesRecord(StoredRecord):
 
     image_size: int = Field(ge=1, le=IMAGE_SIZE_LIMIT)
     crop_ratio: Number = Field(gt=0, le=1)
-    held_out: (
-        tuple[Annotated[Number, Field(gt=0, lt=1)], Annotated[int, Strict()]] | None
-    ) = Field(strict=False)
+    held_out: tuple[Number, int] | None = Field(strict=False)
 
 
 class BufferRecord(StoredRecord):
@@ -139,10 +131,9 @@ class Description(StoredRecord):
     precision: Precision
     engines: list[Engine]
     images: ImagesRecord
-    head: dict[str, Setting]
+    head: dict[str, bool | int | Number | str | None]
     buffer: BufferRecord | None
     class_names: list[Any]
-    task_sizes: list[Annotated[int, Strict(), Field(gt=0)]]
     history: list[Event] = Field(strict=False)
 
 
@@ -160,29 +151,16 @@ def parse(kind: type[T], content: Any, where: str) -> T:
     Raises:
         CheckpointError: an entry is missing, of another type, or not known.
     """
-    if not isinstance(content, dict):
-        raise CheckpointError(
-            f"{where} is damaged or not a model: its description is not a record"
-        )
     try:
         return kind.model_validate(content)
     except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(key) for key in first["loc"]) or "description"
+        expected = first["msg"].removeprefix("Input should be ")
         raise CheckpointError(
-            f"{where} is damaged or not a model: {_sentence(error)}"
+            f"{where} is damaged or not a model: {printable(place)} is"
+            f" {shown(first['input'])}, expected {expected}"
         ) from error
-
-
-def _sentence(error: ValidationError) -> str:
-    """Describe the first wrong entry: where it is, what it is and what was expected."""
-    first = error.errors(include_url=False)[0]
-    parts = [printable(str(key))[:60] for key in first["loc"]]
-    place = ".".join(parts)
-    if first["type"] == "missing":
-        return f"it has no {place}"
-    return (
-        f"{place} is {shown(first['input'])}, expected"
-        f" {first['msg'].removeprefix('Input should be ')}"
-    )
 
 
 def check_format(number: Any, where: str) -> None:
@@ -195,7 +173,7 @@ def check_format(number: Any, where: str) -> None:
     Raises:
         CheckpointError: it is another one.
     """
-    if type(number) is not int or number != FORMAT:
+    if number != FORMAT:
         raise CheckpointError(
             f"{where} has format {shown(number)}, this version reads {FORMAT}: update cifnet_pl"
         )
@@ -227,8 +205,7 @@ def class_names(
                 f"{where}: class name {shown(name)} {problem}: rename the class"
             )
     normalised = [class_name(name) for name in names]
-    counts = Counter(normalised)
-    name, times = counts.most_common(1)[0]
+    name, times = Counter(normalised).most_common(1)[0]
     if times > 1:
         raise error(f"{where} has class {shown(name)} twice")
     return normalised
@@ -261,18 +238,13 @@ def shown(value: Any) -> str:
 
 # ---------------------------------------------------------------------- the files of a bundle
 
-Shapes = Mapping[str, tuple[int, ...]]
-
 CONFIG = "config.json"
-LARGEST_CONFIG = 2**26
-"""Largest ``config.json`` that is read, in bytes: room for 500,000 class names."""
 
 
 class TensorsRecord(StoredRecord):
     """The file of tensors that belongs to a ``config.json``."""
 
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    bytes: int
+    sha256: str
 
     @property
     def name(self) -> str:
@@ -288,48 +260,18 @@ class BundleRecord(StoredRecord):
     versions: dict[str, str] = Field(default_factory=dict)
 
 
-class StoredTensors(NamedTuple):
-    """The tensors of an open safetensors file.
+class StoredModel(NamedTuple):
+    """A model in a file.
 
     Attributes:
-        metadata: what the writer added.
-        shapes: shape of every tensor.
-        read: reads the tensors; call it once the shapes are checked.
+        where: what an error calls the file.
+        description: as :meth:`Classifier.describe` gives it; not checked yet.
+        tensors: by module and name.
     """
 
-    metadata: Mapping[str, str]
-    shapes: Shapes
-    read: Callable[[], dict[str, Tensor]]
-
-
-def require_access(path: Path) -> None:
-    """Raise CheckpointError for a file that this account may not read: it is not damaged."""
-    if path.exists() and not os.access(path, os.R_OK):
-        raise CheckpointError(
-            f"cannot read {path}: Permission denied; give this account access to it"
-        )
-
-
-@contextmanager
-def open_tensors(path: Path) -> Iterator[StoredTensors]:
-    """Open a safetensors file.
-
-    Within the block, any OSError, ValueError or RecursionError (of a JSON text) becomes a
-    CheckpointError that calls the file damaged, as damaged content also fails where it is used.
-    """
-    require_access(path)
-    errors = (SafetensorError, OSError, ValueError, RecursionError)
-    damaged = explained(CheckpointError, f"{path} is damaged", *errors)
-    with damaged, safe_open(path, framework="pt") as stored:
-        shapes = {}
-        for key in stored.keys():  # noqa: SIM118, no mapping
-            shape = stored.get_slice(key).get_shape()
-            shapes[key] = tuple(shape)
-
-        def read() -> dict[str, Tensor]:
-            return {key: stored.get_tensor(key) for key in shapes}
-
-        yield StoredTensors(stored.metadata() or {}, shapes, read)
+    where: str
+    description: Any
+    tensors: Mapping[str, Tensor]
 
 
 def is_bundle(folder: Path) -> bool:
@@ -349,11 +291,7 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
     Raises:
         UsageError: it may not.
     """
-    if folder.is_symlink() and not folder.exists():
-        raise UsageError(
-            f"{folder} is a link that leads nowhere: remove it, or choose another --output"
-        )
-    if not folder.exists():
+    if not folder.exists() and not folder.is_symlink():
         return
     if not folder.is_dir():
         raise UsageError(
@@ -395,25 +333,22 @@ def write_bundle(
         CifnetError: the disk is full or not writable; an old bundle is left as it was.
     """
     refuse_existing(folder, overwrite)
-    content = save(dict(tensors))
-    digest = hashlib.sha256(content).hexdigest()
-    file = TensorsRecord(sha256=digest, bytes=len(content))
-    versions = {
-        "cifnet_pl": package_version(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-    }
+    content = safetensors.torch.save(dict(tensors))
+    file = TensorsRecord(sha256=hashlib.sha256(content).hexdigest())
     config = {
         "format": FORMAT,
         **description,
-        "versions": versions,
+        "versions": {
+            "cifnet_pl": package_version(),
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+        },
         "tensors": file.model_dump(),
     }
     is_new = not folder.exists()
     try:
-        write_atomic(folder / file.name, lambda target: target.write(content))
-        signed = {**config, "sha256": _digest(config)}
-        write_json(folder / CONFIG, signed)
+        write_bytes(folder / file.name, content)
+        write_json(folder / CONFIG, {**config, "sha256": _digest(config)})
     except BaseException:
         if is_new:
             _remove_leftovers(folder, keep=None)
@@ -421,25 +356,8 @@ def write_bundle(
     _remove_leftovers(folder, keep=file.name)
 
 
-class StoredModel(NamedTuple):
-    """A model in an open file.
-
-    Attributes:
-        where: what an error calls the file.
-        description: as :meth:`Classifier.describe` gives it; not checked yet.
-        shapes: shape of every tensor.
-        read: reads the tensors, and checks their checksum; call it once the shapes are checked.
-    """
-
-    where: str
-    description: Any
-    shapes: Shapes
-    read: Callable[[], Mapping[str, Tensor]]
-
-
-@contextmanager
-def open_bundle(folder: Path) -> Iterator[StoredModel]:
-    """Open a bundle.
+def read_bundle(folder: Path) -> StoredModel:
+    """Read a bundle.
 
     Args:
         folder: of the bundle.
@@ -447,28 +365,20 @@ def open_bundle(folder: Path) -> Iterator[StoredModel]:
     Raises:
         CheckpointError: no bundle, one of another version, or one that is damaged.
     """
-    content, file = _read_config(folder)
+    description, file = _read_config(folder)
     path = folder / file.tensors.name
-    size = file.tensors.bytes
-    if not path.is_file() or path.stat().st_size != size:
+    if not path.is_file():
         raise CheckpointError(
-            f"{folder} is not whole: {path.name} with {size} bytes is missing; copy the bundle"
-            " again"
+            f"{folder} is not whole: {path.name} is missing; copy the bundle again"
         )
-
-    def read() -> dict[str, Tensor]:
-        digest = hashlib.sha256()
-        with path.open("rb") as content:
-            while block := content.read(2**20):
-                digest.update(block)
-        if digest.hexdigest() != file.tensors.sha256:
+    with explained(CheckpointError, f"cannot read {path}"):
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != file.tensors.sha256:
             raise CheckpointError(
                 f"{path} is damaged: its checksum is wrong; copy the bundle again"
             )
-        return stored.read()
-
-    with open_tensors(path) as stored:
-        yield StoredModel(str(folder), content, stored.shapes, read)
+        tensors = safetensors.torch.load(content)
+    return StoredModel(str(folder), description, tensors)
 
 
 def read_versions(folder: Path) -> dict[str, str]:
@@ -479,28 +389,16 @@ def read_versions(folder: Path) -> dict[str, str]:
     }
 
 
-def tensors_name(folder: Path) -> str:
-    """Return the name of the file of tensors of a bundle, whether the file is there or not."""
-    _, file = _read_config(folder)
-    return file.tensors.name
-
-
 def _read_config(folder: Path) -> tuple[dict[str, Any], BundleRecord]:
     path = folder / CONFIG
     if not path.is_file():
         raise CheckpointError(
             f"{folder} is not a bundle: it has no {CONFIG} (or its writing was interrupted)"
         )
-    if path.stat().st_size > LARGEST_CONFIG:
-        raise CheckpointError(
-            f"{path} is larger than {LARGEST_CONFIG} bytes: it is not a bundle's"
-        )
-    require_access(path)
-    with explained(CheckpointError, f"{path} is damaged"):
-        content = json.loads(path.read_bytes().decode("utf-8"))
-        digest = _digest(content)  # NaN has none
-    if isinstance(content, dict):
-        check_format(content.get("format"), str(folder))
+    with explained(CheckpointError, f"cannot read {path}"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        digest = _digest(content)
+    check_format(content.get("format"), str(folder))
     file = parse(BundleRecord, content, str(folder))
     if file.sha256 != digest:
         raise CheckpointError(
@@ -509,14 +407,9 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], BundleRecord]:
     return content, file
 
 
-def _digest(config: Any) -> str:
-    """Hash a ``config.json`` without the hash in it; ValueError for NaN, which is no JSON."""
-    hashed = config
-    if isinstance(config, dict):
-        hashed = {}
-        for key, value in config.items():
-            if key != "sha256":
-                hashed[key] = value
+def _digest(config: Mapping[str, Any]) -> str:
+    """Hash a ``config.json`` without the hash in it."""
+    hashed = {key: value for key, value in config.items() if key != "sha256"}
     text = json.dumps(hashed, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

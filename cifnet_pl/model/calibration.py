@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
+from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.statistics import find_groups
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 from cifnet_pl.utilities.text import number_of
@@ -33,14 +34,6 @@ of most classes."""
 NOT_KNOWN = -1.0
 """Stands for an accuracy that is not known."""
 
-NEARLY_ALL = 0.9
-"""Share of the learned images that the buffer must hold to stand for all of them.
-
-Of fewer, a near-duplicate may be among those that are learned but not in the buffer.
-"""
-
-NEW_GROUP_ADVICE = "For new groups add five images a class: cifnet extend --more true"
-
 MIN_IMAGES_PER_CLASS = 20
 """Images of a class, on average, from which the accuracy on new groups is estimated.
 
@@ -48,11 +41,8 @@ With ten of each of 10 to 41 products the estimate was between 4 points too low 
 (docs/how_to/serve.md).
 """
 
-ADDED_IMAGES = 10
-"""Images of each class whose gain in accuracy is estimated."""
-
-MIN_NEW_IMAGES = 20
-"""Labelled images from which a model can be recalibrated: 95 % coverage needs nineteen."""
+MIN_NEW_IMAGES = round(1 / UNKNOWN_SHARE)
+"""Labelled images from which a model can be recalibrated: of fewer, none can be left out."""
 
 
 class Calibration(GrowingModule):
@@ -96,13 +86,6 @@ class Calibration(GrowingModule):
         """How the accuracy on new groups was estimated."""
         kinds: tuple[Kind, ...] = get_args(Kind)
         return kinds[int(self.kind)]
-
-    def is_whole(self) -> bool:
-        """Return whether the tensors go together."""
-        shapes = (self.accuracy.shape, self.interval.shape)
-        is_known_kind = 0 <= int(self.kind) < len(get_args(Kind))
-        fits = shapes == ((2,), (2, 2)) and len(self.given) == len(self.given_key)
-        return is_known_kind and fits
 
     @property
     def loo_accuracy(self) -> float | None:
@@ -343,7 +326,7 @@ class Calibration(GrowingModule):
     def advice(self) -> str | None:
         """Return what raises the accuracy on new groups; None where it was not estimated."""
         if self.estimate_kind in ("found", "given"):
-            return NEW_GROUP_ADVICE
+            return "For new groups add five images a class: cifnet extend --more true"
         return None
 
     def _loo_sentence(self, learned: int, counted: int) -> str:
@@ -357,7 +340,7 @@ class Calibration(GrowingModule):
         facts = []
         if self.estimate_kind == "given":
             facts.append("groups as given")
-        if len(self.groups) < NEARLY_ALL * learned:
+        if len(self.groups) < learned:  # others of a group may be learned
             facts.append("upper bound")
         interval = interval_text(self.new_group_interval, *facts)
         return f"Estimated accuracy on new groups {self.new_group_accuracy or 0:.1f} %{interval}"
@@ -474,94 +457,3 @@ def widened(estimate: Estimate | None, loo: Estimate | None) -> Estimate | None:
     low = accuracy - math.hypot(accuracy - estimate.interval.low, gap)
     high = accuracy + math.hypot(estimate.interval.high - accuracy, gap)
     return Estimate(accuracy, Interval(max(0.0, low), min(100.0, high)))
-
-
-def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:
-    """Estimate how many points ten more images of each class would bring on new groups.
-
-    What the last ten brought is measured: a head learns all buffer samples but ten of each class,
-    drawn at random. Both heads predict the samples that it learned, each without its group. Errors
-    are taken to fall with the square root of the number of images n, so that the next ten bring
-    ``(n^-½ − (n + 10)^-½) / ((n − 10)^-½ − n^-½)`` of that.
-
-    Args:
-        samples: buffer samples by which a model is calibrated, nearly all that it learned.
-
-    Returns:
-        95 % interval over the images of classes with enough of them; None where most have too few.
-    """
-    if samples is None or not samples.learned:
-        return None
-    head = samples.head
-    if not head.leaves_one_out or head.uses_buffer:
-        return None
-    y = samples.columns
-    count = y.bincount(minlength=len(head.classes))
-    enough = count >= MIN_IMAGES_PER_CLASS
-    learned = sum(head.class_counts().values())
-    if len(y) < NEARLY_ALL * learned or 2 * int(enough.sum()) < len(count):
-        return None
-    rows = _all_but_the_last(samples.z, y, count, enough)
-    fewer = head.fresh()
-    fewer.begin_task(head.classes, (count - ADDED_IMAGES * enough).tolist())
-    fewer.observe(samples.z[rows], samples.y[rows])
-    fewer.solve()
-    groups = None
-    if samples.groups is not None:
-        groups = samples.groups[rows]
-    learned_by_fewer = CalibrationSamples(
-        fewer, samples.z[rows], samples.y[rows], groups
-    )
-    calibrate(learned_by_fewer)
-    columns = y[rows]
-    before = _correct(learned_by_fewer.scores(), columns)
-    after = _correct(samples.scores()[rows], columns)
-    gains = (after - before)[enough[columns]]
-    gains = gains[gains.isfinite()]
-    if len(gains) < 2:
-        return None
-    n = float(count[enough].double().mean())
-    fall_of_last = (n - ADDED_IMAGES) ** -0.5 - n**-0.5
-    fall_of_next = n**-0.5 - (n + ADDED_IMAGES) ** -0.5
-    points = 100 * fall_of_next / fall_of_last
-    mean = float(gains.mean()) * points
-    margin = 1.96 * float(gains.std()) / len(gains) ** 0.5 * points
-    return Interval(mean - margin, mean + margin)
-
-
-def _correct(scores: Tensor, columns: Tensor) -> Tensor:
-    """Return (n,) 1 where the true column has the largest score, else 0; NaN where not known."""
-    correct = (scores.argmax(dim=1) == columns).double()
-    return correct.masked_fill(~scores.isfinite().all(dim=1), torch.nan)
-
-
-def gain_text(gain: Interval | None) -> str:
-    """Return what more images would bring, in words; only the upper end is promised.
-
-    Args:
-        gain: result of :func:`gain_of_more_images`.
-    """
-    if gain is None:
-        return "too few to say"
-    most = round(gain.high)
-    if most < 1:
-        return "less than a point"
-    return f"at most {number_of(most, 'point')}"
-
-
-def _all_but_the_last(z: Tensor, y: Tensor, count: Tensor, enough: Tensor) -> Tensor:
-    """Return the rows of all samples but ten of each class that has enough, drawn at random.
-
-    Args:
-        z: (n, d) embeddings.
-        y: (n,) column of each sample.
-        count: (C,) samples of each class.
-        enough: (C,) bool, whether that is enough.
-    """
-    drawn = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    # The same images are drawn in whatever order they came.
-    order = z.double().sum(dim=1).argsort()[drawn.to(y.device)]
-    order = order[y[order].argsort(stable=True)]
-    first = count.cumsum(0) - count
-    rank = torch.arange(len(y), device=y.device) - first[y[order]]
-    return order[(rank >= ADDED_IMAGES) | ~enough[y[order]]]

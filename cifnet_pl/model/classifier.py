@@ -6,7 +6,6 @@ It embeds, learns task by task, classifies images, describes and stores itself.
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import FLOAT32, autocast, check_precision
-from cifnet_pl.data.loading import Batches, Task
+from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, Task, pieces
 from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.images.image import ImageLike
 from cifnet_pl.images.reader import (
@@ -41,9 +40,6 @@ from cifnet_pl.utilities.text import (
     printable,
     similar_spellings_message,
 )
-
-EMBEDDINGS_PER_BATCH = 4096
-"""Embeddings of a file that are classified in one batch."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +269,6 @@ class Classifier(TaskLearner):
             "head": {"class": import_name(type(self.head)), **self.head.settings()},
             "buffer": self.buffer.settings() if self.buffer is not None else None,
             "class_names": list(self.class_names),
-            "task_sizes": [len(task) for task in self.head.tasks],
             "history": [asdict(event) for event in self.history],
         }
 
@@ -422,12 +417,11 @@ class Classifier(TaskLearner):
         self, file: Path, top: int, predictor: OpenSetPredictor
     ) -> Iterator[Prediction]:
         samples = open_table(file).samples(labels=None)
-        for start in range(0, len(samples), EMBEDDINGS_PER_BATCH):
-            rows = np.arange(start, min(start + EMBEDDINGS_PER_BATCH, len(samples)))
-            names = [Path(f"{file}#{samples.names[row]}") for row in rows.tolist()]
-            yield from self._predict(
-                samples.get(rows).to(self.device), names, top, predictor
-            )
+        for rows in pieces(np.arange(len(samples)), EMBEDDED_BATCH):
+            names = [samples.names[row] for row in rows.tolist()]
+            places = [Path(f"{file}#{name}") for name in names]
+            z = samples.get(rows).to(self.device)
+            yield from self._predict(z, places, top, predictor)
 
     def _predict(
         self,
@@ -440,13 +434,13 @@ class Classifier(TaskLearner):
         probabilities = self.head.probabilities(z)
         best = probabilities.topk(min(top, len(self.class_names)), dim=1)
         decisions = predictor.decisions(z, probabilities)
-        for row, (file, decision) in enumerate(zip(files, decisions, strict=True)):
-            names = tuple(
-                self.class_names[column] for column in best.indices[row].tolist()
-            )
-            values = tuple(best.values[row].tolist())
+        for row, decision in enumerate(decisions):
+            columns = best.indices[row].tolist()
             yield Prediction(
-                **vars(decision), file=file, classes=names, probabilities=values
+                **vars(decision),
+                file=files[row],
+                classes=tuple(self.class_names[column] for column in columns),
+                probabilities=tuple(best.values[row].tolist()),
             )
 
     def available_shares(
@@ -481,23 +475,24 @@ class Classifier(TaskLearner):
                 :class:`~cifnet_pl.model.unknowns.OpenSetPredictor`.
         """
         head = self.head
-        # Other objects after every change of the head, and of the buffer's samples.
-        objects = (head.revision, None if self.buffer is None else self.buffer.y)
-        temperature = float(head.temperature)
-        power = float(head.odds_power)
-        names = tuple(self.class_names)
-        values = (unknown, coverage, temperature, power, names)
-        if self._open_set is not None:
-            (known_objects, known_values), predictor = self._open_set
-            same = all(map(operator.is_, objects, known_objects))
-            if same and values == known_values:
-                return predictor
-        samples = None
-        if unknown is not None or coverage is not None:
-            samples = self.calibration_samples()
-        predictor = OpenSetPredictor(head, names, samples, unknown, coverage)
-        self._open_set = ((objects, values), predictor)
-        return predictor
+        state = (
+            head.revision,
+            None if self.buffer is None else id(self.buffer.y),
+            float(head.temperature),
+            float(head.odds_power),
+            tuple(self.class_names),
+            unknown,
+            coverage,
+        )
+        if self._open_set is None or self._open_set[0] != state:
+            samples = None
+            if unknown is not None or coverage is not None:
+                samples = self.calibration_samples()
+            predictor = OpenSetPredictor(
+                head, self.class_names, samples, unknown, coverage
+            )
+            self._open_set = (state, predictor)
+        return self._open_set[1]
 
     # ------------------------------------------------------------------ learning
 

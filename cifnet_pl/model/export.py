@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,28 +17,19 @@ from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
 from cifnet_pl.heads.base import to_probabilities
 from cifnet_pl.images.image import square
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.utilities.errors import CifnetError, explained
-from cifnet_pl.utilities.files import rendered
 from cifnet_pl.utilities.version import package_version
 
 TOLERANCE = 1e-4
 """Largest accepted difference of a probability between onnxruntime and torch."""
 
-MAX_NOVELTY_FEATURES = 4096
-"""Features up to which a graph holds the matrix of the novelty: 134 MB."""
-
-UNKNOWN_SHARES = (0.01, 0.02, 0.05, 0.1)
-"""Shares of images of known classes for which novelty thresholds are in the metadata."""
-
-CUBIC = -0.5
-"""Parameter of the cubic kernel, as in Pillow."""
-
 
 def cubic_kernel(x: Tensor) -> Tensor:
-    """Compute Keys' cubic convolution kernel (1981) at distances ``x``."""
+    """Compute Keys' cubic convolution kernel (1981) with a = −1/2, as in Pillow."""
     x = x.abs()
-    near = ((CUBIC + 2) * x - (CUBIC + 3)) * x.square() + 1
-    far = CUBIC * (((x - 5) * x + 8) * x - 4)
+    near = (1.5 * x - 2.5) * x.square() + 1
+    far = 2 - x * (4 - x * (2.5 - 0.5 * x))
     beyond = torch.zeros_like(x)
     return torch.where(x < 1, near, torch.where(x < 2, far, beyond))
 
@@ -105,8 +95,7 @@ def _round_to_8_bits(x: Tensor) -> Tensor:
 class HeadGraph(nn.Module):
     """Map embeddings (n, d) to probabilities (n, C) and, if the head has it, novelty (n,).
 
-    All are float32. A head with more than ``MAX_NOVELTY_FEATURES`` features has no novelty here:
-    its matrix would be most of the file.
+    All are float32.
 
     Args:
         model: a learned model on the CPU.
@@ -115,7 +104,6 @@ class HeadGraph(nn.Module):
         input_name: name of the input.
         about: description of the input.
         example: an input.
-        too_wide: number of features, where these are why there is no novelty; else None.
     """
 
     input_name = "embeddings"
@@ -132,15 +120,9 @@ class HeadGraph(nn.Module):
         temperature = head.temperature.clone()
         self.temperature: Tensor = nn.Buffer(temperature)
         self.odds_power: Tensor = nn.Buffer(head.odds_power.clone())
-        self.too_wide: int | None = None
         self.measuring = None
         if head.tells_novelty:
-            moments = head.distances().moments
-            features = moments.gram.shape[0]
-            if features > MAX_NOVELTY_FEATURES:
-                self.too_wide = features
-            else:
-                self.measuring = head.novelty_function()
+            self.measuring = head.novelty_function()
 
     @property
     def outputs(self) -> list[str]:
@@ -192,13 +174,11 @@ class ExportCheck(NamedTuple):
         pillow: of a probability, between the graph and Pillow's resize; None for a graph of
             embeddings.
         novelty: relative, of the novelty; None for a graph without it.
-        too_wide: number of features, where these are why there is no novelty; else None.
     """
 
     torch: float
     pillow: float | None
     novelty: float | None = None
-    too_wide: int | None = None
 
 
 class Export(NamedTuple):
@@ -238,7 +218,7 @@ def onnx_bytes(model: Classifier) -> Export:
 
 
 def _metadata(model: Classifier, graph: HeadGraph) -> dict[str, str]:
-    """Return the metadata of the file, with novelty thresholds for ``UNKNOWN_SHARES``."""
+    """Return the metadata of the file, with the novelty threshold for ``UNKNOWN_SHARE``."""
     output = (
         "probabilities: float32 (n, classes), calibrated, in the order of class_names"
     )
@@ -253,14 +233,10 @@ def _metadata(model: Classifier, graph: HeadGraph) -> dict[str, str]:
         "crop_ratio": str(model.crop_ratio),
         "producer": f"cifnet_pl {package_version()}",
     }
-    available, _ = model.available_shares(unknown=UNKNOWN_SHARES[0])
+    available, _ = model.available_shares(unknown=UNKNOWN_SHARE)
     if available is not None and "novelty" in graph.outputs:
-        thresholds = {}
-        for share in UNKNOWN_SHARES:
-            limit = model.open_set_predictor(unknown=share).limit
-            if limit is not None:
-                thresholds[f"{share:g}"] = limit
-        metadata["unknown_above"] = json.dumps(thresholds)
+        limit = model.open_set_predictor(unknown=UNKNOWN_SHARE).limit
+        metadata["unknown_above"] = json.dumps({f"{UNKNOWN_SHARE:g}": limit})
     return metadata
 
 
@@ -316,10 +292,9 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> ExportChe
         content, providers=["CPUExecutionProvider"]
     )
     takes_images = isinstance(graph, Graph)
+    batches = _embeddings(model.head.in_features)
     if takes_images:
         batches = _natural_images()
-    else:
-        batches = _embeddings(model.head.in_features)
     from_torch = [0.0]
     from_pillow = [0.0]
     of_novelty = [0.0]
@@ -329,31 +304,25 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> ExportChe
             expected, *expected_novelty = graph(torch.from_numpy(batch))
         from_torch.append(_difference(probabilities, expected))
         if takes_images:
-            from_pillow.append(
-                _difference(probabilities, _predict_by_pillow(model, batch))
-            )
+            by_pillow = _predict_by_pillow(model, batch)
+            from_pillow.append(_difference(probabilities, by_pillow))
         if novelty:
-            largest_novelty = float(expected_novelty[0].abs().max())
-            size = max(1.0, largest_novelty)
+            size = float(expected_novelty[0].abs().max().clamp_min(1))
             of_novelty.append(_difference(novelty[0], expected_novelty[0]) / size)
-    # numpy's maximum is NaN if a value is, and the negation is true for NaN.
-    largest = float(np.max(from_torch))
-    largest_of_novelty = float(np.max(of_novelty))
-    if not largest <= TOLERANCE:
-        raise CifnetError(
-            f"onnxruntime differs from torch by {largest:.1g} in a probability, more than"
-            f" {TOLERANCE:g}"
-        )
-    if not largest_of_novelty <= TOLERANCE:
-        raise CifnetError(
-            f"onnxruntime differs from torch by a share of {largest_of_novelty:.1g} in the"
-            " novelty of an image"
-        )
+    differences = {
+        "a probability": float(np.max(from_torch)),
+        "the novelty, relatively,": float(np.max(of_novelty)),
+    }
+    for what, difference in differences.items():
+        if not difference <= TOLERANCE:  # NaN, too
+            raise CifnetError(
+                f"onnxruntime differs from torch by {difference:.1g} in {what} more than"
+                f" {TOLERANCE:g}"
+            )
     return ExportCheck(
-        torch=largest,
+        torch=max(from_torch),
         pillow=max(from_pillow) if takes_images else None,
-        novelty=largest_of_novelty if "novelty" in graph.outputs else None,
-        too_wide=graph.too_wide,
+        novelty=max(of_novelty) if "novelty" in graph.outputs else None,
     )
 
 
@@ -397,27 +366,3 @@ def _embeddings(width: int) -> Iterator[np.ndarray]:
     yield z[:1]
     yield 100 * z
     yield z * np.abs(z)
-
-
-# ---------------------------------------------------------------------- Triton
-
-TRITON_TEMPLATE = Path(__file__).parent / "templates" / "config.pbtxt"
-
-
-def triton_config(name: str, classes: int, graph: bytes) -> str:
-    """Return the content of ``config.pbtxt`` for a Triton server.
-
-    Args:
-        name: of the model, which is its folder's.
-        classes: number of them.
-        graph: content of an ONNX file.
-    """
-    import onnx
-
-    outputs = {
-        output.name for output in onnx.load_model_from_string(graph).graph.output
-    }
-    quoted = json.dumps(name, ensure_ascii=False)
-    return rendered(
-        TRITON_TEMPLATE, name=quoted, classes=classes, novelty="novelty" in outputs
-    )

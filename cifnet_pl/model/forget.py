@@ -164,19 +164,16 @@ def _subtract_images(
     label = model.labels([name])[0]
     hashes = model.images.of_label(label).tolist()
     found = _embed_images_of(model, set(hashes), places, unreadable)
-    present = [content_hash in found.embeddings for content_hash in hashes]
-    count = sum(present)
-    if count < len(hashes):
+    embeddings = [found.embeddings[key] for key in hashes if key in found.embeddings]
+    if len(embeddings) < len(hashes):
         raise DataError(
             f"class '{printable(name)}' was learned from {number_of(len(hashes), 'image')},"
-            f" {count} of them are there: give all of them, or {hint}"
+            f" {len(embeddings)} of them are there: give all of them, or {hint}"
         )
-    embeddings = [found.embeddings[content_hash] for content_hash in hashes]
-    z = torch.stack(embeddings)
     removed = model.head.fresh()
     removed.begin_task([label], [len(hashes)])
-    labels = torch.full((len(hashes),), label)
-    removed.observe(z, labels.to(model.device))
+    labels = torch.full((len(hashes),), label, device=model.device)
+    removed.observe(torch.stack(embeddings), labels)
     duplicates = model.images.duplicates
     model.images.remove([label])
     removed.count_duplicates(duplicates - model.images.duplicates)

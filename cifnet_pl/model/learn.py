@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
-from cifnet_pl.heads.ridge_messages import edge_message
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.model.classifier import Classifier
@@ -23,49 +23,16 @@ from cifnet_pl.model.labelled_images import (
     duplicates_among,
     samples_of,
 )
-from cifnet_pl.model.metrics import percent, rarely_predicted
+from cifnet_pl.model.task_evaluation import TaskEvaluation
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
-HELD_OUT = 0.2
-"""Share of the new images that is held out for a score before all are learned."""
+HELD_OUT = SourceOptions.val_fraction
+"""Share of the new images that is held out for a score before all are learned, as in ``fit``."""
 
 
-@dataclass
-class Score:
-    """Accuracy over all classes that a model knows.
-
-    Attributes:
-        correct: number of images whose class is predicted.
-        total: number of images.
-        correct_of: the same as ``correct`` for each label.
-        total_of: the same as ``total`` for each label.
-    """
-
-    correct: int = 0
-    total: int = 0
-    correct_of: Counter[int] = field(default_factory=Counter)
-    total_of: Counter[int] = field(default_factory=Counter)
-
-    def add(self, model: Classifier, z: Tensor, y: Tensor) -> None:
-        """Score embeddings z (n, d) of images with labels y (n,) on the CPU."""
-        correct = model.head.predict(z).cpu() == y
-        self.correct += int(correct.sum())
-        self.total += len(y)
-        self.correct_of.update(y[correct].tolist())
-        self.total_of.update(y.tolist())
-
-    def rarely_predicted(self) -> list[int]:
-        """Return the labels of rarely predicted classes."""
-        labels = sorted(self.total_of)
-        correct = np.array([self.correct_of[label] for label in labels])
-        total = np.array([self.total_of[label] for label in labels])
-        return [labels[i] for i in rarely_predicted(correct, total).tolist()]
-
-    @property
-    def percent(self) -> float | None:
-        """Accuracy in percent; None where nothing was scored."""
-        return percent(self.correct, self.total)
+def _not_scored() -> TaskEvaluation:
+    return TaskEvaluation([])
 
 
 @dataclass(frozen=True)
@@ -88,21 +55,20 @@ class Extension:
 
     model: Classifier
     learned: dict[str, int]
-    score: Score
+    score: TaskEvaluation
     seconds: float
     unreadable: list[Unreadable]
     warnings: list[str]
     duplicates: list[Path]
     undecided: list[Path]
-    old_before: Score = field(default_factory=Score)
-    old_after: Score = field(default_factory=Score)
+    old_before: TaskEvaluation = field(default_factory=_not_scored)
+    old_after: TaskEvaluation = field(default_factory=_not_scored)
 
     @property
     def rarely_predicted(self) -> list[str]:
         """Rarely predicted classes among those that were scored."""
-        labels = self.score.rarely_predicted() + self.old_after.rarely_predicted()
-        name_of = self.model.name_of
-        return [name_of[label] for label in labels]
+        columns = self.score.rarely_predicted + self.old_after.rarely_predicted
+        return [self.model.class_names[column] for column in columns]
 
 
 def extend(
@@ -161,24 +127,27 @@ def extend(
     model = result.model
     model.record_engines([model.engine])
     if check_images is not None:
-        labels = torch.tensor(old.labels(check_images.class_names))
+        before = Scoring(old, check_images)
+        after = Scoring(model, check_images)
         for rows, z in check_images.embedded(
             old, "checking", result.unreadable, progress
         ):
-            y = labels[check_images.files.labels[rows]]
-            result.old_before.add(old, z, y)
-            result.old_after.add(model, z, y)
+            before.add(rows, z)
+            after.add(rows, z)
+        result = replace(
+            result, old_before=before.finished(), old_after=after.finished()
+        )
     warnings += result.warnings
-    message = edge_message(model.head.ridge_choices())
+    message = model.ridge_message()
     if message is not None:
         warnings.append(message)
     result.warnings[:] = warnings
     model.record_event(
         "extend",
         sum(result.learned.values()),
-        accuracy=result.score.percent,
-        old_accuracy_before=result.old_before.percent,
-        old_accuracy=result.old_after.percent,
+        accuracy=result.score.accuracy,
+        old_accuracy_before=result.old_before.accuracy,
+        old_accuracy=result.old_after.accuracy,
         seconds=result.seconds,
         class_names=list(result.learned),
         parents=[old.identity],
@@ -186,25 +155,31 @@ def extend(
     return result
 
 
-@dataclass(frozen=True)
-class EmbeddedClasses:
-    """Images of classes and their embeddings, in memory: 4 bytes for each element.
+class Scoring:
+    """Scores labelled images by a model, over all classes that it knows.
 
-    Attributes:
-        images: n images.
-        z: (n, d) float32 embeddings.
-        readable: (n,) bool, whether each image could be read.
+    Args:
+        model: knows the classes of the images.
+        images: the images.
     """
 
-    images: LabelledImages
-    z: np.ndarray
-    readable: np.ndarray
+    def __init__(self, model: Classifier, images: LabelledImages):
+        self.model = model
+        self.evaluation = TaskEvaluation([len(model.class_names)], device=model.device)
+        columns = [model.class_names.index(name) for name in images.class_names]
+        self._columns = torch.tensor(columns)[torch.from_numpy(images.files.labels)]
 
-    def select(self, mask: np.ndarray) -> EmbeddedClasses:
-        """Select the images of a mask (n,) bool."""
-        return EmbeddedClasses(
-            self.images.select(mask), self.z[mask], self.readable[mask]
-        )
+    def add(self, rows: np.ndarray, z: Tensor) -> None:
+        """Score the images at ``rows`` by their embeddings z (n, d)."""
+        if len(rows):
+            probabilities = self.model.head.probabilities(z.to(self.model.device))
+            columns = self._columns[torch.from_numpy(rows)]
+            self.evaluation.update(probabilities, columns.to(self.model.device))
+
+    def finished(self) -> TaskEvaluation:
+        """Return the evaluation of all images that were added."""
+        self.evaluation.finish()
+        return self.evaluation
 
 
 def learn(
@@ -234,42 +209,38 @@ def learn(
         DataError: a class of which no image can be read, or no image is new.
     """
     start = time.perf_counter()
-    leave_out = duplicates == "leave_out"
     unreadable: list[Unreadable] = []
-    embedded = _embed(old, images, leave_out, unreadable, progress)
+    z, kept = _embed(old, images, duplicates == "leave_out", unreadable, progress)
     found = duplicates_among(old, images, duplicates)
-    duplicate_files = [images.path(row) for row in found.duplicates.tolist()]
-    undecided_files = [images.path(row) for row in found.undecided]
-    if leave_out:
-        kept = np.ones(len(images.files), dtype=bool)
-        kept[found.duplicates] = False
-        kept[found.undecided] = False
-        if not kept.all():
-            embedded = embedded.select(kept)
-    names = embedded.images.class_names
+    learned = images
+    if duplicates == "leave_out":
+        new = np.ones(len(images.files), dtype=bool)
+        new[[*found.duplicates, *found.undecided]] = False
+        if not new.all():
+            learned = images.select(new)
+            z = z[new]
+            kept = kept[new]
+    names = learned.class_names
     old.check_task(names)
-    held_out = _held_out(embedded)
+    held_out = _held_out(learned, kept)
     final = old.clone()
+    _learn_task(final, learned, z, np.flatnonzero(kept))
     trial = _trial(old)
-    learned_by_trial = embedded.readable & ~held_out
-    _learn_task(final, embedded, embedded.readable)
-    _learn_task(trial, embedded, learned_by_trial)
-    score = Score()
-    labels = torch.tensor(trial.labels(names))
+    _learn_task(trial, learned, z, np.flatnonzero(kept & ~held_out))
+    scoring = Scoring(trial, learned)
     for rows in pieces(np.flatnonzero(held_out), EMBEDDED_BATCH):
-        z = torch.from_numpy(embedded.z[rows]).to(old.device)
-        score.add(trial, z, labels[embedded.images.files.labels[rows]])
-    counts_before = old.counts
+        scoring.add(rows, torch.from_numpy(z[rows]))
+    before = old.counts
     counts = final.counts
     return Extension(
         model=final,
-        learned={name: counts[name] - counts_before.get(name, 0) for name in names},
-        score=score,
+        learned={name: counts[name] - before.get(name, 0) for name in names},
+        score=scoring.finished(),
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
         warnings=found.messages,
-        duplicates=duplicate_files,
-        undecided=undecided_files,
+        duplicates=[images.path(row) for row in found.duplicates.tolist()],
+        undecided=[images.path(row) for row in found.undecided],
     )
 
 
@@ -279,8 +250,12 @@ def _embed(
     leave_out: bool,
     unreadable: list[Unreadable],
     progress: bool,
-) -> EmbeddedClasses:
-    """Embed images; with ``leave_out`` without those that were learned in the same class."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Embed images; with ``leave_out`` without those that were learned in the same class.
+
+    Returns:
+        (n, d) float32 embeddings, and (n,) bool which images could be read.
+    """
     labels = images.files.labels
     known: dict[int, set[int]] = {}
     if leave_out:
@@ -298,19 +273,18 @@ def _embed(
     for rows, batch_z in batches:
         z[rows] = batch_z.cpu().numpy()
         readable[rows] = True
-    return EmbeddedClasses(images, z, readable)
+    return z, readable
 
 
-def _held_out(embedded: EmbeddedClasses) -> np.ndarray:
-    """Choose the held-out images (n,) bool among those that can be read.
+def _held_out(images: LabelledImages, readable: np.ndarray) -> np.ndarray:
+    """Choose the held-out images (n,) bool among those that can be read (n,) bool.
 
     Raises:
         DataError: no image of a class can be read.
     """
-    images = embedded.images
-    held_out = np.zeros(len(embedded.z), dtype=bool)
+    held_out = np.zeros(len(readable), dtype=bool)
     for label, of_class in images.files.rows_of.items():
-        rows = of_class[embedded.readable[of_class]]
+        rows = of_class[readable[of_class]]
         if not len(rows):
             name = printable(images.class_names[label])
             raise DataError(
@@ -332,15 +306,16 @@ def _trial(old: Classifier) -> Classifier:
     return trial
 
 
-def _learn_task(model: Classifier, embedded: EmbeddedClasses, mask: np.ndarray) -> None:
-    """Let a model learn the images of a mask (n,) bool as one task."""
-    files = embedded.images.files
-    names = embedded.images.class_names
-    counts = np.bincount(files.labels[mask], minlength=len(names)).tolist()
-    model.begin_task(names, counts)
-    labels = torch.tensor(model.labels(names))
-    for rows in pieces(np.flatnonzero(mask), EMBEDDED_BATCH):
-        z = torch.from_numpy(embedded.z[rows])
-        keys = torch.from_numpy(files.hashes(rows))
-        model.observe(z, labels[files.labels[rows]], keys)
-    model.finish_task()
+def _learn_task(
+    model: Classifier, images: LabelledImages, z: np.ndarray, rows: np.ndarray
+) -> None:
+    """Let a model learn some rows of images and their embeddings (n, d) as one task."""
+    files = images.files
+    names = images.class_names
+    counts = np.bincount(files.labels[rows], minlength=len(names)).tolist()
+    samples = BufferSamples(
+        torch.from_numpy(z[rows]),
+        torch.from_numpy(files.labels[rows]),
+        torch.from_numpy(files.hashes(rows)),
+    )
+    model.learn_embeddings(names, samples, counts)

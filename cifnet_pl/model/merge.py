@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError, prefixed
@@ -61,47 +60,29 @@ def merge(
     if len(models) < 2:
         raise UsageError(f"merge got {len(models)} model, expected at least two")
     if names is None:
-        names = []
-        for i in range(len(models)):
-            names.append(f"model {i + 1}")
-    name_of_identity = {models[0].identity: names[0]}
+        names = [f"model {number}" for number in range(1, len(models) + 1)]
     merged = models[0].clone()
     warnings: list[str] = []
-    others = zip(names[1:], models[1:], strict=True)
-    for name, other in others:
+    for name, other in zip(names[1:], models[1:], strict=True):
         warnings += merged.class_name_warnings(other.class_names)
         warnings += other.class_name_warnings(merged.class_names)
-        first = name_of_identity.setdefault(other.identity, name)
-        is_same = first != name
         with prefixed(f"cannot merge {name} into {names[0]}"):
             check_same_embeddings(merged, other)
-            # What is wrong with one of two equal models is more helpful than that they are equal.
-            common: LearnedImages = Counter()
-            if not is_same:
-                common = count_learned_images(merged) & count_learned_images(other)
+            added = other.clone()
+            common = count_learned_images(merged) & count_learned_images(other)
             if common:
-                check_base(common, base)
-            shared = None
-            if common:
-                shared = base
-            _add_without(merged, other, shared)
-        if is_same:
-            raise UsageError(
-                f"{name} holds the same model as {first}: its images would count twice"
-            )
-        if common:
-            warnings.append(_common_images_message(common, name))
+                subtract_base(added, _base_of(common, base))
+                images = number_of(common.total(), "common image")
+                warnings.append(f"note: {images} of {name} and the models before it")
+            absorb(merged, added)
     merged.solve()
-    parents = [model.identity for model in models]
     merged.history[-1] = replace(
         merged.history[-1],
         date=now(),
         class_names=list(merged.class_names),
-        parents=parents,
+        parents=[model.identity for model in models],
     )
-    images = sum(merged.counts.values())
-    distinct = list(dict.fromkeys(warnings))
-    return Merger(merged, images, distinct)
+    return Merger(merged, sum(merged.counts.values()), list(dict.fromkeys(warnings)))
 
 
 def count_learned_images(model: Classifier) -> LearnedImages:
@@ -109,22 +90,19 @@ def count_learned_images(model: Classifier) -> LearnedImages:
     name_of = model.name_of
     counts: LearnedImages = Counter()
     for label, hashes in model.images.by_label().items():
-        keys = [(name_of[label], content_hash) for content_hash in hashes.tolist()]
-        counts.update(keys)
+        counts.update(
+            (name_of[label], content_hash) for content_hash in hashes.tolist()
+        )
     return counts
 
 
-def check_base(common: LearnedImages, base: Classifier | None) -> None:
-    """Check that two models have exactly the images of a base in common.
-
-    Args:
-        common: images that both learned.
-        base: the model that both were extended from.
+def _base_of(common: LearnedImages, base: Classifier | None) -> Classifier:
+    """Return the base, if it has exactly the images that two models have in common.
 
     Raises:
-        UsageError: there is no base, or it has other images.
+        UsageError: there is none, or it has other images.
     """
-    count = sum(common.values())
+    count = common.total()
     if base is None:
         raise UsageError(
             f"{number_of(count, 'image was', 'images were')} learned by both and would count twice:"
@@ -136,23 +114,7 @@ def check_base(common: LearnedImages, base: Classifier | None) -> None:
             f"they have {number_of(count, 'image')} in common, not exactly the"
             f" {sum(base.counts.values())} of the base: give the model that both were extended from"
         )
-
-
-def _common_images_message(common: LearnedImages, name: str) -> str:
-    count = sum(common.values())
-    once = "count once"
-    if count == 1:
-        once = "counts once"
-    images = number_of(count, "image")
-    return f"note: {images} that {name} has in common with the models before it {once}"
-
-
-def _add_without(model: Classifier, added: Classifier, base: Classifier | None) -> None:
-    """Add what ``added`` learned to ``model``, without what it has from ``base``."""
-    other = added.clone()
-    if base is not None:
-        subtract_base(other, base)
-    absorb(model, other)
+    return base
 
 
 def subtract_base(model: Classifier, base: Classifier) -> None:
@@ -191,44 +153,36 @@ def absorb(model: Classifier, other: Classifier) -> None:
         UsageError: other embeddings, or a head or buffer with other settings.
         UnsupportedError: the head's statistics cannot be added.
     """
-    _check_same_kind(model, other)
-    images = sum(other.counts.values())
+    ours = model.buffer and model.buffer.settings()
+    theirs = other.buffer and other.buffer.settings()
+    if ours != theirs:
+        raise UsageError(f"their buffers differ: {ours}, and {theirs}")
     label_of = model.label_of
-    new = []
-    for name in other.class_names:
-        if name not in label_of:
-            new.append(name)
-    largest = max(label_of.values(), default=-1)
-    next_label = largest + 1
-    for label, name in enumerate(new, next_label):
-        label_of[name] = label
-    labels = {}
-    for label, name in other.name_of.items():
-        labels[label] = label_of[name]
+    new = [name for name in other.class_names if name not in label_of]
+    first = max(label_of.values(), default=-1) + 1
+    label_of.update((name, label) for label, name in enumerate(new, first))
+    labels = {label: label_of[name] for label, name in other.name_of.items()}
+    images = sum(other.counts.values())
+    duplicates = model.images.duplicates + other.images.duplicates
     other.head.relabel(labels)
     model.head.merge_(other.head)
     model.class_names += new
     if model.buffer is not None and other.buffer is not None:
         other.buffer.relabel(labels)
-        buffer = other.buffer
-        model.buffer.add(buffer.z, buffer.y, buffer.key)
-        model.calibration.add_given_groups(
-            other.calibration.given_key, other.calibration.given
-        )
-        if len(other.calibration.chosen):
-            model.calibration.exclude_selected(other.calibration.chosen)
-    before = model.images.duplicates + other.images.duplicates
+        model.buffer.add(other.buffer.z, other.buffer.y, other.buffer.key)
+        given = other.calibration
+        model.calibration.add_given_groups(given.given_key, given.given)
+        if len(given.chosen):
+            model.calibration.exclude_selected(given.chosen)
+    other.images.relabel(labels)
     for label, hashes in other.images.by_label().items():
-        label_of_class = labels[label]
-        repeated = np.full(len(hashes), label_of_class)
-        model.images.add(repeated, hashes)
-    model.count_duplicates(before)
+        model.images.add(np.full(len(hashes), label), hashes)
+    model.count_duplicates(duplicates)
     model.held_out = None  # the split of one says nothing of the other's images
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals
     model.record_engines(other.engines)
-    event = _merge_event(len(model.class_names), images, other.history)
-    model.history.append(event)
+    model.history.append(_merge_event(len(model.class_names), images, other.history))
 
 
 def check_same_embeddings(model: Classifier, other: Classifier) -> None:
@@ -241,46 +195,18 @@ def check_same_embeddings(model: Classifier, other: Classifier) -> None:
     Raises:
         UsageError: their backbones, the size or crop of their images, or their precisions differ.
     """
-    ours = model.backbone
-    theirs = other.backbone
-    if ours.sha256 != theirs.sha256:
-        our_hash = ours.sha256[:12]
-        their_hash = theirs.sha256[:12]
-        raise UsageError(
-            f"their backbones differ: {ours.name} (sha256 {our_hash}…)"
-            f" and {theirs.name} ({their_hash}…)"
+    facts = []
+    for each in (model, other):
+        backbone = f"{each.backbone.name} (sha256 {each.backbone.sha256[:12]}…)"
+        size = f"{each.image_size} px with crop ratio {each.crop_ratio:g}"
+        facts.append(
+            {"backbone": backbone, "images": size, "precision": each.precision}
         )
-    preprocessing = (model.image_size, model.crop_ratio)
-    if preprocessing != (other.image_size, other.crop_ratio):
-        raise UsageError(
-            f"their images are prepared differently: {model.image_size} px with crop ratio"
-            f" {model.crop_ratio:g}, and {other.image_size} px with crop ratio"
-            f" {other.crop_ratio:g}"
-        )
-    if model.precision != other.precision:
-        raise UsageError(
-            f"they embed images in different precisions: {model.precision}, and {other.precision}"
-        )
-
-
-def _check_same_kind(model: Classifier, other: Classifier) -> None:
-    """Raise UsageError unless both have the same kind of head and the same settings of a buffer."""
-    kind = type(model.head).__name__
-    other_kind = type(other.head).__name__
-    if kind != other_kind:
-        raise UsageError(f"their heads differ: {kind} and {other_kind}")
-    buffer = _shown_buffer(model.buffer)
-    other_buffer = _shown_buffer(other.buffer)
-    if buffer != other_buffer:
-        raise UsageError(f"their buffers differ: {buffer}, and {other_buffer}")
-
-
-def _shown_buffer(buffer: CalibrationBuffer | None) -> str:
-    if buffer is None:
-        return "none"
-    settings = buffer.settings().items()
-    texts = [f"{name} {value}" for name, value in settings]
-    return ", ".join(texts)
+    for name, ours in facts[0].items():
+        if ours != facts[1][name]:
+            raise UsageError(
+                f"their embeddings differ in {name}: {ours}, and {facts[1][name]}"
+            )
 
 
 def _merge_event(classes: int, images: int, history: Sequence[Event]) -> Event:

@@ -2,7 +2,7 @@
 
 The figures of a run are pure functions of the trajectory A_1 … A_K and of the accuracy matrix. A_k
 itself, the accuracy over all classes seen after task k, is computed from the predictions in
-:mod:`cifnet_pl.learning.task_evaluation`. ``matrix[k][j]`` is the accuracy in percent, after task
+:mod:`cifnet_pl.model.task_evaluation`. ``matrix[k][j]`` is the accuracy in percent, after task
 k, on the test images of the classes that task j introduced, or of domain j; rows have k+1 entries,
 and None where task j has no test image.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -84,16 +84,12 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
         10.0
     """
     drops = []
-    for j in range(len(matrix) - 1):
-        column = []
-        for row in matrix[j:]:
-            column.append(row[j])
-        known = [a for a in column if a is not None]
-        if known and column[-1] is not None:
-            drops.append(max(known) - column[-1])
-    if drops:
-        return sum(drops) / len(drops)
-    return None
+    for j, last in enumerate(_at_the_end(matrix)):
+        column = [row[j] for row in matrix[j:]]
+        known = [accuracy for accuracy in column if accuracy is not None]
+        if last is not None:
+            drops.append(max(known) - last)
+    return average_accuracy(drops)
 
 
 def backward_transfer(matrix: Sequence[Row]) -> float | None:
@@ -114,14 +110,18 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
         -10.0
     """
     changes = []
-    for j in range(len(matrix) - 1):
+    for j, last in enumerate(_at_the_end(matrix)):
         first = matrix[j][j]
-        last = matrix[-1][j]
         if first is not None and last is not None:
             changes.append(last - first)
-    if changes:
-        return sum(changes) / len(changes)
-    return None
+    return average_accuracy(changes)
+
+
+def _at_the_end(matrix: Sequence[Row]) -> Row:
+    """Return the accuracies on the earlier tasks after the last one."""
+    if not matrix:
+        return []
+    return matrix[-1][:-1]
 
 
 def max_drop(trajectory: Sequence[float | None]) -> float | None:
@@ -138,14 +138,11 @@ def max_drop(trajectory: Sequence[float | None]) -> float | None:
         >>> max_drop([90.0, 84.0, 85.0])
         6.0
     """
-    pairs = itertools.pairwise(trajectory)
     drops = []
-    for a, b in pairs:
+    for a, b in itertools.pairwise(trajectory):
         if a is not None and b is not None:
             drops.append(a - b)
-    if drops:
-        return max(drops)
-    return None
+    return max(drops, default=None)
 
 
 TOP_K = 5
@@ -172,6 +169,7 @@ def top_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------------- calibration error
 
 ECE_BINS = 15
+"""Bins of equal width, as in Guo et al. (2017)."""
 
 
 def confidence_bins(confidence: Tensor, correct: Tensor) -> Tensor:
@@ -257,48 +255,43 @@ def rarely_predicted(correct: np.ndarray, images: np.ndarray) -> np.ndarray:
     return np.flatnonzero(enough & is_rare)
 
 
-class LeftOutPredictions(NamedTuple):
-    """Predictions for calibration samples by a model without each sample's group.
+def confusion_matrix(
+    target: np.ndarray, predicted: np.ndarray, classes: int
+) -> np.ndarray:
+    """Count predictions: (C, C) int64, true classes in rows.
 
-    Attributes:
+    Args:
         target: (n,) true columns.
         predicted: (n,) predicted columns.
+        classes: C.
     """
+    cells = np.bincount(target * classes + predicted, minlength=classes**2)
+    return cells.reshape(classes, classes)
 
-    target: Tensor
-    predicted: Tensor
 
-
-def left_out_predictions(model: Classifier) -> LeftOutPredictions | None:
+def left_out_confusion(model: Classifier) -> np.ndarray | None:
     """Predict each calibration sample by the model without it and its group.
 
     Returns:
-        None for a single class, or without calibration samples or leave-one-out scores.
+        The confusion matrix; None for a single class, or without calibration samples or
+        leave-one-out scores.
     """
-    if len(model.class_names) <= 1:
-        return None
     samples = model.calibration_samples()
-    if samples is None or not len(samples.y):
+    if samples is None or len(model.class_names) <= 1:
         return None
     if samples.learned and not model.head.leaves_one_out:
         return None
-    scores = samples.scores()
-    known = scores.isfinite().all(dim=1)
-    predicted = scores[known].argmax(dim=1)
-    columns = samples.columns[known]
-    return LeftOutPredictions(columns.cpu(), predicted.cpu())
+    scores, columns, _ = samples.known_scores()
+    predicted = scores.argmax(dim=1).cpu().numpy()
+    return confusion_matrix(columns.cpu().numpy(), predicted, len(model.class_names))
 
 
 def rarely_predicted_by(model: Classifier) -> list[str]:
     """Return the classes that a model rarely predicts for its calibration samples."""
-    found = left_out_predictions(model)
-    if found is None:
+    confusion = left_out_confusion(model)
+    if confusion is None:
         return []
-    size = len(model.class_names)
-    images = found.target.bincount(minlength=size)
-    is_correct = found.target == found.predicted
-    correct = found.target[is_correct].bincount(minlength=size)
-    columns = rarely_predicted(correct.numpy(), images.numpy())
+    columns = rarely_predicted(confusion.diagonal(), confusion.sum(axis=1))
     return [model.class_names[column] for column in columns]
 
 
@@ -454,38 +447,26 @@ class Evaluation:
 
     def confusion(self) -> np.ndarray:
         """Return the (C, C) int64 confusion matrix, true classes in rows."""
-        size = len(self.class_names)
-        cells = self.target * size + self.predicted
-        counts = np.bincount(cells, minlength=size**2)
-        return counts.reshape(size, size)
+        return confusion_matrix(self.target, self.predicted, len(self.class_names))
 
     def class_scores(self) -> list[ClassScore]:
         """Return the score of each class that has an image, the worst first, untested ones last."""
         matrix = self.confusion()
+        errors = matrix - np.diag(matrix.diagonal())
         scores = []
         for column in np.flatnonzero(matrix.sum(axis=1)):
-            counts = matrix[column].copy()
-            images = int(counts.sum())
-            correct = int(counts[column])
-            counts[column] = 0
-            other = int(counts.argmax())
-            name = self.class_names[column]
-            if counts[other]:
-                confused_with = self.class_names[other]
-                score = ClassScore(
-                    name, images, correct, confused_with, int(counts[other])
-                )
-                scores.append(score)
-            else:
-                scores.append(ClassScore(name, images, correct))
-        return sorted(
-            scores,
-            key=lambda score: (
-                not score.tested,
-                score.correct / score.images,
-                score.name,
-            ),
-        )
+            other = int(errors[column].argmax())
+            score = ClassScore(
+                name=self.class_names[column],
+                images=int(matrix[column].sum()),
+                correct=int(matrix[column, column]),
+                confusions=int(errors[column, other]),
+            )
+            if score.confusions:
+                score = replace(score, confused_with=self.class_names[other])
+            scores.append(score)
+        scores.sort(key=lambda score: (not score.tested, score.percent, score.name))
+        return scores
 
     @property
     def rarely_predicted(self) -> list[str]:
@@ -499,19 +480,14 @@ class Evaluation:
         """Return all pairs of classes that are confused, the most frequent first."""
         matrix = self.confusion()
         images = matrix.sum(axis=1)
-        cells = []
+        pairs = []
         for i, j in np.argwhere(matrix).tolist():
             if i != j:
-                cells.append((i, j))
-        cells.sort(
-            key=lambda cell: (-matrix[cell], -matrix[cell] / images[cell[0]], cell)
-        )
-        pairs = []
-        for i, j in cells:
-            target = self.class_names[i]
-            predicted = self.class_names[j]
-            pair = ConfusedPair(target, predicted, int(matrix[i, j]), int(images[i]))
-            pairs.append(pair)
+                target = self.class_names[i]
+                predicted = self.class_names[j]
+                confused = int(matrix[i, j])
+                pairs.append(ConfusedPair(target, predicted, confused, int(images[i])))
+        pairs.sort(key=lambda pair: (-pair.confusions, pair.images))
         return pairs
 
 
@@ -533,23 +509,18 @@ def evaluate(
         DataError: no image can be read.
     """
     position = {name: column for column, name in enumerate(model.class_names)}
-    positions = [position[name] for name in images.class_names]
-    columns = np.array(positions, dtype=np.int64)
-    row_batches = [np.zeros(0, dtype=np.int64)]
-    predicted_batches = [np.zeros(0, dtype=np.int64)]
-    confidence_batches = [np.zeros(0)]
+    columns = np.array([position[name] for name in images.class_names], dtype=np.int64)
+    row_batches = []
+    probabilities = []
     for rows, z in images.embedded(model, "evaluating", unreadable, progress):
-        if len(rows):
-            probabilities = model.head.probabilities(z)
-            confidence, predicted = probabilities.max(dim=1)
-            row_batches.append(rows)
-            predicted_batches.append(predicted.cpu().numpy())
-            confidence_batches.append(confidence.cpu().numpy())
+        row_batches.append(rows)
+        best = model.head.probabilities(z).max(dim=1)
+        probabilities.append(torch.stack([best.indices.double(), best.values]).cpu())
     all_rows = np.concatenate(row_batches)
-    all_predicted = np.concatenate(predicted_batches)
-    all_confidence = np.concatenate(confidence_batches)
     if not len(all_rows):
         raise DataError("none of the images can be read: there is nothing to evaluate")
+    predicted, all_confidence = torch.cat(probabilities, dim=1).numpy()
+    all_predicted = predicted.astype(np.int64)
     target = columns[images.files.labels[all_rows]]
     ece = calibration_error(all_confidence, target == all_predicted) or 0.0
     repeats, mislabelled = find_repeats(model, images)

@@ -11,32 +11,25 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from pydantic import Field, Strict
-from safetensors.torch import save
-from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches
 from cifnet_pl.data.samples import Samples, Source
 from cifnet_pl.model.assembly import assemble
-from cifnet_pl.model.bundle import (
-    StoredModel,
-    StoredRecord,
-    StoredTensors,
-    open_tensors,
-    parse,
-)
+from cifnet_pl.model.bundle import StoredModel, StoredRecord, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import absorb, check_same_embeddings
-from cifnet_pl.utilities.errors import CheckpointError, UsageError, prefixed
-from cifnet_pl.utilities.files import write_atomic
+from cifnet_pl.utilities.errors import CheckpointError, UsageError, explained, prefixed
+from cifnet_pl.utilities.files import write_bytes
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import listed, printable
 
@@ -44,9 +37,6 @@ FILE_ENDING = ".sums"
 
 METADATA_KEY = "cifnet_sums"
 """Entry of a file's metadata that holds the header."""
-
-HASHED_SAMPLES = 64
-"""Samples whose contents tell sets with the same names apart."""
 
 Position = Annotated[int, Strict(), Field(ge=0)]
 
@@ -66,6 +56,10 @@ class ShardRecord(StoredRecord):
     def __str__(self) -> str:
         last = self.stop - 1
         return f"samples {self.start} to {last} of {self.total}"
+
+    def between(self, start: int, stop: int) -> ShardRecord:
+        """Return other positions of the same set."""
+        return self.model_copy(update={"start": start, "stop": stop})
 
     def follows(self, other: ShardRecord) -> bool:
         """Return whether this shard begins where another one of the same set ends."""
@@ -99,19 +93,14 @@ class PartialSums:
     def missing(self) -> list[ShardRecord]:
         """Positions of the same sets that are not in the sums."""
         missing: list[ShardRecord] = []
-        sets = itertools.groupby(self.shards, lambda shard: shard.set_hash)
-        for _, of_set in sets:
+        for _, of_set in itertools.groupby(self.shards, lambda each: each.set_hash):
             end = 0
             for shard in of_set:
                 if shard.start > end:
-                    missing.append(
-                        shard.model_copy(update={"start": end, "stop": shard.start})
-                    )
+                    missing.append(shard.between(end, shard.start))
                 end = shard.stop
             if end < shard.total:
-                missing.append(
-                    shard.model_copy(update={"start": end, "stop": shard.total})
-                )
+                missing.append(shard.between(end, shard.total))
         return missing
 
     def add(self, other: PartialSums) -> None:
@@ -124,39 +113,32 @@ class PartialSums:
             UsageError: a sample that is in both, or other backbones, image sizes, precisions, heads
                 or settings.
         """
-        self._check_positions(other)
-        self._check_hashes(other)
         with prefixed(f"cannot add {other.name} to {self.name}"):
+            self._check_overlap(other)
             check_same_embeddings(self.model, other.model)
             absorb(self.model, other.model)
             if self.model.buffer is not None:
                 self.model.buffer.commit()
-        all_shards = [*self.shards, *other.shards]
-        self.shards = _joined(all_shards)
+        self.shards = _joined([*self.shards, *other.shards])
 
-    def _check_positions(self, other: PartialSums) -> None:
-        pairs = itertools.product(self.shards, other.shards)
-        for shard, another in pairs:
+    def _check_overlap(self, other: PartialSums) -> None:
+        """Compare shards of one set by their positions, those of different sets by hashes."""
+        for shard, another in itertools.product(self.shards, other.shards):
             start = max(shard.start, another.start)
             stop = min(shard.stop, another.stop)
             if shard.set_hash == another.set_hash and start < stop:
                 raise UsageError(
-                    f"{other.name} and {self.name} both have samples {start} to {stop - 1}, which"
-                    " would count twice"
+                    f"both have samples {start} to {stop - 1}, which would count twice"
                 )
-
-    def _check_hashes(self, other: PartialSums) -> None:
-        known = {shard.set_hash for shard in self.shards}
-        known_sets = [shard.set_hash in known for shard in other.shards]
-        if all(known_sets):
+        sets = {shard.set_hash for shard in self.shards}
+        if sets >= {shard.set_hash for shard in other.shards}:
             return
         ours = self.model.images.content.cpu().numpy()
         theirs = other.model.images.content.cpu().numpy()
-        common = np.intersect1d(ours, theirs)
-        if len(common):
+        common = len(np.intersect1d(ours, theirs))
+        if common:
             raise UsageError(
-                f"{other.name} and {self.name} have {len(common)} samples in common, which would"
-                " count twice"
+                f"they have {common} samples in common, which would count twice"
             )
 
     def solved(self) -> Classifier:
@@ -166,16 +148,15 @@ class PartialSums:
             UsageError: a shard of a set is missing.
         """
         if self.missing:
-            names = [str(shard) for shard in self.missing]
-            missing = listed(names)
+            missing = listed([str(shard) for shard in self.missing])
             raise UsageError(
                 f"not all sums are there: {missing} are missing; make those shards first"
             )
-        for name, count in self.model.counts.items():
-            if not count:
-                raise UsageError(
-                    f"class '{printable(name)}' has no samples in these sums"
-                )
+        empty = [name for name, count in self.model.counts.items() if not count]
+        if empty:
+            raise UsageError(
+                f"class '{printable(empty[0])}' has no samples in these sums"
+            )
         self.model.head.solved.fill_(False)
         self.model.solve()
         self.model.history.clear()
@@ -190,15 +171,14 @@ def _joined(shards: Sequence[ShardRecord]) -> list[ShardRecord]:
     in_order = sorted(shards, key=lambda shard: (shard.set_hash, shard.start))
     for shard in in_order:
         if joined and shard.follows(joined[-1]):
-            last = joined[-1]
-            joined[-1] = last.model_copy(update={"stop": shard.stop})
+            joined[-1] = joined[-1].between(joined[-1].start, shard.stop)
         else:
             joined.append(shard)
     return joined
 
 
 def set_hash(samples: Samples, class_names: Sequence[str]) -> str:
-    """Hash a set of samples: names, labels and the contents of a few samples, in order.
+    """Hash a set of samples: names, labels, and the contents of the first and the last sample.
 
     The contents are needed because names are often only positions.
 
@@ -216,10 +196,8 @@ def set_hash(samples: Samples, class_names: Sequence[str]) -> str:
     digest.update(labels.tobytes())
     for name in samples.names:
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
-    count = min(HASHED_SAMPLES, len(samples))
-    spread = np.linspace(0, len(samples) - 1, count)
-    rows = spread.astype(np.int64)
-    digest.update(samples.hashes(rows).tobytes())
+    ends = np.array([0, len(samples) - 1])
+    digest.update(samples.hashes(ends).tobytes())
     return digest.hexdigest()
 
 
@@ -248,32 +226,7 @@ def write_sums(sums: PartialSums, path: Path) -> None:
         "model": {**sums.model.describe(), "history": []},
     }
     metadata = {METADATA_KEY: json.dumps(header)}
-    content = save(tensors, metadata)
-    write_atomic(path, lambda file: file.write(content))
-
-
-class OpenSums(NamedTuple):
-    """An open file of partial sums: its header, checked, and its tensors."""
-
-    header: SumsRecord
-    stored: StoredTensors
-
-
-@contextmanager
-def _open_sums(path: Path) -> Iterator[OpenSums]:
-    if not path.is_file():
-        raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
-    with open_tensors(path) as stored:
-        text = stored.metadata.get(METADATA_KEY, "null")
-        content = json.loads(text)
-        header = parse(SumsRecord, content, str(path))
-        are_whole = [shard.start < shard.stop <= shard.total for shard in header.shards]
-        whole = all(are_whole)
-        if not header.shards or not whole:
-            raise CheckpointError(
-                f"{path} is damaged: its shards are not parts of a set"
-            )
-        yield OpenSums(header, stored)
+    write_bytes(path, safetensors.torch.save(tensors, metadata))
 
 
 def read_sums(path: Path, trust: bool = False) -> PartialSums:
@@ -284,20 +237,17 @@ def read_sums(path: Path, trust: bool = False) -> PartialSums:
         trust: as for :func:`cifnet_pl.load`.
 
     Raises:
-        CheckpointError: there is no such file, or it is damaged, hostile, or of another version.
+        CheckpointError: there is no such file, or it is damaged, or of another version.
     """
-    with _open_sums(path) as (header, stored):
-
-        def read() -> dict[str, Tensor]:
-            tensors = stored.read()
-            if fingerprint("", tensors) != header.sha256:
-                raise CheckpointError(
-                    f"{path} is damaged: its checksum is wrong; make it again"
-                )
-            return tensors
-
-        stored_model = StoredModel(str(path), header.model, stored.shapes, read)
-        model = assemble(stored_model, trust=trust, solved=False)
+    header = _read_header(path)
+    with explained(CheckpointError, f"cannot read {path}"):
+        tensors = safetensors.torch.load_file(path)
+    if fingerprint("", tensors) != header.sha256:
+        raise CheckpointError(
+            f"{path} is damaged: its checksum is wrong; make it again"
+        )
+    stored = StoredModel(str(path), header.model, tensors)
+    model = assemble(stored, trust=trust, solved=False)
     return PartialSums(model, header.shards, path.name)
 
 
@@ -307,8 +257,19 @@ def shards_of(path: Path) -> list[ShardRecord]:
     Raises:
         CheckpointError: as :func:`read_sums`.
     """
-    with _open_sums(path) as (header, _):
-        return header.shards
+    return _read_header(path).shards
+
+
+def _read_header(path: Path) -> SumsRecord:
+    if not path.is_file():
+        raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
+    unreadable = f"{path} is damaged, or not a file of sums"
+    with (
+        explained(CheckpointError, unreadable),
+        safetensors.safe_open(path, framework="pt") as stored,
+    ):
+        content = json.loads(stored.metadata()[METADATA_KEY])
+    return parse(SumsRecord, content, str(path))
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ learned. What that is worth is measured by two-fold cross-validation over the sa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -19,15 +19,7 @@ from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.metrics import calibration_error
-
-UNKNOWN_SHARE = 0.05
-"""Share of images of known classes that may be called unknown."""
-
-COVERAGE = 0.95
-"""Probability with which a prediction set holds the true class."""
-
-HIGH_CONFIDENCE = COVERAGE
-"""Confidence above which an error is counted as a confident one."""
+from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
 
 
 @dataclass(frozen=True)
@@ -57,127 +49,98 @@ class NewSamples:
             images: of classes that it knows.
             unreadable: images that cannot be decoded are appended.
         """
-        batches = images.embedded(
-            model, "evaluating", unreadable, progress=True, look=EncodedImage.look
-        )
         row_batches = []
-        embedding_batches = []
-        for batch_rows, batch_z in batches:
+        embeddings = []
+        for batch_rows, batch_z in images.embedded(
+            model, "evaluating", unreadable, progress=True, look=EncodedImage.look
+        ):
             row_batches.append(batch_rows)
-            embedding_batches.append(batch_z)
+            embeddings.append(batch_z)
         rows = np.concatenate(row_batches)
-        hashes, positions = np.unique(images.files.hashes(rows), return_index=True)
-        known_hashes = model.images.content.cpu().numpy()
-        learned = np.isin(hashes, known_hashes)
-        new_positions = positions[~learned]
-        new_rows = rows[new_positions]
+        hashes, first = np.unique(images.files.hashes(rows), return_index=True)
+        learned = np.isin(hashes, model.images.content.cpu().numpy())
+        new = first[~learned]
         fold = np.zeros(len(images.files), dtype=bool)
-        for class_rows in images.files.rows_of.values():
-            fold[class_rows] = images.held_out(class_rows, 0.5)
-        class_labels = model.labels(images.class_names)
-        labels = np.array(class_labels, dtype=np.int64)
-        device = model.device
-        embeddings = torch.cat(embedding_batches)
-        z = embeddings[torch.from_numpy(new_positions).to(device)]
-        labels_of_images = images.files.labels[new_rows]
-        labels_of_model = labels[labels_of_images]
-        y = torch.from_numpy(labels_of_model)
+        for of_class in images.files.rows_of.values():
+            fold[of_class] = images.held_out(of_class, 0.5)
+        labels = np.array(model.labels(images.class_names), dtype=np.int64)
+        y = torch.from_numpy(labels[images.files.labels[rows[new]]])
         key = torch.from_numpy(hashes[~learned])
+        device = model.device
+        z = torch.cat(embeddings)[torch.from_numpy(new).to(device)]
         samples = BufferSamples(z, y.to(device), key.to(device))
-        new_fold = torch.from_numpy(fold[new_rows])
-        return cls(samples, new_fold.to(device), int(learned.sum()))
+        in_fold = torch.from_numpy(fold[rows[new]]).to(device)
+        return cls(samples, in_fold, int(learned.sum()))
 
 
-class LabelledPredictions(NamedTuple):
-    """Predictions for labelled samples; NaN where the model has no such prediction.
+def predicted(model: Classifier, samples: BufferSamples) -> pd.DataFrame:
+    """Predict labelled samples by a model; a row for each.
+
+    Args:
+        model: the model.
+        samples: of its classes.
+
+    Returns:
+        ``confidence`` of the predicted class; whether the prediction is ``correct``; whether the
+        prediction set holds the true class (``covered``) and its ``set_size``; whether the sample
+        is called ``unknown``. What the model cannot tell has no column.
+    """
+    probabilities = model.head.probabilities(samples.z)
+    confidence, best = probabilities.max(dim=1)
+    is_true = samples.y[:, None] == model.head.labels
+    columns = {
+        "confidence": confidence,
+        "correct": model.head.labels[best] == samples.y,
+    }
+    shares = model.available_shares(UNKNOWN_SHARE, COVERAGE)
+    predictor = model.open_set_predictor(*shares)
+    if predictor.sets is not None:
+        members = predictor.sets.of_probabilities(probabilities)
+        columns["covered"] = (members & is_true).any(dim=1)
+        columns["set_size"] = members.sum(dim=1)
+    if predictor.reference is not None:
+        p_values = predictor.reference.p_values(model.head.novelty(samples.z))
+        columns["unknown"] = p_values <= UNKNOWN_SHARE
+    return pd.DataFrame(
+        {name: values.cpu().numpy() for name, values in columns.items()}
+    )
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Figures of the predictions for labelled samples; None where the model cannot tell.
 
     Attributes:
-        confidence: (n,) float64 probability of the predicted class.
-        correct: (n,) bool, whether it is the true class.
-        covered: (n,) float64, 1 where the prediction set holds the true class, else 0.
-        set_size: (n,) float64 number of classes in the prediction set.
-        unknown: (n,) float64, 1 where the sample is called unknown, else 0.
+        accuracy: in percent.
+        ece: expected calibration error in percent.
+        confident_errors: number of wrong predictions with a confidence above ``COVERAGE``.
+        set_coverage: percent of samples whose prediction set holds the true class.
+        mean_set_size: mean number of classes in a prediction set.
+        called_unknown: percent of samples that are called unknown.
     """
 
-    confidence: Tensor
-    correct: Tensor
-    covered: Tensor
-    set_size: Tensor
-    unknown: Tensor
+    accuracy: float
+    ece: float
+    confident_errors: int
+    set_coverage: float | None
+    mean_set_size: float | None
+    called_unknown: float | None
 
     @classmethod
-    def measure(cls, model: Classifier, samples: BufferSamples) -> LabelledPredictions:
-        """Predict samples by a model."""
-        probabilities = model.head.probabilities(samples.z)
-        confidence, predicted = probabilities.max(dim=1)
-        predicted_labels = model.head.labels[predicted]
-        correct = predicted_labels == samples.y
-        count = len(samples.y)
-        not_known = torch.full((count,), torch.nan, dtype=torch.float64)
-        outcomes = cls(confidence.cpu(), correct.cpu(), not_known, not_known, not_known)
-        shares = model.available_shares(UNKNOWN_SHARE, COVERAGE)
-        predictor = model.open_set_predictor(*shares)
-        if predictor.sets is not None:
-            members = predictor.sets.of_probabilities(probabilities)
-            own = samples.y[:, None]
-            is_true = own == model.head.labels
-            covered = (members & is_true).any(dim=1)
-            set_size = members.sum(dim=1)
-            set_sizes = set_size.double().cpu()
-            outcomes = outcomes._replace(
-                covered=covered.double().cpu(), set_size=set_sizes
-            )
-        if predictor.reference is not None:
-            novelty = model.head.novelty(samples.z)
-            p_values = predictor.reference.p_values(novelty)
-            outcomes = outcomes._replace(
-                unknown=(p_values <= UNKNOWN_SHARE).double().cpu()
-            )
-        return outcomes
-
-    def join(self, other: LabelledPredictions) -> LabelledPredictions:
-        """Return the outcomes of both, one after the other."""
-        pairs = zip(self, other, strict=True)
-        return LabelledPredictions(*map(torch.cat, pairs))
-
-    @property
-    def accuracy(self) -> float | None:
-        """Accuracy in percent; None without samples."""
-        return _mean(100.0 * self.correct.double())
-
-    @property
-    def ece(self) -> float:
-        """Expected calibration error in percent."""
-        confidence = self.confidence.numpy()
-        return calibration_error(confidence, self.correct.numpy()) or 0.0
-
-    @property
-    def confident_errors(self) -> int:
-        """Number of wrong predictions with a confidence above ``HIGH_CONFIDENCE``."""
-        confident = self.confidence > HIGH_CONFIDENCE
-        is_wrong = confident & ~self.correct
-        return int(is_wrong.sum())
-
-    @property
-    def set_coverage(self) -> float | None:
-        """Percent of samples whose prediction set holds the true class; None if not known."""
-        return _mean(100.0 * self.covered)
-
-    @property
-    def mean_set_size(self) -> float | None:
-        """Mean number of classes in a prediction set; None if not known."""
-        return _mean(self.set_size)
-
-    @property
-    def called_unknown(self) -> float | None:
-        """Percent of samples that are called unknown; None if not known."""
-        return _mean(100.0 * self.unknown)
-
-
-def _mean(values: Tensor) -> float | None:
-    if not len(values) or bool(values.isnan().any()):
-        return None
-    return float(values.mean())
+    def of(cls, predictions: pd.DataFrame) -> Outcomes:
+        """Return the figures of predictions, as :func:`predicted` gives them."""
+        means = predictions.astype(float).mean()
+        confidence = predictions["confidence"].to_numpy(copy=True)
+        correct = predictions["correct"].to_numpy(copy=True)
+        in_percent = 100 * means
+        return cls(
+            accuracy=in_percent["correct"],
+            ece=calibration_error(confidence, correct) or 0.0,
+            confident_errors=int((~correct & (confidence > COVERAGE)).sum()),
+            set_coverage=in_percent.get("covered"),
+            mean_set_size=means.get("set_size"),
+            called_unknown=in_percent.get("unknown"),
+        )
 
 
 @dataclass(frozen=True)
@@ -196,8 +159,8 @@ class Recalibration:
     model: Classifier
     images: int
     learned: int
-    before: LabelledPredictions
-    after: LabelledPredictions | None
+    before: Outcomes
+    after: Outcomes | None
 
 
 def recalibrate(
@@ -215,15 +178,12 @@ def recalibrate(
     """
     new = NewSamples.embed(model, images, unreadable)
     recalibrated = model.recalibrated(*new.samples)
-    before = LabelledPredictions.measure(model, new.samples)
+    before = Outcomes.of(predicted(model, new.samples))
     after = None
-    first = new.samples.at(new.fold)
-    second = new.samples.at(~new.fold)
-    fewest = min(len(first.y), len(second.y))
-    if fewest >= MIN_NEW_IMAGES:
-        other_model = model.recalibrated(*second)
-        of_first = LabelledPredictions.measure(other_model, first)
-        first_model = model.recalibrated(*first)
-        of_second = LabelledPredictions.measure(first_model, second)
-        after = of_first.join(of_second)
+    folds = [new.samples.at(new.fold), new.samples.at(~new.fold)]
+    if min(len(fold.y) for fold in folds) >= MIN_NEW_IMAGES:
+        parts = []
+        for fold, other in zip(folds, reversed(folds), strict=True):
+            parts.append(predicted(model.recalibrated(*other), fold))
+        after = Outcomes.of(pd.concat(parts))
     return Recalibration(recalibrated, len(new.fold), new.learned, before, after)

@@ -5,7 +5,7 @@ A run, ``extend``, the sums of shards and the service all learn in this way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
 from cifnet_pl.buffer.calibration_buffer import concatenate
+from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
 from cifnet_pl.model.calibration import Calibration
@@ -23,12 +24,6 @@ from cifnet_pl.utilities.errors import UsageError, prefixed
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.text import printable
-
-EMBEDDINGS_PER_UPDATE = 256
-"""Fewest embeddings of one update: each update reads and writes a whole Gram matrix."""
-
-EMBEDDINGS_PER_GPU_UPDATE = 4096
-"""The same on a GPU, for which the program waits at each update, as samples are checked."""
 
 Reduce = Callable[[Tensor], object]
 """Replaces a tensor by its sum over all processes."""
@@ -125,24 +120,23 @@ class TaskLearner:
         names = [class_name(name) for name in names]
         self.check_task(names)
         label_of = self.label_of
-        known = [i for i, name in enumerate(names) if name in label_of]
-        new = [i for i, name in enumerate(names) if name not in label_of]
-        known_counts = None
-        new_counts = None
+        known = [name for name in names if name in label_of]
+        new = [name for name in names if name not in label_of]
+        count_of = None
         if counts is not None:
-            known_counts = [counts[i] for i in known]
-            new_counts = [counts[i] for i in new]
+            count_of = dict(zip(names, counts, strict=True))
         self._additions = None
         if known:
             self._additions = self.head.fresh()
-            labels = [label_of[names[i]] for i in known]
-            self._additions.begin_task(labels, known_counts)
+            labels = [label_of[name] for name in known]
+            self._additions.begin_task(labels, _counts(count_of, known))
         if self.buffer is not None:
             self.buffer.discard_pending()
         if new or not known:
             start = max(label_of.values(), default=-1) + 1
-            self.head.begin_task(range(start, start + len(new)), new_counts)
-            self.class_names += [names[i] for i in new]
+            labels = list(range(start, start + len(new)))
+            self.head.begin_task(labels, _counts(count_of, new))
+            self.class_names += new
         self._waiting = []
         self._observed = []
 
@@ -163,13 +157,10 @@ class TaskLearner:
         samples = BufferSamples(z.to(device), y.to(device), key.to(device))
         if self.buffer is not None:
             self.buffer.add(*samples)
-        self._observed.append((samples.y, samples.key))
+        self._observed.append((y.cpu(), key.cpu()))
         self._waiting.append(samples)
-        enough = EMBEDDINGS_PER_UPDATE
-        if device.type != "cpu":
-            enough = EMBEDDINGS_PER_GPU_UPDATE
-        waiting = [len(batch.y) for batch in self._waiting]
-        if sum(waiting) >= enough:
+        # Each update reads and writes a whole Gram matrix, and a GPU is waited for.
+        if sum(len(batch.y) for batch in self._waiting) >= EMBEDDED_BATCH:
             self._update_statistics()
 
     def _update_statistics(self) -> None:
@@ -192,7 +183,7 @@ class TaskLearner:
             reduce: None for a single process.
         """
         self._update_statistics()
-        observed = [(labels.cpu(), hashes.cpu()) for labels, hashes in self._observed]
+        observed = self._observed
         self._observed = []
         if reduce is not None:
             if self.head.under_way:
@@ -235,6 +226,44 @@ class TaskLearner:
                 self.head.solve()
             self.head.merge_(additions)
         self.solve()
+
+    def learn_embeddings(
+        self,
+        names: Sequence[str],
+        samples: BufferSamples,
+        counts: Sequence[int] | None = None,
+        reduce: Reduce | None = None,
+    ) -> None:
+        """Learn embeddings that are in memory as one task.
+
+        Args:
+            names: of its classes.
+            samples: embeddings, with the position of each one's class in ``names`` for its label,
+                and hashes.
+            counts, reduce: as for :meth:`begin_task` and :meth:`finish_task`.
+        """
+        self.begin_task(names, counts)
+        label_of = self.label_of
+        labels = torch.tensor([label_of[class_name(name)] for name in names])
+        for start in range(0, len(samples.y), EMBEDDED_BATCH):
+            part = samples.at(slice(start, start + EMBEDDED_BATCH))
+            self.observe(part.z, labels[part.y], part.key)
+        self.finish_task(reduce)
+
+    def ridge_message(self) -> str | None:
+        """Return a message where generalised cross-validation chose the upper edge of its range."""
+        ridges = [
+            choice.ridge
+            for choice in self.head.ridge_choices()
+            if choice.position == "largest"
+        ]
+        if not ridges:
+            return None
+        return (
+            "note: the images are too few, or nothing in them separates their classes: add"
+            " images, and check that they are in the right folders (the ridge is at the upper"
+            f" edge of its range, {max(ridges):.3g})"
+        )
 
     def abort_task(self) -> None:
         """Discard the task that was begun, and all that was observed since."""
@@ -298,6 +327,14 @@ class TaskLearner:
         if self.buffer is None or not len(self.buffer.y):
             return None
         return BufferSamples(self.buffer.z, self.buffer.y, self.buffer.key)
+
+
+def _counts(
+    count_of: Mapping[str, int] | None, names: Sequence[str]
+) -> list[int] | None:
+    if count_of is None:
+        return None
+    return [count_of[name] for name in names]
 
 
 def _join_candidates(buffer: CalibrationBuffer) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,12 @@ from cifnet_pl.heads.confidence import (
     novelty_reference,
 )
 from cifnet_pl.utilities.errors import UsageError
+
+UNKNOWN_SHARE = 0.05
+"""Share of images of known classes that may be called unknown, where none is given."""
+
+COVERAGE = 1 - UNKNOWN_SHARE
+"""Probability with which a prediction set holds the true class, where none is given."""
 
 
 @dataclass(frozen=True)
@@ -123,34 +130,26 @@ class OpenSetPredictor:
             z: (n, d) embeddings.
             probabilities: (n, C) of their classes.
         """
-        count = len(z)
-        known: list[bool | None] = [None] * count
-        novelty: list[float | None] = [None] * count
-        p_values: list[float | None] = [None] * count
-        sets: list[tuple[str, ...] | None] = [None] * count
+        columns: dict[str, list[Any]] = {}
         if self.reference is not None and self.unknown is not None:
-            scores = self.head.novelty(z)
-            shares = self.reference.p_values(scores)
-            novelty = scores.tolist()
-            p_values = shares.tolist()
-            known = (shares > self.unknown).tolist()
+            novelty = self.head.novelty(z)
+            p_values = self.reference.p_values(novelty)
+            columns["known"] = (p_values > self.unknown).tolist()
+            columns["novelty"] = novelty.tolist()
+            columns["p_value"] = p_values.tolist()
         if self.sets is not None:
+            members = self.sets.of_probabilities(probabilities)
             order = torch.argsort(probabilities, dim=1, descending=True)
-            sets_of_samples = self.sets.of_probabilities(probabilities)
-            members = sets_of_samples.gather(1, order)
-            for row in range(count):
-                own_order = order[row]
-                columns = own_order[members[row]].tolist()
-                names = [self.class_names[column] for column in columns]
-                sets[row] = tuple(names)
-        return [
-            OpenSetDecision(*columns)
-            for columns in zip(known, novelty, p_values, sets, strict=True)
-        ]
-
-
-KNOWN_SHARE = 0.95
-"""Share of known samples below the threshold at which FPR95 is measured."""
+            columns["prediction_set"] = []
+            for row, best_first in enumerate(order):
+                chosen = best_first[members[row, best_first]].tolist()
+                names = tuple(self.class_names[column] for column in chosen)
+                columns["prediction_set"].append(names)
+        decisions = []
+        for row in range(len(z)):
+            own = {name: values[row] for name, values in columns.items()}
+            decisions.append(OpenSetDecision(**own))
+        return decisions
 
 
 class Detection(NamedTuple):
@@ -166,27 +165,20 @@ class Detection(NamedTuple):
     fpr95: float
 
 
-def detection(known: Tensor, unknown: Tensor) -> Detection:
+def detection(known: Tensor, unknown: Tensor, kept: float = 0.95) -> Detection:
     """Compute how well novelty separates unknown samples from known ones.
 
     Args:
         known: (n,) novelty of samples of known classes, at least one.
         unknown: (m,) novelty of unknown samples, at least one.
+        kept: share of the known samples that are kept where FPR95 is measured.
     """
     # Imported here: to classify needs none of it.
-    from torchmetrics.functional.classification import binary_auroc, binary_roc
+    from sklearn.metrics import roc_auc_score, roc_curve
 
-    # Ranks instead of values: torchmetrics takes values outside of 0 and 1 for logits, and rounds
-    # their sigmoid.
-    novelty = torch.cat([known, unknown])
-    groups = torch.unique(-novelty, return_inverse=True)
-    ranks = groups[1]
-    largest = max(1, int(ranks.max()))
-    likelihood = ranks.double() / largest
-    is_known = torch.ones(len(known))
-    is_unknown = torch.zeros(len(unknown))
-    target = torch.cat([is_known, is_unknown]).to(ranks)
-    false_positives, true_positives, _ = binary_roc(likelihood, target)
-    fpr95 = false_positives[true_positives >= KNOWN_SHARE].min()
-    auroc = 100 * float(binary_auroc(likelihood, target))
-    return Detection(auroc, 100 * float(fpr95))
+    likelihood = -torch.cat([known, unknown]).cpu().numpy()
+    is_known = np.arange(len(likelihood)) < len(known)
+    taken, found, _ = roc_curve(is_known, likelihood, drop_intermediate=False)
+    fpr95 = taken[found >= kept].min()
+    auroc = roc_auc_score(is_known, likelihood)
+    return Detection(100 * float(auroc), 100 * float(fpr95))

@@ -11,15 +11,9 @@ from pydantic import Field
 from cifnet_pl.heads.confidence import CalibrationSamples
 from cifnet_pl.model.audit import audit
 from cifnet_pl.model.bundle import Event
-from cifnet_pl.model.calibration import (
-    MIN_IMAGES_PER_CLASS,
-    Kind,
-    forecast,
-    gain_of_more_images,
-    gain_text,
-)
+from cifnet_pl.model.calibration import MIN_IMAGES_PER_CLASS, Kind, forecast
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.metrics import left_out_predictions, percent, rarely_predicted
+from cifnet_pl.model.metrics import left_out_confusion, percent, rarely_predicted
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.answering import ApiObject
 from cifnet_pl.serving.gallery import Gallery
@@ -112,11 +106,6 @@ class ClassPredictions(ApiObject):
     """Leave-one-group-out predictions for the images in the calibration buffer."""
 
     classes: list[ClassEstimate]
-    ten_more: tuple[float, float] | None = None
-    """Points of accuracy on new groups that ten more images of each class would bring: interval of
-    95 %; null: too few images to say."""
-    ten_more_text: str = "too few to say"
-    """The same in words."""
 
 
 class AuditedImage(ApiObject):
@@ -154,17 +143,17 @@ def accuracy_of_classes(
         Percent, and the percentages between which it lies on new groups; None where it cannot be
         measured.
     """
-    predictions = left_out_predictions(model)
+    confusion = left_out_confusion(model)
     samples = model.calibration_samples()
-    if predictions is None or samples is None:
+    if confusion is None or samples is None:
         return None, None
-    columns = torch.tensor([model.class_names.index(name) for name in names])
-    rows = torch.isin(predictions.target, columns)
-    is_right = predictions.target == predictions.predicted
-    accuracy = percent(int(is_right[rows].sum()), int(rows.sum()))
+    columns = [model.class_names.index(name) for name in names]
+    right = confusion.diagonal()[columns].sum()
+    accuracy = percent(int(right), int(confusion[columns].sum()))
     if accuracy is None:
         return None, None
-    return accuracy, forecast(accuracy / 100, count_groups(samples, columns))
+    groups = count_groups(samples, torch.tensor(columns))
+    return accuracy, forecast(accuracy / 100, groups)
 
 
 def count_groups(samples: CalibrationSamples, columns: torch.Tensor) -> int:
@@ -206,11 +195,7 @@ def summarised(
 
 def class_predictions(model: Classifier) -> ClassPredictions:
     """Return leave-one-group-out predictions of the buffer by class, in the model's order."""
-    result = ClassPredictions(classes=class_estimates(model))
-    if model.calibration.estimate_kind not in ("unknown", "few"):
-        result.ten_more = gain_of_more_images(model.calibration_samples())
-        result.ten_more_text = gain_text(result.ten_more)
-    return result
+    return ClassPredictions(classes=class_estimates(model))
 
 
 def class_estimates(model: Classifier) -> list[ClassEstimate]:
@@ -219,16 +204,11 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
     estimates = [ClassEstimate(name=name, accuracy=None) for name in names]
     kind = model.calibration.estimate_kind
     samples = model.calibration_samples()
-    predictions = None
+    confusion = None
     if kind != "unknown":
-        predictions = left_out_predictions(model)
-    if samples is None or predictions is None:
+        confusion = left_out_confusion(model)
+    if samples is None or confusion is None:
         return estimates
-    size = len(names)
-    cells = (predictions.target * size + predictions.predicted).bincount(
-        minlength=size**2
-    )
-    confusion = cells.view(size, size).numpy()
     rare = rarely_predicted(confusion.diagonal(), confusion.sum(axis=1))
     for row, estimate in enumerate(estimates):
         estimate.confused_with = confused_with(names, confusion[row], row)

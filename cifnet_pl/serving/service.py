@@ -369,14 +369,14 @@ class Service:
         score = update.score
         count = sum(update.learned.values())
         model.history.append(
-            Event("extend", len(model.counts), count, score.percent, before, after)
+            Event("extend", len(model.counts), count, score.accuracy, before, after)
         )
         result = UpdateResult(
             version=None,
             learned=update.learned,
             unreadable=unreadable,
-            held_out_accuracy=score.percent,
-            held_out_images=score.total,
+            held_out_accuracy=score.accuracy,
+            held_out_images=score.images,
             old_accuracy_before=before,
             old_accuracy_after=after,
             old_accuracy_interval=interval,

@@ -146,7 +146,7 @@ def read_yaml(path: Path, noun: str = "file") -> Any:
         noun: what it is, for the errors.
 
     Raises:
-        UsageError: no such file, it is not YAML, or it repeats or nests itself without an end.
+        UsageError: no such file, or it is not YAML.
     """
     if not path.is_file():
         raise UsageError(f"{noun} {path} does not exist")
@@ -156,39 +156,7 @@ def read_yaml(path: Path, noun: str = "file") -> Any:
         raise UsageError(
             f"{noun} {path} is not YAML: {' '.join(str(error).split())}"
         ) from error
-    if not _is_bounded(content):
-        raise UsageError(
-            f"{noun} {path} has more than {YAML_VALUES:,} values or {YAML_DEPTH} levels: remove"
-            " aliases (*) that repeat each other"
-        )
     return content
-
-
-YAML_VALUES = 1_000_000
-"""Values in a YAML file; those that an alias repeats count each time."""
-
-YAML_DEPTH = 50
-"""Lists and mappings within each other in a YAML file."""
-
-
-def _is_bounded(content: Any) -> bool:
-    """Return whether a YAML file's content has few enough values and levels."""
-    count = 1
-    level = [content]
-    for _ in range(YAML_DEPTH):
-        inner: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                inner += value.values()
-            elif isinstance(value, list):
-                inner += value
-            if count + len(inner) > YAML_VALUES:
-                return False
-        if not inner:
-            return True
-        count += len(inner)
-        level = inner
-    return False
 
 
 class ConfigDumper(yaml.SafeDumper):
@@ -266,57 +234,8 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, text + "\n")
 
 
-FORMULA = re.compile(r"'*[=+\-@\t\r]")
-"""Beginning of a cell that spreadsheets take for a formula, or that has been marked as none."""
-
-
-def text_cell(text: str) -> str:
-    """Return a text as a cell of a table that no spreadsheet takes for a formula.
-
-    An apostrophe marks it as a text. Numbers stay as they are. :func:`read_text_cell` is the way
-    back.
-
-    Example:
-        >>> text_cell("=1+1"), text_cell("-1.5"), text_cell("ant")
-        ("'=1+1", '-1.5', 'ant')
-    """
-    if not FORMULA.match(text) or _is_number(text):
-        return text
-    return f"'{text}"
-
-
-def read_text_cell(cell: str) -> str:
-    """Return the text that :func:`text_cell` made a cell of."""
-    if cell.startswith("'") and FORMULA.match(cell):
-        return cell[1:]
-    return cell
-
-
-def path_cell(path: Path | str) -> str:
-    """Return a path as a cell of a table that no spreadsheet takes for a formula.
-
-    Example:
-        >>> path_cell("=1+1.png")  # names the same file
-        './=1+1.png'
-    """
-    text = str(path)
-    if text_cell(text) != text:
-        return f"./{text}"
-    return text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "_" not in text and text == text.strip()
-
-
 def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return CSV text; None is an empty cell, and short rows are filled with empty cells.
-
-    No text is a formula in it: see :func:`text_cell`.
 
     Args:
         header: names of the columns.
@@ -333,9 +252,8 @@ def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         line = io.StringIO()
         # Before Python 3.13 only characters of the line's own end are quoted, and a file name may
         # hold either.
-        cells = [text_cell(cell) if isinstance(cell, str) else cell for cell in row]
         missing = [None] * (len(header) - len(row))
-        csv.writer(line, lineterminator="\r\n").writerow([*cells, *missing])
+        csv.writer(line, lineterminator="\r\n").writerow([*row, *missing])
         text = line.getvalue().removesuffix("\r\n")
         lines.append(text + "\n")
     return "".join(lines)

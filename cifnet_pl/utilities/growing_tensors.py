@@ -81,45 +81,6 @@ def make_room(module: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
         setattr(module, name, buffer.new_zeros(incoming.shape))
 
 
-Sizes = tuple[frozenset[int] | None, ...]
-"""Allowed sizes of each dimension of a tensor; None for any size."""
-
-
-def grown_sizes(
-    one: tuple[int, ...], two: tuple[int, ...], classes: int, any_rows: bool
-) -> Sizes:
-    """Infer the sizes of a tensor from its shapes with one class and with two classes.
-
-    A dimension that is empty both times is filled by ``solve``: it may be empty or have one entry
-    for each class.
-
-    Args:
-        one: shape with one class.
-        two: shape with two classes.
-        classes: number of classes.
-        any_rows: whether empty dimensions may have any size, as those of samples.
-    """
-    sizes = list[frozenset[int] | None]()
-    for small, large in zip(one, two, strict=True):
-        if any_rows and small == 0:
-            sizes.append(None)
-        elif small == large == 0:
-            sizes.append(frozenset({0, classes}))
-        else:
-            size = small + (classes - 1) * (large - small)
-            sizes.append(frozenset({size}))
-    return tuple(sizes)
-
-
-def fits(shape: tuple[int, ...], sizes: Sizes) -> bool:
-    """Return whether a tensor of ``shape`` has allowed sizes."""
-    if len(shape) != len(sizes):
-        return False
-    pairs = zip(shape, sizes, strict=True)
-    fits_of_axes = [allowed is None or size in allowed for size, allowed in pairs]
-    return all(fits_of_axes)
-
-
 class GrowingModule(nn.Module):
     """An ``nn.Module`` whose state loads into a fresh object with smaller (empty) buffers.
 

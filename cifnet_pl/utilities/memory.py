@@ -1,4 +1,4 @@
-"""Tune the GNU C library's allocator, and limit the threads of linear algebra."""
+"""Tune the GNU C library's allocator."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-
-from threadpoolctl import ThreadpoolController
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -99,38 +96,3 @@ def give_back_freed_memory() -> bool:
     """
     library = gnu_c_library()
     return library is not None and bool(library.malloc_trim(0))
-
-
-class OneThread:
-    """Limits BLAS to one thread while any thread of Python is within the block.
-
-    The limit is the process's. Code that sets it restores the number that it found, which may be
-    the limit of another thread. So all code that limits BLAS, such as scikit-learn's k-means, has
-    to run within this block.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._limit = _controller().limit(limits=1, user_api="blas")
-            self._inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._limit.restore_original_limits()
-
-
-@cache
-def _controller() -> ThreadpoolController:
-    """Return the libraries of this process, such as scipy's BLAS; finding them takes 20 ms."""
-    return ThreadpoolController()
-
-
-one_thread = OneThread()
-"""The only one of a process."""

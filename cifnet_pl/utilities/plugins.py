@@ -2,7 +2,7 @@
 
 A plug-in is named ``module.name``, where the module is installed, on ``PYTHONPATH`` or a file in
 the current folder, or by the name of an entry point of an installed package. A name that the user
-gives is imported; a name in a file is imported only with the user's ``--trust``.
+gives, also in a configuration, is imported; one in a model only with the user's ``--trust``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.text import one_line, printable
@@ -166,24 +164,6 @@ def optional(package: str, needed_by: str, extra: str) -> Any:
         ) from None
 
 
-def find_module(name: str) -> Literal["installed", "current folder"] | None:
-    """Find the module of a class or function; nothing is imported.
-
-    Args:
-        name: ``module.name``.
-
-    Returns:
-        Where its first package is found; None if it is nowhere.
-    """
-    package = name.partition(".")[0]
-    with suppress(ValueError):  # a module without a specification, such as __main__
-        if package in sys.modules or find_spec(package) is not None:
-            return "installed"
-    if PathFinder.find_spec(package, [os.getcwd()]) is not None:
-        return "current folder"
-    return None
-
-
 @contextmanager
 def current_folder_importable() -> Iterator[None]:
     """Within the block, files of the current folder can be imported, after all that is installed.
@@ -197,31 +177,8 @@ def current_folder_importable() -> Iterator[None]:
         sys.path.remove(os.getcwd())
 
 
-def import_module_of(name: str) -> Any:
-    """Import the module of a class or function, installed or in the current folder.
-
-    Args:
-        name: ``module.name``.
-
-    Raises:
-        UsageError: there is no such module, or it fails.
-    """
-    module = name.rpartition(".")[0]
-    try:
-        with current_folder_importable():
-            return import_module(module)
-    except Exception as error:  # custom code may fail in any way
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
-            f"{error.name}."
-        ):
-            hint = "; install it, put its folder on PYTHONPATH, or run the command in its folder"
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise UsageError(f"cannot import {name}: {reason}{hint}") from error
-
-
 def import_object(name: str) -> Any:
-    """Import ``module.name``, which runs the module's code.
+    """Import ``module.name``, installed or in the current folder, which runs the module's code.
 
     Args:
         name: of a custom class or function.
@@ -236,10 +193,15 @@ def import_object(name: str) -> Any:
         raise UsageError(
             f"'{printable(name)}' names no import, expected module.name, e.g. my_parts.MyHead"
         )
-    module = import_module_of(name)
+    module, _, attribute = name.rpartition(".")
     try:
-        return getattr(module, name.rpartition(".")[2])
-    except AttributeError as error:
-        raise UsageError(
-            f"cannot import {name}: AttributeError: {one_line(error)}"
-        ) from error
+        with current_folder_importable():
+            return getattr(import_module(module), attribute)
+    except Exception as error:  # custom code may fail in any way
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
+            f"{error.name}."
+        ):
+            hint = "; install it, put its folder on PYTHONPATH, or run the command in its folder"
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise UsageError(f"cannot import {name}: {reason}{hint}") from error

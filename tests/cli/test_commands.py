@@ -353,7 +353,6 @@ def test_the_usual_options_are_one_screen_of_real_ones(
     assert options_in(shown) - {
         "--model.head.ridge",
         "--help",
-        "--trust",
     } <= options_in(helps["all"] + helps["model"])
     assert (
         len([name for name in options_in(shown) if name.startswith("--trainer")]) == 1

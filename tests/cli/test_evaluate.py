@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -17,7 +18,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.cli.evaluate import outcome_cells
 from cifnet_pl.images.image import read_square
 from cifnet_pl.model.labelled_images import LabelledImages
-from cifnet_pl.model.recalibration import LabelledPredictions, NewSamples
+from cifnet_pl.model.recalibration import NewSamples, Outcomes, predicted
 from tests.command_line import assert_ends, make_images, rows
 from tests.models import empty, learn_embeddings
 
@@ -176,9 +177,7 @@ def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(
     shown = capsys.readouterr().out
     assert "3 of 25 images learned already" in shown
     assert "22 others" in shown
-    assert (
-        "bee/wrong.png (also in ant), cat/ant.png (also in ant) in two classes" in shown
-    )
+    assert "bee/wrong.png (also in ant), cat/ant.png (learned as ant) in two" in shown
     summary = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert (summary["learned"], summary["duplicates"]) == (3, 2)
     told = [
@@ -280,7 +279,7 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     assert len(new.calibration.y) == 120
     images = LabelledImages.find(shifted / "new", "--images").of_classes(set(CLASSES))
     samples = NewSamples.embed(old, images, []).samples
-    before = LabelledPredictions.measure(old, samples)
+    before = predicted(old, samples)
     likelihood = []
     for model in (old, new):
         probabilities = model.head.probabilities(samples.z)
@@ -296,7 +295,7 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
         for line in said.splitlines()
         if line.startswith("│")
     ]
-    assert [row[0] for row in table if row] == outcome_cells(before)
+    assert [row[0] for row in table if row] == outcome_cells(Outcomes.of(before))
     *_, covered, _, unknown = [float(row[1]) for row in table if row]
     assert covered >= 90
     assert unknown <= 10
@@ -306,20 +305,19 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
 
 
 def test_cells_of_outcomes():
-    outcomes = LabelledPredictions(
-        confidence=torch.tensor([0.99, 0.97, 0.5, 0.4], dtype=torch.float64),
-        correct=torch.tensor([True, False, True, False]),
-        covered=torch.tensor([1.0, 0.0, 1.0, 1.0]),
-        set_size=torch.tensor([1.0, 1.0, 2.0, 3.0]),
-        unknown=torch.tensor([0.0, 1.0, 0.0, 0.0]),
+    predictions = pd.DataFrame(
+        {
+            "confidence": [0.99, 0.97, 0.5, 0.4],
+            "correct": [True, False, True, False],
+            "covered": [True, False, True, True],
+            "set_size": [1, 1, 2, 3],
+            "unknown": [False, True, False, False],
+        }
     )
-    accuracy, _, *others = outcome_cells(outcomes)
+    accuracy, _, *others = outcome_cells(Outcomes.of(predictions))
     assert accuracy == "50.0"
     assert others == ["1", "75.0", "1.8", "25.0"]
-    nothing = torch.full((4,), torch.nan)
-    untold = LabelledPredictions(
-        outcomes.confidence, outcomes.correct, nothing, nothing, nothing
-    )
+    untold = Outcomes.of(predictions[["confidence", "correct"]])
     assert outcome_cells(untold)[3:] == ["–", "–", "–"]
 
 

@@ -26,7 +26,6 @@ from cifnet_pl.model import export as onnx_graph
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, HeadGraph, Square, check_onnx, onnx_bytes
 from cifnet_pl.utilities.errors import CifnetError
-from tests.command_line import assert_ends
 from tests.models import SIDE, WIDTH, learned, samples
 
 IMAGES = [np.array(image) for image in load_sample_images().images]
@@ -220,21 +219,6 @@ def test_novelty_is_torchs_to_float32(head: str):
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-def test_a_head_that_is_too_wide_for_novelty_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("cifnet_pl.model.export.MAX_NOVELTY_FEATURES", WIDTH - 1)
-    learned("ridge").save(tmp_path / "m")
-    capsys.readouterr()
-    given = ["--model", str(tmp_path / "m"), "--output", str(tmp_path / "m.onnx")]
-    assert main(["export", *given, "--format", "onnx"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("6 classes in ")
-    assert "→ probabilities\n" in shown
-    sentence = f"No novelty: its matrix of {WIDTH} features"
-    assert shown.count(sentence) == 1
-    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
-    assert [output.name for output in session.get_outputs()] == ["probabilities"]
-
-
 @pytest.mark.system
 def test_thresholds_of_novelty_are_in_the_file():
     model = learned("ridge")
@@ -244,7 +228,7 @@ def test_thresholds_of_novelty_are_in_the_file():
     model.buffer.commit()
     graph = onnx.load_from_string(onnx_bytes(model)[0])
     limits = json.loads({p.key: p.value for p in graph.metadata_props}["unknown_above"])
-    assert list(limits) == ["0.02", "0.05", "0.1"]  # 60 samples cannot promise 0.01
+    assert list(limits) == ["0.05"]
     z, _, _ = samples([*model.class_names, "yak"], 20)
     for share, limit in limits.items():
         verdicts = model.open_set_predictor(float(share)).decisions(
@@ -282,7 +266,7 @@ def test_the_check_would_notice():
 def test_a_model_of_embeddings_is_a_graph_of_its_head(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """It has no network; a server's entry, which takes images, is refused."""
+    """It has no network."""
     model = replace(learned("ridge"), backbone=build_backbone(f"none:{WIDTH}"))
     model.head.temperature.fill_(0.7)
     model.save(tmp_path / "b")
@@ -297,57 +281,3 @@ def test_a_model_of_embeddings_is_a_graph_of_its_head(
     for part in (z, z[:1]):
         found = session.run(None, {"embeddings": part.numpy()})[0]
         assert np.abs(found - model.head.probabilities(part).numpy()).max() < 1e-6
-    assert_ends(
-        main([*given, str(tmp_path / "t"), "--format", "triton"]),
-        2,
-        "a server's entry takes images",
-        capsys,
-    )
-
-
-@pytest.mark.system
-def test_an_entry_of_a_model_repository(tmp_path, monkeypatch, capsys):
-    """The graph, its labels, and a configuration that names inputs and outputs as the graph has
-    them.
-    """
-    model = learned("ridge")
-    content, check = onnx_bytes(model)
-    monkeypatch.setattr(onnx_graph, "onnx_bytes", lambda model: (content, check))
-    model.save(tmp_path / "b")
-    given = ["export", "--model", str(tmp_path / "b"), "--format", "triton", "--output"]
-    entry = tmp_path / "models" / "zoo"
-    assert main([*given, str(entry)]) == 0
-    files = sorted(
-        str(path.relative_to(entry)) for path in entry.rglob("*") if path.is_file()
-    )
-    assert files == ["1/model.onnx", "config.pbtxt", "labels.txt"]
-    assert (entry / "labels.txt").read_text().splitlines() == model.class_names
-    config = (entry / "config.pbtxt").read_text()
-    assert re.findall(r'name: "(\w+)"', config) == [
-        "zoo",
-        "images",
-        "probabilities",
-        "novelty",
-    ]
-    assert re.findall(r"dims: \[ (.*) \]", config) == ["-1, -1, 3", "6", "1"]
-    quoted = tmp_path / "models" / 'a "zoo"'
-    assert main([*given, str(quoted)]) == 0
-    assert 'name: "a \\"zoo\\""\n' in (quoted / "config.pbtxt").read_text()
-    session = onnxruntime.InferenceSession(
-        entry / "1" / "model.onnx", providers=["CPUExecutionProvider"]
-    )
-    (image,), (shares, novelty) = session.get_inputs(), session.get_outputs()
-    assert (image.name, image.type, image.shape[3]) == ("images", "tensor(uint8)", 3)
-    assert (shares.name, shares.type, shares.shape[1]) == (
-        "probabilities",
-        "tensor(float)",
-        6,
-    )
-    assert (novelty.name, novelty.type, len(novelty.shape)) == (
-        "novelty",
-        "tensor(float)",
-        1,
-    )
-    assert main([*given, str(entry)]) == 2
-    assert main([*given, str(entry), "--overwrite", "true"]) == 0
-    assert main([*given, str(entry / "labels.txt")]) == 2

@@ -175,7 +175,7 @@ def test_cifnet_shards_without_a_buffer(tmp_path: Path):
     ("head", "other", "reason"),
     [
         ("cifnet", "cifnet", "after calibration"),
-        ("ridge", "ncm", "their heads differ: RidgeHead and NCMHead"),
+        ("ridge", "ncm", "cannot combine RidgeHead with NCMHead"),
         ("ridge", "ridge-fixed", "cannot combine heads with different"),
         ("dsal", "dsal", "cannot merge"),
     ],

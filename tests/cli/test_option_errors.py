@@ -35,7 +35,7 @@ REFUSED = [
     (
         ["--model.head", "nowhere.Head"],
         USAGE,
-        ["--model.head", "no module named 'nowhere'"],
+        ["cannot import nowhere.Head", "No module named 'nowhere'"],
     ),
     (["--model.backbone", "pixel"], USAGE, ["backbone 'pixel'", "pixels"]),
     (

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead, SLDAHead
-from cifnet_pl.heads.ridge_messages import edge_message
-from cifnet_pl.statistics import RidgeChoice
 from tests.heads.suite import teach
 
 D = 48
@@ -119,13 +117,6 @@ def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> N
     assert [choice.ridge for choice in again.ridge_choices()] == [
         choice.ridge for choice in choices
     ]
-
-
-def test_what_is_said_of_a_ridge_at_an_edge() -> None:
-    choices = [RidgeChoice(1.0, "inside"), RidgeChoice(2.0, "given")]
-    assert edge_message(choices) is None
-    message = edge_message([*choices, RidgeChoice(1e3, "largest")]) or ""
-    assert "at the upper edge of its range, 1e+03" in message
 
 
 def test_nothing_is_told_of_a_single_class():

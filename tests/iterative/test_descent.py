@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cifnet_pl.iterative.descent import Phase, Regime, first_and_later
-from cifnet_pl.iterative.task_plan import plan_steps
+from cifnet_pl.iterative.steps import plan_steps
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import UsageError
 

@@ -140,7 +140,7 @@ class TestResume:
         count = Act(
             "on_train_batch_end",
             task,
-            lambda t: taken.append(t.lightning_module.plan.done),
+            lambda t: taken.append(t.lightning_module.steps_done),
         )
         trainer(tmp_path, count).fit(
             again, datamodule=data(), ckpt_path=folder / f"{task}_{batches}"

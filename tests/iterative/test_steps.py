@@ -15,8 +15,8 @@ from cifnet_pl.iterative import (
     ReplayModule,
     WAModule,
 )
-from cifnet_pl.iterative.learner import PhaseLearner
-from cifnet_pl.iterative.task_plan import Step, check_processes
+from cifnet_pl.iterative.descent import Descent
+from cifnet_pl.iterative.steps import Step, check_processes
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.iterative.suite import NAMES, assert_goes_on, data, learner, run
@@ -102,7 +102,7 @@ def test_between_tasks_another_batch_size_is_welcome(saved, tmp_path):
 def sizes(watch):
     """(task, images) of each step, new images and exemplars together."""
     return watch(
-        PhaseLearner,
+        Descent,
         "step",
         lambda self, batch, _: (len(self._module.learned_tasks), len(batch.labels)),
     )
@@ -143,16 +143,6 @@ class TestOneImage:
         assert sizes == [(1, 2), (1, 1)]
         assert all(torch.isfinite(p).all() for p in made.parameters())
 
-    def test_leaves_the_network_in_training_mode(self, tmp_path):
-        made = learner(FinetuneModule)
-        made.learner.parts = [made.network]
-        made.train()
-        with made.learner._statistics_for(1):
-            assert not any(m.training for m in made.network.modules())
-        assert all(m.training for m in made.network.modules())
-        with made.learner._statistics_for(2):
-            assert all(m.training for m in made.network.modules())
-
 
 def test_fewer_images_than_processes():
     none = np.zeros(0, dtype=np.int64)
@@ -184,9 +174,7 @@ class TestStepsWithoutNewImages:
         assert max(of_the_second) <= 8
         new = sum(of_the_second) - 2 * 60
         assert 0 < new < len(of_the_second)  # so that some steps had none
-        assert (
-            made.plan.done == len(of_the_second) + 1
-        )  # and the pass that chooses exemplars
+        assert made.steps_done == len(of_the_second)
 
     def test_it_goes_on_between_them(self, tmp_path, monkeypatch):
         self.few(monkeypatch)
@@ -200,7 +188,7 @@ class TestStepsWithoutNewImages:
 def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
     """From the same weights on the same batch; after many steps nothing is alike."""
     seen = []
-    real = PhaseLearner.step
+    real = Descent.step
 
     def step(self, batch, progress):
         module = self._module
@@ -209,7 +197,7 @@ def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
         for rounded in (False, True):
             with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
                 loss = module.loss(batch)
-            parts = torch.autograd.grad(loss, self.descent.weights, allow_unused=True)
+            parts = torch.autograd.grad(loss, self.weights, allow_unused=True)
             seen.append(
                 (
                     loss,
@@ -218,7 +206,7 @@ def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
             )
         raise Killed
 
-    monkeypatch.setattr(PhaseLearner, "step", step)
+    monkeypatch.setattr(Descent, "step", step)
     with pytest.raises(Killed):
         run(method, tmp_path, epochs=2)
     (loss, gradient), (rounded_loss, rounded_gradient) = seen

@@ -27,9 +27,9 @@ from cifnet_pl.iterative import (
     TagFexModule,
     WAModule,
 )
+from cifnet_pl.iterative import trainer as trainer_module
 from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.iterative.exemplars import ExemplarSet
-from cifnet_pl.iterative.task_plan import TaskPlan
 from cifnet_pl.model.store import load
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -137,13 +137,13 @@ class TestMemoryShare:
 
     def test_more_exemplars_leave_fewer_new_images(self, tmp_path, watch):
         plans = watch(
-            TaskPlan,
-            "make",
-            lambda self, task, rows, exemplars, *_: (task, len(rows), exemplars),
+            trainer_module,
+            "plan_steps",
+            lambda rows, exemplars, *_: (len(rows), exemplars),
         )
         run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.1)
-        new = len(data().plan.rows(1, [["0", "1"]]))
-        learned, exemplars = next(rest for task, *rest in plans if task == 1)
+        new = len(data().plan([["0", "1"]]).rows[1])
+        learned, exemplars = next(plan for plan in plans if plan[1])
         assert exemplars == 2 * ((20 + round(0.1 * new)) // 2)
         assert learned + exemplars == 20 + new
 
@@ -199,7 +199,7 @@ def test_rate_and_decay_of_the_first_task_and_of_others(tmp_path, watch):
     seen = watch(
         Descent,
         "__init__",
-        lambda self, module, parts, phase, momentum: (
+        lambda self, module, parts, phase: (
             phase.learning_rate,
             phase.weight_decay,
             module.epochs,
@@ -381,7 +381,7 @@ class TestRefused:
             )
 
     @pytest.mark.parametrize(
-        "where", ["loss", "after_exemplar_selection", "probabilities_by_classifier"]
+        "where", ["loss", "after_exemplar_selection", "probabilities"]
     )
     def test_gpu_out_of_memory(self, where, tmp_path, monkeypatch):
         monkeypatch.setattr(PODNetModule, where, FULL)
@@ -391,7 +391,7 @@ class TestRefused:
 
     def test_gpu_out_of_memory_in_an_evaluation(self, tmp_path, monkeypatch):
         made, _ = run(WAModule, tmp_path, epochs=1, given={"max_tasks": 1})
-        monkeypatch.setattr(WAModule, "probabilities_by_classifier", FULL)
+        monkeypatch.setattr(WAModule, "probabilities", FULL)
         with pytest.raises(CifnetError, match=r"--data\.batch_size \(now 32\)$"):
             trainer(tmp_path).validate(
                 made, datamodule=data(max_tasks=1), verbose=False

@@ -10,8 +10,8 @@ import cifnet_pl.backbones
 import cifnet_pl.learning.callbacks
 from cifnet_pl import CalibrationBuffer, CIFNetModule
 from cifnet_pl.backbones import Preprocessing
+from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.heads import CIFNetHead, RidgeHead
-from cifnet_pl.model.task_learner import EMBEDDINGS_PER_UPDATE
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit
 from tests.lightning_runs import digits, module, trainer
@@ -229,7 +229,7 @@ class TestWithoutTheCommandLine:
                     (z, y)
                 )  # sums over the same samples at once have the same bits
                 count = sum(len(labels) for _, labels in waiting)
-                if count >= EMBEDDINGS_PER_UPDATE or start + 50 >= len(rows):
+                if count >= EMBEDDED_BATCH or start + 50 >= len(rows):
                     head.observe(
                         *(torch.cat(parts) for parts in zip(*waiting, strict=True))
                     )

@@ -18,7 +18,6 @@ from lightning.pytorch import Callback
 from matplotlib.figure import Figure
 
 import cifnet_pl.cli.lightning_cli
-import cifnet_pl.learning.callbacks.figures
 import cifnet_pl.learning.callbacks.task_metrics
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
@@ -61,7 +60,7 @@ LAST = ["--ckpt_path", "last"]
 def quick_picture():
     """Drawing takes longer than these runs."""
     with pytest.MonkeyPatch.context() as patched:
-        figures = cifnet_pl.learning.callbacks.figures
+        figures = cifnet_pl.learning.callbacks.task_metrics
         patched.setattr(
             figures, "draw_trajectory", lambda *_: Figure(figsize=(1, 1), dpi=20)
         )

@@ -43,6 +43,8 @@ class Handler(BaseHTTPRequestHandler):
             r"/api/models/([\w.-]+/[\w.-]+)(?:/revision/([\w.]+))?", path
         ):
             self._about(result[1], result[2])
+        elif result := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/tree/\w+", path):
+            self._tree(result[1])
         elif result := re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/(\w+)/(.+)", path):
             self._file(*result.groups())
         else:
@@ -112,6 +114,15 @@ class Handler(BaseHTTPRequestHandler):
             "private": False,
         }
         return self._json(200, {**about, "tags": [], "downloads": 0})
+
+    def _tree(self, name: str) -> None:
+        files = []
+        for file, content in self.hub.repositories[name].items():
+            oid = hashlib.sha1(content).hexdigest()
+            files.append(
+                {"type": "file", "path": file, "size": len(content), "oid": oid}
+            )
+        self._json(200, files)
 
     def _file(self, name: str, revision: str, file: str) -> None:
         content = self.hub.repositories[name][file]

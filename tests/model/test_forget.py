@@ -52,5 +52,5 @@ def test_merge_changes_none_of_its_models():
     assert all(
         tensors_equal(m.tensors(), old) for m, old in zip((a, b), before, strict=True)
     )
-    with pytest.raises(UsageError, match="model 2 holds the same model as model 1"):
+    with pytest.raises(UsageError, match="learned by both and would count twice"):
         merge([a, a.clone()])

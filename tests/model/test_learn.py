@@ -38,7 +38,7 @@ def test_the_score_is_that_of_a_model_of_the_other_images(images: LabelledImages
     held = np.zeros(len(images.files), dtype=bool)
     for rows in images.files.rows_of.values():
         held[rows] = images.held_out(rows, HELD_OUT)
-    assert held.sum() == score.total == 8
+    assert held.sum() == score.images == 8
     other = old.clone()
     other.begin_task(images.class_names, [16, 16])
     labels = torch.tensor(other.labels(images.class_names))[images.files.labels]
@@ -62,7 +62,7 @@ def test_extend_returns_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert result.learned == {"gnu": 10, "hen": 10}
     assert result.model.class_names == [*model.class_names, "gnu", "hen"]
     assert isinstance(result.model, Classifier)
-    assert (result.score.total, result.old_before.total, result.old_after.total) == (
+    assert (result.score.images, result.old_before.images, result.old_after.images) == (
         4,
         3,
         3,
@@ -99,7 +99,7 @@ def test_in_two_steps_as_in_one(model: Classifier, tmp_path: Path):
         model, save(tmp_path / "b.npz", [3, 4]), check=tmp_path / "a.npz"
     )
     assert result.learned == {"3": 12, "4": 12}
-    assert result.old_before.total == 36
+    assert result.old_before.images == 36
     whole = cifnet_pl.extend(
         of_embeddings(), save(tmp_path / "all.npz", [0, 1, 2, 3, 4])
     ).model

@@ -448,12 +448,11 @@ def test_plain_words_first(browser, server):
                 "rarely_predicted": True,
             }
         ]
-        answers = {"classes": seen, "ten_more_text": "at most 2 points"}
+        answers = {"classes": seen}
         page.route("**/classes/predictions", lambda route: route.fulfill(json=answers))
         page.get_by_role("tab", name="Classes").click()
         expect(figures.nth(2).locator("dd")).to_have_text("96.5 %")
         expect(figures.nth(3).locator("dd")).to_have_text("71 % (62 to 80)")
-        expect(figures.nth(4).locator("dd")).to_have_text("at most 2 points")
         said = "Hardly ever answered: green. Photos taken together count as one. What helps most"
         expect(page.locator("#about-days")).to_contain_text(said)
         rows = page.locator("#class-table tr")  # the worst first

@@ -15,10 +15,6 @@ from cifnet_pl.utilities import files as files_module
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
-    read_text_cell,
-    read_yaml,
-    text_cell,
-    to_csv,
     user_cache,
     write_atomic,
     write_json,
@@ -154,50 +150,3 @@ def test_folders_above_a_run_stay_if_they_hold_something_or_were_there(tmp_path:
             raise ZeroDivisionError
         assert (tmp_path / logs).exists() == kept
         assert folder.parent.exists() == bool(files)
-
-
-FORMULAS = [
-    "=1+1",
-    "+cmd|' /C calc'!A0",
-    "-2+3",
-    "@SUM(A1)",
-    "\t=1",
-    "\r=1",
-    "'=1",
-    "''-",
-]
-
-
-@pytest.mark.parametrize("text", FORMULAS)
-def test_no_text_of_a_table_is_a_formula(text: str) -> None:
-    cell = text_cell(text)
-    assert cell.startswith("'")
-    assert read_text_cell(cell) == text
-    header, row = to_csv([text], [[text]]).replace("\r=", "=").splitlines()
-    assert not header.strip('"').startswith(("=", "+", "-", "@", "\t"))
-    assert not row.strip('"').startswith(("=", "+", "-", "@", "\t"))
-
-
-@pytest.mark.parametrize("text", ["", "ant", "'quoted'", "-1.5", "+2", "1e-5", "a=b"])
-def test_other_texts_and_numbers_stay(text: str) -> None:
-    assert text_cell(text) == read_text_cell(text) == text
-
-
-ALIASES = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\n".join(["a0: &a0 [x, x]", *ALIASES]),
-        "data: &data {source: *data}",
-        "[" * 60 + "]" * 60,
-        "[" * 5000 + "]" * 5000,
-    ],
-    ids=["a billion values", "within itself", "deep", "deeper than the parser"],
-)
-@pytest.mark.timeout(120)
-def test_yaml_that_unfolds_without_an_end_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match=r"a\.yaml (has more than|is not YAML)"):
-        read_yaml(tmp_path / "a.yaml")

@@ -7,7 +7,6 @@ from cifnet_pl.learning.callbacks.coverage_and_novelty import (
     CoverageAndNoveltyMetrics as CoverageAndNoveltyMetrics,
 )
 from cifnet_pl.learning.callbacks.energy import EnergyMonitor as EnergyMonitor
-from cifnet_pl.learning.callbacks.figures import TrajectoryPlot as TrajectoryPlot
 from cifnet_pl.learning.callbacks.held_out import HeldOutImages as HeldOutImages
 from cifnet_pl.learning.callbacks.predictions import ActivationTable as ActivationTable
 from cifnet_pl.learning.callbacks.predictions import (
@@ -18,6 +17,7 @@ from cifnet_pl.learning.callbacks.screen import DuplicatesReport as DuplicatesRe
 from cifnet_pl.learning.callbacks.screen import RunTable as RunTable
 from cifnet_pl.learning.callbacks.screen import TaskProgressBar as TaskProgressBar
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics as TaskMetrics
+from cifnet_pl.learning.callbacks.task_metrics import TrajectoryPlot as TrajectoryPlot
 
 
 def standard_callbacks(bar: bool) -> list[Callback]:

@@ -11,19 +11,18 @@ from torch import Tensor
 
 from cifnet_pl.data.loading import Batch, name_unreadable
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import write_table
+from cifnet_pl.learning.run_record import Table
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.embedding import embed
-from cifnet_pl.model.unknowns import OpenSetPredictor, detection
+from cifnet_pl.model.unknowns import (
+    COVERAGE,
+    UNKNOWN_SHARE,
+    OpenSetPredictor,
+    detection,
+)
 from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
-
-COVERAGE = 0.95
-"""Probability with which a prediction set holds the true class."""
-
-UNKNOWN_SHARE = 0.05
-"""Share of images of known classes that may be called unknown."""
 
 SET_COLUMNS = ["class", "test_images", "coverage", "set_size"]
 """Columns of ``prediction_sets.csv``."""
@@ -114,7 +113,7 @@ class CoverageAndNoveltyMetrics(Callback):
         self._images.append(measured)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure over the images of all processes, and write ``prediction_sets.csv``."""
+        """Put what was measured of the images of all processes into the record."""
         predictor = self._predictor
         if trainer.state.fn != "fit" or (predictor is None and self._unknown is None):
             return
@@ -128,7 +127,8 @@ class CoverageAndNoveltyMetrics(Callback):
             row.set_coverage = 100 * float(images[:, 1].mean())
             row.set_size = float(images[:, 2].mean())
             table = prediction_set_rows(module.class_names, images)
-            write_table(trainer, "prediction_sets.csv", SET_COLUMNS, table)
+            sets = Table(SET_COLUMNS, table)
+            module.record.tables["prediction_sets.csv"] = sets
         if self._unknown is None:
             return
         device = module.device

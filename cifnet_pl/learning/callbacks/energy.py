@@ -126,6 +126,8 @@ class EnergyMonitor(Callback):
         record = cast(TaskModule, pl_module).record
         row = record.rows[-1]
         row.energy_source = self.source
+        if self.source:
+            record.energy_counts_other_processes = self.tracking_mode == "machine"
         if learning is not None:
             used = dict(zip(COMPONENTS, learning.tolist(), strict=True))
             row.energy_kwh = float(learning[:3].sum())

@@ -11,7 +11,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, ImageBatch, pieces
+from cifnet_pl.buffer import BufferSamples
+from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.task_module import TaskModule
@@ -111,19 +112,20 @@ class HeldOutImages(Callback):
         if self._batches:
             rows = np.concatenate([batch.rows for batch in self._batches])
             z = torch.cat([batch.embeddings for batch in self._batches])
-        model.begin_task(names)
-        for positions in pieces(np.argsort(rows), EMBEDDED_BATCH):
-            part = rows[positions]
-            y = torch.from_numpy(data.learner_labels(part))
-            hashes = torch.from_numpy(data.source.val.hashes(part))
-            model.observe(z[torch.from_numpy(positions)], y, hashes)
+        order = np.argsort(rows)
+        rows = rows[order]
+        tested = np.flatnonzero(list(counts.values()))
+        classes = np.searchsorted(tested, data.learner_labels(rows))
+        hashes = torch.from_numpy(data.source.val.hashes(rows))
         groups_of_rows = data.source.val.groups
         if groups_of_rows is not None:
-            hashes = torch.from_numpy(data.source.val.hashes(rows))
             groups = torch.from_numpy(groups_of_rows[rows])
             for keys, given in of_all_processes((hashes, groups)):
                 model.calibration.add_given_groups(keys, given)
-        model.finish_task(module.sum_over_processes)
+        samples = BufferSamples(
+            z[torch.from_numpy(order)], torch.from_numpy(classes), hashes
+        )
+        model.learn_embeddings(names, samples, reduce=module.sum_over_processes)
         model.record_event(
             "extend",
             sum(model.counts.values()) - sum(module.model.counts.values()),

@@ -13,12 +13,11 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_record import run_folder, write_table
+from cifnet_pl.learning.run_record import Table, run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import TOP_K, top_classes
 from cifnet_pl.utilities.files import (
     of_all_processes,
-    path_cell,
     to_csv,
     write_atomic,
     write_text,
@@ -65,7 +64,7 @@ class PredictionTable(BasePredictionWriter):
                 *(c.tolist() for c in local), strict=True
             ):
                 true_class = source.class_names[int(source.val.labels[row])]
-                name = path_cell(source.val.names[row])
+                name = source.val.names[row]
                 table.append(
                     (name, true_class, module.class_names[label], f"{probability:.6f}")
                 )
@@ -173,13 +172,13 @@ class PredictionRecord(Callback):
 
 
 class ActivationTable(Callback):
-    """Write ``activations.csv`` after each task: how neurons respond to the classes of each task.
+    """Measure ``activations.csv`` after each task: how neurons respond to each task's classes.
 
     Row i, column j is the mean over the test images of task i of the largest activation, the
     sigmoid of the score, among the neurons of task j (fig:buffer_overlapping). Above the diagonal
     are neurons that were added after the images' classes had been learned: without calibration,
     they respond to them. It uses the evaluation that takes place anyway; add it to
-    ``trainer.callbacks``.
+    ``trainer.callbacks``. :class:`TaskMetrics` writes the table.
     """
 
     def on_validation_epoch_start(
@@ -217,8 +216,10 @@ class ActivationTable(Callback):
         self._sums.index_add_(0, task, largest)
         self._images += torch.bincount(task, minlength=len(sizes))
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the table over the images of all processes."""
+    def on_validation_epoch_end(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        """Put the table over the images of all processes into the record."""
         if trainer.state.fn != "fit":
             return
         trainer.strategy.reduce(self._sums, reduce_op="sum")
@@ -234,4 +235,5 @@ class ActivationTable(Callback):
             else:
                 rows.append([task, *[None] * len(mean)])
         header = ["image_task", *(f"neurons_{task}" for task in tasks)]
-        write_table(trainer, "activations.csv", header, rows)
+        module = cast(TaskModule, pl_module)
+        module.record.tables["activations.csv"] = Table(header, rows)

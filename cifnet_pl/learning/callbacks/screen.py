@@ -17,7 +17,6 @@ from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.metrics import (
     ECE_BINS,
     MIN_TEST_IMAGES,
-    rarely_predicted,
     rarely_predicted_message,
 )
 from cifnet_pl.utilities.files import to_csv, write_text
@@ -33,15 +32,6 @@ from cifnet_pl.utilities.text import (
     similar_spellings_message,
     table,
 )
-
-UNTESTED_CLASSES = 8
-"""Classes with few test images that are named on the screen."""
-
-SHARES_FROM = 1.0
-"""Seconds of training from which the summary says what took most of them."""
-
-LOG_WIDTH = 120
-"""Columns where there is no terminal, so that lines of a log are whole."""
 
 COLUMNS = ("task", "classes", "A_k %", "Ā %", "forgetting", "ECE %", "seconds")
 
@@ -155,7 +145,7 @@ def largest_share(record: RunRecord) -> str:
     total = sum(row.train_seconds for row in record.rows)
     solving = sum(row.solve_seconds for row in record.rows)
     waiting = sum(row.waiting_seconds or 0.0 for row in record.rows)
-    if total < SHARES_FROM or not waiting:
+    if not total or not waiting:
         return ""
     seconds = {
         "images": waiting,
@@ -184,12 +174,9 @@ def class_warnings(module: TaskModule) -> list[str]:
         if count < MIN_TEST_IMAGES
     ]
     if few:
-        lines.append(
-            f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few, UNTESTED_CLASSES)}"
-        )
+        lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few)}")
     if module.evaluation is not None:
-        matrix = module.evaluation.confusion
-        labels = rarely_predicted(matrix.diagonal(), matrix.sum(axis=1)).tolist()
+        labels = module.evaluation.rarely_predicted
         names = [module.class_names[label] for label in labels]
         sentence = rarely_predicted_message(names, sample)
         if sentence is not None:
@@ -206,8 +193,6 @@ class RunTable(Callback):
 
     def __init__(self) -> None:
         self.console = Console()
-        if not self.console.is_terminal:
-            self.console = Console(width=LOG_WIDTH)
         self._printed_lines = 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -247,9 +232,8 @@ class RunTable(Callback):
         shown.add_section()
         shown.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
         self.console.print(shown)
-        print_text(
-            f"Calibration error {number(evaluation.ece, unit=' %')} (ECE, {ECE_BINS} bins)"
-        )
+        ece = number(evaluation.figures()["ece"], unit=" %")
+        print_text(f"Calibration error {ece} (ECE, {ECE_BINS} bins)")
         for line in class_warnings(module):
             print_text(line)
 

@@ -1,23 +1,28 @@
-"""Write a run's record into its folder and into TensorBoard."""
+"""Write a run's record: tables and figures in its folder, the same in TensorBoard."""
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import cast
 
+import numpy as np
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image
 
-from cifnet_pl.learning.callbacks.energy import EnergyMonitor
+from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_description import configuration, describe_run
 from cifnet_pl.learning.run_record import (
     TENSORBOARD_TAGS,
     RunRecord,
+    Table,
     run_folder,
-    write_table,
 )
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.utilities.files import flatten, write_json, write_text
+from cifnet_pl.model.drawing import draw_confusion, draw_trajectory, png
+from cifnet_pl.utilities.files import flatten, write_bytes, write_json, write_text
 
 FINAL_METRICS = ("A_K", "A_bar", "forgetting", "state_elements")
 """Figures of ``summary.json`` in TensorBoard's table of runs."""
@@ -47,23 +52,33 @@ class TaskMetrics(Callback):
             write_text(folder / "config.yaml", text)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the tables, and log the task to TensorBoard."""
+        """Write the tables, log the task to TensorBoard, and add it to the model's history."""
         if trainer.state.fn != "fit":
             return
         module = cast(TaskModule, pl_module)
         record = module.record
-        module.add_to_history(record.rows[-1])
+        row = record.rows[-1]
+        if isinstance(module, CIFNetModule):
+            module.model.record_event(
+                "task",
+                accuracy=row.A_k,
+                seconds=row.train_seconds,
+                energy_kwh=row.energy_kwh,
+                energy_source=row.energy_source,
+                class_names=list(module.learned_tasks[-1]),
+            )
+        if module.tasks_finished == trainer.max_epochs:
+            assert module.evaluation is not None
+            names = module.class_names
+            counts = module.evaluation.confusion.tolist()
+            rows = [[name, *row] for name, row in zip(names, counts, strict=True)]
+            record.tables["confusion.csv"] = Table(["true_class", *names], rows)
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             record.write_tables(folder, module.learned_tasks)
             for logger in trainer.loggers:
                 logger.log_metrics(logged_values(record), step=len(record.rows))
-        assert module.evaluation is not None
-        if module.tasks_finished == trainer.max_epochs:
-            names = module.class_names
-            counts = module.evaluation.confusion.tolist()
-            rows = [[name, *row] for name, row in zip(names, counts, strict=True)]
-            write_table(trainer, "confusion.csv", ["true_class", *names], rows)
+        record.tables.clear()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write ``summary.json`` of a run that has learned all its tasks.
@@ -77,13 +92,7 @@ class TaskMetrics(Callback):
             return
         if not (folder / "tasks.csv").is_file():
             return
-        counts_others = None
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, EnergyMonitor) and callback.source:
-                counts_others = callback.tracking_mode == "machine"
-        summary = module.record.summary(
-            energy_counts_other_processes=counts_others, **describe_run(module)
-        )
+        summary = module.record.summary(**describe_run(module))
         write_json(folder / "summary.json", summary)
         metrics = {f"final/{name}": summary[name] for name in FINAL_METRICS}
         metrics = {name: value for name, value in metrics.items() if value is not None}
@@ -99,3 +108,60 @@ def logged_values(record: RunRecord) -> dict[str, float]:
     for task, accuracy in enumerate(record.matrix[-1], 1):
         values[f"acc_of_task/{task}"] = accuracy
     return {tag: float(value) for tag, value in values.items() if value is not None}
+
+
+class TrajectoryPlot(Callback):
+    """Draw ``confusion.png`` after the last task, and ``trajectory.png`` when the run ends.
+
+    The trajectory shows A_k, Ā and the accuracy matrix.
+    """
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the confusion matrix after the last task."""
+        module = cast(TaskModule, pl_module)
+        last = module.tasks_finished == trainer.max_epochs
+        evaluation = module.evaluation
+        if trainer.state.fn != "fit" or not last or evaluation is None:
+            return
+        folder = run_folder(trainer)
+        if trainer.is_global_zero and folder is not None and evaluation.images:
+            names = module.class_names
+            figure = draw_confusion(evaluation.confusion, names, run_title(folder))
+            write_figure(trainer, folder / "confusion.png", png(figure))
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the trajectory."""
+        folder = run_folder(trainer)
+        record = cast(TaskModule, pl_module).record
+        if not trainer.is_global_zero or folder is None:
+            return
+        if not (folder / "tasks.csv").is_file():
+            return
+        classes_seen = [row.classes_seen for row in record.rows]
+        average = [row.average for row in record.rows]
+        figure = draw_trajectory(
+            classes_seen, record.trajectory, average, record.matrix, run_title(folder)
+        )
+        write_figure(trainer, folder / "trajectory.png", png(figure))
+
+
+def run_title(folder: Path) -> str:
+    """Return the title of figures of the run in a folder."""
+    return f"{folder.parent.name}, {folder.name.replace('_', ' ')}"
+
+
+def write_figure(trainer: Trainer, path: Path, content: bytes) -> None:
+    """Write a PNG file, and show it in TensorBoard under the file's name.
+
+    Args:
+        trainer: its loggers show the figure, at the number of tasks.
+        path: the file.
+        content: PNG.
+    """
+    write_bytes(path, content)
+    with Image.open(io.BytesIO(content)) as opened:
+        pixels = np.asarray(opened)
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            step = trainer.global_step
+            logger.experiment.add_image(path.stem, pixels, step, dataformats="HWC")

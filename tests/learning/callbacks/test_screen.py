@@ -103,7 +103,6 @@ def test_a_log_shows_each_task_once_when_it_ends(tmp_path, capsys):
         (10.0, 1.0, 6.0, " (solve 60 %)"),
         (10.0, 1.0, 1.0, " (backbone 80 %)"),
         (10.0, None, 9.0, ""),
-        (0.1, 0.09, 0.0, ""),
     ],
 )
 def test_a_run_says_what_limits_it(

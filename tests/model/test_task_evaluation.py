@@ -1,12 +1,11 @@
 """Counts of an evaluation: equal to torchmetrics on everything at once, whatever the batches."""
 
-import numpy as np
 import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from cifnet_pl.learning.task_evaluation import EvaluationCounts
 from cifnet_pl.model.metrics import top_classes
+from cifnet_pl.model.task_evaluation import TaskEvaluation
 
 
 def drawn(images: int = 500) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,16 +19,17 @@ def drawn(images: int = 500) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("batch", [1, 7, 500])
 def test_whatever_the_batches(batch: int):
     probabilities, label = drawn()
-    counts = EvaluationCounts([3, 4])
+    evaluation = TaskEvaluation([3, 4])
     for start in range(0, 500, batch):
-        counts.update(
+        evaluation.update(
             probabilities[start : start + batch], label[start : start + batch]
         )
-    evaluation = counts.compute()
+    evaluation.finish()
+    figures = evaluation.figures()
     ece = multiclass_calibration_error(probabilities, label, 7, n_bins=15)
-    assert evaluation.ece == pytest.approx(100 * float(ece), abs=1e-4)
+    assert figures["ece"] == pytest.approx(100 * float(ece), abs=1e-4)
     nll = torch.nn.functional.nll_loss(probabilities.log(), label)
-    assert evaluation.nll == pytest.approx(float(nll), rel=1e-6)
+    assert figures["nll"] == pytest.approx(float(nll), rel=1e-6)
     right = (probabilities.argmax(1) == label).double()
     assert evaluation.accuracy == pytest.approx(100 * float(right.mean()))
     by_task = [100 * float(right[part].mean()) for part in (label < 3, label >= 3)]
@@ -41,29 +41,27 @@ def test_whatever_the_batches(batch: int):
     )
     assert torch.equal(torch.from_numpy(evaluation.confusion), expected)
     among_first = (probabilities.topk(5).indices == label[:, None]).any(dim=1)
-    assert evaluation.top5 == pytest.approx(100 * float(among_first.double().mean()))
+    assert figures["top5"] == pytest.approx(100 * float(among_first.double().mean()))
 
 
 def test_by_domain_and_by_way():
     probabilities, label = drawn(90)
     domain = torch.arange(90) % 3
-    counts = EvaluationCounts([3, 4], domains=3, classifiers=("one", "other"))
-    counts.update(
+    evaluation = TaskEvaluation([3, 4], domains=3, classifiers=("one", "other"))
+    evaluation.update(
         probabilities,
         label,
         domain,
         {"one": probabilities, "other": probabilities.roll(1, dims=1)},
     )
-    evaluation = counts.compute()
+    figures = evaluation.figures()
     right = (probabilities.argmax(1) == label).double()
     assert evaluation.task_accuracy == pytest.approx(
         [100 * float(right[domain == k].mean()) for k in range(2)]
     )
-    assert evaluation.accuracy_by_classifier["one"] == evaluation.accuracy
+    assert figures["A_k_one"] == figures["A_k"]
     shifted = ((probabilities.argmax(1) + 1) % 7 == label).double()
-    assert evaluation.accuracy_by_classifier["other"] == pytest.approx(
-        100 * float(shifted.mean())
-    )
+    assert figures["A_k_other"] == pytest.approx(100 * float(shifted.mean()))
 
 
 def test_of_equal_probabilities_the_first_column_is_the_answer():
@@ -71,26 +69,24 @@ def test_of_equal_probabilities_the_first_column_is_the_answer():
         [[0.2] * 6, [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]], dtype=torch.float64
     )
     target = torch.tensor([5, 5])
-    whole = EvaluationCounts([6])
-    parts = [EvaluationCounts([6]), EvaluationCounts([6])]
-    whole.update(probabilities, target)
+    evaluation = TaskEvaluation([6])
+    evaluation.update(probabilities, target)
     columns, _ = top_classes(probabilities)
     assert torch.equal(columns[:, 0], probabilities.argmax(dim=1))
-    assert int(whole.top5) == int((columns == target[:, None]).any(dim=1).sum()) == 0
-    for part, row in zip(parts, (0, 1), strict=True):
-        part.update(probabilities[row : row + 1], target[row : row + 1])
-    parts[0].merge_state(parts[1])
-    assert np.array_equal(parts[0].compute().confusion, whole.compute().confusion)
-    assert whole.compute().confusion[5].sum() == 2
+    assert not (columns == target[:, None]).any()
+    assert evaluation.figures()["top5"] == 0
+    assert evaluation.confusion[5].tolist() == [2, 0, 0, 0, 0, 0]
+
+
+def test_rarely_predicted_columns():
+    evaluation = TaskEvaluation([2])
+    evaluation.update(torch.tensor([[0.9, 0.1]] * 12).double(), torch.arange(12) % 2)
+    assert (evaluation.correct, evaluation.images, evaluation.accuracy) == (6, 12, 50)
+    assert evaluation.rarely_predicted == [1]
 
 
 def test_nothing_tested():
-    evaluation = EvaluationCounts([1, 1]).compute()
-    assert (evaluation.accuracy, evaluation.ece, evaluation.nll, evaluation.top5) == (
-        None,
-        None,
-        None,
-        None,
-    )
+    evaluation = TaskEvaluation([1, 1])
+    evaluation.finish()
+    assert set(evaluation.figures().values()) == {None}
     assert evaluation.task_accuracy == [None, None]
-    assert evaluation.metrics() == {}

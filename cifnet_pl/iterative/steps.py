@@ -3,13 +3,62 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
-from cifnet_pl.iterative.descent import Phase
 from cifnet_pl.utilities.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a task with an optimizer of its own.
+
+    Attributes:
+        name: "learn", or what the method calls its further phases.
+        epochs: passes over the phase's images.
+        learning_rate: at its beginning.
+        weight_decay: on all weights that learn.
+        rate_option: name of the option that the learning rate comes from.
+    """
+
+    name: str
+    epochs: int
+    learning_rate: float
+    weight_decay: float
+    rate_option: str = "learning_rate"
+
+
+Augment = Callable[[Tensor, Tensor, tuple[int, ...]], Tensor]
+"""Augments and normalises images by their keys and a seed."""
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The images of one step in one process.
+
+    Attributes:
+        images: (n, 3, s, s) uint8.
+        labels, keys: (n,) int64.
+        seed: integers that the augmentation depends on, besides the keys.
+        augmented: augments and normalises.
+    """
+
+    images: Tensor
+    labels: Tensor
+    keys: Tensor
+    seed: tuple[int, ...]
+    augmented: Augment
+
+    def inputs(self, view: int = 0) -> Tensor:
+        """Return (n, 3, s, s) float32 images, augmented and normalised.
+
+        Args:
+            view: number of the random view, from 0; the same view has the same bits again.
+        """
+        return self.augmented(self.images, self.keys, (*self.seed, view))
 
 
 @dataclass(frozen=True)
@@ -88,54 +137,3 @@ def check_processes(steps: Sequence[Step], processes: int, task: int) -> None:
             f"task {task + 1} has a step of {smallest} images for {processes} processes: "
             f"set --trainer.devices to at most {smallest}"
         )
-
-
-class TaskPlan:
-    """The steps of a module's current task, and the position in them.
-
-    Attributes:
-        steps: in the order in which they are taken.
-        done: number of steps taken, in this run and before it.
-        skipped: number of steps that were taken before this run.
-    """
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.done = 0
-        self.skipped = 0
-        self._key: tuple[int, bytes, int] | None = None
-
-    def clear(self) -> None:
-        """Forget the steps of a task."""
-        self._key = None
-        self.steps = []
-        self.skipped = 0
-
-    def make(
-        self,
-        task: int,
-        rows: np.ndarray,
-        exemplars: int,
-        phases: Sequence[Phase],
-        batch_size: int,
-        random: np.random.Generator,
-    ) -> None:
-        """Plan a task, unless it is planned already; see :func:`plan_steps`.
-
-        Args:
-            task: number of the task, from 0.
-        """
-        key = (task, rows.tobytes(), exemplars)
-        if self._key != key:
-            self.steps = plan_steps(rows, exemplars, phases, batch_size, random)
-            self._key = key
-
-    @property
-    def finished(self) -> bool:
-        """Whether all steps are taken."""
-        return self.done >= len(self.steps)
-
-    @property
-    def next_has_no_new_images(self) -> bool:
-        """Whether the next step learns from exemplars alone, so that no batch comes for it."""
-        return not self.finished and not len(self.steps[self.done].rows)

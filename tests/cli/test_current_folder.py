@@ -1,0 +1,106 @@
+"""Custom code of the current folder runs where the user names it, also in a configuration."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.utilities.plugins import import_object
+from tests.command_line import FAST, call, environment
+
+HEAD = """
+import pathlib
+import lightning
+pathlib.Path("imported").touch()
+from cifnet_pl.heads import RidgeHead
+
+class OwnHead(RidgeHead):
+    pass
+
+class OwnCallback(lightning.pytorch.Callback):
+    pass
+"""
+
+MODEL = {
+    "class_path": "cifnet_pl.CIFNetModule",
+    "init_args": {
+        "backbone": "pixels:8",
+        "head": {"class_path": "my_own_parts.OwnHead"},
+    },
+}
+SMALL = [*FAST[2:], "--data.max_tasks", "1"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a module of a custom head."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CIFNET_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "my_own_parts.py").write_text(HEAD)
+    yield tmp_path
+    sys.modules.pop("my_own_parts", None)
+
+
+def was_imported(folder: Path) -> bool:
+    return bool(list(folder.rglob("imported")))  # a configuration is read in its folder
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("module", ["numexpr", "amdsmi", "email"])
+def test_a_folder_of_images_runs_no_code(folder: Path, module: str):
+    """Modules that libraries import where they find them, and some that they need."""
+    (folder / f"{module}.py").write_text(
+        "import pathlib\npathlib.Path('imported').touch()\n"
+    )
+    done = call("fit", *FAST, "--data.max_tasks", "1", "--logs", "logs")
+    assert done.returncode == 0, done.stderr
+    assert not was_imported(folder)
+
+
+def test_a_name_on_the_command_line_is_imported(folder: Path):
+    options = ["--model.head", "my_own_parts.OwnHead", "--logs", "logs"]
+    assert main(["fit", *FAST, "--data.max_tasks", "1", *options]) == 0
+    assert was_imported(folder)
+    assert str(folder) not in sys.path
+
+
+@pytest.mark.parametrize("command", ["fit", "sweep"])
+def test_a_name_in_a_configuration_is_imported(folder: Path, command: str):
+    callback = {"class_path": "my_own_parts.OwnCallback"}
+    content = {"model": MODEL, "trainer": {"callbacks": [callback]}}
+    (folder / "given.yaml").write_text(yaml.safe_dump(content))
+    (folder / "sweep.yaml").write_text("base: given.yaml\n")
+    words = {"fit": ["--config", "given.yaml"], "sweep": ["sweep.yaml"]}[command]
+    assert main([command, *words, *SMALL, "--logs", "logs"]) == 0
+    assert was_imported(folder)
+    (own,) = (folder / "logs").rglob("config.yaml")
+    again = ["validate", "--config", str(own), "--ckpt_path", "last"]
+    assert main(again) == 0
+    assert str(folder) not in sys.path
+
+
+def test_a_module_that_fails_is_named(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "my_own_parts.py").write_text("this is no Python")
+    assert main(["fit", *FAST, "--model.head", "my_own_parts.OwnHead"]) == 2
+    assert "cannot import my_own_parts.OwnHead: SyntaxError" in capsys.readouterr().err
+
+
+def test_imports_of_a_custom_module_are_found_beside_it(folder: Path):
+    (folder / "beside_it.py").write_text("value = 3\n")
+    (folder / "my_own_parts.py").write_text("from beside_it import value\n")
+    assert import_object("my_own_parts.value") == 3
+    assert str(folder) not in sys.path
+    sys.modules.pop("beside_it")
+
+
+@pytest.mark.system
+def test_a_checkout_can_be_run_where_it_is(tmp_path: Path):
+    """``python -m cifnet_pl`` in the folder that holds the package."""
+    root = Path(__file__).parents[2]
+    env = {key: value for key, value in environment().items() if key != "PYTHONPATH"}
+    words = [sys.executable, "-m", "cifnet_pl", "--version"]
+    done = subprocess.run(words, cwd=root, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
