@@ -93,14 +93,14 @@ class Samples:
         if not len(self.hash_of):
             self.hash_of = np.full(count, -1, dtype=np.int64)
         self.names: Sequence[str] = self.table["name"].tolist()
-        self.positions: np.ndarray = self.table["position"].to_numpy(dtype=np.int64)
+        self.positions: np.ndarray = self.table["position"].to_numpy(np.int64, copy=True)
         self.paths: Sequence[str] = self.names
         if "path" in self.table:
             self.paths = self.table["path"].tolist()
-        self.labels: np.ndarray = self.table["label"].to_numpy()
+        self.labels: np.ndarray = self.table["label"].to_numpy(copy=True)
         self.groups: np.ndarray | None = None
         if "group" in self.table:
-            self.groups = self.table["group"].to_numpy(dtype=np.int64)
+            self.groups = self.table["group"].to_numpy(np.int64, copy=True)
         self.are_images = self.embeddings is None
         self.in_files = self.are_images and self.read is None
 
