@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import numpy as np
 import pandas as pd
@@ -80,13 +80,6 @@ class FedModule(Protocol):
         """
 
 
-class LoaderAhead(NamedTuple):
-    """A task whose first images are being decoded already, and its batches."""
-
-    task: int
-    loader: StoredLoader
-
-
 class CIFNetDataModule(LightningDataModule):
     """Feed task k in epoch k; evaluate on the test images of all classes seen so far.
 
@@ -110,8 +103,8 @@ class CIFNetDataModule(LightningDataModule):
             size and crop.
         batch_size: images per process and batch; null for 64, and for up to 256 where a frozen
             backbone embeds on a GPU. The result depends on it only in trained methods.
-        num_workers: decoding threads of each process that embeds, or null to share out the cores,
-            at most 16 each.
+        num_workers: threads (with a GPU: processes) that decode for each process that embeds, or
+            null to share out the cores, at most 16 each.
         val_fraction: share of each class held out where the source has no test split.
         split_seed: seed of that split.
         tune: share of each class's training images to measure accuracies on in place of the test
@@ -145,7 +138,6 @@ class CIFNetDataModule(LightningDataModule):
     left_out: np.ndarray | None
     untested: np.ndarray | None
     _labels: Tensor
-    _ahead: LoaderAhead | None
 
     def __init__(
         self,
@@ -548,8 +540,12 @@ class CIFNetDataModule(LightningDataModule):
 
     # ------------------------------------------------------------------ loaders
 
-    def training_batches(self, task: int) -> StoredLoader:
-        """Return this process's exact share of a task; stored embeddings come in like batches."""
+    def train_dataloader(self) -> StoredLoader:
+        """Return this process's exact share of the current task.
+
+        Stored embeddings come in like batches.
+        """
+        task = self.task
         samples = self.source.train
         cache = self._caches.get("train")
         size = self._loader_batch
@@ -557,7 +553,6 @@ class CIFNetDataModule(LightningDataModule):
             # Embeddings take little memory, and a Gram matrix is faster over many of them.
             size = max(size, EMBEDDED_BATCH)
         plan: list[PlannedBatch] = []
-        missing = False
         orders = self.learner.passes(self.task_rows(task), task)
         for order in orders:
             for rows in shard_batches(order, size, *rank_and_world()):
@@ -566,29 +561,11 @@ class CIFNetDataModule(LightningDataModule):
                     store = samples
                 elif cache is not None and cache.known(rows).all():
                     store = cache
-                missing = missing or store is None
                 plan.append(PlannedBatch(rows, store))
         loader = None
         if samples.are_images:
             loader = self._loaders["train"]
-        batches = StoredLoader(samples, plan, loader, learned=True)
-        if missing:
-            batches.begin()
-        return batches
-
-    def begin_task(self, task: int) -> None:
-        """Let threads decode the first images of ``task`` while another one is solved."""
-        if self.source.train.are_images:
-            batches = self.training_batches(task)
-            self._ahead = LoaderAhead(task, batches)
-
-    def train_dataloader(self) -> StoredLoader:
-        """Return this process's share of the current task."""
-        ahead = self._ahead
-        self._ahead = None
-        if ahead is not None and ahead.task == self.task:
-            return ahead.loader
-        return self.training_batches(self.task)
+        return StoredLoader(samples, plan, loader, learned=True)
 
     def val_dataloader(self) -> StoredLoader:
         """Return the test samples of all classes learned.
@@ -725,7 +702,7 @@ class CIFNetDataModule(LightningDataModule):
         return self._labels
 
     def teardown(self, stage: str) -> None:
-        """Report skipped images, stop the threads, and drop everything of this learner."""
+        """Report skipped images, and drop everything of this learner."""
         skipped_rows = of_all_processes(self.skipped)
         skipped = list(dict.fromkeys(chain.from_iterable(skipped_rows)))
         if skipped:
@@ -744,11 +721,8 @@ class CIFNetDataModule(LightningDataModule):
         self.left_out = None
         self.untested = None
         self._labels = torch.zeros(0, dtype=torch.int64)
-        self._ahead = None
         self._memory = EvaluationMemory()
-        for loader in self.__dict__.pop("_loaders", {}).values():
-            loader.close()
-        for name in ("_caches", "found_duplicates"):
+        for name in ("_caches", "_loaders", "found_duplicates"):
             self.__dict__.pop(name, None)
 
 

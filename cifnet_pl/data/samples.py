@@ -93,7 +93,9 @@ class Samples:
         if not len(self.hash_of):
             self.hash_of = np.full(count, -1, dtype=np.int64)
         self.names: Sequence[str] = self.table["name"].tolist()
-        self.positions: np.ndarray = self.table["position"].to_numpy(np.int64, copy=True)
+        self.positions: np.ndarray = self.table["position"].to_numpy(
+            np.int64, copy=True
+        )
         self.paths: Sequence[str] = self.names
         if "path" in self.table:
             self.paths = self.table["path"].tolist()
