@@ -81,7 +81,7 @@ class CIFNetModule(TaskModule):
         download: whether missing weights may be downloaded.
         calibrate: whether to set the head's temperature after each task, from the leave-one-out
             scores of the buffer's samples (:mod:`cifnet_pl.heads.confidence`); needs a buffer.
-        engine: what runs the backbone: torch, compile (by torch's compiler), onnxruntime, or auto
+        engine: what runs the backbone: torch, onnxruntime, or auto
             for ONNX Runtime on a CPU where the backbone can be exported, and torch elsewhere
             (:mod:`cifnet_pl.backbones.engines`).
 
@@ -232,7 +232,6 @@ class CIFNetModule(TaskModule):
         Raises:
             DataError: a class of which no image could be learned.
         """
-        self.data.begin_task(len(self.learned_tasks))
         self.model.add_up(self.sum_over_processes)
         counts = self.head.class_counts()
         for label, count in counts.items():
@@ -334,10 +333,7 @@ class CIFNetModule(TaskModule):
             "buffer_settings": buffer,
             "decision_rule": self.head.decision_rule,
             "groups": self.calibration.estimate_kind,
-            "loo_accuracy": self.calibration.loo_accuracy,
-            "loo_accuracy_interval": self.calibration.loo_interval,
-            "new_group_accuracy": self.calibration.new_group_accuracy,
-            "new_group_accuracy_interval": self.calibration.new_group_interval,
+            **self.calibration.describe(),
         }
 
     # ------------------------------------------------------------------ checkpoints
