@@ -10,7 +10,7 @@ from cifnet_pl.utilities.files import expanded, new_folder
 from cifnet_pl.utilities.text import counted, number_of, print_text
 
 if TYPE_CHECKING:
-    from cifnet_pl.data.samples import Samples
+    from cifnet_pl.data.samples import SampleTable
 
 
 def unpack(
@@ -69,7 +69,7 @@ def unpack(
 
 
 def _write(
-    images: Samples, names: list[str], wanted: set[str], folder: Path, size: int
+    images: SampleTable, names: list[str], wanted: set[str], folder: Path, size: int
 ) -> int:
     from PIL import Image
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from cifnet_pl.data.samples import Samples, Source
+from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.images.duplicates import (
     Duplicates,
     conflicting_labels_message,
@@ -180,7 +180,7 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
 
 
 def _candidate_hashes(
-    samples: Samples, rows: np.ndarray, sizes: np.ndarray, other_sizes: np.ndarray
+    samples: SampleTable, rows: np.ndarray, sizes: np.ndarray, other_sizes: np.ndarray
 ) -> list[tuple[int, int]]:
     """Hash the samples that may be a duplicate of another one.
 

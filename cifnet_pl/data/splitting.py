@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 import numpy as np
 import pandas as pd
 
-from cifnet_pl.data.samples import Samples, Source, SourceOptions, labelled
+from cifnet_pl.data.samples import SampleTable, Source, SourceOptions, labelled
 from cifnet_pl.images.duplicates import bursts, similar_groups
 from cifnet_pl.images.image import Look
 from cifnet_pl.utilities.errors import (
@@ -50,7 +50,9 @@ NameGroups = Callable[[Sequence[str], Sequence[Look]], list[str]]
 # ---------------------------------------------------------------------- the two sets
 
 
-def divided(samples: Samples, options: SourceOptions, group: str = SINGLE) -> Source:
+def divided(
+    samples: SampleTable, options: SourceOptions, group: str = SINGLE
+) -> Source:
     """Divide samples by their column ``split``, or hold out a share of each class.
 
     All sources share one rule: the test split is tested with; where there is none, the validation
@@ -117,7 +119,7 @@ def _number_order(name: str) -> tuple[bool, int, str]:
 
 
 def _held_out_source(
-    class_names: list[str], whole: Samples, options: SourceOptions, kind: str
+    class_names: list[str], whole: SampleTable, options: SourceOptions, kind: str
 ) -> Source:
     """Hold out a share of the samples of each class, by a kind of group."""
     fraction = options.val_fraction
@@ -169,7 +171,7 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
 
 
 def held_out_rows(
-    samples: Samples, fraction: float, seed: int, by: Sequence[str] = ("label",)
+    samples: SampleTable, fraction: float, seed: int, by: Sequence[str] = ("label",)
 ) -> np.ndarray:
     """Choose a share of the samples of each class by a seeded hash of their names.
 
@@ -188,7 +190,7 @@ def held_out_rows(
     return chosen
 
 
-def _names(samples: Samples, rows: np.ndarray) -> list[str]:
+def _names(samples: SampleTable, rows: np.ndarray) -> list[str]:
     return [samples.names[row] for row in rows.tolist()]
 
 
@@ -330,7 +332,7 @@ def _nearest(
 # ---------------------------------------------------------------------- kinds of group
 
 
-def _grouped(class_names: list[str], whole: Samples, kind: str) -> pd.DataFrame:
+def _grouped(class_names: list[str], whole: SampleTable, kind: str) -> pd.DataFrame:
     """Return a table with the group of each sample: its class, name and number."""
     name_groups = groups_by(kind)
     table = pd.DataFrame({"label": whole.labels, "name": whole.names}, dtype=object)

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 
-from cifnet_pl.data.samples import Samples, Source
+from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
 from cifnet_pl.utilities.names import class_name
 
@@ -332,7 +332,7 @@ class Listed(Stream):
         return _divided(classes, "task", _trained(classes.source, "task"))
 
 
-def _groups(samples: Samples, column: str) -> pd.Series[str]:
+def _groups(samples: SampleTable, column: str) -> pd.Series[str]:
     """Return the column of domains or tasks; UsageError where the source has none."""
     if column not in samples.table:
         raise UsageError(

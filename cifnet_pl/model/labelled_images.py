@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
-from cifnet_pl.data.samples import Samples, labelled
+from cifnet_pl.data.samples import SampleTable, labelled
 from cifnet_pl.data.sources.folders import class_samples, find_splits
 from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.data.splitting import held_out, held_out_together
@@ -54,7 +54,7 @@ class LabelledImages:
     """
 
     class_names: list[str]
-    files: Samples
+    files: SampleTable
     looks: list[Look | None] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 

@@ -23,7 +23,7 @@ import torch
 from pydantic import Field, Strict
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches
-from cifnet_pl.data.samples import Samples, Source
+from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import StoredModel, StoredRecord, parse
 from cifnet_pl.model.classifier import Classifier
@@ -177,7 +177,7 @@ def _joined(shards: Sequence[ShardRecord]) -> list[ShardRecord]:
     return joined
 
 
-def set_hash(samples: Samples, class_names: Sequence[str]) -> str:
+def set_hash(samples: SampleTable, class_names: Sequence[str]) -> str:
     """Hash a set of samples: names, labels, and the contents of the first and the last sample.
 
     The contents are needed because names are often only positions.

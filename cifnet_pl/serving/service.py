@@ -23,7 +23,7 @@ from PIL import Image
 from pydantic import Field
 from torch import Tensor
 
-from cifnet_pl.data.samples import Samples, table_of
+from cifnet_pl.data.samples import SampleTable, table_of
 from cifnet_pl.model.bundle import Event, class_names
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
@@ -437,8 +437,8 @@ class Service:
             label_of.update(dict.fromkeys(files, label))
         present, z = self.gallery.embeddings(list(label_of), self._report)
         labels = [label_of[file] for file in present]
-        table = table_of(name=present, label=labels)
-        images = Samples(table, root=self.workspace.images_folder)
+        table = table_of(name=present).assign(label=labels)
+        images = SampleTable(table, root=self.workspace.images_folder)
         known = dict(zip(present, z, strict=True))
         return EmbeddedUploads(list(classes), images, known=known)
 

@@ -13,7 +13,7 @@ import cifnet_pl
 from cifnet_pl.backbones.embedding_cache import EmbeddingCache
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.duplicates import find_duplicates
-from cifnet_pl.data.samples import Samples, SourceOptions
+from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.image import EncodedImage
 from tests.command_line import (
@@ -162,9 +162,9 @@ def test_a_class_with_duplicates_is_cached(
     ]
     first = run(tmp_path / "a", repeated, *cache)
     read: list[str] = []
-    given = Samples.given
+    given = SampleTable.given
     monkeypatch.setattr(
-        Samples,
+        SampleTable,
         "image",
         lambda self, i: read.append(self.names[i]) or EncodedImage(given(self, i)),
     )

@@ -24,7 +24,7 @@ from cifnet_pl.data.loading import (
     planned_batches,
     shard_batches,
 )
-from cifnet_pl.data.samples import Samples, table_of
+from cifnet_pl.data.samples import SampleTable, table_of
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.utilities.errors import DataError
@@ -32,7 +32,7 @@ from tests.command_line import make_images
 from tests.simulated_device import simulated_device
 
 
-class Numbers(Samples):
+class Numbers(SampleTable):
     """Images of one colour, their number; those in ``broken`` cannot be decoded."""
 
     def __init__(self, count: int, broken: tuple[int, ...] = ()):
@@ -145,7 +145,7 @@ def test_unreadable_images_are_named_at_once(
     for name in ("b.png", "c.png"):
         (tmp_path / "ant" / name).write_bytes(b"no image")
     names = ["ant/0.png", "ant/b.png", "ant/c.png"]
-    files = Samples(table_of(name=names, label=[0, 0, 0]), root=tmp_path)
+    files = SampleTable(table_of(name=names).assign(label=0), root=tmp_path)
     loader = ImageLoader(files, 8, 1.0, 2)
     broken = list(loader.unreadable())
     assert [line.split(": ")[0] for line in broken] == [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.plan import class_tasks, order_classes, task_sizes
-from cifnet_pl.data.samples import Samples, SourceOptions
+from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import tuning_source
 from cifnet_pl.utilities.errors import UsageError
@@ -163,7 +163,7 @@ def test_each_domain_gives_its_share() -> None:
     table = pd.DataFrame({"label": labels, "domain": domains})
     test = pd.DataFrame({"label": [0], "domain": ["x"], "split": ["test"]})
     table = pd.concat([table.assign(split="train"), test], ignore_index=True)
-    samples = Samples(table, embeddings=np.zeros((41, 1)))
+    samples = SampleTable(table, embeddings=np.zeros((41, 1)))
     tuned = tuning_source(build_source(samples, SourceOptions()), 0.5, 0)
     for part in (tuned.train, tuned.val):
         counts = part.table.groupby(["label", "domain"], observed=True).size()

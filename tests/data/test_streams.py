@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.plan import Plan, make_plan
-from cifnet_pl.data.samples import Samples, Source, SourceOptions
+from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.streams import (
     Blurry,
@@ -44,7 +44,7 @@ def source(sizes: list[int] | None = None, groups: int = 0) -> Source:
         parts.append(part)
     table = pd.concat(parts, ignore_index=True)
     vectors = np.zeros((len(table), 1), dtype=np.float32)
-    samples = Samples(table, embeddings=vectors, class_names=CLASSES)
+    samples = SampleTable(table, embeddings=vectors, class_names=CLASSES)
     return build_source(samples, SourceOptions())
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from cifnet_pl.data.samples import (
-    Samples,
+    SampleTable,
     SourceOptions,
     array_image,
     dataset_image,
@@ -71,7 +71,7 @@ def set_names() -> list[str]:
     return sorted(set(names) - NOT_FOR_CLASSIFICATION)
 
 
-def digits(options: SourceOptions) -> Samples:
+def digits(options: SourceOptions) -> SampleTable:
     """Load scikit-learn's bundled digits: 1797 real 8x8 scans of ten classes, split by seed."""
     from sklearn.datasets import load_digits
 
@@ -80,13 +80,13 @@ def digits(options: SourceOptions) -> Samples:
     scaled = squares * (255 / 16)
     images = scaled.round().astype(np.uint8)
     table = pd.DataFrame({"label": labels})
-    return Samples(table, partial(array_image, images))
+    return SampleTable(table, partial(array_image, images))
 
 
 # ---------------------------------------------------------------------- torchvision
 
 
-def torchvision_set(name: str, options: SourceOptions) -> Samples:
+def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
     """Load a classification set of torchvision: its two splits, or a split by seed of its only one.
 
     Args:
@@ -111,7 +111,7 @@ def torchvision_set(name: str, options: SourceOptions) -> Samples:
     parts = []
     for part in opened:
         table = pd.DataFrame({"label": _labels(part)})
-        samples = Samples(
+        samples = SampleTable(
             table,
             partial(dataset_image, part),
             class_names=class_names,
@@ -245,7 +245,7 @@ TINY = (
 )
 
 
-def imagenet100(options: SourceOptions) -> Samples:
+def imagenet100(options: SourceOptions) -> SampleTable:
     """Read 100 classes of a tree ``train/<class>/…`` and ``val/<class>/…``.
 
     Of ImageNet's 1000 classes those are used that the literature draws, with NumPy's legacy
@@ -287,7 +287,7 @@ def imagenet100(options: SourceOptions) -> Samples:
     return samples.subset(np.flatnonzero(table["label"].isin(names)))
 
 
-def tinyimagenet(options: SourceOptions) -> Samples:
+def tinyimagenet(options: SourceOptions) -> SampleTable:
     """Read Tiny-ImageNet-200 as it is distributed.
 
     The folders are ``train/<class>/images``, and ``val/images`` with ``val/val_annotations.txt``.
@@ -310,7 +310,7 @@ def tinyimagenet(options: SourceOptions) -> Samples:
         val = _validation(root, set(train.table["label"]))
     table = pd.concat([train.table, val], ignore_index=True)
     table["position"] = np.arange(len(table))
-    return Samples(table, root=root, where=train.where, notes=train.notes)
+    return SampleTable(table, root=root, where=train.where, notes=train.notes)
 
 
 def _inner_folder(root: Path, name: str) -> Path:
@@ -377,7 +377,7 @@ class Core50Frame(NamedTuple):
     path: str
 
 
-def core50(options: SourceOptions) -> Samples:
+def core50(options: SourceOptions) -> SampleTable:
     """Read the tree ``core50_128x128/sN/oM/C_NN_MM_FFF.png``; one class per object, o1 to o50.
 
     Sessions 3, 7 and 10 are for testing, as usual.
@@ -419,7 +419,7 @@ def core50(options: SourceOptions) -> Samples:
         }
     ).reset_index(drop=True)
     last = int(frames["object"].max())
-    return Samples(
+    return SampleTable(
         table,
         root=root,
         class_names=[f"o{number}" for number in range(last + 1)],
@@ -451,7 +451,7 @@ WHAT_DOMAINS = (
 )
 
 
-def domains(options: SourceOptions) -> Samples:
+def domains(options: SourceOptions) -> SampleTable:
     """Read ``root/<domain>/<class>/…``; a share of each class in each domain is held out by seed.
 
     A class may be missing in some domains. Learn the domains one after the other with
@@ -481,7 +481,7 @@ def domains(options: SourceOptions) -> Samples:
     kind = pd.CategoricalDtype(list(domain_folders), ordered=True)
     table = table.assign(domain=table["domain"].astype(kind))
     table["position"] = np.arange(len(table))
-    whole = Samples(table, root=root, where=shown_path(root), notes=tuple(notes))
+    whole = SampleTable(table, root=root, where=shown_path(root), notes=tuple(notes))
     held = held_out_rows(
         whole, options.val_fraction, options.split_seed, by=("label", "domain")
     )
@@ -496,7 +496,7 @@ LABEL = "fine_label"
 """Columns of the Parquet files: {"bytes": content of a PNG file, …}, and the class's number."""
 
 
-def cifar100(options: SourceOptions) -> Samples:
+def cifar100(options: SourceOptions) -> SampleTable:
     """Read CIFAR-100; its classes are sorted by name, as torchvision's fine labels are.
 
     ``--data.root`` holds ``train.parquet`` and ``test.parquet``, as the Hugging Face hub has them;
@@ -522,7 +522,7 @@ def cifar100(options: SourceOptions) -> Samples:
     return joined([_parquet_images(file) for file in files])
 
 
-def _parquet_images(file: Path) -> Samples:
+def _parquet_images(file: Path) -> SampleTable:
     """Return the images of one Parquet file, as the contents of image files in memory.
 
     Raises:
@@ -546,7 +546,7 @@ def _parquet_images(file: Path) -> Samples:
             )
         return content
 
-    return Samples(
+    return SampleTable(
         table_of(label=labels),
         read,
         class_names=features.get(LABEL, {}).get("names"),

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from cifnet_pl.data.samples import (
-    Samples,
+    SampleTable,
     SourceOptions,
     require_class_names,
     table_of,
@@ -31,7 +31,7 @@ from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
 WHAT = "a folder or Zip archive with one sub-folder of images per class"
 
 
-def folder(options: SourceOptions) -> Samples:
+def folder(options: SourceOptions) -> SampleTable:
     """Read class folders.
 
     These are ``root/train/<class>/…`` with ``root/test/<class>/…``, or ``root/<class>/…``.
@@ -65,7 +65,7 @@ def class_samples(
     root: Path,
     parts: Mapping[Split, Path] | None = None,
     notes: Sequence[str] = (),
-) -> Samples:
+) -> SampleTable:
     """Return the images of all class folders.
 
     An empty folder is no class: a note says that it is left out.
@@ -107,7 +107,7 @@ def class_samples(
         messages.append(f"note: class folders without images left out: {listed(empty)}")
     if not parts:
         messages.append(nesting_message(root, columns["name"], columns["label"]))
-    return Samples(
+    return SampleTable(
         table_of(**columns),
         root=root,
         where=where,

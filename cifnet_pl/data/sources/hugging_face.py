@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cifnet_pl.data.samples import Samples, SourceOptions, table_of
+from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
 from cifnet_pl.images.files import read_bytes
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.files import expanded
@@ -25,7 +25,7 @@ FEATURES = {"image": "Image", "label": "ClassLabel"}
 """Meaning of a column → the feature of ``datasets`` that has it."""
 
 
-def hugging_face(name: str, options: SourceOptions) -> Samples:
+def hugging_face(name: str, options: SourceOptions) -> SampleTable:
     """Read a data set of images: ``hf:NAME`` of the hub, or ``hf`` with a local folder or file.
 
     Data on this machine is used without the network. Other data is fetched only with
@@ -69,7 +69,7 @@ def hugging_face(name: str, options: SourceOptions) -> Samples:
         columns["split"] += [meaning] * len(part)
     if len(read) == 1:
         columns.pop("split")
-    return Samples(
+    return SampleTable(
         table_of(**columns),
         row_reader(read, image, where),
         class_names=getattr(train.features[label], "names", None),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cifnet_pl.data.samples import (
-    Samples,
+    SampleTable,
     SourceOptions,
     array_image,
     dataset_image,
@@ -24,20 +24,20 @@ EXPECTED = (
 )
 
 
-def source_of(given: Any, options: SourceOptions) -> Samples:
+def source_of(given: Any, options: SourceOptions) -> SampleTable:
     """Return samples of Python objects.
 
     Args:
         given: arrays (X, y), with X embeddings (n, d) of floats or images (n, h, w, 3) or (n, 3, h,
             w) of uint8, and y (n,) integers or names; a torch ``Dataset`` whose items are (image,
             label), an image being one of Pillow or an array of uint8; or a pair of either, to learn
-            and to test with; or :class:`~cifnet_pl.data.samples.Samples`.
+            and to test with; or :class:`~cifnet_pl.data.samples.SampleTable`.
         options: not needed; all sources have them.
 
     Raises:
         UsageError: something else.
     """
-    if isinstance(given, Samples):
+    if isinstance(given, SampleTable):
         return given
     if _is_pair(given) and all(_is_pair(part) or _is_data_set(part) for part in given):
         return joined([_read(part) for part in given])
@@ -54,7 +54,7 @@ def _is_data_set(given: Any) -> bool:
     return hasattr(given, "__getitem__") and hasattr(given, "__len__")
 
 
-def _read(part: Any) -> Samples:
+def _read(part: Any) -> SampleTable:
     """Inspect a pair of arrays or a torch data set."""
     tensors = getattr(part, "tensors", ())  # of a TensorDataset
     if len(tensors) == 2:
@@ -67,7 +67,7 @@ def _read(part: Any) -> Samples:
     return _read_data_set(part)
 
 
-def _read_arrays(samples: Any, labels: Any) -> Samples:
+def _read_arrays(samples: Any, labels: Any) -> SampleTable:
     """Read arrays X and y.
 
     Raises:
@@ -81,16 +81,16 @@ def _read_arrays(samples: Any, labels: Any) -> Samples:
         )
     table = table_of(label=y.tolist())
     if x.ndim == 2 and x.dtype.kind == "f":
-        return Samples(table, embeddings=x, where="X")
+        return SampleTable(table, embeddings=x, where="X")
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         raise UsageError(
             f"X has shape {x.shape} and dtype {x.dtype}, expected (n, d) floats or (n, h, w, 3)"
             " uint8"
         )
-    return Samples(table, partial(array_image, x))
+    return SampleTable(table, partial(array_image, x))
 
 
-def _read_data_set(dataset: Any) -> Samples:
+def _read_data_set(dataset: Any) -> SampleTable:
     """Read the labels of a torch data set: its ``targets``, or those of all items.
 
     Raises:
@@ -107,7 +107,7 @@ def _read_data_set(dataset: Any) -> Samples:
                 targets.append(dataset[i][1])
         pillow_image(dataset[0][0], "the first item of the data set")
     labels = [label.item() if hasattr(label, "item") else label for label in targets]
-    return Samples(
+    return SampleTable(
         table_of(label=labels),
         partial(dataset_image, dataset),
         class_names=getattr(dataset, "classes", None),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cifnet_pl.data.samples import Samples, Source, SourceOptions
+from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
 from cifnet_pl.data.sources.benchmarks import (
     cifar100,
     core50,
@@ -32,7 +32,7 @@ from cifnet_pl.utilities.plugins import (
     offered,
 )
 
-SOURCES: dict[str, Callable[[SourceOptions], Samples]] = {
+SOURCES: dict[str, Callable[[SourceOptions], SampleTable]] = {
     "digits": digits,
     "folder": folder,
     "cifar100": cifar100,
@@ -112,13 +112,13 @@ def _plugin_path(name: str) -> str | None:
     return entry_point("sources", name)
 
 
-def _from_plugin(name: str, options: SourceOptions) -> Samples:
+def _from_plugin(name: str, options: SourceOptions) -> SampleTable:
     make = import_object(name)
     with naming(f"data source {name}"):
         samples = make(options)
-    if not isinstance(samples, Samples):
+    if not isinstance(samples, SampleTable):
         raise UsageError(
-            f"data source {name} gives a {type(samples).__name__}, not Samples"
+            f"data source {name} gives a {type(samples).__name__}, not SampleTable"
             " (docs/how_to/plugins.md)"
         )
     return samples

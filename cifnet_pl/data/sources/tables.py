@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cifnet_pl.data.samples import Samples, SourceOptions, table_of
+from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
 from cifnet_pl.images.files import shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.files import expanded
@@ -28,7 +28,7 @@ ALIASES = {"embeddings": "embedding", "labels": "label", "ids": "id"}
 
 
 @dataclass
-class SampleTable:
+class ArrayFile:
     """Named arrays of one file; each is read when it is asked for.
 
     Attributes:
@@ -95,7 +95,7 @@ class SampleTable:
         labels: str | None = "labels",
         ids: str | None = None,
         split: str | None = None,
-    ) -> Samples:
+    ) -> SampleTable:
         """Return the embeddings of this file.
 
         Args:
@@ -121,7 +121,7 @@ class SampleTable:
         if split is not None and labels is not None:
             words = self.vector(split, len(z)).tolist()
             columns["split"] = [read_split(word, where) for word in words]
-        return Samples(
+        return SampleTable(
             pd.DataFrame(columns, dtype=object),
             embeddings=z,
             where=where,
@@ -134,7 +134,7 @@ def readable(path: Path) -> Any:
     return explained(DataError, f"cannot read {shown_path(path)}")
 
 
-def _npz(path: Path) -> SampleTable:
+def _npz(path: Path) -> ArrayFile:
     with zipfile.ZipFile(path) as archive:
         members = {}
         for info in archive.infolist():
@@ -149,7 +149,7 @@ def _npz(path: Path) -> SampleTable:
         with np.load(path, allow_pickle=False) as arrays:
             return np.asarray(arrays[name])
 
-    return SampleTable(path, list(members), read)
+    return ArrayFile(path, list(members), read)
 
 
 def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
@@ -178,7 +178,7 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
     return np.memmap(path, dtype, "r", start, shape, "C")
 
 
-def _parquet(path: Path) -> SampleTable:
+def _parquet(path: Path) -> ArrayFile:
     names = parquet_schema(path).names
 
     def read(name: str) -> np.ndarray:
@@ -191,7 +191,7 @@ def _parquet(path: Path) -> SampleTable:
             raise DataError(f"'{printable(name)}' has nothing in row {missing[0]}")
         return np.asarray(cells)
 
-    return SampleTable(path, names, read)
+    return ArrayFile(path, names, read)
 
 
 def parquet_schema(path: Path) -> Any:
@@ -207,7 +207,7 @@ def require_pyarrow() -> None:
     optional("pyarrow", "a Parquet file", "tables")
 
 
-READERS: dict[str, Callable[[Path], SampleTable]] = {".npz": _npz, ".parquet": _parquet}
+READERS: dict[str, Callable[[Path], ArrayFile]] = {".npz": _npz, ".parquet": _parquet}
 """Ending of a file's name → function that opens it."""
 
 WHAT = "a file of embeddings (.npz or .parquet) with (n, d) embeddings and (n,) labels"
@@ -220,7 +220,7 @@ TRUTH_VALUES: dict[str, Split] = {
 """Values of a column ``split`` that say whether a sample is tested with, in small letters."""
 
 
-def embeddings(options: SourceOptions) -> Samples:
+def embeddings(options: SourceOptions) -> SampleTable:
     """Read embeddings and their labels from one file.
 
     The file has ``embeddings`` (n, d) and ``labels`` (n,), integers or names. Optional are ``ids``
@@ -264,7 +264,7 @@ def read_split(word: Any, where: str) -> Split:
     return split
 
 
-def open_table(root: Path | None) -> SampleTable:
+def open_table(root: Path | None) -> ArrayFile:
     """Open a file of arrays without reading them; its ending says the format.
 
     Raises:
@@ -320,7 +320,7 @@ MEANINGS = ("path", "label", "split", "task", "domain")
 """Roles of the columns of a manifest; the first two are needed."""
 
 
-def manifest(options: SourceOptions) -> Samples:
+def manifest(options: SourceOptions) -> SampleTable:
     """Read the images that a table lists; ``--data.root`` is the table.
 
     Columns are ``path``, relative to the table's folder; ``label``, the name of the class; and, if
@@ -354,7 +354,7 @@ def manifest(options: SourceOptions) -> Samples:
     empty_rows = rows.attrs.get("empty_rows", 0)
     if empty_rows:
         notes = (f"note: {where}: {number_of(empty_rows, 'empty row')} passed over",)
-    return Samples(table_of(**columns), root=file.parent, where=where, notes=notes)
+    return SampleTable(table_of(**columns), root=file.parent, where=where, notes=notes)
 
 
 def read_rows(path: Path) -> pd.DataFrame:

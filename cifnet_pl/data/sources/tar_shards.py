@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from cifnet_pl.data.samples import Samples, SourceOptions, table_of
+from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
 from cifnet_pl.data.sources.tables import refuse_repeated
 from cifnet_pl.images.files import file_identity, matching_paths
 from cifnet_pl.images.names import EXTENSIONS, is_hidden
@@ -34,7 +34,7 @@ Members = dict[str, tarfile.TarInfo]
 """Ending of a name → the member of one sample."""
 
 
-def webdataset(options: SourceOptions) -> Samples:
+def webdataset(options: SourceOptions) -> SampleTable:
     """Read tar shards; ``--data.root`` is a folder of them, or a pattern (``part-*.tar``).
 
     A sample is the members with one name up to its first dot: an image, and ``.cls`` (a number),
@@ -62,7 +62,7 @@ def webdataset(options: SourceOptions) -> Samples:
     if "train" in split_of_shards and tested:
         splits = [split_of_shards[number] or "train" for number in reader.shard]
         columns["split"] = splits
-    return Samples(
+    return SampleTable(
         table_of(**columns),
         reader,
         class_names=names_of_numbers,
