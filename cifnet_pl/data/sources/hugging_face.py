@@ -150,18 +150,20 @@ def _named_splits(
     """
     known = ", ".join(map(printable, parts))
     splits: dict[Split, str] = {}
-    for kind in ("train", "test"):
-        chosen = options.own.get(kind)
-        if chosen is None:
-            continue
-        if chosen not in parts:
-            raise DataError(
-                f"{where} has no split '{printable(str(chosen))}', it has {known}"
-            )
-        splits["train" if kind == "train" else "test"] = str(chosen)
+    chosen: dict[Split, Any] = {
+        "train": options.own.get("train"),
+        "test": options.own.get("test"),
+    }
+    for kind, name in chosen.items():
+        if name is not None:
+            if name not in parts:
+                raise DataError(
+                    f"{where} has no split '{printable(str(name))}', it has {known}"
+                )
+            splits[kind] = str(name)
     for name in parts:
         split = split_of(name)
-        if split == "train" or (split is not None and options.own.get("test") is None):
+        if split == "train" or (split is not None and chosen["test"] is None):
             splits.setdefault(split, name)
     if "train" not in splits:
         raise DataError(
@@ -172,12 +174,10 @@ def _named_splits(
 
 def _has_labels(part: Any, label: str) -> bool:
     """Return whether a split has labels; hubs give -1 or nothing to those of a competition."""
-    if label in part.column_names:
-        labels = part.select_columns([label])[label]
-    else:
-        labels = []
-    known = [value not in (None, -1) for value in labels]
-    return any(known)
+    if label not in part.column_names:
+        return False
+    labels = part.select_columns([label])[label]
+    return any(value not in (None, -1) for value in labels)
 
 
 def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> str:
@@ -186,24 +186,21 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     Raises:
         DataError: no such column; names those that exist.
     """
-    features: dict[str, str] = {}
+    features = {}
     for name, feature in (dataset.features or {}).items():
         features[name] = type(feature).__name__
-    kinds = [f"{printable(name)} ({kind})" for name, kind in features.items()]
-    known = ", ".join(kinds)
+    known = ", ".join(f"{printable(name)} ({kind})" for name, kind in features.items())
     column = options.own.get(meaning)
+    if column is not None and column not in features:
+        raise DataError(
+            f"{where} has no column '{printable(str(column))}', it has {known}"
+        )
     if column is not None:
-        if column not in features:
-            raise DataError(
-                f"{where} has no column '{printable(str(column))}', it has {known}"
-            )
         return str(column)
-    for name, kind in features.items():
-        if kind == FEATURES[meaning]:
-            return name
-    for name in USUAL[meaning]:
-        if name in features:
-            return name
+    of_kind = [name for name, kind in features.items() if kind == FEATURES[meaning]]
+    usual = [name for name in USUAL[meaning] if name in features]
+    for name in (*of_kind, *usual):
+        return name
     raise DataError(
         f"{where} has no column of {meaning}s, it has {known}: name it with"
         f" --data.options.{meaning}"
