@@ -24,8 +24,6 @@ from cifnet_pl.backbones.embedding_cache import (
 from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
-    SCORES,
-    Batch,
     Batches,
     EmbeddingBatch,
     ImageBatch,
@@ -137,7 +135,6 @@ class CIFNetDataModule(LightningDataModule):
     skipped: list[str]
     left_out: np.ndarray | None
     untested: np.ndarray | None
-    _labels: Tensor
 
     def __init__(
         self,
@@ -175,12 +172,14 @@ class CIFNetDataModule(LightningDataModule):
         check_that(
             on_corrupt in ("error", "skip"), "on_corrupt", on_corrupt, "error or skip"
         )
-        valid_batches = batch_size is None or batch_size >= 1
-        check_that(valid_batches, "batch_size", batch_size, "at least 1")
-        valid_tasks = max_tasks is None or max_tasks >= 1
-        check_that(valid_tasks, "max_tasks", max_tasks, "at least 1")
-        valid_workers = num_workers is None or num_workers >= 0
-        check_that(valid_workers, "num_workers", num_workers, "at least 0")
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("max_tasks", max_tasks, 1),
+            ("num_workers", num_workers, 0),
+        ):
+            check_that(
+                value is None or value >= least, name, value, f"at least {least}"
+            )
         valid_size = image_size is None or 1 <= image_size <= IMAGE_SIZE_LIMIT
         check_that(
             valid_size,
@@ -189,9 +188,7 @@ class CIFNetDataModule(LightningDataModule):
             f"1 to {IMAGE_SIZE_LIMIT} pixels, or null",
         )
         use_zip_encoding(zip_encoding)
-        folder = None
-        if root:
-            folder = Path(root)
+        folder = Path(root) if root else None
         source_options = SourceOptions(
             folder, val_fraction, split_seed, download, options or {}, group
         )
@@ -584,9 +581,7 @@ class CIFNetDataModule(LightningDataModule):
         plan: list[PlannedBatch] = []
         loader = None
         if not samples.are_images:
-            fitting = SCORES // max(1, len(learned))
-            size = min(EMBEDDED_BATCH, max(1, fitting))
-            plan += planned_batches(left, size, samples)
+            plan += planned_batches(left, EMBEDDED_BATCH, samples)
         else:
             for store in (self._memory, self._caches.get("val")):
                 if store is not None:
@@ -665,12 +660,9 @@ class CIFNetDataModule(LightningDataModule):
             if self.on_corrupt == "error":
                 loaders = list(self._loaders.values())
                 raise DataError(name_unreadable(batch.unreadable, loaders))
-            self.skipped += [
-                name for name in batch.unreadable if name not in self.skipped
-            ]
-        if isinstance(batch, tuple) and hasattr(batch, "label"):
-            labels = self._global_labels()[batch.label]
-            return cast(Batch, batch)._replace(label=labels)
+            self.skipped += batch.unreadable
+        if isinstance(batch, ImageBatch | EmbeddingBatch):
+            return batch._replace(label=self._global_labels()[batch.label])
         return batch
 
     def transfer_batch_to_device(
@@ -680,26 +672,17 @@ class CIFNetDataModule(LightningDataModule):
 
         Content hashes and positions stay on the CPU: they are needed there alone.
         """
-        if isinstance(batch, ImageBatch):
-            image = batch.image.to(device, non_blocking=True)
+        if isinstance(batch, ImageBatch | EmbeddingBatch):
+            samples = batch[0].to(device, non_blocking=True)
             label = batch.label.to(device, non_blocking=True)
-            return batch._replace(image=image, label=label)
-        if isinstance(batch, EmbeddingBatch):
-            embedding = batch.embedding.to(device, non_blocking=True)
-            label = batch.label.to(device, non_blocking=True)
-            return batch._replace(embedding=embedding, label=label)
+            return type(batch)(samples, label, *batch[2:])
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def _global_labels(self) -> Tensor:
         """Return the learner's label (classes,) int64 of each class position; -1 for new ones."""
-        names = self.learner.class_names
-        if int((self._labels >= 0).sum()) != len(names):
-            label = {}
-            for i, name in enumerate(names):
-                label[name] = i
-            labels = [label.get(name, -1) for name in self.source.class_names]
-            self._labels = torch.tensor(labels)
-        return self._labels
+        label = {name: i for i, name in enumerate(self.learner.class_names)}
+        labels = [label.get(name, -1) for name in self.source.class_names]
+        return torch.tensor(labels)
 
     def teardown(self, stage: str) -> None:
         """Report skipped images, and drop everything of this learner."""
@@ -720,7 +703,6 @@ class CIFNetDataModule(LightningDataModule):
         self.skipped = []
         self.left_out = None
         self.untested = None
-        self._labels = torch.zeros(0, dtype=torch.int64)
         self._memory = EvaluationMemory()
         for name in ("_caches", "_loaders", "found_duplicates"):
             self.__dict__.pop(name, None)
