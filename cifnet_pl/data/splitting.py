@@ -361,14 +361,17 @@ def _group_notes(
         images = number_of(len(grouped), "image")
         reason = WITHOUT_GROUP.get(kind, f"without a match of {kind}")
         notes.append(f"note: {count} of {images} {reason}: held out one by one")
-    whole_classes = []
-    for label, rows in grouped.groupby("label"):
-        if len(rows) > 1 and rows["number"].nunique() == 1:
-            whole_classes.append(printable(class_names[int(str(label))]))
-    if whole_classes:
+    groups_of = grouped.groupby("label")["number"].nunique()
+    sizes = grouped["label"].value_counts()
+    whole = [
+        printable(class_names[int(label)])
+        for label in groups_of.index
+        if groups_of[label] == 1 and sizes[label] > 1
+    ]
+    if whole:
         notes.append(
-            f"note: all images of {listed(whole_classes)} are one group by --data.group {kind}, so"
-            " that none is held out"
+            f"note: all images of {listed(whole)} are one group by --data.group {kind}, so that"
+            " none is held out"
         )
     return tuple(notes)
 
