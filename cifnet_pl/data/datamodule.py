@@ -38,7 +38,7 @@ from cifnet_pl.data.loading import (
     shard_batches,
 )
 from cifnet_pl.data.plan import Plan, Tasks, make_plan
-from cifnet_pl.data.samples import SourceOptions
+from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import OWN_IMAGES, build_source
 from cifnet_pl.data.splitting import NEAR, SINGLE, tuning_source
 from cifnet_pl.data.streams import Disjoint, Stream
@@ -294,24 +294,30 @@ class CIFNetDataModule(LightningDataModule):
             rows = self._kept(plan.rows[number])
             classes_seen = plan.classes[: classes_before + len(new)]
             test_rows = self.test_rows(classes_seen, number + 1)
-            batches = []
-            for samples, part in (
-                (train, rows),
-                (self.source.val, np.concatenate([rows[:0], *test_rows])),
-            ):
-                part_batches = Batches(
-                    samples,
-                    part,
-                    labels=labels,
-                    size=self.batch_size,
-                    side=self.image_size or 0,
-                    workers=self._workers(1),
-                    skip=self.on_corrupt == "skip",
-                )
-                batches.append(part_batches)
-            returning = self._returning(rows, new)
-            yield Task(number, list(new), returning, classes_before, *batches)
+            tested = np.concatenate([rows[:0], *test_rows])
+            yield Task(
+                number,
+                list(new),
+                self._returning(rows, new),
+                classes_before,
+                self._batches(train, rows, labels),
+                self._batches(self.source.val, tested, labels),
+            )
             classes_before = len(classes_seen)
+
+    def _batches(
+        self, samples: SampleTable, rows: np.ndarray, labels: Tensor
+    ) -> Batches:
+        """Return samples in batches, for use without a Trainer."""
+        return Batches(
+            samples,
+            rows,
+            labels,
+            self.batch_size,
+            side=self.image_size or 0,
+            workers=self._workers(1),
+            skip=self.on_corrupt == "skip",
+        )
 
     def _workers(self, processes: int) -> int:
         """Return the number of decoding threads of each of some processes."""
@@ -379,10 +385,8 @@ class CIFNetDataModule(LightningDataModule):
                 f"data source {self.source_name} has no images to learn a backbone from"
             )
         rows = self.task_rows(task)
-        count = min(len(rows), at_most)
-        places = np.linspace(0, len(rows) - 1, count)
-        spread = places.round().astype(np.int64)
-        chunks = pieces(rows[spread], self._loader_batch)
+        places = np.linspace(0, len(rows) - 1, min(len(rows), at_most)).round()
+        chunks = pieces(rows[places.astype(np.int64)], self._loader_batch)
         batches = self._loaders["train"].decode(chunks)
         return torch.cat([batch.image for batch in batches])
 
@@ -580,20 +584,19 @@ class CIFNetDataModule(LightningDataModule):
         left = np.concatenate(shares)
         plan: list[PlannedBatch] = []
         loader = None
-        if not samples.are_images:
-            plan += planned_batches(left, EMBEDDED_BATCH, samples)
-        else:
+        if samples.are_images:
+            loader = self._loaders["val"]
             for store in (self._memory, self._caches.get("val")):
                 if store is not None:
                     known = store.known(left)
                     plan += planned_batches(left[known], EMBEDDED_BATCH, store)
                     left = left[~known]
             plan += planned_batches(left, self._loader_batch, None)
-            loader = self._loaders["val"]
+        else:
+            plan += planned_batches(left, EMBEDDED_BATCH, samples)
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
-            store_of_rows = None if samples.are_images else samples
-            plan = [PlannedBatch(left, store_of_rows)]
+            plan = [PlannedBatch(left, None if loader else samples)]
         return StoredLoader(samples, plan, loader, learned=False)
 
     # A class-incremental run has one held-out set.

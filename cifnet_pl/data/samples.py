@@ -81,24 +81,19 @@ class SampleTable:
 
     def __post_init__(self) -> None:
         count = len(self.table)
-        missing: dict[str, Any] = {}
         if "position" not in self.table:
-            missing["position"] = np.arange(count)
+            self.table = self.table.assign(position=np.arange(count))
         if "name" not in self.table:
-            positions = missing.get("position", self.table.get("position")).tolist()
-            names = [str(position) for position in positions]
-            missing["name"] = pd.Series(names, self.table.index, dtype=object)
-        if missing:
-            self.table = self.table.assign(**missing)
+            names = [str(position) for position in self.table["position"].tolist()]
+            column = pd.Series(names, self.table.index, dtype=object)
+            self.table = self.table.assign(name=column)
         if not len(self.hash_of):
             self.hash_of = np.full(count, -1, dtype=np.int64)
         self.names: Sequence[str] = self.table["name"].tolist()
         self.positions: np.ndarray = self.table["position"].to_numpy(
             np.int64, copy=True
         )
-        self.paths: Sequence[str] = self.names
-        if "path" in self.table:
-            self.paths = self.table["path"].tolist()
+        self.paths: Sequence[str] = self.table.get("path", self.table["name"]).tolist()
         self.labels: np.ndarray = self.table["label"].to_numpy(copy=True)
         self.groups: np.ndarray | None = None
         if "group" in self.table:

@@ -124,9 +124,7 @@ def network(allowed: bool) -> Iterator[None]:
     import datasets
     import huggingface_hub.constants as hub
 
-    loud = datasets.is_progress_bar_enabled()
-    datasets_offline = datasets.config.HF_HUB_OFFLINE
-    hub_offline = hub.HF_HUB_OFFLINE
+    before = (datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE)
     datasets.disable_progress_bars()
     if not allowed:
         datasets.config.HF_HUB_OFFLINE = True
@@ -134,10 +132,7 @@ def network(allowed: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        datasets.config.HF_HUB_OFFLINE = datasets_offline
-        hub.HF_HUB_OFFLINE = hub_offline
-        if loud:
-            datasets.enable_progress_bars()
+        datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE = before
 
 
 def _named_splits(
