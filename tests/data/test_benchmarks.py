@@ -93,7 +93,6 @@ def test_standard_sessions_are_for_testing(core: Path) -> None:
 @pytest.mark.parametrize(
     ("own", "part"),
     [
-        ({"stride": 150}, "stride 150: class 'o1' has no training image"),
         (
             {"strid": 3},
             "unknown option of data source core50 'strid': did you mean stride",
@@ -189,8 +188,8 @@ def test_a_damaged_tiny_imagenet_is_named(tmp_path: Path) -> None:
     annotations = tiny(tmp_path) / "val" / "val_annotations.txt"
     (annotations.parent / "images" / "val_4.JPEG").unlink()
     damages: list[tuple[Callable[[], object], str]] = [
-        (lambda: None, r"lists val_4\.JPEG, which is not in"),
-        (lambda: annotations.write_text(""), "lists no image"),
+        (lambda: None, r"lists val_4\.JPEG, and .*images has"),
+        (lambda: annotations.write_text(""), "cannot read .*val_annotations"),
         (
             annotations.unlink,
             r"no val/val_annotations\.txt: set --data\.root",
@@ -238,7 +237,7 @@ def with_columns(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
         ),
         (
             with_columns({"img": [{"bytes": b""}], "fine_label": [None]}),
-            r"the label in row 9 .* is missing",
+            "'fine_label' has nothing in row 0",
         ),
         (
             with_columns({"img": [{"bytes": b""}], "fine_label": [100]}),

@@ -28,7 +28,7 @@ from cifnet_pl.data.sources.folders import (
     folder,
     required_root,
 )
-from cifnet_pl.data.sources.tables import open_table, parquet_schema
+from cifnet_pl.data.sources.tables import open_table, parquet_schema, readable
 from cifnet_pl.data.splitting import held_out_rows
 from cifnet_pl.images.files import is_folder, listing, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
@@ -306,10 +306,11 @@ def _validation(root: Path, class_names: set[str]) -> pd.DataFrame:
     """
     annotations = root / "val" / "val_annotations.txt"
     images = root / "val" / "images"
-    rows = pd.read_csv(
-        annotations, sep="\t", header=None, dtype=str, keep_default_na=False
-    )
-    rows = rows[rows[1].isin(class_names)]
+    with readable(annotations):
+        rows = pd.read_csv(
+            annotations, sep="\t", header=None, dtype=str, keep_default_na=False
+        )
+        rows = rows[rows[1].isin(class_names)]
     names = rows[0].tolist()
     present = {path.name for path in images.glob("*")}
     missing = [name for name in names if name not in present]

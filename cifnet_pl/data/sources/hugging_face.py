@@ -194,12 +194,13 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
         return str(column)
     of_kind = [name for name, kind in features.items() if kind == FEATURES[meaning]]
     usual = [name for name in USUAL[meaning] if name in features]
-    for name in (*of_kind, *usual):
-        return name
-    raise DataError(
-        f"{where} has no column of {meaning}s, it has {known}: name it with"
-        f" --data.options.{meaning}"
-    )
+    candidates = of_kind + usual
+    if not candidates:
+        raise DataError(
+            f"{where} has no column of {meaning}s, it has {known}: name it with"
+            f" --data.options.{meaning}"
+        )
+    return candidates[0]
 
 
 def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], bytes]:
