@@ -181,7 +181,7 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     Raises:
         DataError: no such column; names those that exist.
     """
-    features = {}
+    features: dict[str, str] = {}
     for name, feature in (dataset.features or {}).items():
         features[name] = type(feature).__name__
     known = ", ".join(f"{printable(name)} ({kind})" for name, kind in features.items())
