@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, cast
 
 import numpy as np
-import pandas as pd
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -129,6 +128,10 @@ class CIFNetDataModule(LightningDataModule):
         kind: which samples each task brings.
         left_out: (n,) bool, training samples that are excluded as duplicates; None without any.
         untested: (m,) bool, test samples that are excluded; None without any.
+        evaluated: the domain of each test sample where domains are evaluated one by one, or None.
+        learns_held_out: whether the held-out samples are learned after the last task, as with the
+            user's own images. Streams for research, test splits of the user, and benchmark sets
+            stay tested only.
         notes: sentences for the user about how the samples were chosen.
     """
 
@@ -216,6 +219,12 @@ class CIFNetDataModule(LightningDataModule):
         self.duplicates: Duplicates | None = duplicates
         self._release()
         self.kind = stream or Disjoint()
+        self.evaluated = self.kind.evaluated(self.source)
+        self.learns_held_out = (
+            self.source.held_out
+            and self.source_name in OWN_IMAGES
+            and isinstance(self.kind, Disjoint)
+        )
         names = self.source.class_names
         if (
             stream is None
@@ -235,19 +244,6 @@ class CIFNetDataModule(LightningDataModule):
                 f"note: classes_per_task {classes_per_task} leaves {len(never)} of {total} that no"
                 f" task learns, the first is '{printable(never[0])}'"
             )
-
-    @property
-    def learns_held_out(self) -> bool:
-        """Whether the held-out samples are learned after the last task.
-
-        So it is with the user's own images. Streams for research, test splits of the user, and
-        benchmark sets stay tested only.
-        """
-        return (
-            self.source.held_out
-            and self.source_name in OWN_IMAGES
-            and isinstance(self.kind, Disjoint)
-        )
 
     # ------------------------------------------------------------------ tasks
 
@@ -420,11 +416,6 @@ class CIFNetDataModule(LightningDataModule):
         counts = np.bincount(labels, minlength=len(self.source.class_names))
         position = self.source.position
         return {name: int(counts[position[name]]) for name in names if name in position}
-
-    @cached_property
-    def evaluated(self) -> pd.Categorical | None:
-        """The domain of each test sample where domains are evaluated one by one, or None."""
-        return self.kind.evaluated(self.source)
 
     def test_rows(self, names: Iterable[str], tasks: int) -> list[np.ndarray]:
         """Return the rows of the test samples of each class.

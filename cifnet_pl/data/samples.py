@@ -113,6 +113,10 @@ class SampleTable:
         rows_by_class = np.split(order, starts)[1:]
         return dict(zip(classes.tolist(), rows_by_class, strict=True))
 
+    def names_of(self, rows: np.ndarray) -> list[str]:
+        """Return the names of the samples of some rows (n,)."""
+        return [self.names[row] for row in rows.tolist()]
+
     # ------------------------------------------------------------------ other sets
 
     def subset(self, rows: np.ndarray) -> SampleTable:
@@ -400,14 +404,14 @@ def classes_of(
         DataError: labels that are missing or neither integers nor texts; one without a name; a name
             that no class can have, or of two classes.
     """
+    if {type(label) for label in labels} - {int, str}:
+        for row, label in enumerate(labels):
+            _check_label(label, row, where)
     cells = np.empty(len(labels), dtype=object)
     cells[:] = labels
-    codes, found = pd.factorize(cells, use_na_sentinel=False)
-    _, first_rows = np.unique(codes, return_index=True)
-    read = []
-    for label, row in zip(found.tolist(), first_rows.tolist(), strict=True):
-        read.append(_label(label, row, where))
-    distinct = sorted(set(read), key=_label_order)
+    codes, found = pd.factorize(cells)
+    read = [class_name(label) if isinstance(label, str) else label for label in found]
+    distinct = sorted(set(read), key=lambda label: (isinstance(label, str), label))
     class_names = []
     for label in distinct:
         if names is None or isinstance(label, str):
@@ -439,16 +443,11 @@ def require_class_names(names: Sequence[str], where: str) -> None:
             )
 
 
-def _label(label: Any, row: int, where: str) -> int | str:
-    """Return a label, a text as the name of a class.
-
-    Raises:
-        DataError: it is missing, or neither an integer nor a text.
-    """
-    if isinstance(label, str):
-        return class_name(label)
-    if isinstance(label, int | np.integer) and not isinstance(label, bool):
-        return int(label)
+def _check_label(label: Any, row: int, where: str) -> None:
+    """Raise DataError where a label is missing, or neither an integer nor a text."""
+    is_number = isinstance(label, int | np.integer) and not isinstance(label, bool)
+    if is_number or isinstance(label, str):
+        return
     if label is None:
         found = "missing"
     else:
@@ -457,8 +456,3 @@ def _label(label: Any, row: int, where: str) -> int | str:
     raise DataError(
         f"{where}: the label in row {row} (counted from 0) is {found}, expected integers or names"
     )
-
-
-def _label_order(label: int | str) -> tuple[bool, int | str]:
-    """Return a key that sorts numbers before texts."""
-    return isinstance(label, str), label
