@@ -19,7 +19,7 @@ HEAD = """# Command line
 `python .ci/command_line.py`.
 
 `cifnet` is short for `python -m cifnet_pl`. Exit codes: 0 success, 1 the run failed, 2 wrong usage,
-130 stopped by Ctrl-C.
+130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 
 

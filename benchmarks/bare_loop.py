@@ -133,7 +133,6 @@ class BareLoop(Callback):
             seconds(lambda: [None for _ in self.loader.decode(batches)])
             for _ in range(3)
         )
-        self.loader.close()
         self.output.write_text(json.dumps(self.seconds))
 
 

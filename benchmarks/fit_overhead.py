@@ -192,10 +192,6 @@ class Rivals(Callback):
             seconds(lambda: list(self.batches(trainer.current_epoch)))
         )
 
-    def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
-        """Stop the workers."""
-        self.loader.close()
-
 
 def fit(
     root: Path, logs: Path, head: str, setup: Setup

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from cifnet_pl.utilities.errors import CifnetError, refusal
 from cifnet_pl.utilities.text import print_text
@@ -31,25 +32,25 @@ def main(args: Sequence[str] | None = None) -> int:
         args: words of the command line, without the program's name; None for those of this process.
 
     Returns:
-        The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted, 141 a closed pipe,
-        as after ``| head``. A fault of the package keeps its traceback.
+        The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted, 143 terminated,
+        141 a closed pipe, as after ``| head``. A fault of the package keeps its traceback.
     """
     words = list(sys.argv[1:] if args is None else args)
     _open_closed_streams()
     try:
-        with _interrupts_reach_main():
+        with _interrupting(signal.SIGINT, signal.default_int_handler):
             _run(words)
             sys.stdout.flush()
     except CifnetError as error:
         print_text(f"cifnet: error: {error}", sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if words[:1] == ["fit"]:
             again = ", with --ckpt_path last to go on where it was"
         else:
             again = ""
         print_text(f"cifnet: {STOPPED}{again}", sys.stderr)
-        return INTERRUPTED
+        return next(iter(error.args), INTERRUPTED)
     except OSError as error:
         sentence = refusal(error)
         of_output = _error_of_output() if error.filename is None else None
@@ -75,7 +76,10 @@ def _run(words: list[str]) -> None:
 
         print(f"cifnet_pl {package_version()}")
     elif words[0] in commands.COMMANDS:
-        commands.run_command(words[0], words[1:])
+        # Lightning and the server of the page have their own ends after SIGTERM.
+        usual = None if words[0] == "serve" else signal.SIG_DFL
+        with _interrupting(signal.SIGTERM, usual):
+            commands.run_command(words[0], words[1:])
     elif words[0] in commands.TRAINER_COMMANDS and commands.topic_of(words[1:]) == (
         True,
         None,
@@ -88,32 +92,34 @@ def _run(words: list[str]) -> None:
 
 
 @contextmanager
-def _interrupts_reach_main() -> Iterator[None]:
-    """Make Ctrl-C end a program at once that is importing; else it raises `KeyboardInterrupt`.
+def _interrupting(number: signal.Signals, usual: Any) -> Iterator[None]:
+    """Make a signal end a program at once that is importing; else it raises `KeyboardInterrupt`.
 
     Compiled modules turn an exception during their setup into an `ImportError`. Their importers
     then go on without them, or fail with an unrelated traceback.
+
+    Args:
+        number: of the signal.
+        usual: handler that it has; where it has another one, that stays.
     """
-    usual = (
-        threading.current_thread() is threading.main_thread()
-    )  # no other thread may set a handler
-    if not usual or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(number) is not usual:
         yield
         return
-    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(number, _interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(number, usual)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os.write(2, f"cifnet: {STOPPED}\n".encode())
-            os._exit(INTERRUPTED)
+            os._exit(128 + number)
         frame = frame.f_back
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(128 + number)
 
 
 def _open_closed_streams() -> None:

@@ -74,7 +74,6 @@ def decoded(images: ImageSet, side: int, classes: list[int]) -> Images:
             for batch in loader.decode(np.array_split(rows, range(64, len(rows), 64)))
         ]
     )
-    loader.close()
     return Images(x, torch.from_numpy(images.labels[rows]))
 
 

@@ -117,7 +117,6 @@ def read_images(
             np.array_split(missing, range(BATCH, len(missing), BATCH))
         ):
             store.collect(batch.row, batch.key, backbone(batch.image))
-        loader.close()
         parts += [store.get(rows).clone(), torch.from_numpy(images.labels)]
     return Images(*parts)
 

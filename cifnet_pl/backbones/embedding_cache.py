@@ -69,7 +69,7 @@ def pipeline_folder(
         image_size: side in pixels.
         crop_ratio: share of the short side that is kept.
         precision: one of Lightning's names.
-        engine: "torch", "compile" or "onnxruntime".
+        engine: "torch" or "onnxruntime".
 
     Raises:
         CifnetError: it cannot be made: the disk is full or not writable.

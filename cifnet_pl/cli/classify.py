@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from cifnet_pl.cli.commands import Engine
-from cifnet_pl.cli.outputs import require_table, writing
+from cifnet_pl.cli.outputs import STANDARD_OUTPUT, require_table, writing
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
@@ -84,13 +84,13 @@ def classify(
         images: images, folders (with all their sub-folders), Zip archives, or patterns in quotes,
             e.g. "trip/**/*.jpg"; for a model that learned embeddings, files of these (.npz,
             .parquet).
-        output: the CSV file.
+        output: the CSV file, or - for the standard output; messages are then on standard error.
         top: number of classes per image.
         gallery: picture (PNG) of up to 24 of the images, drawn at random, with their three most
             probable classes.
         precision: of the backbone: 32-true, bf16-mixed or 16-mixed; null for the one that the model
             was learned in.
-        engine: what runs the backbone: auto, torch, compile (by torch's compiler) or onnxruntime;
+        engine: what runs the backbone: auto, torch or onnxruntime;
             auto is ONNX Runtime on a CPU, torch on a GPU.
         overwrite: whether existing files may be replaced.
         trust: whether custom heads and backbones that a model names may be imported, which runs
@@ -114,10 +114,10 @@ def classify(
         raise UsageError(f"--top is {top}, expected at least 1")
     if precision is not None:
         check_precision(precision)
-    target = expanded(output)
+    target = None if output == STANDARD_OUTPUT else expanded(output)
     picture = expanded(gallery) if gallery else None
     require_table(target)
-    if picture == target:
+    if picture is not None and picture == target:
         raise UsageError("--output and --gallery are the same file: choose two")
     with writing(target, overwrite), writing(picture, overwrite):
         classifier = load(model, engine=engine, trust=trust)
@@ -127,19 +127,30 @@ def classify(
             )
         classifier.precision = precision or classifier.precision
         table = ClassificationTable(classifier, images, top, unknown, coverage)
-        write_atomic(target, table.write)
+        _write(table, target)
         if picture is not None:
             write_gallery(table.gallery(), picture)
     count = number_of(table.classified, classifier.sample)
-    print_text(f"{count} classified in {target}, {table.unreadable} unreadable")
+    stream = sys.stderr if target is None else sys.stdout
+    place = target or "the standard output"
+    print_text(f"{count} classified in {place}, {table.unreadable} unreadable", stream)
     for sentence in table.summary():
-        print_text(sentence)
+        print_text(sentence, stream)
     for note in table.passed_over.notes():
         print_text(note, sys.stderr)
     if picture is not None:
         print_text(
-            f"Gallery of {number_of(len(table.gallery()), 'image')} in {picture}"
+            f"Gallery of {number_of(len(table.gallery()), 'image')} in {picture}",
+            stream,
         )
+
+
+def _write(table: ClassificationTable, target: Path | None) -> None:
+    """Write a table into a file, or to the standard output."""
+    if target is None:
+        table.write(sys.stdout.buffer)
+    else:
+        write_atomic(target, table.write)
 
 
 class GalleryEntry(NamedTuple):

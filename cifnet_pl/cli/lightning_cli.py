@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from jsonargparse import Namespace, set_dumper
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -35,7 +36,7 @@ from cifnet_pl.cli.parsing import (
     choose_backbone,
     with_clean_heads,
 )
-from cifnet_pl.data.datamodule import CIFNetDataModule
+from cifnet_pl.data.datamodule import CLASSES_PER_TASK, CIFNetDataModule
 from cifnet_pl.learning.callbacks import (
     EnergyMonitor,
     PredictionRecord,
@@ -45,6 +46,7 @@ from cifnet_pl.learning.callbacks import (
 )
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.learning.strategy import (
+    become_first_process,
     check_number,
     check_strategy,
     leaving_the_group,
@@ -59,6 +61,7 @@ from cifnet_pl.utilities.files import (
     write_text,
 )
 from cifnet_pl.utilities.plugins import current_folder_importable
+from cifnet_pl.utilities.text import one_line
 
 LOG_FOLDER = "lightning_logs"
 DEFAULT_MODEL = {
@@ -173,6 +176,13 @@ class CIFNetCLI(LightningCLI):
         config["ckpt_path"] = (
             str(self.place.checkpoint) if self.place.checkpoint else None
         )
+        if self.subcommand == "fit":
+            tasks = {
+                name: config.data[name] for name in ("class_order", "initial_classes")
+            }
+            if config.data.classes_per_task != CLASSES_PER_TASK:  # else it was lowered
+                tasks["classes_per_task"] = config.data.classes_per_task
+            runs.check_same_tasks(self.place, tasks)
         if self.place.message and is_first_process():
             print(self.place.message, flush=True)
 
@@ -189,24 +199,35 @@ class CIFNetCLI(LightningCLI):
         configs = [Path(str(path)) for path in config.get("config") or []]
         return runs.place_evaluation(base, config.get("ckpt_path"), configs)
 
-    def before_fit(self) -> None:
-        """Lock the run's folder before anything is computed.
+    def _lock_folder(self) -> Path:
+        """Lock the run's folder before anything is computed; return it.
+
+        A new run takes the next version where another run has just begun in this one.
 
         Raises:
-            UsageError: another run uses it.
+            UsageError: another run goes on in the folder.
             CifnetError: it cannot be written to.
         """
         folder = self.place.folder
-        if is_first_process():  # the one that writes
-            fresh = not folder.exists()
-            self._held.enter_context(runs.experiment_of(folder))
+        if not is_first_process():  # the first one writes
+            return folder
+        fresh = not folder.exists()
+        self._held.enter_context(runs.experiment_of(folder))
+        if not fresh:
             self._held.enter_context(exclusive(folder))
-            if fresh and folder.exists():
-                raise UsageError(
-                    f"another run has just used {folder}: give the command once more"
-                )
-            if fresh:
-                self._held.push(lambda kind, *_: _clear(folder, kind))
+            return folder
+        while not self._takes(folder):
+            folder = runs.next_version(folder)
+        self._held.push(lambda kind, *_: _clear(folder, kind))
+        return folder
+
+    def _takes(self, folder: Path) -> bool:
+        """Lock the folder of a new run; return False where another run has it."""
+        try:
+            self._held.enter_context(exclusive(folder))
+        except UsageError:
+            return False
+        return not folder.exists()
 
     def instantiate_classes(self) -> None:
         """Build everything; raise the package's own errors unchanged."""
@@ -217,7 +238,6 @@ class CIFNetCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers, the table of predictions and the atomic checkpoint writer."""
-        folder = self.place.folder
         # The stored configuration has the number of classes that is learned.
         self._own.data.classes_per_task = self.datamodule.given["classes_per_task"]
         options = self._get(self.config_init, "trainer")
@@ -226,20 +246,12 @@ class CIFNetCLI(LightningCLI):
             Console().is_terminal if bar is None else bar
         )
         self.trainer_defaults["callbacks"] = standard_callbacks(bool(bar))
-        if self.subcommand == "fit":
-            board = TensorBoardLogger(
-                folder.parent.parent,
-                name=folder.parent.name,
-                version=folder.name,
-                default_hp_metric=False,
-            )
-            kwargs["logger"] = [board, *_as_list(options.get("logger"))]
-        elif self.subcommand == "predict":
-            self.trainer_defaults["callbacks"].append(PredictionTable(folder))
+        if self.subcommand == "predict":
+            predictions = PredictionTable(self.place.folder)
+            self.trainer_defaults["callbacks"].append(predictions)
         if options.get("default_root_dir") is None:
-            kwargs["default_root_dir"] = str(
-                folder.parent
-            )  # where Lightning puts checkpoints that SLURM asks for
+            # Where Lightning puts checkpoints that SLURM asks for.
+            kwargs["default_root_dir"] = str(self.place.folder.parent)
         plugins = [*_as_list(options.get("plugins")), AtomicCheckpointIO()]
         if is_alone_in_slurm_job():
             plugins.append(LightningEnvironment())
@@ -249,6 +261,17 @@ class CIFNetCLI(LightningCLI):
         with explained(UsageError, "the options of trainer do not fit", *wrong):
             trainer = super().instantiate_trainer(**kwargs)
         check_number(trainer)
+        if trainer.world_size == 1:
+            become_first_process()
+        if self.subcommand == "fit":
+            folder = self._lock_folder()
+            board = TensorBoardLogger(
+                folder.parent.parent,
+                name=folder.parent.name,
+                version=folder.name,
+                default_hp_metric=False,
+            )
+            trainer.loggers = [board, *trainer.loggers]
         # The user's callbacks come after those that measure; checkpoints stay last.
         cast(Any, trainer).callbacks.sort(
             key=lambda callback: (
@@ -314,6 +337,8 @@ def run(args: list[str]) -> None:
         args = [args[0], "--model.help", "CIFNetModule"]
     quieten()
     set_dumper("yaml", dump_yaml)
+    if "MASTER_PORT" not in os.environ and not SLURMEnvironment.detect():
+        become_first_process()  # whoever starts several processes says where they meet
     register_strategy()
     try:
         with run_errors(), leaving_the_group():
@@ -367,9 +392,16 @@ WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 @contextmanager
 def run_errors() -> Iterator[None]:
-    """Within the block, raise CifnetError where a process is lost or a file cannot be written."""
+    """Within the block, raise CifnetError where a process is lost or a file cannot be written.
+
+    So, too, where Lightning refuses an option, which it may do at any moment.
+    """
     try:
         yield
+    except MisconfigurationException as error:
+        raise UsageError(
+            f"the options of trainer do not fit: {one_line(error)}"
+        ) from error
     except RuntimeError as error:
         if not any(sign in str(error) for sign in LOST_PROCESS_SIGNS):
             raise

@@ -13,6 +13,9 @@ from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import next_command, print_text, printable
 
+STANDARD_OUTPUT = "-"
+"""Name of the standard output, where a command writes one table."""
+
 OutputKind = Literal["file", "folder", "bundle"]
 
 
@@ -33,6 +36,8 @@ def writing(
     if target is None:
         yield
         return
+    if str(target) == STANDARD_OUTPUT:
+        raise UsageError(f"--output - is for a table: choose a {kind} with a name")
     if kind != "bundle":
         require_kind(target, kind)
     with exclusive(target):
@@ -76,11 +81,13 @@ OTHER_ENDINGS = (".ckpt", ".json", ".npz", ".onnx", ".parquet", ".safetensors", 
 """Endings of models, and of images and embeddings in one file."""
 
 
-def require_table(target: Path) -> None:
+def require_table(target: Path | None) -> None:
     """Check that the output of a table may be written; UsageError for another file's name, too.
 
     With the options in the wrong order, an image or a part of a model would be replaced.
     """
+    if target is None:
+        return
     named = None
     if is_image(target):
         named = "an image"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -66,13 +66,6 @@ CLASSES_PER_TASK = 10
 """Classes of a task by default."""
 
 
-class LoaderAhead(NamedTuple):
-    """A task whose first images are being decoded already, and its batches."""
-
-    task: int
-    loader: StoredLoader
-
-
 class CIFNetDataModule(LightningDataModule):
     """Feed task k in epoch k; evaluate on the test images of all classes seen so far.
 
@@ -96,8 +89,8 @@ class CIFNetDataModule(LightningDataModule):
             size and crop.
         batch_size: images per process and batch; null for 64, and for up to 256 where a frozen
             backbone embeds on a GPU. The result depends on it only in trained methods.
-        num_workers: decoding threads of each process that embeds, or null to share out the cores,
-            at most 16 each.
+        num_workers: threads (with a GPU: processes) that decode for each process that embeds, or
+            null to share out the cores, at most 16 each.
         val_fraction: share of each class held out where the source has no test split.
         split_seed: seed of that split.
         tune: share of each class's training images to measure accuracies on in place of the test
@@ -207,7 +200,6 @@ class CIFNetDataModule(LightningDataModule):
             duplicates = "leave_out"
         self.duplicates: Duplicates | None = duplicates
         self.skipped: list[str] = []
-        self._ahead: LoaderAhead | None = None
         self._labels = torch.zeros(0, dtype=torch.int64)
         if (
             stream is None
@@ -516,8 +508,12 @@ class CIFNetDataModule(LightningDataModule):
 
     # ------------------------------------------------------------------ loaders
 
-    def training_batches(self, task: int) -> StoredLoader:
-        """Return this process's exact share of a task; stored embeddings come in like batches."""
+    def train_dataloader(self) -> StoredLoader:
+        """Return this process's exact share of the current task.
+
+        Stored embeddings come in like batches.
+        """
+        task = self.task
         samples = self.source.train
         cache = self._train_cache
         size = self._loader_batch
@@ -525,7 +521,6 @@ class CIFNetDataModule(LightningDataModule):
             # Embeddings take little memory, and a Gram matrix is faster over many of them.
             size = max(size, EMBEDDED_BATCH)
         plan: list[PlannedBatch] = []
-        missing = False
         orders = self.learner.passes(self.task_rows(task), task)
         for order in orders:
             for rows in shard_batches(order, size, *rank_and_world()):
@@ -534,29 +529,11 @@ class CIFNetDataModule(LightningDataModule):
                     store = samples
                 elif cache is not None and cache.known(rows).all():
                     store = cache
-                missing = missing or store is None
                 plan.append(PlannedBatch(rows, store))
         loader = None
         if isinstance(samples, ImageSet):
             loader = self._train_images
-        batches = StoredLoader(samples, plan, loader, learned=True)
-        if missing:
-            batches.begin()
-        return batches
-
-    def begin_task(self, task: int) -> None:
-        """Let threads decode the first images of ``task`` while another one is solved."""
-        if isinstance(self.source.train, ImageSet):
-            batches = self.training_batches(task)
-            self._ahead = LoaderAhead(task, batches)
-
-    def train_dataloader(self) -> StoredLoader:
-        """Return this process's share of the current task."""
-        ahead = self._ahead
-        self._ahead = None
-        if ahead is not None and ahead.task == self.task:
-            return ahead.loader
-        return self.training_batches(self.task)
+        return StoredLoader(samples, plan, loader, learned=True)
 
     def val_dataloader(self) -> StoredLoader:
         """Return the test samples of all classes learned.
@@ -699,7 +676,7 @@ class CIFNetDataModule(LightningDataModule):
         return self._labels
 
     def teardown(self, stage: str) -> None:
-        """Report skipped images, stop the threads, and drop everything of this learner."""
+        """Report skipped images, and drop everything of this learner."""
         skipped_rows = of_all_processes(self.skipped)
         skipped = list(dict.fromkeys(chain.from_iterable(skipped_rows)))
         if skipped:
@@ -715,13 +692,10 @@ class CIFNetDataModule(LightningDataModule):
     def _release(self) -> None:
         self.skipped = []
         self._labels = torch.zeros(0, dtype=torch.int64)
-        self._ahead = None
         self.plan.left_out = None
         self.plan.untested = None
         for name in CACHED:
-            value = self.__dict__.pop(name, None)
-            if isinstance(value, ImageLoader):
-                value.close()
+            self.__dict__.pop(name, None)
 
 
 DEFAULT_BATCH = 64

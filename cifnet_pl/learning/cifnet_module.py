@@ -24,7 +24,6 @@ from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import (
     TaskModule,
     explaining_full_memory,
-    no_images,
 )
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
@@ -81,7 +80,7 @@ class CIFNetModule(TaskModule):
         download: whether missing weights may be downloaded.
         calibrate: whether to set the head's temperature after each task, from the leave-one-out
             scores of the buffer's samples (:mod:`cifnet_pl.heads.confidence`); needs a buffer.
-        engine: what runs the backbone: torch, compile (by torch's compiler), onnxruntime, or auto
+        engine: what runs the backbone: torch, onnxruntime, or auto
             for ONNX Runtime on a CPU where the backbone can be exported, and torch elsewhere
             (:mod:`cifnet_pl.backbones.engines`).
 
@@ -232,12 +231,6 @@ class CIFNetModule(TaskModule):
         Raises:
             DataError: a class of which no image could be learned.
         """
-        self.data.begin_task(len(self.learned_tasks))
-        self.model.add_up(self.sum_over_processes)
-        counts = self.head.class_counts()
-        for label, count in counts.items():
-            if not count:
-                raise no_images(self.class_names[label])
         for local in of_all_processes(self._groups):
             for keys, groups in local:
                 self.calibration.add_given_groups(keys, groups)
@@ -249,7 +242,7 @@ class CIFNetModule(TaskModule):
             row.samples = sum(part.samples for part in parts)
             row.correct = sum(part.correct for part in parts)
             self.record.prequential.append(row)
-        self.model.finish_task()
+        self.model.finish_task(self.sum_over_processes)
         message = self.model.ridge_message()
         if message is not None and not self._ridge_message_shown:
             rank_zero_info(message)
@@ -334,10 +327,7 @@ class CIFNetModule(TaskModule):
             "buffer_settings": buffer,
             "decision_rule": self.head.decision_rule,
             "groups": self.calibration.estimate_kind,
-            "loo_accuracy": self.calibration.loo_accuracy,
-            "loo_accuracy_interval": self.calibration.loo_interval,
-            "new_group_accuracy": self.calibration.new_group_accuracy,
-            "new_group_accuracy_interval": self.calibration.new_group_interval,
+            **self.calibration.describe(),
         }
 
     # ------------------------------------------------------------------ checkpoints

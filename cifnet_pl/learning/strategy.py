@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators.cpu import CPUAccelerator
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.utilities import rank_zero_only
 
 from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.files import RANKS
 
 
 class StatisticsDDPStrategy(DDPStrategy):
@@ -67,12 +70,26 @@ def leaving_the_group() -> Iterator[None]:
             distributed.destroy_process_group()
 
 
+def become_first_process() -> None:
+    """Forget the ranks that another program left in the environment: this run is one process."""
+    for name in RANKS:
+        os.environ.pop(name, None)
+    cast(Any, rank_zero_only).rank = 0
+
+
 def check_number(trainer: Trainer) -> None:
     """Check the number of processes.
 
     Raises:
-        UsageError: the Trainer expects another number than torchrun started.
+        UsageError: the Trainer expects another number than torchrun started, or more processes on
+            this machine than it has cores.
     """
+    cores = os.cpu_count() or 1
+    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > cores:
+        raise UsageError(
+            f"--trainer.devices is {trainer.num_devices}, this machine has {cores} cores: give at"
+            " most that many"
+        )
     started = int(os.environ.get("WORLD_SIZE") or 1)
     expected = trainer.num_devices * trainer.num_nodes
     if TorchElasticEnvironment.detect() and started != expected:

@@ -20,8 +20,8 @@ from cifnet_pl.backbones.embedding_cache import EmbeddingCache, log, pipeline_fo
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.sets import FileSet, Source
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.base import NOVELTY_RIDGE, to_probabilities
-from cifnet_pl.heads.confidence import fit_probabilities
+from cifnet_pl.heads.base import NOVELTY_RIDGE
+from cifnet_pl.heads.probabilities import fit_probabilities, to_probabilities
 from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
@@ -29,17 +29,8 @@ MAX_NUMBERED_CLASSES = 30
 
 MAX_LABEL_LENGTH = 24
 
-LARGE_MATRIX_INCHES = 15.0
-"""Larger matrices are drawn with fewer dots per inch: 30 inches at 130 dots take 60 MB."""
-
-MAX_TICKS = 10
-"""Tasks that the axis of classes seen names."""
-
 MAX_NUMBERED_TASKS = 16
 """Up to this number of tasks every cell of the accuracy matrix has its number."""
-
-TASK_NUMBER_POINTS = 10.5
-"""Font size of these numbers: legible where the figure is half a page wide."""
 
 
 @dataclass(frozen=True)
@@ -190,11 +181,7 @@ def _matrix_axes(labels: Sequence[str], cell: CellSize) -> tuple[Figure, Axes, A
     side = max(1.6, cells)
     width = margin + side + 1.2
     height = margin + side + 0.5
-    if side < LARGE_MATRIX_INCHES:
-        dpi = 130
-    else:
-        dpi = 100
-    figure = Figure(figsize=(width, height), dpi=dpi)
+    figure = Figure(figsize=(width, height), dpi=130)
     place = (margin / width, margin / height, side / width, side / height)
     axes = figure.add_axes(place)
     bar_height = min(side, 4.0)
@@ -223,7 +210,12 @@ def _write_percentages(axes: Axes, percent: np.ndarray, points: float) -> None:
 
 
 def _write_number(
-    axes: Axes, x: float, y: float, value: float, colour: str, points: float
+    axes: Axes,
+    x: float,
+    y: float,
+    value: float,
+    colour: str,
+    points: float | None = None,
 ) -> None:
     """Write a number without decimals in the middle of a cell."""
     text = f"{value:.0f}"
@@ -327,8 +319,7 @@ def draw_trajectory(
     upper.grid(alpha=0.3)
     upper.legend()
     _draw_accuracy_matrix(lower, colour_axes, matrix)
-    upper.xaxis.set_major_locator(FixedLocator(classes_seen, nbins=MAX_TICKS))
-    for axis in (lower.xaxis, lower.yaxis):
+    for axis in (upper.xaxis, lower.xaxis, lower.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
@@ -359,5 +350,5 @@ def _draw_accuracy_matrix(
             else:
                 colour = "white"
             accuracy = grid[k, j]
-            _write_number(axes, j + 1, k + 1, accuracy, colour, TASK_NUMBER_POINTS)
+            _write_number(axes, j + 1, k + 1, accuracy, colour)
     axes.figure.colorbar(image, cax=colour_axes, label="accuracy (%)")

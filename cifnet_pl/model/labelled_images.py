@@ -26,8 +26,12 @@ from cifnet_pl.images.duplicates import Duplicates, Repeats
 from cifnet_pl.images.files import listing, require_folder
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
 from cifnet_pl.images.names import PassedOver
-from cifnet_pl.images.reader import DecodedBatch, decode_images, decoding_batch_size
-from cifnet_pl.images.slices import LEFT_OUT
+from cifnet_pl.images.reader import (
+    LEFT_OUT,
+    DecodedBatch,
+    decode_images,
+    decoding_batch_size,
+)
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import expanded
@@ -185,7 +189,9 @@ class LabelledImages:
         files = []
         for row in range(len(self.files)):
             files.append(self.path(row))
-        batches = decode_images(files, model.image_size, model.crop_ratio, look, skip)
+        batches = decode_images(
+            files, model.image_size, model.crop_ratio, look, skip, model.device.type
+        )
         if progress:
             size = decoding_batch_size(model.image_size)
             total = -(-len(files) // size)

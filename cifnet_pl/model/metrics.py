@@ -169,6 +169,7 @@ def top_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------------- calibration error
 
 ECE_BINS = 15
+"""Bins of equal width, as in Guo et al. (2017)."""
 
 
 def confidence_bins(confidence: Tensor, correct: Tensor) -> Tensor:

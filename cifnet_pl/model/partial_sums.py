@@ -269,7 +269,11 @@ def _read_header(path: Path) -> SumsRecord:
         safetensors.safe_open(path, framework="pt") as stored,
     ):
         content = json.loads(stored.metadata()[METADATA_KEY])
-    return parse(SumsRecord, content, str(path))
+    header = parse(SumsRecord, content, str(path))
+    whole = [shard.start < shard.stop <= shard.total for shard in header.shards]
+    if not whole or not all(whole):
+        raise CheckpointError(f"{path} is damaged: its shards are not parts of a set")
+    return header
 
 
 @dataclass(frozen=True)

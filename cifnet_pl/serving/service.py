@@ -49,7 +49,6 @@ from cifnet_pl.serving.messages import (
 )
 from cifnet_pl.serving.workspace import Change, Version, Workspace, is_undamaged
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from cifnet_pl.utilities.memory import give_back_freed_memory
 from cifnet_pl.utilities.text import printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
@@ -331,7 +330,6 @@ class Service:
             refusal = RequestError(500, messages.FAILED)
         finally:
             self.gallery.request_update()
-            give_back_freed_memory()
         raise refusal  # outside, as a job must not keep the models of the error's frames
 
     def _report(self, done: int, total: int) -> None:

@@ -85,7 +85,7 @@ class RidgeSystem:
             self.spread = self.spread * self.factors
 
     def _penalty(self) -> Tensor:
-        """Return the penalty (p,) of each feature, relative to λ."""
+        """Return the penalty (p,) of each feature, relative to λ: ``D = ½(1 + diag(S)/mean)``."""
         between = self.spread.square().sum(dim=0)
         variance = (self.gram.diagonal() - between).clamp_min(0)
         smallest = torch.finfo(variance.dtype).tiny
@@ -205,8 +205,9 @@ class LearnedRows:
     def discriminant(self, groups: Tensor | None) -> Tensor:
         """Return (m, C) scores of the discriminant without each row's group.
 
-        μ, from which rows are measured, and df stay those of all rows, as λ does. μ moves the
-        scores of all classes alike.
+        ``½ (df/n_c + n‖z − μ‖² − n‖z − μ_c‖²)``, with n, n_c and the distances of the rows that
+        are left. μ and df stay those of all rows, as λ and D do. μ moves the scores of all classes
+        alike.
 
         Args:
             groups: (m,) int64 group of each row; None where each is its own.

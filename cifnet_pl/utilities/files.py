@@ -375,13 +375,16 @@ def sync_folder(folder: Path) -> None:
 T = TypeVar("T")
 
 
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
+"""Environment variables of launchers, which number the processes of a run."""
+
+
 def is_first_process() -> bool:
     """Return whether this process writes for the whole run, as its launcher's variables say.
 
     They are read at every call.
     """
-    ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
-    ranks_of_process = [os.environ.get(name, "0") in ("", "0") for name in ranks]
+    ranks_of_process = [os.environ.get(name, "0") in ("", "0") for name in RANKS]
     return all(ranks_of_process)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import read_yaml
@@ -129,6 +130,39 @@ def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
             folder, None, f"{folder} has no checkpoint yet: starting with task 1"
         )
     return RunChoice(folder, folder / CHECKPOINT)
+
+
+def next_version(folder: Path) -> Path:
+    """Return the path of the version after a run's folder.
+
+    Example:
+        >>> next_version(Path("runs/version_1")).name
+        'version_2'
+    """
+    number = int(folder.name.removeprefix("version_"))
+    return folder.with_name(f"version_{number + 1}")
+
+
+def check_same_tasks(place: RunChoice, tasks: Mapping[str, Any]) -> None:
+    """Check that a run goes on with the same tasks.
+
+    Args:
+        place: where it goes on; nothing is checked for a new run.
+        tasks: options of the data that divide the classes into tasks.
+
+    Raises:
+        UsageError: the run in the folder has others.
+    """
+    file = place.folder / "config.yaml"
+    if place.checkpoint is None or not file.is_file():
+        return
+    before = read_yaml(file).get("data", {})
+    for name, value in tasks.items():
+        if name in before and before[name] != value:
+            raise UsageError(
+                f"the run in {place.folder} has --data.{name} {before[name]}, not {value}, which is"
+                " another experiment: leave --ckpt_path out, or give the same value"
+            )
 
 
 def place_evaluation(

@@ -362,7 +362,6 @@ def unreadable(images: Any) -> set[str]:
     assert isinstance(images, ImageSet)
     loader = ImageLoader(images, 4, 1.0, 1)
     reasons = list(loader.unreadable())
-    loader.close()
     places = [images.place(row) for row in range(len(images))]
     return {place for place in places for reason in reasons if reason.startswith(place)}
 

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.sets import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import held_out, held_out_together
-from cifnet_pl.images.image import DATE_TAKEN_TAG, EXIF_PART
 from cifnet_pl.images.reader import look_at_image, look_at_images
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import BUFFER, learned, make_images
@@ -22,11 +21,15 @@ from tests.images.test_duplicates import scene, shelf
 START = datetime(2025, 5, 3, 10, 0, 0)
 
 
-def image(path: Path, taken: datetime | None = None, tag: int = DATE_TAKEN_TAG) -> None:
+def image(
+    path: Path, taken: datetime | None = None, tag: int = ExifTags.Base.DateTimeOriginal
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     exif = Image.Exif()
     if taken is not None:
-        part = exif.get_ifd(EXIF_PART) if tag == DATE_TAKEN_TAG else exif
+        part = (
+            exif.get_ifd(ExifTags.IFD.Exif) if tag != ExifTags.Base.DateTime else exif
+        )
         part[tag] = taken.strftime("%Y:%m:%d %H:%M:%S")
     Image.new("RGB", (8, 8)).save(path, exif=exif)
 

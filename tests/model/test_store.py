@@ -484,7 +484,7 @@ def rewritten(
 
 
 CHECKPOINTS = [
-    (lambda c: c.pop("cifnet"), "cifnet"),
+    (lambda c: c.pop("cifnet"), "no checkpoint of a run"),
     (lambda c: c["cifnet"]["model"].pop("images"), "images"),
     (lambda c: c["cifnet"].update(under_way=True), "middle of a task"),
     (

@@ -1,0 +1,129 @@
+"""What people meet: ranks left in the environment, runs at the same time, and signals."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.utilities import rank_zero_only
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.cli.classify import ClassificationTable
+from cifnet_pl.utilities.files import RANKS, exclusive
+from tests.cli.test_evaluate import bundle
+from tests.command_line import assert_ends, fit, learned, make_images
+
+ONE_TASK = ("--data.max_tasks", "1")
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"RANK": "3"},
+        {"LOCAL_RANK": "1"},
+        {"SLURM_PROCID": "2"},
+        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "2222"},
+        {"NODE_RANK": "1"},
+    ],
+    ids=str,
+)
+def test_one_process_is_the_first_whatever_rank_is_left(left, tmp_path, monkeypatch):
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in left.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rank_zero_only, "rank", 1, raising=False)
+    folder = learned(tmp_path, *ONE_TASK)
+    assert {"summary.json", "config.yaml"} <= set(os.listdir(folder))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--trainer.accumulate_grad_batches", "4"], "accumulate_grad_batches=4"),
+        (["--trainer.gradient_clip_val", "1"], "gradient_clip_val"),
+        (["--trainer.devices", "99", "--trainer.accelerator", "cpu"], "cores"),
+        (["--trainer.limit_val_batches", "0"], "nothing is evaluated"),
+        (["--trainer.devices", "0", "--trainer.accelerator", "cpu"], "devices"),
+    ],
+    ids=str,
+)
+def test_options_that_lightning_refuses_are_one_sentence(
+    options, sentence, tmp_path, capsys
+):
+    assert_ends(fit(tmp_path, *options), 2, sentence, capsys)
+    assert not list(tmp_path.rglob("version_*"))
+
+
+def test_no_time_to_learn_is_said(tmp_path, capsys):
+    limit = ["--trainer.max_time", "00:00:00:00"]
+    assert_ends(fit(tmp_path, *limit), 0, "Nothing was learned", capsys)
+
+
+def test_a_run_takes_the_next_version_that_is_free(tmp_path):
+    base = tmp_path / "default"
+    base.mkdir()
+    with exclusive(base / "version_0"), exclusive(base / "version_1"):
+        learned(tmp_path, *ONE_TASK, version=2)
+    assert (base / "version_2" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--data.classes_per_task", "5"),
+        ("--data.class_order", "7"),
+        ("--data.initial_classes", "4"),
+    ],
+)
+def test_a_run_goes_on_with_the_same_tasks_only(option, tmp_path, capsys):
+    folder = learned(tmp_path, *ONE_TASK)
+    before = (folder / "config.yaml").read_text()
+    code = fit(tmp_path, "--ckpt_path", "last", *option)
+    assert_ends(code, 2, "which is another experiment", capsys)
+    assert (folder / "config.yaml").read_text() == before
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    images = make_images(tmp_path / "images", ["ant", "bee"], 6)
+    bundle(tmp_path / "model", images, ["ant", "bee"], 6)
+    return tmp_path / "model"
+
+
+def options_of(model: Path, output: object) -> list[str]:
+    images = str(model.parent / "images")
+    return ["--model", str(model), "--images", images, "--output", str(output)]
+
+
+def test_classify_writes_to_the_standard_output(model, tmp_path, capfd):
+    assert main(["classify", *options_of(model, tmp_path / "out.csv")]) == 0
+    capfd.readouterr()
+    assert main(["classify", *options_of(model, "-")]) == 0
+    shown = capfd.readouterr()
+    assert shown.out.encode() == (tmp_path / "out.csv").read_bytes()
+    assert "12 images classified in the standard output" in shown.err
+    assert not Path("-").exists()
+
+
+def test_other_commands_refuse_the_standard_output(model, capsys):
+    for name in ("evaluate", "extend", "audit"):
+        code = main([name, *options_of(model, "-")])
+        assert_ends(code, 2, "--output - is for a table", capsys)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing_behind(model, tmp_path, monkeypatch, capsys, number):
+    if signal.getsignal(number) not in (signal.default_int_handler, signal.SIG_DFL):
+        pytest.skip("the test runner handles this signal")
+    row = ClassificationTable._row
+
+    def killed(table, prediction):
+        os.kill(os.getpid(), number)
+        return row(table, prediction)
+
+    monkeypatch.setattr(ClassificationTable, "_row", killed)
+    before = sorted(tmp_path.iterdir())
+    assert main(["classify", *options_of(model, tmp_path / "out.csv")]) == 128 + number
+    assert "stopped; no file is left half written" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
