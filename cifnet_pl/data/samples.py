@@ -31,7 +31,7 @@ from cifnet_pl.utilities.text import first_line, listed, printable
 
 
 @dataclass(eq=False)
-class Samples:
+class SampleTable:
     """Labelled samples: a table with a row for each, and what reads one.
 
     Args:
@@ -120,14 +120,14 @@ class Samples:
 
     # ------------------------------------------------------------------ other sets
 
-    def subset(self, rows: np.ndarray) -> Samples:
+    def subset(self, rows: np.ndarray) -> SampleTable:
         """Return the samples of some rows, with their hashes as far as they are known."""
         table = self.table.iloc[rows].reset_index(drop=True)
         if not len(rows):
             return replace(self, table=table, hash_of=np.zeros(0, dtype=np.int64))
         return replace(self, table=table, hash_of=self.hash_of[rows])
 
-    def with_columns(self, **columns: Any) -> Samples:
+    def with_columns(self, **columns: Any) -> SampleTable:
         """Return the samples with other columns; their hashes are shared."""
         return replace(self, table=self.table.assign(**columns))
 
@@ -252,7 +252,7 @@ class Samples:
             return ()
 
 
-def labelled(samples: Samples) -> tuple[list[str], Samples]:
+def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     """Return the names of the classes, and the samples with positions in them as labels.
 
     Raises:
@@ -263,7 +263,7 @@ def labelled(samples: Samples) -> tuple[list[str], Samples]:
     return class_names, samples.with_columns(label=labels)
 
 
-def joined(parts: Sequence[Samples]) -> Samples:
+def joined(parts: Sequence[SampleTable]) -> SampleTable:
     """Join samples to learn and, if there is a second part, samples to test with.
 
     Args:
@@ -305,8 +305,8 @@ class Source:
     """
 
     class_names: list[str]
-    train: Samples
-    val: Samples
+    train: SampleTable
+    val: SampleTable
     notes: tuple[str, ...] = ()
     held_out: bool = False
 
