@@ -52,9 +52,9 @@ from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import (
     TaskModule,
     explaining_full_memory,
-    no_images,
 )
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.task_learner import no_images
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,

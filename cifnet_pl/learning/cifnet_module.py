@@ -24,7 +24,6 @@ from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import (
     TaskModule,
     explaining_full_memory,
-    no_images,
 )
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
@@ -233,11 +232,6 @@ class CIFNetModule(TaskModule):
         Raises:
             DataError: a class of which no image could be learned.
         """
-        self.model.add_up(self.sum_over_processes)
-        counts = self.head.class_counts()
-        for label, count in counts.items():
-            if not count:
-                raise no_images(self.class_names[label])
         for local in of_all_processes(self._groups):
             for keys, groups in local:
                 self.calibration.add_given_groups(keys, groups)
@@ -249,7 +243,7 @@ class CIFNetModule(TaskModule):
             row.samples = sum(part.samples for part in parts)
             row.correct = sum(part.correct for part in parts)
             self.record.prequential.append(row)
-        self.model.finish_task()
+        self.model.finish_task(self.sum_over_processes)
         message = self.model.ridge_message()
         if message is not None and not self._ridge_message_shown:
             rank_zero_info(message)

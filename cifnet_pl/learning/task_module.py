@@ -29,7 +29,7 @@ from cifnet_pl.learning.run_state import (
 from cifnet_pl.model.bundle import FORMAT
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.task_evaluation import TaskEvaluation
-from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.plugins import (
     code_hash,
@@ -52,14 +52,6 @@ def explaining_full_memory(batch_size: int) -> Iterator[None]:
         raise CifnetError(
             f"the GPU's memory is full: set a smaller --data.batch_size (now {batch_size})"
         ) from error
-
-
-def no_images(name: str) -> DataError:
-    """Return the error of a class of which no image was learned."""
-    return DataError(
-        f"no image of class '{name}' was learned: none could be read, or trainer options limit the"
-        " batches"
-    )
 
 
 class TaskModule(LightningModule):
