@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -394,16 +393,12 @@ def forecast(share: float, groups: int) -> Interval:
         share: of predictions that are right, 0 to 1.
         groups: number of groups that they are of.
     """
-    from scipy.special import betaln  # scipy.stats has it too, but takes long to import
+    from scipy.stats import betabinom  # imported here: to classify needs none of it
 
     hits = share * groups + 0.5
     misses = (1 - share) * groups + 0.5
-    right = np.arange(groups + 1)
-    ways = -np.log(groups + 1) - betaln(groups - right + 1, right + 1)
-    log_share = ways + betaln(right + hits, groups - right + misses)
-    cumulative = np.exp(log_share - betaln(hits, misses)).cumsum()
-    low, high = np.searchsorted(cumulative, [0.025, 0.975]).tolist()
-    return Interval(100 * low / groups, 100 * min(high, groups) / groups)
+    low, high = betabinom(groups, hits, misses).ppf([0.025, 0.975]).tolist()
+    return Interval(100 * low / groups, 100 * high / groups)
 
 
 def of_groups(estimate: Estimate | None, groups: Tensor | None) -> Estimate | None:
