@@ -215,6 +215,21 @@ class Classifier(TaskLearner):
             sentences.insert(0, f"Decision rule: {self.head.decision_rule}")
         return sentences
 
+    def ridge_message(self) -> str | None:
+        """Return a message where generalised cross-validation chose the upper edge of its range."""
+        ridges = [
+            choice.ridge
+            for choice in self.head.ridge_choices()
+            if choice.position == "largest"
+        ]
+        if not ridges:
+            return None
+        return (
+            "note: the images are too few, or nothing in them separates their classes: add"
+            " images, and check that they are in the right folders (the ridge is at the upper"
+            f" edge of its range, {max(ridges):.3g})"
+        )
+
     def state_elements(self) -> dict[str, int]:
         """Count the elements kept between tasks: the head's by component, and the buffer's."""
         elements = dict(self.head.state_elements())
@@ -419,10 +434,10 @@ class Classifier(TaskLearner):
     def _classify_embeddings(
         self, file: Path, top: int, predictor: OpenSetPredictor
     ) -> Iterator[Prediction]:
-        samples = open_table(file).unlabelled()
+        samples = open_table(file).samples(labels=None)
         for rows in pieces(np.arange(len(samples)), EMBEDDED_BATCH):
             names = [samples.names[row] for row in rows.tolist()]
-            places = [Path(f"{samples.file}#{name}") for name in names]
+            places = [Path(f"{file}#{name}") for name in names]
             z = samples.get(rows).to(self.device)
             yield from self._predict(z, places, top, predictor)
 

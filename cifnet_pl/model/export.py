@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones.onnx_graphs import exclusive_export
 from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
-from cifnet_pl.heads.confidence import to_probabilities
+from cifnet_pl.heads.probabilities import to_probabilities
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.utilities.errors import CifnetError, explained

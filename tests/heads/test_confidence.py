@@ -32,10 +32,9 @@ from cifnet_pl.heads.confidence import (
     PredictionSets,
     ReferenceScores,
     calibrate,
-    fit_probabilities,
     novelty_reference,
-    to_probabilities,
 )
+from cifnet_pl.heads.probabilities import fit_probabilities, to_probabilities
 from cifnet_pl.statistics import RidgeFactor
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
 from tests.command_line import BUFFER, assert_ends, checkpoint, fit, learned

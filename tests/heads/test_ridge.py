@@ -21,11 +21,8 @@ from torch import Tensor
 import cifnet_pl
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.confidence import (
-    CalibrationSamples,
-    calibrate,
-    to_probabilities,
-)
+from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
+from cifnet_pl.heads.probabilities import to_probabilities
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.testing import difference, halves, learn, queries, stream

@@ -691,7 +691,6 @@ HOSTILE = {
     "loops are gone": lambda c: c.pop("loops"),
     "record is empty": lambda c: c["cifnet"].update(record={}),
     "rows are gone": lambda c: c["cifnet"]["record"].update(rows=[]),
-    "label of no class": _state("head.labels", torch.arange(5, 11)),
     "foreign tensor": _state("head.foreign", torch.rand(3)),
     "weights of another shape": _state("head.cohorts.0.weights", torch.rand(3, 3, 3)),
     "weights are gone": lambda c: c["state_dict"].pop("head.cohorts.0.weights"),

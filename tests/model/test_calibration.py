@@ -14,8 +14,8 @@ from cifnet_pl.heads.confidence import (
     CalibrationSamples,
     PredictionSets,
     ReferenceScores,
-    fit_probabilities,
 )
+from cifnet_pl.heads.probabilities import fit_probabilities
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UsageError
