@@ -47,8 +47,8 @@ class Calibration(GrowingModule):
         kind: () int64, position in :data:`Kind`.
         groups: (n,) int64, equal for buffer samples of one group, in the buffer's order; empty if
             not known.
-        accuracy: (2,) float64 leave-one-out accuracy and accuracy on new groups, in percent; negative
-            where not known.
+        accuracy: (2,) float64 leave-one-out accuracy and accuracy on new groups, in percent;
+            negative where not known.
         interval: (2, 2) float64 95 % interval of each, lower and upper end.
         given_key: (l,) int64 content hashes of learned images of which the user gave the group.
         given: (l,) int64 their groups.
