@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple, Protocol, cast
@@ -111,18 +111,29 @@ class ImageLoader:
         self._crop_ratio = crop_ratio
         self._workers = workers
         self._device = device
+        self._begun: list[Generator[ImageBatch, None, None]] = []
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
-        """Yield decoded batches.
+        """Return an iterator of decoded batches.
 
         Args:
             batches: positions of the images of each batch.
         """
-        lists = [batch.tolist() for batch in batches]
+        begun = self._decode([batch.tolist() for batch in batches])
+        self._begun.append(begun)
+        return begun
+
+    def _decode(self, batches: list[list[int]]) -> Generator[ImageBatch, None, None]:
         for rows, batch in read_batches(
-            lists, self._read, self._size, self._workers, self._device
+            batches, self._read, self._size, self._workers, self._device
         ):
             yield self._batch(rows, batch)
+
+    def close(self) -> None:
+        """End the threads of iterators that were not run through, as after an error."""
+        for begun in self._begun:
+            begun.close()
+        self._begun.clear()
 
     def _read(self, row: int) -> ReadImage:
         """Decode an image; return its content hash, too, or why it cannot be read."""

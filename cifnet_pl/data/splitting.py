@@ -161,7 +161,10 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
     check_that(0 < fraction < 1, "--data.tune", fraction, expected)
     # A seed of its own: the same one would choose the samples that a source holds out from those
     # that it left.
-    held = held_out_rows(source.train, fraction, seed + 1)
+    by = ["label"]
+    if "domain" in source.train.table:
+        by.append("domain")
+    held = held_out_rows(source.train, fraction, seed + 1, by)
     train = source.train.subset(np.flatnonzero(~held))
     val = source.train.subset(np.flatnonzero(held))
     return Source(source.class_names, train, val)
