@@ -26,7 +26,7 @@ from cifnet_pl.utilities.run_folders import images_of_run
 from cifnet_pl.utilities.text import listed, number_of, print_text, printable
 
 if TYPE_CHECKING:
-    from cifnet_pl.data.sets import Source
+    from cifnet_pl.data.samples import Source
     from cifnet_pl.model.audit import Audit, LearningCurve
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.metrics import ConfusedPair
@@ -133,8 +133,8 @@ def audit(
 
 def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source:
     """Return the images that are given, else those of the run; UsageError if there are none."""
-    from cifnet_pl.data.sets import SourceOptions
-    from cifnet_pl.data.sources.folders import folder
+    from cifnet_pl.data.samples import SourceOptions
+    from cifnet_pl.data.sources import build_source
 
     given = images if images is not None else images_of_run(expanded(name))
     if given is None:
@@ -146,7 +146,7 @@ def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source
         raise UsageError(
             f"no folder {printable(str(root))}: give the images with --images"
         )
-    return folder(SourceOptions(root, *(model.held_out or (0.2, 0))))
+    return build_source("folder", SourceOptions(root, *(model.held_out or (0.2, 0))))
 
 
 def audit_images(

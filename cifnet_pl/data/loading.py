@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.sets import ImageSet, SampleSet
+from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.image import EncodedImage, UnreadableImage
 from cifnet_pl.images.reader import ReadBatch, ReadImage, read_batches, read_image
 from cifnet_pl.utilities.errors import DataError
@@ -100,7 +100,7 @@ class ImageLoader:
 
     def __init__(
         self,
-        images: ImageSet,
+        images: SampleTable,
         size: int,
         crop_ratio: float,
         workers: int,
@@ -206,7 +206,7 @@ class StoredLoader:
 
     def __init__(
         self,
-        samples: SampleSet,
+        samples: SampleTable,
         plan: Sequence[PlannedBatch],
         loader: ImageLoader | None,
         learned: bool,
@@ -306,7 +306,7 @@ class Batches:
         crop_ratio: share of the shorter side of an image that its square has.
     """
 
-    samples: SampleSet
+    samples: SampleTable
     rows: np.ndarray
     labels: Tensor
     size: int
@@ -329,18 +329,17 @@ class Batches:
 
     def with_keys(self) -> Iterator[KeyedBatch]:
         """Yield the same batches, with the content hashes and positions of their samples."""
-        if isinstance(self.samples, ImageSet):
+        if self.samples.are_images:
             yield from self._image_batches(self.samples)
             return
         for rows in pieces(self.rows, self.size):
-            store = cast(Store, self.samples)
-            z = store.get(rows)
+            z = self.samples.get(rows)
             positions = torch.from_numpy(self.samples.labels[rows])
             labels = self.labels[positions]
             hashes = torch.from_numpy(self.samples.hashes(rows))
             yield KeyedBatch(z, labels, hashes, rows)
 
-    def _image_batches(self, images: ImageSet) -> Iterator[KeyedBatch]:
+    def _image_batches(self, images: SampleTable) -> Iterator[KeyedBatch]:
         loader = ImageLoader(images, self.side, self.crop_ratio, self.workers)
         row_batches = pieces(self.rows, self.size)
         for batch in loader.decode(row_batches):

@@ -178,7 +178,7 @@ class CIFNetModule(TaskModule):
             self._learn_backbone(patches)
         super().on_fit_start()
         if self.buffer is not None:
-            self.buffer.quota(len(self.data.stream(self.learned_tasks).classes()))
+            self.buffer.quota(len(self.data.plan(self.learned_tasks).classes))
 
     def _learn_backbone(self, network: Patches) -> None:
         """Fit the backbone to the first task's images; all processes get the first one's."""
@@ -201,7 +201,7 @@ class CIFNetModule(TaskModule):
             self.head.require("merges_sites")
         except UnsupportedError as error:
             raise UnsupportedError(
-                f"with --data.stream {type(self.data.plan.kind).__name__} classes return with new"
+                f"with --data.stream {type(self.data.kind).__name__} classes return with new"
                 f" samples, which {type(self.head).__name__} cannot add: {error}; RidgeHead can"
             ) from error
 
@@ -209,7 +209,7 @@ class CIFNetModule(TaskModule):
         """Begin the task in the model: its new classes, and those that return."""
         self.model.record_engines([self.engine])
         self._earlier_head = None
-        if labels[:1] != [0] and self.data.plan.kind.samples_return:
+        if labels[:1] != [0] and self.data.kind.samples_return:
             self._earlier_head = copy.deepcopy(self.head)
             known = len(self.class_names) - len(names)
             row = PrequentialRow(len(self.learned_tasks), 0, 0, known)
@@ -221,8 +221,9 @@ class CIFNetModule(TaskModule):
         """Embed a batch; the model observes it now, or on a GPU at the latest in ``end_pass``."""
         with explaining_full_memory(self.data.batch_size):
             self._embed(batch, learned=True)
-        if self.data.source.groups is not None:
-            groups = self.data.source.groups[batch.row.cpu().numpy()]
+        groups_of_rows = self.data.source.train.groups
+        if groups_of_rows is not None:
+            groups = groups_of_rows[batch.row.cpu().numpy()]
             self._groups.append((batch.key.cpu(), torch.from_numpy(groups)))
 
     def finish_task(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cifnet_pl.backbones.embedding_cache import EmbeddingCache, log, pipeline_folder
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
-from cifnet_pl.data.sets import FileSet, Source
+from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.base import NOVELTY_RIDGE
 from cifnet_pl.heads.probabilities import fit_probabilities, to_probabilities
@@ -425,7 +425,7 @@ def embeddings_of(
     hash_batches = []
     files = []
     for name, samples in (("train", source.train), ("val", source.val)):
-        images = LabelledImages(source.class_names, cast(FileSet, samples))
+        images = LabelledImages(source.class_names, samples)
         cache = None
         if pipeline is not None:
             cache = EmbeddingCache(images.files, images.class_names, pipeline / name)

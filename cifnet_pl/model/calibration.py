@@ -37,8 +37,7 @@ NOT_KNOWN = -1.0
 MIN_IMAGES_PER_CLASS = 20
 """Images of a class, on average, from which the accuracy on new groups is estimated.
 
-With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high
-(docs/how_to/serve.md).
+With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high.
 """
 
 MIN_NEW_IMAGES = round(1 / UNKNOWN_SHARE)

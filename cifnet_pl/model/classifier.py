@@ -434,10 +434,10 @@ class Classifier(ModelLearner):
     def _classify_embeddings(
         self, file: Path, top: int, predictor: OpenSetPredictor
     ) -> Iterator[Prediction]:
-        samples = open_table(file).unlabelled()
+        samples = open_table(file).samples(labels=None)
         for rows in pieces(np.arange(len(samples)), EMBEDDED_BATCH):
             names = [samples.names[row] for row in rows.tolist()]
-            places = [Path(f"{samples.file}#{name}") for name in names]
+            places = [Path(f"{file}#{name}") for name in names]
             z = samples.get(rows).to(self.device)
             yield from self._predict(z, places, top, predictor)
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision import datasets
 
 from cifnet_pl.data.loading import ImageLoader
-from cifnet_pl.data.sets import Source, SourceOptions
+from cifnet_pl.data.samples import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.benchmarks import set_names
 from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
@@ -80,14 +80,14 @@ def test_standard_sessions_are_for_testing(core: Path) -> None:
         "s3/o2/C_03_02_009.png",
     ]
     for split, group in (
-        (source.train, source.domains.train),
-        (source.val, source.domains.val),
+        (source.train, source.train.table["domain"]),
+        (source.val, source.val.table["domain"]),
     ):
         for index in range(0, len(split), 7):
             red, green, _ = split.image(index).square(4)[0, 0]  # type: ignore[attr-defined]
             assert split.names[index].startswith(f"s{red}/o{green}/")
             assert split.labels[index] == green - 1
-            assert source.domains.names[group[index]] == f"s{red}"
+            assert group[index] == f"s{red}"
 
 
 @pytest.mark.parametrize(

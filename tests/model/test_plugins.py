@@ -19,7 +19,7 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import backbone_imports, build_backbone
 from cifnet_pl.backbones.structures import frozen
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.heads import HEADS
 from cifnet_pl.testing import check_backbone, check_head, check_source
 from cifnet_pl.utilities.errors import CheckpointError, UsageError

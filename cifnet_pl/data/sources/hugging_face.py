@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cifnet_pl.data.sets import (
-    ArraySet,
-    Source,
-    SourceOptions,
-    classes_of,
-    source_with_split,
-)
+from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
 from cifnet_pl.images.files import read_bytes
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.files import expanded
@@ -32,7 +25,7 @@ FEATURES = {"image": "Image", "label": "ClassLabel"}
 """Meaning of a column → the feature of ``datasets`` that has it."""
 
 
-def hugging_face(name: str, options: SourceOptions) -> Source:
+def hugging_face(name: str, options: SourceOptions) -> SampleTable:
     """Read a data set of images: ``hf:NAME`` of the hub, or ``hf`` with a local folder or file.
 
     Data on this machine is used without the network. Other data is fetched only with
@@ -44,8 +37,7 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
 
     Options:
         image, label: names of the columns; found by their features and names if not given.
-        train, test: names of the splits; without a test split a share of each class is held out by
-            seed. A test split without labels is not used.
+        train, test: names of the splits. A test split without labels is not used.
         config: name of the configuration, of a data set with several.
 
     Raises:
@@ -61,9 +53,7 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
     train = parts[splits_found["train"]]
     image = _column(train, "image", options, where)
     label = _column(train, "label", options, where)
-    labels: list[Any] = []
-    names: list[str] = []
-    splits: list[Split] = []
+    columns: dict[str, list[Any]] = {"name": [], "label": [], "split": []}
     read = []
     notes = []
     for meaning, split in splits_found.items():
@@ -74,23 +64,20 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
             )
             continue
         read.append(part)
-        part_labels = part.select_columns([label])[label]
-        labels += part_labels
-        part_names = [f"{split}/{i}" for i in range(len(part))]
-        names += part_names
-        splits += [meaning] * len(part)
-    described = f"{where}: column '{printable(label)}'"
-    label_names = getattr(train.features[label], "names", None)
-    class_names, positions = classes_of(labels, described, label_names)
-    reader = row_reader(read, image, where)
-    where_read = f"{where}#"
-    whole = ArraySet(reader, positions, names, where=where_read, sequential=True)
-    given = None
-    if len(read) > 1:
-        given = splits
-    source = source_with_split(class_names, whole, given, options, where)
-    all_notes = (*notes, *source.notes)
-    return replace(source, notes=all_notes)
+        columns["label"] += part.select_columns([label])[label]
+        columns["name"] += [f"{split}/{i}" for i in range(len(part))]
+        columns["split"] += [meaning] * len(part)
+    if len(read) == 1:
+        columns.pop("split")
+    return SampleTable(
+        table_of(**columns),
+        row_reader(read, image, where),
+        class_names=getattr(train.features[label], "names", None),
+        where=where,
+        prefix=f"{where}#",
+        sequential=True,
+        notes=tuple(notes),
+    )
 
 
 def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:

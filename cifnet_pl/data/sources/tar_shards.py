@@ -10,19 +10,13 @@ from __future__ import annotations
 import json
 import re
 import tarfile
-from collections import Counter
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 
-from cifnet_pl.data.sets import (
-    ArraySet,
-    Source,
-    SourceOptions,
-    classes_of,
-    source_with_split,
-)
+from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
+from cifnet_pl.data.sources.tables import refuse_repeated
 from cifnet_pl.images.files import file_identity, matching_paths
 from cifnet_pl.images.names import EXTENSIONS, is_hidden
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
@@ -36,20 +30,16 @@ IMAGES = (*(ending.removeprefix(".") for ending in sorted(EXTENSIONS)), "img")
 LABELS = ("cls", "txt", "json")
 """Endings of a sample's label: a number, a text, or {"label": …}."""
 
-HEADER_BYTES = 2**20
-"""Largest name, or attributes, of a member; and its largest label."""
-
 Members = dict[str, tarfile.TarInfo]
 """Ending of a name → the member of one sample."""
 
 
-def webdataset(options: SourceOptions) -> Source:
+def webdataset(options: SourceOptions) -> SampleTable:
     """Read tar shards; ``--data.root`` is a folder of them, or a pattern (``part-*.tar``).
 
     A sample is the members with one name up to its first dot: an image, and ``.cls`` (a number),
     ``.txt`` (a name) or ``.json`` with an entry "label". Hidden members are skipped. Shards in a
-    folder ``train`` or ``test``, or whose names begin so, are that split; without both a share of
-    each class is held out by seed.
+    folder ``train`` or ``test``, or whose names begin so, are that split.
 
     Options:
         label: entry of the .json member, or the ending of another member with the label.
@@ -65,23 +55,21 @@ def webdataset(options: SourceOptions) -> Source:
     has_names = names_of_numbers is not None
     reader = ShardReader(find_shards(options), label_name, has_names)
     where = printable(str(options.root))
-    counts = Counter(reader.names)
-    name, times = counts.most_common(1)[0]
-    if times > 1:
-        raise DataError(
-            f"{where}: sample {printable(name)} stands there twice: give each sample a name of"
-            " its own"
-        )
-    class_names, labels = classes_of(reader.labels, where, names_of_numbers)
-    whole = ArraySet(reader, labels, reader.names, where="", sequential=True)
+    refuse_repeated(reader.names, where, "sample")
+    columns = {"name": reader.names, "label": reader.labels}
     split_of_shards = [split_of_shard(shard) for shard in reader.shards]
-    splits: list[Split] | None = None
     tested = {"test", "val"} & set(split_of_shards)
     if "train" in split_of_shards and tested:
-        splits = []
-        for number in reader.shard:
-            splits.append(split_of_shards[number] or "train")
-    return source_with_split(class_names, whole, splits, options, where)
+        splits = [split_of_shards[number] or "train" for number in reader.shard]
+        columns["split"] = splits
+    return SampleTable(
+        table_of(**columns),
+        reader,
+        class_names=names_of_numbers,
+        where=where,
+        prefix="",
+        sequential=True,
+    )
 
 
 def find_shards(options: SourceOptions) -> list[str]:
@@ -140,8 +128,7 @@ def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
         DataError: the shard is cut off, has no samples, or one with two members of one ending.
     """
     samples: dict[str, Members] = {}
-    bounded = cast(IO[bytes], _BoundedReads(file))
-    with tarfile.open(fileobj=bounded, mode="r:") as archive:
+    with tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             if member.isreg() and not is_hidden(member.name.removeprefix("./")):
                 _add_member(samples, member, shard)
@@ -152,22 +139,6 @@ def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
     if not samples:
         raise DataError(f"shard {shard} has no samples, or is cut off")
     return samples
-
-
-class _BoundedReads:
-    """A shard of which little is read at once: long names and attributes are read as a whole."""
-
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-
-    def read(self, size: int = -1) -> bytes:
-        """Read as the file does; DataError if that is too much at once."""
-        if not 0 <= size <= HEADER_BYTES:
-            raise DataError(f"a header of more than {HEADER_BYTES} bytes")
-        return self._file.read(size)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
 
 
 def _add_member(
@@ -210,10 +181,6 @@ def _label(
             f"{where} has no label (.cls, .txt or .json), it has {_listed(members)}"
         )
     member = members[ending]
-    if member.size > HEADER_BYTES:
-        raise DataError(
-            f"{where} has a label of {member.size} bytes, expected at most {HEADER_BYTES}"
-        )
     file.seek(member.offset_data)
     with explained(
         DataError, f"{where} has no readable label '{printable(name)}' in .{ending}"
@@ -255,9 +222,7 @@ class ShardReader:
 
     def __init__(self, shards: list[str], label: str, numbered: bool = False):
         self.shards = shards
-        self.marks = []
-        for shard in shards:
-            self.marks.append(file_identity(Path(shard)))
+        self.marks = [file_identity(Path(shard)) for shard in shards]
         self.names: list[str] = []
         self.labels: list[Any] = []
         places: list[tuple[int, int, int]] = []
