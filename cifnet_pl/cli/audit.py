@@ -52,7 +52,7 @@ IMAGE_COLUMNS = (
     "probability",
     "label_error",
     "near_duplicate",
-    "distance",
+    "novelty",
 )
 """Columns of images.csv."""
 
@@ -296,7 +296,7 @@ def images_csv(audited: AuditedImages) -> str:
     rows = []
     for row in np.lexsort((result.self_confidence, ~result.judged)).tolist():
         judged = ["", "", "", ""]
-        distance = ""
+        novelty = ""
         if result.judged[row]:
             judged = [
                 f"{result.self_confidence[row]:.6f}",
@@ -304,10 +304,10 @@ def images_csv(audited: AuditedImages) -> str:
                 f"{evaluation.confidence[row]:.6f}",
                 str(row in label_errors).lower(),
             ]
-            distance = f"{result.distance[row]:.4f}"
+            novelty = f"{result.novelty[row]:.6g}"
         image = [str(audited.files[row]), names[evaluation.target[row]]]
         rows.append(
-            [*image, *judged, str(bool(result.duplicated[row])).lower(), distance]
+            [*image, *judged, str(bool(result.duplicated[row])).lower(), novelty]
         )
     return to_csv(IMAGE_COLUMNS, rows)
 
@@ -425,10 +425,10 @@ def _outlier_section(audited: AuditedImages) -> Section:
     result = audited.result
     names = result.evaluation.class_names
     captions = {}
-    for row in result.farthest()[:IMAGES_IN_SECTION].tolist():
-        distance = f"{result.distance[row]:.2f} times the median distance"
-        captions[row] = f"{names[result.evaluation.target[row]]}, {distance}"
-    text = "Images far from the mean of their class, the farthest first."
+    for row in result.outliers()[:IMAGES_IN_SECTION].tolist():
+        name = names[result.evaluation.target[row]]
+        captions[row] = f"{name}, novelty {result.novelty[row]:.3g}"
+    text = "Images unlike all classes, the most novel first."
     return _image_section(
         "Outliers", text if captions else "None.", audited.files, captions
     )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, cast
 
 import numpy as np
-import pandas as pd
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -24,8 +23,6 @@ from cifnet_pl.backbones.embedding_cache import (
 from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
-    SCORES,
-    Batch,
     Batches,
     EmbeddingBatch,
     ImageBatch,
@@ -40,7 +37,7 @@ from cifnet_pl.data.loading import (
     shard_batches,
 )
 from cifnet_pl.data.plan import Plan, Tasks, make_plan
-from cifnet_pl.data.samples import SourceOptions
+from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import OWN_IMAGES, build_source
 from cifnet_pl.data.splitting import NEAR, SINGLE, tuning_source
 from cifnet_pl.data.streams import Disjoint, Stream
@@ -131,13 +128,16 @@ class CIFNetDataModule(LightningDataModule):
         kind: which samples each task brings.
         left_out: (n,) bool, training samples that are excluded as duplicates; None without any.
         untested: (m,) bool, test samples that are excluded; None without any.
+        evaluated: the domain of each test sample where domains are evaluated one by one, or None.
+        learns_held_out: whether the held-out samples are learned after the last task, as with the
+            user's own images. Streams for research, test splits of the user, and benchmark sets
+            stay tested only.
         notes: sentences for the user about how the samples were chosen.
     """
 
     skipped: list[str]
     left_out: np.ndarray | None
     untested: np.ndarray | None
-    _labels: Tensor
 
     def __init__(
         self,
@@ -175,12 +175,14 @@ class CIFNetDataModule(LightningDataModule):
         check_that(
             on_corrupt in ("error", "skip"), "on_corrupt", on_corrupt, "error or skip"
         )
-        valid_batches = batch_size is None or batch_size >= 1
-        check_that(valid_batches, "batch_size", batch_size, "at least 1")
-        valid_tasks = max_tasks is None or max_tasks >= 1
-        check_that(valid_tasks, "max_tasks", max_tasks, "at least 1")
-        valid_workers = num_workers is None or num_workers >= 0
-        check_that(valid_workers, "num_workers", num_workers, "at least 0")
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("max_tasks", max_tasks, 1),
+            ("num_workers", num_workers, 0),
+        ):
+            check_that(
+                value is None or value >= least, name, value, f"at least {least}"
+            )
         valid_size = image_size is None or 1 <= image_size <= IMAGE_SIZE_LIMIT
         check_that(
             valid_size,
@@ -189,9 +191,7 @@ class CIFNetDataModule(LightningDataModule):
             f"1 to {IMAGE_SIZE_LIMIT} pixels, or null",
         )
         use_zip_encoding(zip_encoding)
-        folder = None
-        if root:
-            folder = Path(root)
+        folder = Path(root) if root else None
         source_options = SourceOptions(
             folder, val_fraction, split_seed, download, options or {}, group
         )
@@ -219,6 +219,12 @@ class CIFNetDataModule(LightningDataModule):
         self.duplicates: Duplicates | None = duplicates
         self._release()
         self.kind = stream or Disjoint()
+        self.evaluated = self.kind.evaluated(self.source)
+        self.learns_held_out = (
+            self.source.held_out
+            and self.source_name in OWN_IMAGES
+            and isinstance(self.kind, Disjoint)
+        )
         names = self.source.class_names
         if (
             stream is None
@@ -238,19 +244,6 @@ class CIFNetDataModule(LightningDataModule):
                 f"note: classes_per_task {classes_per_task} leaves {len(never)} of {total} that no"
                 f" task learns, the first is '{printable(never[0])}'"
             )
-
-    @property
-    def learns_held_out(self) -> bool:
-        """Whether the held-out samples are learned after the last task.
-
-        So it is with the user's own images. Streams for research, test splits of the user, and
-        benchmark sets stay tested only.
-        """
-        return (
-            self.source.held_out
-            and self.source_name in OWN_IMAGES
-            and isinstance(self.kind, Disjoint)
-        )
 
     # ------------------------------------------------------------------ tasks
 
@@ -297,24 +290,30 @@ class CIFNetDataModule(LightningDataModule):
             rows = self._kept(plan.rows[number])
             classes_seen = plan.classes[: classes_before + len(new)]
             test_rows = self.test_rows(classes_seen, number + 1)
-            batches = []
-            for samples, part in (
-                (train, rows),
-                (self.source.val, np.concatenate([rows[:0], *test_rows])),
-            ):
-                part_batches = Batches(
-                    samples,
-                    part,
-                    labels=labels,
-                    size=self.batch_size,
-                    side=self.image_size or 0,
-                    workers=self._workers(1),
-                    skip=self.on_corrupt == "skip",
-                )
-                batches.append(part_batches)
-            returning = self._returning(rows, new)
-            yield Task(number, list(new), returning, classes_before, *batches)
+            tested = np.concatenate([rows[:0], *test_rows])
+            yield Task(
+                number,
+                list(new),
+                self._returning(rows, new),
+                classes_before,
+                self._batches(train, rows, labels),
+                self._batches(self.source.val, tested, labels),
+            )
             classes_before = len(classes_seen)
+
+    def _batches(
+        self, samples: SampleTable, rows: np.ndarray, labels: Tensor
+    ) -> Batches:
+        """Return samples in batches, for use without a Trainer."""
+        return Batches(
+            samples,
+            rows,
+            labels,
+            self.batch_size,
+            side=self.image_size or 0,
+            workers=self._workers(1),
+            skip=self.on_corrupt == "skip",
+        )
 
     def _workers(self, processes: int) -> int:
         """Return the number of decoding threads of each of some processes."""
@@ -382,10 +381,8 @@ class CIFNetDataModule(LightningDataModule):
                 f"data source {self.source_name} has no images to learn a backbone from"
             )
         rows = self.task_rows(task)
-        count = min(len(rows), at_most)
-        places = np.linspace(0, len(rows) - 1, count)
-        spread = places.round().astype(np.int64)
-        chunks = pieces(rows[spread], self._loader_batch)
+        places = np.linspace(0, len(rows) - 1, min(len(rows), at_most)).round()
+        chunks = pieces(rows[places.astype(np.int64)], self._loader_batch)
         batches = self._loaders["train"].decode(chunks)
         return torch.cat([batch.image for batch in batches])
 
@@ -419,11 +416,6 @@ class CIFNetDataModule(LightningDataModule):
         counts = np.bincount(labels, minlength=len(self.source.class_names))
         position = self.source.position
         return {name: int(counts[position[name]]) for name in names if name in position}
-
-    @cached_property
-    def evaluated(self) -> pd.Categorical | None:
-        """The domain of each test sample where domains are evaluated one by one, or None."""
-        return self.kind.evaluated(self.source)
 
     def test_rows(self, names: Iterable[str], tasks: int) -> list[np.ndarray]:
         """Return the rows of the test samples of each class.
@@ -583,22 +575,19 @@ class CIFNetDataModule(LightningDataModule):
         left = np.concatenate(shares)
         plan: list[PlannedBatch] = []
         loader = None
-        if not samples.are_images:
-            fitting = SCORES // max(1, len(learned))
-            size = min(EMBEDDED_BATCH, max(1, fitting))
-            plan += planned_batches(left, size, samples)
-        else:
+        if samples.are_images:
+            loader = self._loaders["val"]
             for store in (self._memory, self._caches.get("val")):
                 if store is not None:
                     known = store.known(left)
                     plan += planned_batches(left[known], EMBEDDED_BATCH, store)
                     left = left[~known]
             plan += planned_batches(left, self._loader_batch, None)
-            loader = self._loaders["val"]
+        else:
+            plan += planned_batches(left, EMBEDDED_BATCH, samples)
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
-            store_of_rows = None if samples.are_images else samples
-            plan = [PlannedBatch(left, store_of_rows)]
+            plan = [PlannedBatch(left, None if loader else samples)]
         return StoredLoader(samples, plan, loader, learned=False)
 
     # A class-incremental run has one held-out set.
@@ -665,12 +654,9 @@ class CIFNetDataModule(LightningDataModule):
             if self.on_corrupt == "error":
                 loaders = list(self._loaders.values())
                 raise DataError(name_unreadable(batch.unreadable, loaders))
-            self.skipped += [
-                name for name in batch.unreadable if name not in self.skipped
-            ]
-        if isinstance(batch, tuple) and hasattr(batch, "label"):
-            labels = self._global_labels()[batch.label]
-            return cast(Batch, batch)._replace(label=labels)
+            self.skipped += batch.unreadable
+        if isinstance(batch, ImageBatch | EmbeddingBatch):
+            return batch._replace(label=self._global_labels()[batch.label])
         return batch
 
     def transfer_batch_to_device(
@@ -680,26 +666,17 @@ class CIFNetDataModule(LightningDataModule):
 
         Content hashes and positions stay on the CPU: they are needed there alone.
         """
-        if isinstance(batch, ImageBatch):
-            image = batch.image.to(device, non_blocking=True)
+        if isinstance(batch, ImageBatch | EmbeddingBatch):
+            samples = batch[0].to(device, non_blocking=True)
             label = batch.label.to(device, non_blocking=True)
-            return batch._replace(image=image, label=label)
-        if isinstance(batch, EmbeddingBatch):
-            embedding = batch.embedding.to(device, non_blocking=True)
-            label = batch.label.to(device, non_blocking=True)
-            return batch._replace(embedding=embedding, label=label)
+            return type(batch)(samples, label, *batch[2:])
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def _global_labels(self) -> Tensor:
         """Return the learner's label (classes,) int64 of each class position; -1 for new ones."""
-        names = self.learner.class_names
-        if int((self._labels >= 0).sum()) != len(names):
-            label = {}
-            for i, name in enumerate(names):
-                label[name] = i
-            labels = [label.get(name, -1) for name in self.source.class_names]
-            self._labels = torch.tensor(labels)
-        return self._labels
+        label = {name: i for i, name in enumerate(self.learner.class_names)}
+        labels = [label.get(name, -1) for name in self.source.class_names]
+        return torch.tensor(labels)
 
     def teardown(self, stage: str) -> None:
         """Report skipped images, and drop everything of this learner."""
@@ -720,7 +697,6 @@ class CIFNetDataModule(LightningDataModule):
         self.skipped = []
         self.left_out = None
         self.untested = None
-        self._labels = torch.zeros(0, dtype=torch.int64)
         self._memory = EvaluationMemory()
         for name in ("_caches", "_loaders", "found_duplicates"):
             self.__dict__.pop(name, None)

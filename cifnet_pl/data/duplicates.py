@@ -18,7 +18,6 @@ from cifnet_pl.images.duplicates import (
     duplicates_message,
     find_repeats,
 )
-from cifnet_pl.images.image import UNREADABLE_HASH
 from cifnet_pl.utilities.files import of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import is_or_are, listed, printable
 
@@ -144,20 +143,28 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
         tasks: rows of the training samples of each task; of several duplicates the first one is
             learned.
     """
-    train = source.train
-    val = source.val
     no_rows = np.zeros(0, dtype=np.int64)
     planned = np.concatenate([no_rows, *tasks])
-    unplanned = np.setdiff1d(np.arange(len(train)), planned)
-    train_rows = np.concatenate([planned, unplanned])
-    val_rows = np.arange(len(val))
-    train_sizes = np.array([train.size(row) for row in train_rows.tolist()])
-    val_sizes = np.array([val.size(row) for row in val_rows.tolist()])
-    count = len(train)  # test samples are numbered after the training samples
-    hashes = _candidate_hashes(train, train_rows, train_sizes, val_sizes)
-    for row, value in _candidate_hashes(val, val_rows, val_sizes, train_sizes):
-        hashes.append((count + row, value))
-    labels = np.concatenate([train.labels, val.labels])
+    count = len(source.train)  # test samples are numbered after the training samples
+    unplanned = np.setdiff1d(np.arange(count), planned)
+    rows = {
+        "train": np.concatenate([planned, unplanned]),
+        "val": np.arange(len(source.val)),
+    }
+    sizes = {}
+    for part, samples in (("train", source.train), ("val", source.val)):
+        sizes[part] = np.array([samples.size(row) for row in rows[part].tolist()])
+    values, counts = np.unique(np.concatenate(list(sizes.values())), return_counts=True)
+    repeated = values[(counts > 1) | (values < 0)]
+    hashes = []
+    for part, samples in (("train", source.train), ("val", source.val)):
+        # Samples of a size that no other sample has are not read.
+        candidates = rows[part][np.isin(sizes[part], repeated)]
+        first = 0 if part == "train" else count
+        numbers = first + candidates
+        found_hashes = _hashes(samples, candidates)
+        hashes += list(zip(numbers.tolist(), found_hashes.tolist(), strict=True))
+    labels = np.concatenate([source.train.labels, source.val.labels])
     repeats = find_repeats(hashes, labels)
     found = SourceDuplicates()
     # Training sample → its first duplicate among the test samples.
@@ -179,33 +186,11 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
     return found
 
 
-def _candidate_hashes(
-    samples: SampleTable, rows: np.ndarray, sizes: np.ndarray, other_sizes: np.ndarray
-) -> list[tuple[int, int]]:
-    """Hash the samples that may be a duplicate of another one.
-
-    Samples of a size that no other sample has are not read. With several processes each reads a
-    share of the samples; all must call this.
-
-    Args:
-        samples: the set.
-        rows: (n,) positions of the samples to compare.
-        sizes: (n,) their sizes in bytes; -1 where that is not known without reading.
-        other_sizes: (m,) sizes of the samples of the other set.
-
-    Returns:
-        Row and hash of those that can be read, in the order of ``rows``.
-    """
-    all_sizes = np.concatenate([sizes, other_sizes])
-    values, counts = np.unique(all_sizes, return_counts=True)
-    is_repeated = (counts > 1) | (values < 0)
-    is_candidate = np.isin(sizes, values[is_repeated])
-    candidates = rows[is_candidate]
+def _hashes(samples: SampleTable, rows: np.ndarray) -> np.ndarray:
+    """Hash samples; with several processes each reads a share of them, and all must call this."""
     rank, world = rank_and_world()
-    share = candidates[rank::world]
+    share = rows[rank::world]
     own = samples.hashes(share)
     for known, hashes in of_all_processes((share, own)):
         samples.note_hashes(known, hashes)
-    hashes_of_candidates = samples.hashes(candidates)
-    pairs = zip(candidates.tolist(), hashes_of_candidates.tolist(), strict=True)
-    return [(row, value) for row, value in pairs if value != UNREADABLE_HASH]
+    return samples.hashes(rows)

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.image import EncodedImage, UnreadableImage
-from cifnet_pl.images.reader import ReadBatch, ReadImage, read_batches, read_image
+from cifnet_pl.images.reader import (
+    ReadBatch,
+    ReadImage,
+    decoding_batch_size,
+    read_batches,
+    read_image,
+)
 from cifnet_pl.utilities.errors import DataError
 
 
@@ -46,12 +52,6 @@ EMBEDDED_BATCH = 4096
 """Samples in a batch of stored embeddings.
 
 They take little memory, and a Gram matrix over many of them is faster.
-"""
-
-SCORES = 2**19
-"""Most scores of an evaluation batch of stored embeddings.
-
-With many classes scores take more memory than embeddings.
 """
 
 
@@ -162,7 +162,7 @@ class ImageLoader:
     def unreadable(self) -> Iterator[str]:
         """Decode all images of the set; yield "place: reason" of each that is unreadable."""
         every_row = np.arange(len(self._images))
-        for batch in self.decode(pieces(every_row, CHECKED_BATCH)):
+        for batch in self.decode(pieces(every_row, decoding_batch_size(self._size))):
             yield from batch.unreadable
 
 
@@ -253,9 +253,6 @@ class StoredLoader:
 
 UNREADABLE_SHOWN = 50
 """Unreadable images that one error names."""
-
-CHECKED_BATCH = 32
-"""Images that are decoded together to find unreadable ones."""
 
 
 def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str:

@@ -81,24 +81,19 @@ class SampleTable:
 
     def __post_init__(self) -> None:
         count = len(self.table)
-        missing: dict[str, Any] = {}
         if "position" not in self.table:
-            missing["position"] = np.arange(count)
+            self.table = self.table.assign(position=np.arange(count))
         if "name" not in self.table:
-            positions = missing.get("position", self.table.get("position")).tolist()
-            names = [str(position) for position in positions]
-            missing["name"] = pd.Series(names, self.table.index, dtype=object)
-        if missing:
-            self.table = self.table.assign(**missing)
+            names = [str(position) for position in self.table["position"].tolist()]
+            column = pd.Series(names, self.table.index, dtype=object)
+            self.table = self.table.assign(name=column)
         if not len(self.hash_of):
             self.hash_of = np.full(count, -1, dtype=np.int64)
         self.names: Sequence[str] = self.table["name"].tolist()
         self.positions: np.ndarray = self.table["position"].to_numpy(
             np.int64, copy=True
         )
-        self.paths: Sequence[str] = self.names
-        if "path" in self.table:
-            self.paths = self.table["path"].tolist()
+        self.paths: Sequence[str] = self.table.get("path", self.table["name"]).tolist()
         self.labels: np.ndarray = self.table["label"].to_numpy(copy=True)
         self.groups: np.ndarray | None = None
         if "group" in self.table:
@@ -117,6 +112,10 @@ class SampleTable:
         classes, starts = np.unique(sorted_labels, return_index=True)
         rows_by_class = np.split(order, starts)[1:]
         return dict(zip(classes.tolist(), rows_by_class, strict=True))
+
+    def names_of(self, rows: np.ndarray) -> list[str]:
+        """Return the names of the samples of some rows (n,)."""
+        return [self.names[row] for row in rows.tolist()]
 
     # ------------------------------------------------------------------ other sets
 
@@ -405,14 +404,14 @@ def classes_of(
         DataError: labels that are missing or neither integers nor texts; one without a name; a name
             that no class can have, or of two classes.
     """
+    if {type(label) for label in labels} - {int, str}:
+        for row, label in enumerate(labels):
+            _check_label(label, row, where)
     cells = np.empty(len(labels), dtype=object)
     cells[:] = labels
-    codes, found = pd.factorize(cells, use_na_sentinel=False)
-    _, first_rows = np.unique(codes, return_index=True)
-    read = []
-    for label, row in zip(found.tolist(), first_rows.tolist(), strict=True):
-        read.append(_label(label, row, where))
-    distinct = sorted(set(read), key=_label_order)
+    codes, found = pd.factorize(cells)
+    read = [class_name(label) if isinstance(label, str) else label for label in found]
+    distinct = sorted(set(read), key=lambda label: (isinstance(label, str), label))
     class_names = []
     for label in distinct:
         if names is None or isinstance(label, str):
@@ -444,16 +443,11 @@ def require_class_names(names: Sequence[str], where: str) -> None:
             )
 
 
-def _label(label: Any, row: int, where: str) -> int | str:
-    """Return a label, a text as the name of a class.
-
-    Raises:
-        DataError: it is missing, or neither an integer nor a text.
-    """
-    if isinstance(label, str):
-        return class_name(label)
-    if isinstance(label, int | np.integer) and not isinstance(label, bool):
-        return int(label)
+def _check_label(label: Any, row: int, where: str) -> None:
+    """Raise DataError where a label is missing, or neither an integer nor a text."""
+    is_number = isinstance(label, int | np.integer) and not isinstance(label, bool)
+    if is_number or isinstance(label, str):
+        return
     if label is None:
         found = "missing"
     else:
@@ -462,8 +456,3 @@ def _label(label: Any, row: int, where: str) -> int | str:
     raise DataError(
         f"{where}: the label in row {row} (counted from 0) is {found}, expected integers or names"
     )
-
-
-def _label_order(label: int | str) -> tuple[bool, int | str]:
-    """Return a key that sorts numbers before texts."""
-    return isinstance(label, str), label

@@ -131,7 +131,7 @@ def _held_out_source(
         held = np.zeros(len(whole), dtype=bool)
         for rows in whole.rows_of.values():
             looks = whole.look(rows)
-            held[rows] = held_out_together(_names(whole, rows), looks, fraction, seed)
+            held[rows] = held_out_together(whole.names_of(rows), looks, fraction, seed)
     else:
         check_fraction(fraction)
         grouped = _grouped(class_names, whole, kind)
@@ -186,12 +186,8 @@ def held_out_rows(
     """
     chosen = np.zeros(len(samples), dtype=bool)
     for rows in samples.table.groupby(list(by), observed=True).indices.values():
-        chosen[rows] = held_out(_names(samples, rows), fraction, seed)
+        chosen[rows] = held_out(samples.names_of(rows), fraction, seed)
     return chosen
-
-
-def _names(samples: SampleTable, rows: np.ndarray) -> list[str]:
-    return [samples.names[row] for row in rows.tolist()]
 
 
 def held_out(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
@@ -340,7 +336,7 @@ def _grouped(class_names: list[str], whole: SampleTable, kind: str) -> pd.DataFr
     table["number"] = 0
     for label, rows in whole.rows_of.items():
         looks = whole.look(rows) if kind in ("day", "burst") else []
-        groups = name_groups(_names(whole, rows), looks)
+        groups = name_groups(whole.names_of(rows), looks)
         keys = [f"{class_names[label]}\0{group}" for group in groups]
         numbers = [int.from_bytes(_hash(key), "big", signed=True) for key in keys]
         table.loc[rows, "group"] = np.array(groups, dtype=object)
@@ -361,14 +357,17 @@ def _group_notes(
         images = number_of(len(grouped), "image")
         reason = WITHOUT_GROUP.get(kind, f"without a match of {kind}")
         notes.append(f"note: {count} of {images} {reason}: held out one by one")
-    whole_classes = []
-    for label, rows in grouped.groupby("label"):
-        if len(rows) > 1 and rows["number"].nunique() == 1:
-            whole_classes.append(printable(class_names[int(str(label))]))
-    if whole_classes:
+    groups_of = grouped.groupby("label")["number"].nunique()
+    sizes = grouped["label"].value_counts()
+    whole = [
+        printable(class_names[int(label)])
+        for label in groups_of.index
+        if groups_of[label] == 1 and sizes[label] > 1
+    ]
+    if whole:
         notes.append(
-            f"note: all images of {listed(whole_classes)} are one group by --data.group {kind}, so"
-            " that none is held out"
+            f"note: all images of {listed(whole)} are one group by --data.group {kind}, so that"
+            " none is held out"
         )
     return tuple(notes)
 

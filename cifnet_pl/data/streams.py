@@ -39,12 +39,9 @@ class Classes:
 
     def rows(self, labels: Sequence[int]) -> np.ndarray:
         """Return the rows of all training samples of classes ``labels``, class by class."""
-        rows = [np.zeros(0, dtype=np.int64)]
-        for label in labels:
-            if label in self.source.train.rows_of:
-                of_class = self.source.train.rows_of[label]
-                rows.append(of_class)
-        return np.concatenate(rows)
+        none = np.zeros(0, dtype=np.int64)
+        rows_of = self.source.train.rows_of
+        return np.concatenate([none, *(rows_of.get(label, none) for label in labels)])
 
     def shuffled(self, seed: int, label: int) -> np.ndarray:
         """Return the rows of all training samples of a class, in an order by seed."""
@@ -117,16 +114,12 @@ class Returning(Stream):
             later = len(classes.tasks) - 1 - k
             for label in task:
                 rows = classes.shuffled(self.seed, label)
-                if not later:
-                    parts[k].append(np.sort(rows))
-                    continue
-                later_count = round(self.share * len(rows))
-                first = max(1, len(rows) - later_count)
-                early = rows[:first]
-                parts[k].append(np.sort(early))
-                late = rows[first:]
-                chunks = np.array_split(late, later)
-                for i, chunk in enumerate(chunks, k + 1):
+                first = len(rows)
+                if later:
+                    first = max(1, len(rows) - round(self.share * len(rows)))
+                parts[k].append(np.sort(rows[:first]))
+                chunks = np.array_split(rows[first:], max(1, later))
+                for i, chunk in enumerate(chunks[:later], k + 1):
                     parts[i].append(np.sort(chunk))
         return [np.concatenate(chunk) for chunk in parts]
 
@@ -162,28 +155,20 @@ class Blurry(Stream):
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the rows of the training samples of each task."""
         order = classes.order
-        tasks = len(classes.tasks)
         generator = np.random.default_rng(self.seed)
         mixed = generator.permutation(order)
-        share = self.disjoint / 100
-        count = round(share * len(order))
-        stay = {int(label) for label in mixed[:count]}
+        count = round(self.disjoint / 100 * len(order))
+        stay = set(mixed[:count].tolist())
         parts: list[list[np.ndarray]] = [[] for _ in classes.tasks]
         for k, task in enumerate(classes.tasks):
-            every_task = np.arange(tasks)
-            others = np.delete(every_task, k)
+            others = np.delete(np.arange(len(classes.tasks)), k)
             for label in task:
                 random = classes.random(self.seed, label)
-                of_class = classes.rows([label])
-                rows = random.permutation(of_class)
-                share = self.blurry / 100
-                leaving = round(share * len(rows))
-                is_whole = label in stay or tasks == 1
-                if is_whole or not leaving:
-                    parts[k].append(np.sort(rows))
-                    continue
-                staying = rows[leaving:]
-                parts[k].append(np.sort(staying))
+                rows = random.permutation(classes.rows([label]))
+                leaving = round(self.blurry / 100 * len(rows))
+                if label in stay or not len(others):
+                    leaving = 0
+                parts[k].append(np.sort(rows[leaving:]))
                 destinations = random.choice(others, leaving)
                 for other in others:
                     leavers = rows[:leaving][destinations == other]
@@ -267,21 +252,16 @@ class LongTailed(Stream):
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the rows of the training samples of each task."""
         order = classes.order
-        if self.order == "descending":
-            ranked = order
-        else:
+        ranked = order
+        if self.order == "shuffled":
             generator = np.random.default_rng(self.seed)
             ranked = generator.permutation(order).tolist()
-        sizes = [len(classes.rows([label])) for label in order]
-        largest = max(sizes)
+        largest = max(len(classes.rows([label])) for label in order)
         last_rank = max(1, len(order) - 1)
         rows_of: dict[int, np.ndarray] = {}
         for rank, label in enumerate(ranked):
-            exponent = -rank / last_rank
-            share = self.ratio**exponent
-            size = round(largest * share)
-            shuffled = classes.shuffled(self.seed, label)
-            kept = shuffled[: max(1, size)]
+            size = round(largest * self.ratio ** (-rank / last_rank))
+            kept = classes.shuffled(self.seed, label)[: max(1, size)]
             rows_of[label] = np.sort(kept)
         tasks = []
         for task in classes.tasks:

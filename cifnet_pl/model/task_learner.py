@@ -150,7 +150,7 @@ class ModelLearner:
         samples = BufferSamples(z.to(device), y.to(device), key.to(device))
         if self.buffer is not None:
             self.buffer.add(*samples)
-        self._observed.append((y.cpu(), key.cpu()))
+        self._observed.append((samples.y, samples.key))
         self._waiting.append(samples)
         # Each update reads and writes a whole Gram matrix, and a GPU is waited for.
         if sum(len(batch.y) for batch in self._waiting) >= EMBEDDED_BATCH:
@@ -172,7 +172,8 @@ class ModelLearner:
     def add_up(self, reduce: Reduce | None = None) -> None:
         """Bring all that was observed by all processes into the statistics and the hashes."""
         self._update_statistics()
-        observed = self._observed
+        # Only now is a GPU waited for.
+        observed = [(labels.cpu(), hashes.cpu()) for labels, hashes in self._observed]
         self._observed = []
         if reduce is not None:
             if self.head.under_way:

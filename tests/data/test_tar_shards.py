@@ -215,7 +215,7 @@ def test_wrong_samples(
 def test_the_same_sample_twice(tmp_path: Path):
     write(tmp_path / "x" / "a.tar", good())
     write(tmp_path / "y" / "a.tar", good())
-    with pytest.raises(DataError, match=r"sample a\.tar/s\d stands there twice"):
+    with pytest.raises(DataError, match=r"sample 'a\.tar/s\d' stands there twice"):
         build(tmp_path)
 
 

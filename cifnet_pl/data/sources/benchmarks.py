@@ -28,7 +28,7 @@ from cifnet_pl.data.sources.folders import (
     folder,
     required_root,
 )
-from cifnet_pl.data.sources.tables import open_table, parquet_schema
+from cifnet_pl.data.sources.tables import open_table, parquet_schema, readable
 from cifnet_pl.data.splitting import held_out_rows
 from cifnet_pl.images.files import is_folder, listing, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
@@ -97,24 +97,13 @@ def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
         UsageError: the set is not one of images with one class each.
         DataError: it is not on this machine, or damaged.
     """
-    opened = []
-    for arguments in _split_arguments(name):
-        opened.append(_open(name, options, arguments))
-    train_classes = getattr(opened[0], "classes", None)
-    test_classes = getattr(opened[-1], "classes", None)
-    if train_classes != test_classes:
-        raise DataError(
-            f"torchvision's {name} has other classes for testing than for training: fetch it again"
-        )
-
-    class_names = _class_names(opened[0])
     parts = []
-    for part in opened:
-        table = pd.DataFrame({"label": _labels(part)})
+    for arguments in _split_arguments(name):
+        opened = _open(name, options, arguments)
         samples = SampleTable(
-            table,
-            partial(dataset_image, part),
-            class_names=class_names,
+            pd.DataFrame({"label": _labels(opened)}),
+            partial(dataset_image, opened),
+            class_names=_class_names(opened),
             where=f"torchvision's {name}",
         )
         parts.append(samples)
@@ -148,17 +137,11 @@ def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
 
     builder = getattr(datasets, name)
     parameters = inspect.signature(builder).parameters
-    given = expanded(options.root or DEFAULT_ROOT)
-    root = given.absolute()
+    root = expanded(options.root or DEFAULT_ROOT).absolute()
     keywords: dict[str, Any] = {"root": str(root), **arguments}
     # EMNIST and QMNIST take the option of their parent without naming it.
     if "download" in parameters or issubclass(builder, datasets.MNIST):
         keywords["download"] = options.download
-    for parameter in parameters.values():
-        optional_one = parameter.default is not parameter.empty
-        variable = parameter.kind is parameter.VAR_KEYWORD
-        if parameter.name not in keywords and not optional_one and not variable:
-            raise _unsuitable(name, f"needs {parameter.name}")
     absent = f"torchvision's {name} is not in {shown_path(root)}"
     remedies = (
         "; set --data.root to the folder that holds it, or fetch it with --data.download"
@@ -171,7 +154,7 @@ def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
     ):
         try:
             return builder(**keywords)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise _unsuitable(name, first_line(error)) from error
 
 
@@ -203,28 +186,22 @@ def _labels(dataset: Any) -> list[int]:
         raise _unsuitable(kind, first_line(error)) from error
 
 
-def _class_names(dataset: Any) -> list[str]:
-    """Return the name of each label.
+def _class_names(dataset: Any) -> list[str] | None:
+    """Return the name of each label, or None where the set has no names.
 
     A name that occurs twice (ImageNet has two cranes) gets its label behind it.
     """
-    class_list = getattr(dataset, "classes", None)
-    declared = class_list or getattr(dataset, "categories", None)
+    declared = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
     if declared is None:
-        largest = max(_labels(dataset))
-        return [str(label) for label in range(largest + 1)]
+        return None
     names = []
     for name in declared:
-        if isinstance(name, tuple):
-            text = ", ".join(name)
-        else:
-            text = str(name)
-        names.append(text)
+        names.append(", ".join(name) if isinstance(name, tuple) else str(name))
     counts = Counter(names)
-    return [
-        name if counts[name] == 1 else f"{name} ({label})"
-        for label, name in enumerate(names)
-    ]
+    for label, name in enumerate(names):
+        if counts[name] > 1:
+            names[label] = f"{name} ({label})"
+    return names
 
 
 # ---------------------------------------------------------------------- ImageNet
@@ -329,32 +306,25 @@ def _validation(root: Path, class_names: set[str]) -> pd.DataFrame:
     """
     annotations = root / "val" / "val_annotations.txt"
     images = root / "val" / "images"
-    present: set[str] = set()
-    if images.is_dir():
-        present = {path.name for path in images.iterdir()}
-    rows = pd.read_csv(
-        annotations, sep="\t", header=None, dtype=str, keep_default_na=False
-    )
-    rows = rows[rows[1].isin(class_names)]
-    for name in rows[0]:
-        if name not in present:
-            raise _incomplete(
-                annotations, f"{name}, which is not in {shown_path(images)}"
-            )
-    if rows.empty:
-        raise _incomplete(annotations, "no image of the classes in train")
+    with readable(annotations):
+        rows = pd.read_csv(
+            annotations, sep="\t", header=None, dtype=str, keep_default_na=False
+        )
+        rows = rows[rows[1].isin(class_names)]
     names = rows[0].tolist()
+    present = {path.name for path in images.glob("*")}
+    missing = [name for name in names if name not in present]
+    if missing or not names:
+        listed_images = ", ".join(missing[:1]) or "no image of the classes in train"
+        raise DataError(
+            f"{shown_path(annotations)} lists {listed_images}, and {shown_path(images)} has"
+            f" {len(present)} images: unpack the data set again"
+        )
     return table_of(
         name=names,
         label=rows[1].tolist(),
         path=[f"val/images/{name}" for name in names],
         split=["val"] * len(names),
-    )
-
-
-def _incomplete(annotations: Path, content: str) -> DataError:
-    return DataError(
-        f"{shown_path(annotations)} lists {content}: unpack the data set again"
     )
 
 

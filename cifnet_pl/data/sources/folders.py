@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -50,10 +50,9 @@ def folder(options: SourceOptions) -> SampleTable:
             return class_samples(splits.train, notes=splits.notes)
         parts: dict[Split, Path] = {"train": splits.train, "test": splits.test}
         samples = class_samples(root, parts, splits.notes)
-    table = samples.table
-    of_class = table.groupby("label", observed=True)["split"]
-    untrained = of_class.agg(lambda split: "train" not in set(split))
-    for name in untrained.index[untrained]:
+    labels = samples.table["label"]
+    is_training = samples.table["split"] == "train"
+    for name in sorted(set(labels) - set(labels[is_training])):
         raise DataError(
             f"class '{printable(name)}' is in {shown_path(splits.test)} but not in"
             f" {shown_path(splits.train)}: add its training images, or take it out"
@@ -220,20 +219,12 @@ def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
     class folders or nothing; or if all of several hold the same sub-folders, whatever their names.
     """
     if "train" in splits and (len(splits) > 1 or len(folders) == 1):
-        with_classes = [sub_folders(path) for path in splits.values()]
-        has_classes = any(with_classes)
+        has_classes = any(sub_folders(path) for path in splits.values())
         return has_classes or not _images_beside(splits["train"])
-    inner = []
+    inner = set()
     for path in folders:
-        inner.append({sub_folder.name for sub_folder in sub_folders(path)})
-    return len(folders) > 1 and _all_equal(inner)
-
-
-def _all_equal(names: Iterable[set[str]]) -> bool:
-    """Return whether all sets of names are the same, and not empty."""
-    first, *others = names
-    same = [other == first for other in others]
-    return bool(first) and all(same)
+        inner.add(frozenset(sub_folder.name for sub_folder in sub_folders(path)))
+    return len(folders) > 1 and len(inner) == 1 and inner != {frozenset()}
 
 
 def nesting_message(

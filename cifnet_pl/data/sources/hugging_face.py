@@ -124,9 +124,7 @@ def network(allowed: bool) -> Iterator[None]:
     import datasets
     import huggingface_hub.constants as hub
 
-    loud = datasets.is_progress_bar_enabled()
-    datasets_offline = datasets.config.HF_HUB_OFFLINE
-    hub_offline = hub.HF_HUB_OFFLINE
+    before = (datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE)
     datasets.disable_progress_bars()
     if not allowed:
         datasets.config.HF_HUB_OFFLINE = True
@@ -134,10 +132,7 @@ def network(allowed: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        datasets.config.HF_HUB_OFFLINE = datasets_offline
-        hub.HF_HUB_OFFLINE = hub_offline
-        if loud:
-            datasets.enable_progress_bars()
+        datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE = before
 
 
 def _named_splits(
@@ -150,18 +145,20 @@ def _named_splits(
     """
     known = ", ".join(map(printable, parts))
     splits: dict[Split, str] = {}
-    for kind in ("train", "test"):
-        chosen = options.own.get(kind)
-        if chosen is None:
-            continue
-        if chosen not in parts:
-            raise DataError(
-                f"{where} has no split '{printable(str(chosen))}', it has {known}"
-            )
-        splits["train" if kind == "train" else "test"] = str(chosen)
+    chosen: dict[Split, Any] = {
+        "train": options.own.get("train"),
+        "test": options.own.get("test"),
+    }
+    for kind, name in chosen.items():
+        if name is not None:
+            if name not in parts:
+                raise DataError(
+                    f"{where} has no split '{printable(str(name))}', it has {known}"
+                )
+            splits[kind] = str(name)
     for name in parts:
         split = split_of(name)
-        if split == "train" or (split is not None and options.own.get("test") is None):
+        if split == "train" or (split is not None and chosen["test"] is None):
             splits.setdefault(split, name)
     if "train" not in splits:
         raise DataError(
@@ -172,12 +169,10 @@ def _named_splits(
 
 def _has_labels(part: Any, label: str) -> bool:
     """Return whether a split has labels; hubs give -1 or nothing to those of a competition."""
-    if label in part.column_names:
-        labels = part.select_columns([label])[label]
-    else:
-        labels = []
-    known = [value not in (None, -1) for value in labels]
-    return any(known)
+    if label not in part.column_names:
+        return False
+    labels = part.select_columns([label])[label]
+    return any(value not in (None, -1) for value in labels)
 
 
 def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> str:
@@ -189,25 +184,23 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     features: dict[str, str] = {}
     for name, feature in (dataset.features or {}).items():
         features[name] = type(feature).__name__
-    kinds = [f"{printable(name)} ({kind})" for name, kind in features.items()]
-    known = ", ".join(kinds)
+    known = ", ".join(f"{printable(name)} ({kind})" for name, kind in features.items())
     column = options.own.get(meaning)
+    if column is not None and column not in features:
+        raise DataError(
+            f"{where} has no column '{printable(str(column))}', it has {known}"
+        )
     if column is not None:
-        if column not in features:
-            raise DataError(
-                f"{where} has no column '{printable(str(column))}', it has {known}"
-            )
         return str(column)
-    for name, kind in features.items():
-        if kind == FEATURES[meaning]:
-            return name
-    for name in USUAL[meaning]:
-        if name in features:
-            return name
-    raise DataError(
-        f"{where} has no column of {meaning}s, it has {known}: name it with"
-        f" --data.options.{meaning}"
-    )
+    of_kind = [name for name, kind in features.items() if kind == FEATURES[meaning]]
+    usual = [name for name in USUAL[meaning] if name in features]
+    candidates = of_kind + usual
+    if not candidates:
+        raise DataError(
+            f"{where} has no column of {meaning}s, it has {known}: name it with"
+            f" --data.options.{meaning}"
+        )
+    return candidates[0]
 
 
 def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], bytes]:

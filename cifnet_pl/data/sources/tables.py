@@ -47,13 +47,9 @@ class ArrayFile:
         Raises:
             DataError: there is none; names those that exist.
         """
-        if name in self.columns:
-            column = name
-        else:
-            column = ALIASES.get(name, name)
+        column = name if name in self.columns else ALIASES.get(name, name)
         if column not in self.columns:
-            known_columns = ", ".join(map(printable, self.columns))
-            known = known_columns or "nothing"
+            known = ", ".join(map(printable, self.columns)) or "nothing"
             raise DataError(
                 f"{shown_path(self.path)} has no '{printable(name)}', it has {known}"
             )
@@ -61,33 +57,25 @@ class ArrayFile:
             return self.read(column)
 
     def matrix(self, name: str) -> np.ndarray:
-        """Return an (n, d) array of floats.
-
-        Raises:
-            DataError: the array has another shape or dtype.
-        """
+        """Return an (n, d) array of floats; DataError for another shape or dtype."""
         array = self.array(name)
         if array.ndim != 2 or array.dtype.kind != "f" or not array.size:
-            raise self._wrong_shape(
-                name, f"{array.shape} and dtype {array.dtype}, expected (n, d) floats"
+            raise DataError(
+                f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape} and dtype"
+                f" {array.dtype}, expected (n, d) floats"
             )
         return array
 
-    def vector(self, name: str, length: int) -> np.ndarray:
-        """Return an (n,) array.
-
-        Raises:
-            DataError: its length is not ``length``, or it has another shape.
-        """
+    def vector(self, name: str, length: int) -> list[Any]:
+        """Return the cells of an (n,) array; DataError for another shape."""
         array = self.array(name)
         if array.shape != (length,):
-            raise self._wrong_shape(name, f"{array.shape}, expected ({length},)")
-        return array
-
-    def _wrong_shape(self, name: str, shape: str) -> DataError:
-        return DataError(
-            f"{shown_path(self.path)}: '{printable(name)}' has shape {shape}"
-        )
+            raise DataError(
+                f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape}, expected"
+                f" ({length},)"
+            )
+        cells: list[Any] = array.tolist()
+        return cells
 
     def samples(
         self,
@@ -109,17 +97,17 @@ class ArrayFile:
         where = shown_path(self.path)
         columns: dict[str, Any] = {"label": np.zeros(len(z), dtype=np.int64)}
         if labels is not None:
-            columns["label"] = self.vector(labels, len(z)).tolist()
+            columns["label"] = self.vector(labels, len(z))
         if ids is None and {"ids", "id"} & set(self.columns):
             ids = "ids"
         if ids is not None:
-            names = list(map(str, self.vector(ids, len(z)).tolist()))
+            names = [str(name) for name in self.vector(ids, len(z))]
             refuse_repeated(names, where, "id")
             columns["name"] = names
         if split is None and "split" in self.columns:
             split = "split"
         if split is not None and labels is not None:
-            words = self.vector(split, len(z)).tolist()
+            words = self.vector(split, len(z))
             columns["split"] = [read_split(word, where) for word in words]
         return SampleTable(
             pd.DataFrame(columns, dtype=object),
