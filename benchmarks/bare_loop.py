@@ -25,7 +25,7 @@ from benchmarks.fit_overhead import CPU, Setup, write_images
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones.onnx_runtime import Runtime
 from cifnet_pl.data.loading import ImageLoader, shard_batches
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.learning.cifnet_module import CIFNetModule
@@ -133,7 +133,6 @@ class BareLoop(Callback):
             seconds(lambda: [None for _ in self.loader.decode(batches)])
             for _ in range(3)
         )
-        self.loader.close()
         self.output.write_text(json.dumps(self.seconds))
 
 

@@ -21,7 +21,6 @@ import cifnet_pl
 from benchmarks.fit_overhead import CPU, Setup, write_images
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.engines import COMPILED_BATCH
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.images.reader import decode_images
 from cifnet_pl.utilities.memory import keep_freed_memory
@@ -159,13 +158,12 @@ def about(setup: Setup) -> str:
 
 
 def alone_rows(side: int, rounds: int = 6) -> Iterator[Row]:
-    """The network alone by each engine in turn; torch's compiler has compiled before."""
+    """The network alone by each engine in turn."""
     draw = torch.Generator().manual_seed(side)
-    shape = (2 * COMPILED_BATCH, 3, side, side)
+    shape = (128, 3, side, side)
     images = torch.randint(0, 256, shape, generator=draw, dtype=torch.uint8)
     networks = {
-        name: build_backbone(BACKBONE, engine=name)
-        for name in ("torch", "compile", "onnxruntime")
+        name: build_backbone(BACKBONE, engine=name) for name in ("torch", "onnxruntime")
     }
     first = {
         name: seconds(partial(network, images)) for name, network in networks.items()

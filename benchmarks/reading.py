@@ -1,4 +1,4 @@
-"""(n): the reader against a DataLoader of processes, its CPU time, and what cannot run in parallel.
+"""(n): the reader against a DataLoader of processes, and its CPU time.
 
 Photographs of 500 × 375 pixels become squares of 224, as ``fit`` reads them.
 """
@@ -6,12 +6,10 @@ Photographs of 500 × 375 pixels become squares of 224, as ``fit`` reads them.
 from __future__ import annotations
 
 import io
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import torch
@@ -21,20 +19,11 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from benchmarks.measure import Row, ratio, side_by_side, spread
-from cifnet_pl.images import pool as pools
 from cifnet_pl.images.image import EncodedImage, opened_square
 from cifnet_pl.images.reader import decode_images, decoding_cores
 
 SIZE = 224
 CROP_RATIO = 0.875
-STUB_SECONDS = 5e-4
-"""How long a stub sleeps in place of reading an image."""
-
-STUB_THREADS = 16
-"""Threads that ask, and threads that sleep."""
-
-STUB_REPEATS = 5
-"""How often the stubs are timed; the best counts."""
 
 
 def photographs(count: int, seed: int = 0) -> Iterator[bytes]:
@@ -101,46 +90,8 @@ def by_pillow(content: bytes) -> np.ndarray:
         return opened_square(image, SIZE, CROP_RATIO)
 
 
-def serial_seconds(files: list[Path]) -> float:
-    """Time of an image where 16 threads ask 4 processes that sleep in place of reading.
-
-    They sleep so short that they would read 32,000 images a second. What is left is what this
-    process does for each image, among it to copy the pixels, and what the system does to wake
-    threads. Of that the part that cannot run side by side is the whole at most.
-    """
-    stub = f"""
-import sys, time
-sys.path[:] = {sys.path!r}
-from cifnet_pl.images import worker
-from cifnet_pl.images.image import Look
-from cifnet_pl.images.slices import ReadResult
-def stub(request, pixels, skip):
-    time.sleep({STUB_SECONDS} * len(pixels))
-    return [ReadResult(None, Look(number)) for number in range(len(pixels))]
-worker.read_slice = stub
-worker.serve{{arguments!r}}
-"""
-    with (
-        mock.patch.object(pools, "PROGRAM", stub),
-        mock.patch.object(pools, "IMAGES_BEFORE_PROCESSES", 1),
-        mock.patch.object(pools, "_shared", None),
-        mock.patch("cifnet_pl.images.reader.decoding_cores", return_value=STUB_THREADS),
-    ):
-        read_by_us(files)
-        processes = pools.shared_processes(STUB_THREADS)
-        assert processes is not None
-        processes.ready.wait()
-        seconds = []
-        for _ in range(STUB_REPEATS):
-            start = time.perf_counter()
-            read_by_us(files)
-            seconds.append(time.perf_counter() - start)
-        processes.close()
-    return min(seconds) / len(files)
-
-
 def rows(count: int = 1000, repeats: int = 5) -> list[Row]:
-    """Measure the three rows."""
+    """Measure the two rows."""
     cores = decoding_cores()
     with tempfile.TemporaryDirectory() as folder:
         files = []
@@ -159,7 +110,6 @@ def rows(count: int = 1000, repeats: int = 5) -> list[Row]:
         for _ in range(repeats):
             ours.append(cpu_seconds(contents, by_us))
             pillow.append(cpu_seconds(contents, by_pillow))
-        serial = [serial_seconds(4 * files) for _ in range(repeats)]
     settings = f"{count} JPEGs of 500 × 375 pixels to {SIZE}, {cores} cores"
     an_image = 1000 / len(contents)
     return [
@@ -178,14 +128,5 @@ def rows(count: int = 1000, repeats: int = 5) -> list[Row]:
             ratio(pillow, ours),
             "1.7",
             f"{settings}; one thread, ours with the hash; Pillow decodes and resizes alone",
-        ),
-        Row(
-            "(n) what cannot run side by side, at most",
-            spread(serial, 1000, "ms"),
-            "–",
-            "",
-            "0.1 ms",
-            f"time of an image where {STUB_THREADS} threads ask 4 processes that sleep"
-            f" {STUB_SECONDS * 1000:g} ms in place of reading one, on {cores} cores",
         ),
     ]

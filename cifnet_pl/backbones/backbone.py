@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import (
-    COMPILED_BATCH,
     FLOAT32,
     Engine,
-    compiled_outputs,
     current_precision,
 )
 from cifnet_pl.backbones.onnx_graphs import Embedder, natural_images
@@ -87,7 +84,7 @@ class Backbone(nn.Module):
         features: width of the embeddings.
         preprocessing: what the network's weights expect.
         architecture: of weights from a file.
-        engine: what runs the network: "torch", "compile" for torch's compiler, "onnxruntime", or
+        engine: what runs the network: "torch", "onnxruntime", or
             "auto" for ONNX Runtime on a CPU where the network can be exported, and torch elsewhere
             (:mod:`cifnet_pl.backbones.engines`).
     """
@@ -150,8 +147,6 @@ class Backbone(nn.Module):
             z = runtime(images)
             if z is not None:
                 return z
-        if self._engine.name == "compile":
-            return self._embed_compiled(images)
         if device != "cpu":
             return self.embed(images)
         patches = self.learnable_patches
@@ -162,25 +157,11 @@ class Backbone(nn.Module):
         embedded = [self.embed(batch) for batch in torch.split(images, batch_size)]
         return torch.cat(embedded)
 
-    def _embed_compiled(self, images: Tensor) -> Tensor:
-        """Embed full pieces by the compiled network, and the rest as torch does."""
-        embedded = []
-        for piece in torch.split(images, COMPILED_BATCH):
-            if len(piece) == COMPILED_BATCH:
-                z = self.embed(piece, partial(compiled_outputs, self.network))
-            else:
-                z = self.embed(piece)
-            embedded.append(z)
-        return torch.cat(embedded)
-
-    def embed(
-        self, images: Tensor, network: Callable[[Tensor], Tensor] | None = None
-    ) -> Tensor:
+    def embed(self, images: Tensor) -> Tensor:
         """Embed images by torch, with gradients for networks whose parameters require them.
 
         Args:
             images: (n, 3, h, w) uint8; n may be 0.
-            network: what computes the outputs of the network; None for the network itself.
 
         Returns:
             (n, ``features``) float32.
@@ -194,7 +175,7 @@ class Backbone(nn.Module):
         pixels = images.contiguous(memory_format=torch.channels_last)
         x = torch.addcmul(self.shift, pixels, self.scale)
         try:
-            z: Tensor = (network or self.network)(x).float()
+            z: Tensor = self.network(x).float()
         except torch.cuda.OutOfMemoryError:
             raise
         # torchvision, timm and torch refuse a side with one of these.
@@ -243,7 +224,7 @@ class Backbone(nn.Module):
             precision: one of :data:`~cifnet_pl.backbones.engines.PRECISIONS`.
 
         Returns:
-            "torch", "compile" or "onnxruntime".
+            "torch" or "onnxruntime".
 
         Raises:
             UsageError: the requested engine is not installed, or has no such device or precision.
@@ -251,13 +232,11 @@ class Backbone(nn.Module):
         """
         if self._runtime(device, precision) is not None:
             return "onnxruntime"
-        if self._engine.name == "compile":
-            return "compile"
         return "torch"
 
     @contextmanager
     def preferring(self, engines: Sequence[str]) -> Iterator[None]:
-        """Within the block, use torch, or its compiler, for a model learned with it alone.
+        """Within the block, use torch for a model that was learned with it alone.
 
         An engine that the user requested by name stays.
 
@@ -265,8 +244,8 @@ class Backbone(nn.Module):
             engines: names of the engines that the model was learned with.
         """
         before = self._engine
-        if before.name == "auto" and list(engines) in (["torch"], ["compile"]):
-            self._engine = Engine(engines[0])
+        if before.name == "auto" and list(engines) == ["torch"]:
+            self._engine = Engine("torch")
         try:
             yield
         finally:

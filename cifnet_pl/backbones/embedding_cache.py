@@ -69,7 +69,7 @@ def pipeline_folder(
         image_size: side in pixels.
         crop_ratio: share of the short side that is kept.
         precision: one of Lightning's names.
-        engine: "torch", "compile" or "onnxruntime".
+        engine: "torch" or "onnxruntime".
 
     Raises:
         CifnetError: it cannot be made: the disk is full or not writable.
@@ -119,7 +119,7 @@ def _agree(stored: np.ndarray, outputs: np.ndarray) -> bool:
 
 
 class Images(Protocol):
-    """An image set as the cache uses it, such as :class:`cifnet_pl.data.sets.SampleSet`."""
+    """An image set as the cache uses it, such as :class:`cifnet_pl.data.samples.SampleTable`."""
 
     labels: np.ndarray
     names: Sequence[str]

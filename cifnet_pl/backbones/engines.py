@@ -1,15 +1,14 @@
-"""Choose what runs a frozen network, torch, its compiler or ONNX Runtime, and the precision."""
+"""Choose what runs a frozen network, torch or ONNX Runtime, and the precision."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cifnet_pl.backbones.onnx_graphs import (
     ENGINE_TOLERANCE,
@@ -19,8 +18,8 @@ from cifnet_pl.backbones.onnx_graphs import (
     stored_graph,
 )
 from cifnet_pl.backbones.onnx_runtime import Runtime
-from cifnet_pl.utilities.errors import CifnetError, UsageError, check_choice
-from cifnet_pl.utilities.text import number_of, one_line
+from cifnet_pl.utilities.errors import UsageError, check_choice
+from cifnet_pl.utilities.text import number_of
 
 log = logging.getLogger(__name__)
 
@@ -81,15 +80,8 @@ def current_precision(device: str) -> str:
     return str(current)
 
 
-EngineChoice = Literal["auto", "torch", "compile", "onnxruntime"]
+EngineChoice = Literal["auto", "torch", "onnxruntime"]
 """``auto`` is ONNX Runtime on a CPU where it can run the network, and torch elsewhere."""
-
-COMPILED_BATCH = 64
-"""Images that a compiled network embeds at once.
-
-The compiler takes half a minute for each number of images, so there is one; what remains of a batch
-is embedded without it.
-"""
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 """Packages that running a network of torch in ONNX Runtime needs."""
@@ -123,12 +115,9 @@ class Engine:
 
         Raises:
             UsageError: ONNX Runtime was requested by name, and is not installed, or has no such
-                device or precision; or torch's compiler was, and cannot work.
+                device or precision.
             CifnetError: it was requested by name, and the network cannot be exported.
         """
-        if self.name == "compile":
-            check_compiler(device)
-            return None
         if self.name == "torch":
             return None
         if device == "cpu" and precision == FLOAT32:
@@ -196,60 +185,3 @@ def _checked_runtime(embedder: Embedder) -> Runtime:
         )
         runtime = Runtime(stored_graph(embedder, replace=True))
     return runtime
-
-
-# ---------------------------------------------------------------------- torch's compiler
-
-
-@cache
-def check_compiler(device: str) -> None:
-    """Compile something small, which shows whether torch's compiler finds all that it needs.
-
-    This takes seconds, which it would take later otherwise.
-
-    Args:
-        device: type of the device, such as "cpu".
-
-    Raises:
-        UsageError: it does not, such as a C++ compiler for a CPU.
-    """
-    compiled = torch.compile(torch.sin, dynamic=False)
-    try:
-        compiled(torch.ones(8, device=device))
-    except RuntimeError as error:
-        raise UsageError(
-            f"engine compile: torch cannot compile for {device} on this machine"
-            f" ({one_line(error)}): install a C++ compiler and Python's header files, or use engine"
-            " auto or torch"
-        ) from error
-    log.info("engine compile: the first batch takes up to a minute")
-
-
-@cache
-def _compiled() -> Callable[[nn.Module, Tensor], Tensor]:
-    return torch.compile(_outputs, dynamic=False)
-
-
-def _outputs(network: nn.Module, x: Tensor) -> Tensor:
-    return cast(Tensor, network(x))
-
-
-def compiled_outputs(network: nn.Module, x: Tensor) -> Tensor:
-    """Run a network by torch's compiler, which compiles it for each shape of images.
-
-    Args:
-        network: normalised images (n, 3, h, w) → (n, d).
-        x: such images.
-
-    Raises:
-        CifnetError: the network cannot be compiled.
-    """
-    from torch._dynamo.exc import BackendCompilerFailed
-
-    try:
-        return _compiled()(network, x)
-    except BackendCompilerFailed as error:
-        raise CifnetError(
-            f"engine compile: this network cannot be compiled ({one_line(error)}): use engine auto"
-            " or torch"
-        ) from error

@@ -215,10 +215,7 @@ LATE_LAYERS: dict[str, tuple[str, ...]] = {
 
 
 class Collected(local):
-    """Outputs of earlier layers in the pass of the current thread, as several may embed at a time.
-
-    Torch's compiler follows such an attribute; it does not follow the number of a thread.
-    """
+    """Outputs of earlier layers in the pass of the current thread: several may embed at a time."""
 
     def __init__(self) -> None:
         self.outputs: list[Tensor] = []

@@ -32,7 +32,7 @@ from cifnet_pl.utilities.text import (
 )
 
 if TYPE_CHECKING:
-    from cifnet_pl.data.sets import Source
+    from cifnet_pl.data.samples import Source
     from cifnet_pl.model.audit import Audit, LearningCurve
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.metrics import ConfusedPair
@@ -46,7 +46,7 @@ IMAGE_COLUMNS = (
     "probability",
     "label_error",
     "near_duplicate",
-    "distance",
+    "novelty",
 )
 """Columns of images.csv."""
 
@@ -127,8 +127,8 @@ def audit(
 
 def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source:
     """Return the images that are given, else those of the run; UsageError if there are none."""
-    from cifnet_pl.data.sets import SourceOptions
-    from cifnet_pl.data.sources.folders import folder
+    from cifnet_pl.data.samples import SourceOptions
+    from cifnet_pl.data.sources import build_source
 
     given = images if images is not None else images_of_run(expanded(name))
     if given is None:
@@ -140,7 +140,7 @@ def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source
         raise UsageError(
             f"no folder {printable(str(root))}: give the images with --images"
         )
-    return folder(SourceOptions(root, *(model.held_out or (0.2, 0))))
+    return build_source("folder", SourceOptions(root, *(model.held_out or (0.2, 0))))
 
 
 def audit_images(
@@ -290,7 +290,7 @@ def images_csv(audited: AuditedImages) -> str:
     rows = []
     for row in np.lexsort((result.self_confidence, ~result.judged)).tolist():
         judged = ["", "", "", ""]
-        distance = ""
+        novelty = ""
         if result.judged[row]:
             judged = [
                 f"{result.self_confidence[row]:.6f}",
@@ -298,10 +298,10 @@ def images_csv(audited: AuditedImages) -> str:
                 f"{evaluation.confidence[row]:.6f}",
                 str(row in label_errors).lower(),
             ]
-            distance = f"{result.distance[row]:.4f}"
+            novelty = f"{result.novelty[row]:.6g}"
         image = [str(audited.files[row]), names[evaluation.target[row]]]
         rows.append(
-            [*image, *judged, str(bool(result.duplicated[row])).lower(), distance]
+            [*image, *judged, str(bool(result.duplicated[row])).lower(), novelty]
         )
     return to_csv(IMAGE_COLUMNS, rows)
 
@@ -420,10 +420,10 @@ def _outlier_section(audited: AuditedImages) -> Section:
     result = audited.result
     names = result.evaluation.class_names
     captions = {}
-    for row in result.farthest()[:IMAGES_SHOWN].tolist():
-        distance = f"{result.distance[row]:.2f} times the median distance"
-        captions[row] = f"{names[result.evaluation.target[row]]}, {distance}"
-    text = "Images far from the mean of their class, the farthest first."
+    for row in result.outliers()[:IMAGES_SHOWN].tolist():
+        name = names[result.evaluation.target[row]]
+        captions[row] = f"{name}, novelty {result.novelty[row]:.3g}"
+    text = "Images unlike all classes, the most novel first."
     return _image_section(
         "Outliers", text if captions else "None.", audited.files, captions
     )

@@ -84,7 +84,7 @@ def classify(
             probable classes.
         precision: of the backbone: 32-true, bf16-mixed or 16-mixed; null for the one that the model
             was learned in.
-        engine: what runs the backbone: auto, torch, compile (by torch's compiler) or onnxruntime;
+        engine: what runs the backbone: auto, torch or onnxruntime;
             auto is ONNX Runtime on a CPU, torch on a GPU.
         overwrite: whether existing files may be replaced.
         trust: whether custom heads and backbones that a model names may be imported, which runs

@@ -102,7 +102,7 @@ BY_POSITION = ("files", "models", "runs")
 OVERRIDES = "overrides"
 """Parameter that takes the options with a dot in their name, as (name, value) pairs."""
 
-Engine = Literal["auto", "torch", "compile", "onnxruntime"]
+Engine = Literal["auto", "torch", "onnxruntime"]
 """Engine that runs the backbone (:data:`cifnet_pl.backbones.engines.EngineChoice`, for modules that
 import no torch).
 """

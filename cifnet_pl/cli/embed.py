@@ -39,7 +39,7 @@ def embed(
         backbone: as --model.backbone of fit.
         architecture: of weights in a file, as --model.architecture of fit.
         image_size: side of the squares in pixels; null for that of the weights.
-        engine: what runs the backbone: auto, torch, compile (by torch's compiler) or onnxruntime;
+        engine: what runs the backbone: auto, torch or onnxruntime;
             auto is ONNX Runtime on a CPU, torch on a GPU.
         download: whether weights that are not on this machine may be fetched.
         overwrite: whether the file may be replaced.

@@ -39,7 +39,7 @@ def extend(
         more: whether classes that are known already may get more images.
         duplicates: leave_out for images that were learned already or occur twice, keep to learn
             them too.
-        engine: what runs the backbone: auto, torch, compile (by torch's compiler) or onnxruntime;
+        engine: what runs the backbone: auto, torch or onnxruntime;
             auto is ONNX Runtime on a CPU, torch on a GPU.
         overwrite: whether a bundle at output may be replaced.
         trust: whether custom heads and backbones that a model names may be imported, which runs

@@ -36,7 +36,7 @@ def forget(
         output: folder for the bundle without it.
         images: folders or Zip archives that hold all images that the class was learned from; where
             the model knows their content hashes, other images in them are ignored.
-        engine: what runs the backbone: auto, torch, compile (by torch's compiler) or onnxruntime;
+        engine: what runs the backbone: auto, torch or onnxruntime;
             auto is the one that the model learned with.
         overwrite: whether a bundle at output may be replaced.
         trust: whether custom heads and backbones that a model names may be imported, which runs

@@ -256,7 +256,7 @@ def _class_name(head: Any) -> str | None:
 
     name = head.removeprefix("cifnet_pl.heads.")
     if "." in name:
-        import_object(name)  # else jsonargparse hides why it cannot be imported
+        import_object(head)  # else jsonargparse hides why it cannot be imported
     elif name not in HEADS and not _import_offered("heads", name):
         raise unknown_name("head", name, [*HEADS, *offered("heads")])
     return name

@@ -1,10 +1,9 @@
-"""Make batches from positions in a sample set: exact sharding, decoding in threads."""
+"""Make batches from positions in a sample set: exact sharding, decoding."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple, Protocol, cast
@@ -13,15 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.sets import ImageSet, SampleSet
+from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.image import EncodedImage, UnreadableImage
-from cifnet_pl.images.pool import DecodingPool
-from cifnet_pl.images.reader import PixelBatch, decode_batches
-from cifnet_pl.images.slices import GivenImage, ReadResult, SliceRequest
+from cifnet_pl.images.reader import (
+    ReadBatch,
+    ReadImage,
+    decoding_batch_size,
+    read_batches,
+    read_image,
+)
 from cifnet_pl.utilities.errors import DataError
-
-AHEAD = 128
-"""Images for each thread that are decoded ahead of the reader, but at least two batches."""
 
 
 class ImageBatch(NamedTuple):
@@ -52,12 +52,6 @@ EMBEDDED_BATCH = 4096
 """Samples in a batch of stored embeddings.
 
 They take little memory, and a Gram matrix over many of them is faster.
-"""
-
-SCORES = 2**19
-"""Most scores of an evaluation batch of stored embeddings.
-
-With many classes scores take more memory than embeddings.
 """
 
 
@@ -94,19 +88,19 @@ def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 class ImageLoader:
-    """Decode batches of images in threads.
+    """Decode batches of images, by threads or processes.
 
     Args:
         images: the set.
         size: side of the squares in pixels.
         crop_ratio: share of the short side that is kept.
-        workers: number of threads, at least one.
+        workers: their number.
         device: type of the device that embeds the images.
     """
 
     def __init__(
         self,
-        images: ImageSet,
+        images: SampleTable,
         size: int,
         crop_ratio: float,
         workers: int,
@@ -115,62 +109,56 @@ class ImageLoader:
         self._images = images
         self._size = size
         self._crop_ratio = crop_ratio
+        self._workers = workers
         self._device = device
-        self._pool = DecodingPool(max(1, workers))
+        self._begun: list[Generator[ImageBatch, None, None]] = []
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
-        """Return an iterator over decoded batches; the threads begin with the first ones now.
+        """Return an iterator of decoded batches.
 
         Args:
             batches: positions of the images of each batch.
         """
-        lists = [batch.tolist() for batch in batches]
-        rows = iter(lists)
-        sizes = [len(batch) for batch in batches]
-        largest = max(sizes, default=1)
-        batches_ahead = AHEAD * self._pool.threads // max(1, largest)
-        ahead = max(2, batches_ahead)
-        alternate = self._device == "cpu" and torch.get_num_threads() > 1
-        pinned = self._device == "cuda"
-        made = decode_batches(
-            self._pool, rows, self._size, self._read, ahead, alternate, pinned
-        )
-        return map(self._batch, made)
+        begun = self._decode([batch.tolist() for batch in batches])
+        self._begun.append(begun)
+        return begun
 
-    def _read(self, rows: Sequence[int], pixels: np.ndarray) -> list[ReadResult]:
-        """Decode images; return their content hashes, or why they cannot be read."""
-        images = [self._given(row) for row in rows]
-        request = SliceRequest(images, self._crop_ratio, EncodedImage.identify)
-        return self._pool.read(request, pixels)
+    def _decode(self, batches: list[list[int]]) -> Generator[ImageBatch, None, None]:
+        for rows, batch in read_batches(
+            batches, self._read, self._size, self._workers, self._device
+        ):
+            yield self._batch(rows, batch)
 
-    def _given(self, row: int) -> GivenImage:
+    def close(self) -> None:
+        """End the threads of iterators that were not run through, as after an error."""
+        for begun in self._begun:
+            begun.close()
+        self._begun.clear()
+
+    def _read(self, row: int) -> ReadImage:
+        """Decode an image; return its content hash, too, or why it cannot be read."""
         try:
-            return self._images.given(row)
+            image = self._images.given(row)
         except UnreadableImage as error:
-            return error
+            return ReadImage(None, reason=str(error))
+        return read_image(image, self._size, self._crop_ratio, EncodedImage.identify)
 
-    def _batch(self, batch: PixelBatch[int, ReadResult]) -> ImageBatch:
-        pixels = batch.pixels
+    def _batch(self, rows: Sequence[int], batch: ReadBatch) -> ImageBatch:
         unreadable = []
-        hashes_read = []
-        is_readable = []
-        for row, (reason, look) in zip(batch.items, batch.results(), strict=True):
-            is_readable.append(look is not None)
-            if look is not None:
-                hashes_read.append(look.hash)
-            else:
+        hashes = []
+        readable = []
+        for row, look, reason in zip(rows, batch.looks, batch.reasons, strict=True):
+            if look is None:
                 unreadable.append(f"{self._images.place(row)}: {reason}")
-        readable = np.array(is_readable, dtype=bool)
-        items = np.array(batch.items, dtype=np.int64)
-        rows = items[readable]
-        hashes = np.array(hashes_read, dtype=np.int64)
-        if unreadable:
-            pixels = pixels[torch.from_numpy(readable)]
+            else:
+                readable.append(row)
+                hashes.append(look.hash)
+        rows_read = np.array(readable, dtype=np.int64)
         return ImageBatch(
-            pixels.permute(0, 3, 1, 2),
-            torch.from_numpy(self._images.labels[rows]),
-            torch.from_numpy(hashes),
-            torch.from_numpy(rows),
+            batch.pixels,
+            torch.from_numpy(self._images.labels[rows_read]),
+            torch.tensor(hashes, dtype=torch.int64),
+            torch.from_numpy(rows_read),
             tuple(unreadable),
         )
 
@@ -185,12 +173,8 @@ class ImageLoader:
     def unreadable(self) -> Iterator[str]:
         """Decode all images of the set; yield "place: reason" of each that is unreadable."""
         every_row = np.arange(len(self._images))
-        for batch in self.decode(pieces(every_row, CHECKED_BATCH)):
+        for batch in self.decode(pieces(every_row, decoding_batch_size(self._size))):
             yield from batch.unreadable
-
-    def close(self) -> None:
-        """Stop the threads."""
-        self._pool.close()
 
 
 class Store(Protocol):
@@ -233,7 +217,7 @@ class StoredLoader:
 
     def __init__(
         self,
-        samples: SampleSet,
+        samples: SampleTable,
         plan: Sequence[PlannedBatch],
         loader: ImageLoader | None,
         learned: bool,
@@ -242,24 +226,16 @@ class StoredLoader:
         self._plan = plan
         self._loader = loader
         self._learned = learned
-        self._begun: Iterator[ImageBatch] | None = None
         self.waiting_seconds = 0.0
 
     def __len__(self) -> int:
         return len(self._plan)
 
-    def begin(self) -> None:
-        """Let the workers decode the first images of the next iteration now."""
-        self._begun = iter(())
+    def __iter__(self) -> Iterator[Batch]:
+        images: Iterator[ImageBatch] = iter(())
         if self._loader is not None:
             rows_to_decode = [b.rows for b in self._plan if b.store is None]
-            self._begun = self._loader.decode(rows_to_decode)
-
-    def __iter__(self) -> Iterator[Batch]:
-        if self._begun is None:
-            self.begin()
-        images = cast(Iterator[ImageBatch], self._begun)
-        self._begun = None
+            images = self._loader.decode(rows_to_decode)
         for batch in self._plan:
             if batch.store is None:
                 start = time.perf_counter()
@@ -288,9 +264,6 @@ class StoredLoader:
 
 UNREADABLE_SHOWN = 50
 """Unreadable images that one error names."""
-
-CHECKED_BATCH = 32
-"""Images that are decoded together to find unreadable ones."""
 
 
 def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str:
@@ -336,12 +309,12 @@ class Batches:
         labels: (classes,) label of each class position.
         size: most samples of a batch.
         side: side of the squares that images become, in pixels; 0 for embeddings.
-        workers: threads that decode images.
+        workers: threads or processes that decode images.
         skip: whether unreadable images are left out.
         crop_ratio: share of the shorter side of an image that its square has.
     """
 
-    samples: SampleSet
+    samples: SampleTable
     rows: np.ndarray
     labels: Tensor
     size: int
@@ -364,28 +337,26 @@ class Batches:
 
     def with_keys(self) -> Iterator[KeyedBatch]:
         """Yield the same batches, with the content hashes and positions of their samples."""
-        if isinstance(self.samples, ImageSet):
+        if self.samples.are_images:
             yield from self._image_batches(self.samples)
             return
         for rows in pieces(self.rows, self.size):
-            store = cast(Store, self.samples)
-            z = store.get(rows)
+            z = self.samples.get(rows)
             positions = torch.from_numpy(self.samples.labels[rows])
             labels = self.labels[positions]
             hashes = torch.from_numpy(self.samples.hashes(rows))
             yield KeyedBatch(z, labels, hashes, rows)
 
-    def _image_batches(self, images: ImageSet) -> Iterator[KeyedBatch]:
+    def _image_batches(self, images: SampleTable) -> Iterator[KeyedBatch]:
         loader = ImageLoader(images, self.side, self.crop_ratio, self.workers)
-        with closing(loader):
-            row_batches = pieces(self.rows, self.size)
-            for batch in loader.decode(row_batches):
-                if batch.unreadable and not self.skip:
-                    raise DataError(name_unreadable(batch.unreadable, ()))
-                if len(batch.row):
-                    labels = self.labels[batch.label]
-                    rows = batch.row.numpy()
-                    yield KeyedBatch(batch.image, labels, batch.key, rows)
+        row_batches = pieces(self.rows, self.size)
+        for batch in loader.decode(row_batches):
+            if batch.unreadable and not self.skip:
+                raise DataError(name_unreadable(batch.unreadable, ()))
+            if len(batch.row):
+                labels = self.labels[batch.label]
+                rows = batch.row.numpy()
+                yield KeyedBatch(batch.image, labels, batch.key, rows)
 
 
 @dataclass(frozen=True)

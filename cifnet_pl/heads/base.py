@@ -12,7 +12,6 @@ from typing import (
     ClassVar,
     Concatenate,
     Literal,
-    NamedTuple,
     ParamSpec,
     TypeVar,
     cast,
@@ -21,6 +20,7 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
+from cifnet_pl.heads.probabilities import to_probabilities
 from cifnet_pl.statistics import ClassDistances, ClassMoments, LeftOut, RidgeChoice
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -36,7 +36,6 @@ from cifnet_pl.utilities.growing_tensors import (
     make_room,
     state_of,
 )
-from cifnet_pl.utilities.memory import matrices_given_back
 
 Capability = Literal[
     "merges", "merges_sites", "subtracts", "reduces", "leaves_one_out", "tells_novelty"
@@ -81,7 +80,6 @@ def in_full_precision(
             torch.inference_mode(False),
             torch.no_grad(),
             autocast,
-            matrices_given_back(),
         ):
             return method(self, *args, **kwargs)
 
@@ -122,45 +120,9 @@ def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> No
             raise UsageError("sample weights must be positive and finite")
 
 
-class LogOdds(NamedTuple):
-    """The largest logit of each row against the others.
-
-    Attributes:
-        first: (n, 1) column of the most probable class.
-        odds: (n, 1) logarithm of its odds.
-        others: (n, C) log probability of each other class among those; −∞ at the most probable one.
-    """
-
-    first: Tensor
-    odds: Tensor
-    others: Tensor
-
-
-def log_odds(logits: Tensor) -> LogOdds:
-    """Compute the log odds of the largest logit of each row of (n, C) logits."""
-    first = logits.argmax(dim=1, keepdim=True)
-    columns = torch.arange(logits.shape[1], device=logits.device)
-    others = logits.masked_fill(columns == first, -torch.inf)
-    log_rest = others.logsumexp(dim=1, keepdim=True)
-    return LogOdds(first, logits.gather(1, first) - log_rest, others - log_rest)
-
-
-def to_probabilities(scores: Tensor, temperature: Tensor, power: Tensor) -> Tensor:
-    """Turn scores into probabilities.
-
-    With ``p = softmax(scores / temperature)``, the odds ``p / (1 − p)`` of the largest one become
-    their ``power``-th power; the other classes share the rest in the same proportions. Where
-    classes resemble each other, a softmax alone is overconfident where it is confident at all. As
-    the power is at most 1, the largest probability stays the largest one.
-
-    Args:
-        scores: (n, C) float; rows with NaN give NaN.
-        temperature: () above 0.
-        power: () above 0 and at most 1.
-    """
-    first, odds, others = log_odds(scores / temperature)
-    rest = torch.sigmoid(-power * odds) * others.exp()
-    return rest.scatter(1, first, torch.sigmoid(power * odds))
+def scalar(value: float) -> nn.Buffer:
+    """Return a buffer of a single float64 number."""
+    return nn.Buffer(torch.tensor(value, dtype=torch.float64))
 
 
 NOVELTY_RIDGE = 3.0
@@ -248,8 +210,8 @@ class Head(nn.Module, ABC):
         self.task_of: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.solved: Tensor = nn.Buffer(torch.tensor(True))
         self.under_way: Tensor = nn.Buffer(torch.tensor(False))
-        self.temperature: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
-        self.odds_power: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
+        self.temperature: Tensor = scalar(1.0)
+        self.odds_power: Tensor = scalar(1.0)
 
     # ------------------------------------------------------------------ what a subclass implements
 
@@ -417,11 +379,10 @@ class Head(nn.Module, ABC):
         """
         check_samples(z, y, weight, self.in_features)
         columns = self._columns(y)
-        earlier = self.task_of[columns] < self.task_of.max()
-        if earlier.any():
-            label = y[earlier][0].item()
+        earlier = y[self.task_of[columns] < self.task_of.max()]
+        if len(earlier):
             raise UsageError(
-                f"label {label} is not a class of the current task {self.tasks[-1]}"
+                f"label {int(earlier[0])} is not a class of the current task {self.tasks[-1]}"
             )
         if len(z):
             self.solved.fill_(False)
@@ -851,10 +812,6 @@ class Head(nn.Module, ABC):
         new = [operator.index(c) for c in classes]
         if not new:
             raise UsageError("a task needs at least one class, none was given")
-        if not -(2**63) <= min(new) <= max(new) < 2**63:
-            raise UsageError(
-                f"classes {new} hold a label that does not fit into 64 bits"
-            )
         if len(set(new)) < len(new):
             raise UsageError(f"classes {new} of one task hold a label twice")
         known = sorted(set(new) & set(self.classes))

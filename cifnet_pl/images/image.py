@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from cifnet_pl.images.colour import in_srgb
-from cifnet_pl.images.depth import SIGNIFICANT_BITS, in_eight_bits, with_depth
 from cifnet_pl.images.files import read_bytes
-from cifnet_pl.images.jpeg import ORIENTATION_TAG, decode_square, is_incomplete
+from cifnet_pl.images.jpeg import decode_square, is_incomplete
 from cifnet_pl.images.names import HEIC_BRANDS
 from cifnet_pl.images.png import plain_png, significant_bits
 from cifnet_pl.utilities.errors import DataError
@@ -60,17 +59,14 @@ IMAGE_SIZE_LIMIT = 2048
 THUMBNAIL_SIDE = 8
 """Side of a thumbnail in pixels."""
 
-DATE_TAKEN_TAG = 0x9003
-"""EXIF tag DateTimeOriginal (CIPA DC-008), in the part ``EXIF_PART``."""
-
-DATE_CHANGED_TAG = 0x0132
-"""EXIF tag DateTime."""
-
-EXIF_PART = 0x8769
-"""EXIF tag of the part that holds ``DATE_TAKEN_TAG``."""
-
 DATE_FORMAT = "%Y:%m:%d %H:%M:%S"
 """Format of a time in EXIF data."""
+
+SIGNIFICANT_BITS = "significant_bits"
+"""Key of Pillow's notes on an image for the bits that its file calls significant."""
+
+SIXTEEN_BIT_AS_32 = ("PNG", "PPM")
+"""Formats of which Pillow has 16 bits in its mode of 32 bits; PNG before Pillow 11."""
 
 UPRIGHT_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -203,16 +199,16 @@ class EncodedImage:
 
         Ordinary JPEG files are decoded by :mod:`cifnet_pl.images.jpeg`.
         """
-        if isinstance(self.content, Image.Image):
-            return square(self.content, size, crop_ratio)
-        pixels = decode_square(self.content, size, crop_ratio)
-        if pixels is not None:
-            return pixels
+        content = self.content
+        if isinstance(content, Image.Image):
+            return square(content, size, crop_ratio)
         with self.open() as image:
-            with decoding():
-                with_depth(image, self.open)
+            if image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L"):
+                stored = decode_square(content, *image.size, size, crop_ratio)
+                if stored is not None:
+                    return finished(stored, image)
             pixels = opened_square(image, size, crop_ratio)
-        if is_incomplete(self.content):
+        if is_incomplete(content):
             raise UnreadableImage("the file is cut off before the end of its pixels")
         return pixels
 
@@ -224,7 +220,6 @@ class EncodedImage:
         """Return the hash, thumbnail and time; the image is decoded at a low resolution."""
         try:
             with decoding(), self.open() as image:
-                with_depth(image, self.open)  # first: reading PNG metadata decodes it
                 taken = time_taken(image)
                 image.draft("RGB", (4 * THUMBNAIL_SIDE, 4 * THUMBNAIL_SIDE))
                 return Look(self.hash, thumbnail(to_rgb(image)), taken)
@@ -274,7 +269,10 @@ def time_taken(image: Image.Image) -> datetime | None:
     """Return when an open image was taken; None where it does not say."""
     try:
         exif = image.getexif()
-        text = exif.get_ifd(EXIF_PART).get(DATE_TAKEN_TAG) or exif.get(DATE_CHANGED_TAG)
+        part = exif.get_ifd(ExifTags.IFD.Exif)
+        text = part.get(ExifTags.Base.DateTimeOriginal) or exif.get(
+            ExifTags.Base.DateTime
+        )
         if text is None:
             return None
         return datetime.strptime(str(text).strip("\0 "), DATE_FORMAT)
@@ -290,12 +288,13 @@ def to_rgb(image: Image.Image) -> Image.Image:
     mode = image.mode
     if mode == "RGB" and "transparency" not in image.info:
         return image
-    if mode.startswith("I;16") or mode in ("I", "F"):
-        if mode == "I" and image.format == "PNG":  # 16 bits, before Pillow 11
-            mode = "I;16"
-        grey = np.nan_to_num(np.asarray(image, dtype=np.float32), posinf=0, neginf=0)
-        eight_bits = in_eight_bits(grey, mode, image.info.get(SIGNIFICANT_BITS))
-        return Image.fromarray(eight_bits).convert("RGB")
+    if mode.startswith("I;16") or (mode == "I" and image.format in SIXTEEN_BIT_AS_32):
+        return _of_sixteen_bits(image).convert("RGB")
+    if mode in ("I", "F"):
+        raise UnreadableImage(
+            "its pixels are floating-point numbers or integers of 32 bits: convert them to 8 or 16"
+            " bits"
+        )
     if mode == "La":
         image = image.convert("LA")
     if mode in ("RGBA", "LA", "La", "PA", "RGBa") or "transparency" in image.info:
@@ -305,6 +304,19 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def _of_sixteen_bits(image: Image.Image) -> Image.Image:
+    """Divide grey values of 16 bits by 256, or as the file's significant bits say.
+
+    The PNG specification wants values of fewer bits spread over all 16. Where none exceeds the bits
+    that are significant, they were not.
+    """
+    values = np.asarray(image)
+    bits = image.info.get(SIGNIFICANT_BITS, 16)
+    if values.max(initial=0) >= 2**bits:
+        bits = 16
+    return Image.fromarray((values >> (bits - 8)).astype(np.uint8))
+
+
 def orientation(image: Image.Image) -> int:
     """Return the EXIF orientation of an image, from 1 to 8; 1 where it says none.
 
@@ -312,7 +324,7 @@ def orientation(image: Image.Image) -> int:
     them with another type than the standard's. Damaged metadata does not make pixels unreadable.
     """
     try:
-        value = image.getexif().get(ORIENTATION_TAG, 1)
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # each format fails in its own way
         return 1
     return value if value in UPRIGHT_TRANSPOSES else 1
@@ -353,7 +365,6 @@ def square(
     """
     with decoding():
         image.load()
-        transpose = UPRIGHT_TRANSPOSES.get(orientation(image))
         rgb = to_rgb(image)
     width, height = extent or rgb.size
     side = min(width, height) * crop_ratio
@@ -363,10 +374,27 @@ def square(
     small = rgb
     if rgb.size != (size, size) or side != size:
         small = rgb.resize((size, size), Image.Resampling.BICUBIC, box)
+    return finished(np.asarray(small), image)
+
+
+def finished(stored: np.ndarray, image: Image.Image) -> np.ndarray:
+    """Turn a square as the EXIF orientation of its image says, and convert it to sRGB.
+
+    Args:
+        stored: (s, s, 3) uint8, pixels of the image.
+        image: of any mode.
+
+    Returns:
+        The same shape.
+    """
+    upright = stored
+    transpose = UPRIGHT_TRANSPOSES.get(orientation(image))
     if transpose is not None:
-        small = small.transpose(transpose)
-    profile = image.info.get("icc_profile")
-    return in_srgb(np.asarray(small), profile if image.mode in COLOUR_MODES else None)
+        upright = np.asarray(Image.fromarray(stored).transpose(transpose))
+    profile = None
+    if image.mode in COLOUR_MODES:
+        profile = image.info.get("icc_profile")
+    return in_srgb(upright, profile)
 
 
 def opened_square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray:

@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from PIL.PngImagePlugin import MAX_TEXT_CHUNK
+
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
@@ -22,17 +24,8 @@ ORIENTATION_TEXTS = (b"Raw profile type exif", b"XML:com.adobe.xmp")
 SIGNIFICANT_BITS = b"sBIT"
 """Type of the chunk that says how many bits of each channel are significant."""
 
-PIXELS = b"IDAT"
-"""Type of the chunks that hold the pixels."""
-
 PROFILE = b"iCCP"
 """Type of the chunk that holds a colour profile: its name, two bytes, and deflated data."""
-
-METADATA_LIMIT = 2**16
-"""Bytes of a text that may say the orientation, as stored."""
-
-INFLATED_LIMIT = 2**20
-"""Bytes of a text or profile that Pillow accepts."""
 
 
 class PngChunk(NamedTuple):
@@ -70,24 +63,17 @@ def plain_png(content: bytes) -> bytes:
     return b"".join(parts)
 
 
-def significant_bits(content: bytes) -> int | None:
-    """Return how many bits of the colours of a PNG file are significant.
-
-    None if it does not say, or says what cannot be.
+def significant_bits(content: bytes) -> int:
+    """Return how many bits of 16 are significant in a grey PNG file; 16 if it does not say.
 
     Args:
         content: of any file.
     """
-    if not content.startswith(SIGNATURE):
-        return None
-    for chunk in _chunks(content):
-        if chunk.kind == PIXELS:
-            return None
-        if chunk.kind == SIGNIFICANT_BITS:
-            bits = content[chunk.start + 8 : chunk.end - 4]
-            most = max(bits[:3], default=0)
-            return most if 1 <= most <= 16 else None
-    return None
+    if content.startswith(SIGNATURE):
+        for chunk in _chunks(content):
+            if chunk.kind == SIGNIFICANT_BITS:
+                return min(max(content[chunk.start + 8], 8), 16)
+    return 16
 
 
 def _chunks(content: bytes) -> Iterator[PngChunk]:
@@ -103,23 +89,20 @@ def _chunks(content: bytes) -> Iterator[PngChunk]:
 
 
 def _is_usable(kind: bytes, data: bytes) -> bool:
-    """Return whether a text or profile is wanted, whole, and not too large.
+    """Return whether a text or profile is wanted, and Pillow reads it.
 
     Args:
         kind: type of its chunk.
         data: content of its chunk, which begins with a keyword.
     """
     keyword, _, rest = data.partition(b"\0")
-    if kind != PROFILE:
-        if keyword not in ORIENTATION_TEXTS or len(data) > METADATA_LIMIT:
-            return False
-        if kind == b"tEXt":
-            return True
-        if kind == b"iTXt":
-            return not rest.startswith(b"\x01")  # compressed
+    if kind in TEXTS and keyword not in ORIENTATION_TEXTS:
+        return False
+    if kind in (b"tEXt", b"iTXt"):
+        return True
     decompressor = zlib.decompressobj()
     try:
-        decompressor.decompress(rest[1:], INFLATED_LIMIT)
+        decompressor.decompress(rest[1:], MAX_TEXT_CHUNK)
     except zlib.error:
         return False
     return decompressor.eof

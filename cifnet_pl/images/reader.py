@@ -1,20 +1,25 @@
-"""Read many images by threads, in order and a few batches ahead of the consumer."""
+"""Read many images in order: by threads, or by processes where a GPU embeds.
+
+On a CPU threads decode a batch while the network waits: beside it, they would stop its threads at
+every layer. A GPU would wait for threads, which pass Python's lock to each other, so it gets its
+batches from the processes of a DataLoader.
+"""
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice, tee
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from cifnet_pl.images.files import find_images, shown_path
 from cifnet_pl.images.image import (
@@ -24,19 +29,19 @@ from cifnet_pl.images.image import (
     Look,
     UnreadableImage,
 )
-from cifnet_pl.images.pool import DecodingPool
-from cifnet_pl.images.slices import ReadResult, SliceRequest
-from cifnet_pl.images.worker import AREA_BYTES
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 
 CORES_LIMIT = 16
 """Cores that decoding uses unless told otherwise."""
 
-BATCHES_AHEAD = 3
-"""Batches that are being decoded, or wait for the consumer."""
+BATCH_IMAGES = 256
+"""Images of a batch of :func:`decode_images`, at most."""
 
-IMAGES_PER_JOB = 8
-"""Images that a thread decodes at once, if there are enough for all threads."""
+BATCH_PIXELS = 2**22
+"""Pixels of such a batch, at most, if it has more than one image."""
+
+LEFT_OUT = "left out"
+"""Why an image that was not wanted has no pixels."""
 
 
 def usable_cores() -> int:
@@ -101,121 +106,155 @@ def image_location(image: ImageLike) -> str:
     return "an image in memory"
 
 
+# ---------------------------------------------------------------------- one image
+
+
+class ReadImage(NamedTuple):
+    """Result of reading an image.
+
+    Attributes:
+        pixels: (s, s, 3) uint8; None if it could not be read.
+        look: what was wanted of it besides its pixels; None if it could not be read.
+        reason: why it has no pixels, or None.
+        error: what ends the whole reading, or None.
+    """
+
+    pixels: np.ndarray | None
+    look: Look | None = None
+    reason: str | None = None
+    error: CifnetError | None = None
+
+
+def read_image(
+    image: ImageLike,
+    size: int,
+    crop_ratio: float,
+    look: Callable[[EncodedImage], Look] | None,
+    skip: Callable[[int], bool] | None = None,
+) -> ReadImage:
+    """Read an image once.
+
+    Args:
+        image: the image.
+        size: side of its square in pixels.
+        crop_ratio: share of the short side that is kept.
+        look: what is wanted of it besides its pixels; None for nothing.
+        skip: whether the image of a content hash is not decoded; ``LEFT_OUT`` is then its reason.
+    """
+    try:
+        encoded = EncodedImage(image)
+        if skip is not None and skip(encoded.hash):
+            return ReadImage(None, encoded.identify(), LEFT_OUT)
+        pixels = encoded.square(size, crop_ratio)
+        if look is None:
+            return ReadImage(pixels)
+        return ReadImage(pixels, look(encoded))
+    except UnreadableImage as error:
+        return ReadImage(None, reason=str(error))
+
+
 # ---------------------------------------------------------------------- batches
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
+Reader = Callable[[Item], ReadImage]
 
 
-@dataclass
-class PixelBatch(Generic[Item, Result]):
-    """A batch of images that threads decode.
+class ReadBatch(NamedTuple):
+    """Results of reading n images.
 
     Attributes:
-        items: the images.
-        pixels: (n, s, s, 3) uint8.
-        jobs: consecutive parts of ``items`` that are being read, in their order.
+        pixels: (m, 3, s, s) uint8, channels last in memory, of those that could be read.
+        looks: of each image; None if it could not be read.
+        reasons: why an image has no pixels, or None.
+        errors: what ends the whole reading.
     """
 
-    items: Sequence[Item]
     pixels: Tensor
-    jobs: list[Future[list[Result]]]
-
-    def results(self) -> list[Result]:
-        """Return what is known of each image; raise what went wrong in its thread."""
-        results = []
-        for job in self.jobs:
-            results += job.result()
-        return results
+    looks: tuple[Look | None, ...]
+    reasons: tuple[str | None, ...]
+    errors: tuple[CifnetError, ...]
 
 
-def decode_batches(
-    pool: DecodingPool,
-    batches: Iterator[Sequence[Item]],
+def _batch(size: int, results: Sequence[ReadImage]) -> ReadBatch:
+    squares = [np.empty((0, size, size, 3), np.uint8)]
+    for result in results:
+        if result.pixels is not None:
+            squares.append(result.pixels[None])
+    pixels = torch.from_numpy(np.concatenate(squares))
+    return ReadBatch(
+        pixels.permute(0, 3, 1, 2),
+        tuple(result.look for result in results),
+        tuple(result.reason for result in results),
+        tuple(result.error for result in results if result.error is not None),
+    )
+
+
+def read_batches(
+    batches: Iterable[Sequence[Item]],
+    read: Reader[Item],
     size: int,
-    read: Callable[[Sequence[Item], np.ndarray], list[Result]],
-    ahead: int = BATCHES_AHEAD,
-    alternate: bool = False,
-    pinned: bool = False,
-) -> Iterator[PixelBatch[Item, Result]]:
-    """Decode batches by the threads of a pool, some ahead of the consumer; they begin at once.
+    workers: int,
+    device: str = "cpu",
+) -> Iterator[tuple[Sequence[Item], ReadBatch]]:
+    """Read batches of images in order.
 
     Args:
-        pool: of the threads.
-        batches: images.
+        batches: what ``read`` takes, in batches.
+        read: reads an image; several threads or processes call it.
         size: side of the squares in pixels.
-        read: reads some images of a batch, writes their squares (n, size, size, 3) uint8, and
-            returns what is known of each.
-        ahead: batches that are being decoded, or wait for the consumer.
-        alternate: whether to decode only while the consumer waits: for a backbone of several
-            threads on the cores that decode, which wait for each other at every layer.
-        pinned: whether the pixels are to be copied to a GPU.
+        workers: number of threads or processes.
+        device: type of the device that embeds the images.
 
-    Returns:
-        The batches in their order, each fully decoded.
+    Yields:
+        Each batch, and what was read of it.
+
+    Raises:
+        CifnetError: the data are damaged or were changed.
     """
-    queue = _DecodingQueue(pool, batches, size, read, pinned)
-    queue.begin(ahead)
-    if alternate:
-        return queue.in_turn(ahead)
-    return queue.in_order()
+    collate = partial(_batch, size)
+    if device == "cuda" and workers and hasattr(os, "fork"):
+        yield from _read_by_processes(batches, read, collate, workers)
+        return
+    with ThreadPoolExecutor(max(1, workers), "decode") as pool:
+        for items in batches:
+            yield items, collate(list(pool.map(read, items)))
 
 
-class _DecodingQueue(Generic[Item, Result]):
-    """Batches that are being decoded; the arguments are those of :func:`decode_batches`."""
+def _read_by_processes(
+    batches: Iterable[Sequence[Item]],
+    read: Reader[Item],
+    collate: Callable[[Sequence[ReadImage]], ReadBatch],
+    workers: int,
+) -> Iterator[tuple[Sequence[Item], ReadBatch]]:
+    given, asked = tee(batches)
+    loader = DataLoader(
+        _Items(read),
+        batch_sampler=asked,  # type: ignore[arg-type]
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=True,
+        multiprocessing_context="fork",  # functions of a source need not be picklable
+    )
+    for items, batch in zip(given, loader, strict=False):
+        if batch.errors:
+            raise batch.errors[0]
+        yield items, batch
 
-    def __init__(
-        self,
-        pool: DecodingPool,
-        batches: Iterator[Sequence[Item]],
-        size: int,
-        read: Callable[[Sequence[Item], np.ndarray], list[Result]],
-        pinned: bool,
-    ):
-        self._pool = pool
-        self._batches = batches
-        self._size = size
+
+class _Items(Dataset[ReadImage]):
+    """Images as a DataLoader takes them: what it calls an index is what ``read`` takes.
+
+    The error of a process gets a traceback, so those of this package are brought like results.
+    """
+
+    def __init__(self, read: Callable[[Any], ReadImage]):
         self._read = read
-        self._pinned = pinned
-        self._waiting: deque[PixelBatch[Item, Result]] = deque()
 
-    def begin(self, count: int) -> None:
-        """Let the threads decode the next batches."""
-        for items in islice(self._batches, count):
-            shape = (len(items), self._size, self._size, 3)
-            pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=self._pinned)
-            rows = pixels.numpy()
-            length = self._job_length(len(items))
-            jobs = []
-            for start in range(0, len(items), length):
-                end = start + length
-                jobs.append(
-                    self._pool.submit(self._read, items[start:end], rows[start:end])
-                )
-            self._waiting.append(PixelBatch(items, pixels, jobs))
-
-    def _job_length(self, images: int) -> int:
-        """Return how many images of a batch a thread reads at once."""
-        share = images // self._pool.threads
-        fitting = AREA_BYTES // (3 * self._size**2)
-        return max(1, min(IMAGES_PER_JOB, share, fitting))
-
-    def in_order(self) -> Iterator[PixelBatch[Item, Result]]:
-        """Yield the batches; for each one that is done another one is begun."""
-        while self._waiting:
-            batch = self._waiting.popleft()
-            wait(batch.jobs)
-            self.begin(1)
-            yield batch
-
-    def in_turn(self, ahead: int) -> Iterator[PixelBatch[Item, Result]]:
-        """Yield the batches; others are begun when all are done and the consumer waits."""
-        while self._waiting:
-            for batch in self._waiting:
-                wait(batch.jobs)
-            yield self._waiting.popleft()
-            if not self._waiting:
-                self.begin(ahead)
+    def __getitem__(self, item: Any) -> ReadImage:
+        try:
+            return self._read(item)
+        except CifnetError as error:
+            return ReadImage(None, error=error)
 
 
 class DecodedBatch(NamedTuple):
@@ -247,8 +286,9 @@ def decode_images(
     crop_ratio: float,
     look: Callable[[EncodedImage], Look] | None = None,
     skip: Callable[[int, int], bool] | None = None,
+    device: str = "cpu",
 ) -> Iterator[DecodedBatch]:
-    """Decode images by threads; memory does not grow with their number.
+    """Decode images; memory does not grow with their number.
 
     Args:
         files: the images.
@@ -257,45 +297,31 @@ def decode_images(
         look: what else is wanted of each image while its bytes are in memory; None for nothing.
         skip: whether the image of a position and hash is not decoded; ``LEFT_OUT`` is then its
             reason.
+        device: type of the device that embeds the images.
     """
 
+    def read(item: tuple[int, ImageLike]) -> ReadImage:
+        position, image = item
+        skip_hash = None
+        if skip is not None:
+            skip_hash = partial(skip, position)
+        return read_image(image, size, crop_ratio, look, skip_hash)
+
     count = decoding_batch_size(size)
-    pool = DecodingPool(decoding_cores())
-
-    def read(
-        numbered: Sequence[tuple[int, ImageLike]], pixels: np.ndarray
-    ) -> list[ReadResult]:
-        request = SliceRequest([file for _, file in numbered], crop_ratio, look)
-        if skip is None:
-            return pool.read(request, pixels)
-        first, _ = numbered[0]
-        return pool.read(request, pixels, lambda place, hash: skip(first + place, hash))
-
-    remaining = enumerate(files)
-    try:
-        batches = iter(lambda: tuple(islice(remaining, count)), ())
-        for batch in decode_batches(pool, batches, size, read):
-            reasons, looks = zip(*batch.results(), strict=True)
-            readable = torch.tensor([reason is None for reason in reasons])
-            pixels = batch.pixels if readable.all() else batch.pixels[readable]
-            read_files = tuple(file for _, file in batch.items)
-            yield DecodedBatch(read_files, pixels.permute(0, 3, 1, 2), reasons, looks)
-    finally:
-        pool.close()
+    numbered = enumerate(files)
+    batches = iter(lambda: list(islice(numbered, count)), [])
+    for items, batch in read_batches(batches, read, size, decoding_cores(), device):
+        files_read = tuple(file for _, file in items)
+        yield DecodedBatch(files_read, batch.pixels, batch.reasons, batch.looks)
 
 
 def decoding_batch_size(size: int) -> int:
-    """Return the number of images in a batch: about 2²² pixels, but 64 to 256 images.
-
-    At the end of each batch the threads that embed wait for each other. In batches of small images
-    they would do so too often. Of images above 512 pixels a batch has at most 2²⁴ pixels.
+    """Return the number of images in a batch of :func:`decode_images`.
 
     Args:
         size: side of the squares in pixels.
     """
-    count = max(64, 2**22 // size**2)
-    largest = min(256, 2**24 // size**2)
-    return max(1, min(count, largest))
+    return max(1, min(BATCH_IMAGES, BATCH_PIXELS // size**2))
 
 
 # ---------------------------------------------------------------------- looks

@@ -47,7 +47,7 @@ from cifnet_pl.utilities.version import package_version
 FORMAT = 2
 """Version of the description and of the files that hold it, bundles and checkpoints."""
 
-Engine = Literal["torch", "compile", "onnxruntime"]
+Engine = Literal["torch", "onnxruntime"]
 
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 

@@ -119,7 +119,9 @@ def embed(
     embeddings = [torch.zeros(0, backbone.features)]
     files = list[Path | None]()
     unreadable = dict[str, str]()
-    batches = decode_images(iterate_images(images), image_size, crop_ratio)
+    batches = decode_images(
+        iterate_images(images), image_size, crop_ratio, device=torch.device(device).type
+    )
     if progress:
         batches = counted(batches, "embedding")
     for batch in batches:

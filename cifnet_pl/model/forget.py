@@ -12,8 +12,7 @@ from torch import Tensor
 
 from cifnet_pl.images.files import find_images
 from cifnet_pl.images.image import EncodedImage
-from cifnet_pl.images.reader import decode_images
-from cifnet_pl.images.slices import LEFT_OUT
+from cifnet_pl.images.reader import LEFT_OUT, decode_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import Unreadable, unreadable_of
 from cifnet_pl.utilities.errors import DataError, UnsupportedError
@@ -210,7 +209,12 @@ def _embed_images_of(
 
     found = FoundImages()
     batches = decode_images(
-        files, model.image_size, model.crop_ratio, EncodedImage.identify, skip=is_other
+        files,
+        model.image_size,
+        model.crop_ratio,
+        EncodedImage.identify,
+        is_other,
+        model.device.type,
     )
     for batch in batches:
         unreadable += unreadable_of(batch)

@@ -23,8 +23,7 @@ from PIL import Image
 from pydantic import Field
 from torch import Tensor
 
-from cifnet_pl.data.sets import FileSet
-from cifnet_pl.images.reader import look_at_images
+from cifnet_pl.data.samples import SampleTable, table_of
 from cifnet_pl.model.bundle import Event, class_names
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
@@ -49,7 +48,6 @@ from cifnet_pl.serving.messages import (
 )
 from cifnet_pl.serving.workspace import Change, Version, Workspace, is_undamaged
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from cifnet_pl.utilities.memory import give_back_freed_memory
 from cifnet_pl.utilities.text import printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
@@ -163,10 +161,8 @@ class EmbeddedUploads(LabelledImages):
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield rows and embeddings, as :meth:`LabelledImages.embedded` does."""
         names = self.files.names
-        self.looks[:] = look_at_images([self.files.root / name for name in names])
         rows = np.arange(len(names))
-        hashes = [look.hash for look in self.looks if look]
-        self.files.note_hashes(rows, np.array(hashes, dtype=np.int64))
+        self.looks[:] = self.files.look(rows)
         yield rows, torch.stack([self.known[name] for name in names])
 
 
@@ -331,7 +327,6 @@ class Service:
             refusal = RequestError(500, messages.FAILED)
         finally:
             self.gallery.request_update()
-            give_back_freed_memory()
         raise refusal  # outside, as a job must not keep the models of the error's frames
 
     def _report(self, done: int, total: int) -> None:
@@ -442,7 +437,8 @@ class Service:
             label_of.update(dict.fromkeys(files, label))
         present, z = self.gallery.embeddings(list(label_of), self._report)
         labels = [label_of[file] for file in present]
-        images = FileSet(self.workspace.images_folder, present, labels)
+        table = table_of(name=present).assign(label=labels)
+        images = SampleTable(table, root=self.workspace.images_folder)
         known = dict(zip(present, z, strict=True))
         return EmbeddedUploads(list(classes), images, known=known)
 

@@ -2,7 +2,6 @@
 them.
 """
 
-import copy
 import itertools
 import json
 import logging
@@ -186,33 +185,6 @@ class TestEmbeddings:
         with pytest.raises(CifnetError, match="cannot embed images of 20x20 pixels"):
             backbone(images(1, 20))
 
-    @pytest.mark.system
-    @pytest.mark.parametrize("layers", ["", "+layers+mirror"])
-    def test_of_compiled_networks_agree_and_a_last_batch_compiles_nothing(self, layers):
-        from torch._dynamo.utils import counters  # takes seconds
-
-        backbone = build_backbone(f"random:resnet18{layers}", engine="compile")
-        assert backbone.engine() == "compile"
-        assert_agree(backbone, 32, 64)
-        frames = counters["stats"]["unique_graphs"]
-        for count in (64, 65, 150, 3):
-            assert_agree(backbone, 32, count)
-        assert counters["stats"]["unique_graphs"] == frames
-        assert not counters["graph_break"]
-        assert_agree(copy.deepcopy(backbone), 32, 64)
-
-    @pytest.mark.system
-    def test_compiled_networks_refuse_a_size_and_half_precision_as_torch_does(self):
-        backbone = build_backbone("one_size", engine="compile")
-        assert_agree(backbone, count=64)
-        with pytest.raises(CifnetError, match="cannot embed images of 20x20 pixels"):
-            backbone(images(64, 20))
-        with torch.autocast("cpu", torch.bfloat16):
-            z = backbone(images(64))
-            expected = backbone.embed(images(64))
-        assert backbone.engine("cpu", "bf16-mixed") == "compile"
-        assert (z - expected).abs().max() <= 1e-2 * expected.abs().max()
-
 
 class TestChoice:
     def test_torch_on_a_gpu_in_half_precision_and_where_it_was_asked_for(self):
@@ -243,14 +215,6 @@ class TestChoice:
         assert not caplog.records
 
     @pytest.mark.system
-    def test_a_machine_without_a_c_compiler(self, monkeypatch, tmp_path):
-        engines.check_compiler.cache_clear()
-        torch.compiler.reset()
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-        monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-        with pytest.raises(UsageError, match="cannot compile for cpu on this machine"):
-            build_backbone("small", engine="compile").engine()
-
     def test_a_missing_package(self, monkeypatch, caplog):
         monkeypatch.setattr(engines, "PACKAGES", ("no_such_package",))
         assert build_backbone("small").engine() == "torch"

@@ -110,10 +110,10 @@ def test_a_class_with_one_image_is_named_and_not_judged(
         "predicted",
         "probability",
         "label_error",
-        "distance",
+        "novelty",
     )
     assert [last[name] for name in empty] == [""] * 5
-    assert all(row["distance"] and row["probability"] for row in tables["images"][:-1])
+    assert all(row["novelty"] and row["probability"] for row in tables["images"][:-1])
     (eel,) = (row for row in tables["classes"] if row["class"] == "eel")
     assert eel["images"] == "1"
     assert [

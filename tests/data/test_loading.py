@@ -1,15 +1,12 @@
-"""From positions to batches: exact shards, images decoded in threads ahead of the reader,
-memory.
-"""
+"""From positions to batches: exact shards, decoded images, memory."""
 
 import os
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from threading import Semaphore
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -27,21 +24,22 @@ from cifnet_pl.data.loading import (
     planned_batches,
     shard_batches,
 )
-from cifnet_pl.data.sets import FileSet, ImageSet
-from cifnet_pl.images import pool
+from cifnet_pl.data.samples import SampleTable, table_of
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.images.reader import decoding_cores
-from cifnet_pl.images.slices import ReadResult
+from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_images
 from tests.simulated_device import simulated_device
 
 
-class Numbers(ImageSet):
+class Numbers(SampleTable):
     """Images of one colour, their number; those in ``broken`` cannot be decoded."""
 
     def __init__(self, count: int, broken: tuple[int, ...] = ()):
-        self.labels = np.arange(count, dtype=np.int64) % 2
-        self.names = [f"{i}\n.png" for i in range(count)]
+        labels = np.arange(count, dtype=np.int64) % 2
+        names = [f"{i}\n.png" for i in range(count)]
+        super().__init__(pd.DataFrame({"label": labels, "name": names}), prefix="")
+        self.in_files = False
         self.broken = broken
         self.decoded = 0
 
@@ -50,9 +48,6 @@ class Numbers(ImageSet):
         if index in self.broken:
             raise UnreadableImage("of no known format")
         return Image.new("RGB", (2, 2), (index, 0, 0))
-
-    def subset(self, rows: np.ndarray) -> ImageSet:
-        raise NotImplementedError
 
 
 # ---------------------------------------------------------------------- shards
@@ -119,44 +114,27 @@ def test_decoding_starts_with_the_first_batch() -> None:
     assert images.decoded >= 2
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_batches_are_whole_and_in_order_whatever_the_reader_does(
-    monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
-    """It is slow or fast, leaves a task midway, and the threads of a network make the decoders wait
-    for it.
-    """
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    loader = ImageLoader(Numbers(250), 2, 1.0, 3)
-    for count, size, pause in ((60, 7, 0.005), (250, 1, 0), (250, 3, 0), (4, 7, 0)):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_batches_are_whole_and_in_order_whatever_reads_them(device: str) -> None:
+    """Threads, or processes where a GPU embeds; also where a task is left midway."""
+    loader = ImageLoader(Numbers(250, broken=(3,)), 2, 1.0, 3, device)
+    for count, size in ((60, 7), (250, 100), (4, 7)):
         batches = np.split(np.arange(count), range(size, count, size))
         for batch, rows in zip(loader.decode(batches), batches, strict=True):
-            time.sleep(pause)
-            assert (
-                batch.row.tolist() == batch.image[:, 0, 0, 0].tolist() == rows.tolist()
-            )
+            readable = rows[rows != 3].tolist()
+            assert batch.row.tolist() == batch.image[:, 0, 0, 0].tolist() == readable
+            assert len(batch.unreadable) == (3 in rows)
         next(loader.decode(batches))
-    loader.close()
 
 
-@pytest.mark.parametrize(("workers", "expected"), [(1, 8), (2, 8), (16, 4), (99, 1)])
-def test_a_batch_is_divided_among_the_threads_that_there_are(
-    monkeypatch: pytest.MonkeyPatch, workers: int, expected: int
-) -> None:
-    """Not among all cores of the machine, of which other processes use their share."""
-    monkeypatch.setattr(pool, "PROCESSES_FROM", 1000)
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    lengths = []
-    loader = ImageLoader(Numbers(64), 2, 1.0, workers)
-    read = loader._read
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_data_that_changed_end_the_reading(device: str) -> None:
+    class Changed(Numbers):
+        def given(self, index: int) -> Image.Image:
+            raise DataError("shard a.tar changed")
 
-    def counted(rows: Sequence[int], pixels: np.ndarray) -> list[ReadResult]:
-        lengths.append(len(rows))
-        return read(rows, pixels)
-
-    monkeypatch.setattr(loader, "_read", counted)
-    list(loader.decode([np.arange(64)]))
-    assert lengths == [expected] * (64 // expected)
+    with pytest.raises(DataError, match=r"^shard a\.tar changed$"):
+        list(ImageLoader(Changed(1), 2, 1.0, 2, device).decode([np.array([0])]))
 
 
 def test_unreadable_images_are_named_at_once(
@@ -166,7 +144,8 @@ def test_unreadable_images_are_named_at_once(
     make_images(tmp_path, ["ant"], 3)
     for name in ("b.png", "c.png"):
         (tmp_path / "ant" / name).write_bytes(b"no image")
-    files = FileSet(tmp_path, ["ant/0.png", "ant/b.png", "ant/c.png"], [0, 0, 0])
+    names = ["ant/0.png", "ant/b.png", "ant/c.png"]
+    files = SampleTable(table_of(name=names).assign(label=0), root=tmp_path)
     loader = ImageLoader(files, 8, 1.0, 2)
     broken = list(loader.unreadable())
     assert [line.split(": ")[0] for line in broken] == [
@@ -246,31 +225,18 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
     assert [b.row.tolist() for b in other] == [[5]]
 
 
-class Slow(Numbers):
-    """Images that take 5 ms each to read, each once it was asked for."""
-
-    def __init__(self, count: int):
-        super().__init__(count)
-        self.asked = Semaphore(0)
-
-    def given(self, index: int) -> Image.Image:
-        assert self.asked.acquire(timeout=60)
-        time.sleep(0.005)
-        return super().given(index)
-
-
 @pytest.mark.parametrize(
     ("device", "is_done", "limited_by_images"),
     [("cpu", False, True), ("cuda", True, True), ("cuda", False, False)],
 )
 def test_waits_count_unless_a_gpu_still_embeds_when_the_images_come(
-    device: str,
-    is_done: bool,
-    limited_by_images: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    device: str, is_done: bool, limited_by_images: bool
 ) -> None:
-    """No image is read before its batch is waited for."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    class Slow(Numbers):
+        def given(self, index: int) -> Image.Image:
+            time.sleep(0.005)
+            return super().given(index)
+
     images = Slow(8)
     plan = planned_batches(np.arange(8), 2, None)
     stream = mock.Mock(query=lambda: is_done)
@@ -278,19 +244,9 @@ def test_waits_count_unless_a_gpu_still_embeds_when_the_images_come(
         simulated_device(),
         mock.patch.object(torch.cuda, "current_stream", return_value=stream),
     ):
-        decoder = ImageLoader(images, 2, 1.0, 1, device)
-        decode = decoder.decode
-
-        def asked(batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
-            made = decode(batches)
-            for batch in batches:
-                images.asked.release(len(batch))
-                yield next(made)
-
-        monkeypatch.setattr(decoder, "decode", asked)
+        decoder = ImageLoader(images, 2, 1.0, 0, device)
         loader = StoredLoader(images, plan, decoder, learned=True)
         assert len(list(loader)) == 4
-        decoder.close()
     if limited_by_images:
         assert loader.waiting_seconds > 0.03
     else:

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import held_out, held_out_together
-from cifnet_pl.images.image import DATE_TAKEN_TAG, EXIF_PART
 from cifnet_pl.images.reader import look_at_image, look_at_images
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import BUFFER, learned, make_images
@@ -22,11 +21,15 @@ from tests.images.test_duplicates import scene, shelf
 START = datetime(2025, 5, 3, 10, 0, 0)
 
 
-def image(path: Path, taken: datetime | None = None, tag: int = DATE_TAKEN_TAG) -> None:
+def image(
+    path: Path, taken: datetime | None = None, tag: int = ExifTags.Base.DateTimeOriginal
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     exif = Image.Exif()
     if taken is not None:
-        part = exif.get_ifd(EXIF_PART) if tag == DATE_TAKEN_TAG else exif
+        part = (
+            exif.get_ifd(ExifTags.IFD.Exif) if tag != ExifTags.Base.DateTime else exif
+        )
         part[tag] = taken.strftime("%Y:%m:%d %H:%M:%S")
     Image.new("RGB", (8, 8)).save(path, exif=exif)
 
@@ -78,15 +81,15 @@ def test_images_without_a_date_stand_alone(tmp_path: Path):
 @pytest.mark.parametrize(
     ("group", "said"),
     [
-        ("day", "note: all 12 images without a date: held out one by one"),
+        ("day", "note: 12 of 12 images without a date: held out one by one"),
         (
             "burst",
-            "note: all 12 images without another one of the same burst: held out one by one",
+            "note: 12 of 12 images without another one of the same burst: held out one by one",
         ),
-        ("folder", "note: all 12 images in no sub-folder: held out one by one"),
+        ("folder", "note: 12 of 12 images in no sub-folder: held out one by one"),
         (
             "name:shelf(.)",
-            "note: all 12 images without a match of name:shelf(.): held out one by one",
+            "note: 12 of 12 images without a match of name:shelf(.): held out one by one",
         ),
     ],
 )
@@ -104,7 +107,7 @@ def test_images_of_no_group_are_told(tmp_path: Path, group: str, said: str):
         )
     notes = build_source("folder", SourceOptions(tmp_path, 0.25, 0, group=group)).notes
     assert notes == (
-        () if group == "burst" else (said.replace("all 12 images", "12 images of 20"),)
+        () if group == "burst" else (said.replace("12 of 12", "12 of 20"),)
     )
 
 
@@ -119,16 +122,13 @@ def test_a_class_of_one_group_is_learned_and_untested(tmp_path: Path):
         "folder", SourceOptions(tmp_path, 0.25, 0, group="folder")
     ).notes
     assert (
-        "note: all images of class ant are one group by --data.group folder, so that none is"
+        "note: all images of ant are one group by --data.group folder, so that none is"
         " held out" in notes
     )
     notes = build_source(
         "folder", SourceOptions(tmp_path, 0.25, 0, group="name:")
     ).notes
-    assert (
-        "each of the classes ant, bee are one group by --data.group name:, so"
-        in notes[0]
-    )
+    assert "all images of ant, bee are one group by --data.group name:, so" in notes[0]
 
 
 def test_the_share_of_images_is_met_although_groups_are_uneven(tmp_path: Path):
