@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cifnet_pl.data.sets import ImageSet, SampleSet
 from cifnet_pl.images.image import EncodedImage, UnreadableImage
-from cifnet_pl.images.reader import ReadBatch, ReadImage, read_batches, read_image
+from cifnet_pl.images.reader import DecodedBatch, ReadImage, read_batches, read_image
 from cifnet_pl.utilities.errors import DataError
 
 
@@ -119,10 +119,10 @@ class ImageLoader:
             batches: positions of the images of each batch.
         """
         lists = [batch.tolist() for batch in batches]
-        for rows, batch in read_batches(
+        for batch in read_batches(
             lists, self._read, self._size, self._workers, self._device
         ):
-            yield self._batch(rows, batch)
+            yield self._batch(batch)
 
     def _read(self, row: int) -> ReadImage:
         """Decode an image; return its content hash, too, or why it cannot be read."""
@@ -132,11 +132,13 @@ class ImageLoader:
             return ReadImage(None, reason=str(error))
         return read_image(image, self._size, self._crop_ratio, EncodedImage.identify)
 
-    def _batch(self, rows: Sequence[int], batch: ReadBatch) -> ImageBatch:
+    def _batch(self, batch: DecodedBatch) -> ImageBatch:
         unreadable = []
         hashes = []
         readable = []
-        for row, look, reason in zip(rows, batch.looks, batch.reasons, strict=True):
+        for row, look, reason in zip(
+            batch.files, batch.looks, batch.unreadable, strict=True
+        ):
             if look is None:
                 unreadable.append(f"{self._images.place(row)}: {reason}")
             else:
@@ -144,7 +146,7 @@ class ImageLoader:
                 hashes.append(look.hash)
         rows_read = np.array(readable, dtype=np.int64)
         return ImageBatch(
-            batch.pixels,
+            batch.images,
             torch.from_numpy(self._images.labels[rows_read]),
             torch.tensor(hashes, dtype=torch.int64),
             torch.from_numpy(rows_read),
