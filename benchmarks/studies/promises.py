@@ -184,11 +184,11 @@ def measured(model: Classifier, images: Images, names: tuple[str, str, str]) -> 
         low, high = estimate.interval
         with_interval += 1
         held += low - 1e-9 <= 100 * float(own.mean()) <= high + 1e-9
-    calibration = model.calibration
-    interval = calibration.new_group_interval or (0.0, 100.0)
+    estimate = model.calibration.describe()
+    interval = estimate["new_group_accuracy_interval"] or (0.0, 100.0)
     return Trial(
         *names,
-        calibration.new_group_accuracy,
+        estimate["new_group_accuracy"],
         interval,
         100 * float(correct.double().mean()),
         with_interval,
@@ -197,7 +197,7 @@ def measured(model: Classifier, images: Images, names: tuple[str, str, str]) -> 
         float(sets.sum(dim=1).double().mean()),
         calibration_error(confidence.numpy(), correct.numpy()) or 0.0,
         error_by_chance(confidence.numpy()),
-        calibration.estimate_kind,
+        model.calibration.estimate_kind,
     )
 
 

@@ -114,7 +114,7 @@ def _agree(stored: np.ndarray, outputs: np.ndarray) -> bool:
 
 
 class Images(Protocol):
-    """An image set as the cache uses it, such as :class:`cifnet_pl.data.sets.SampleSet`."""
+    """An image set as the cache uses it, such as :class:`cifnet_pl.data.samples.SampleTable`."""
 
     labels: np.ndarray
     names: Sequence[str]

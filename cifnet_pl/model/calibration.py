@@ -9,9 +9,8 @@ threshold for unknowns follow from the scores without each sample's group
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,14 +30,10 @@ independent, so that both accuracies are the same; groups found among the buffer
 images that were not learned; groups that the user gave; none, as without its group nothing is known
 of most classes."""
 
-NOT_KNOWN = -1.0
-"""Stands for an accuracy that is not known."""
-
 MIN_IMAGES_PER_CLASS = 20
 """Images of a class, on average, from which the accuracy on new groups is estimated.
 
-With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high
-(docs/how_to/serve.md).
+With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high.
 """
 
 MIN_NEW_IMAGES = round(1 / UNKNOWN_SHARE)
@@ -52,7 +47,8 @@ class Calibration(GrowingModule):
         kind: () int64, position in :data:`Kind`.
         groups: (n,) int64, equal for buffer samples of one group, in the buffer's order; empty if
             not known.
-        accuracy: (2,) float64 leave-one-out accuracy and accuracy on new groups, in percent.
+        accuracy: (2,) float64 leave-one-out accuracy and accuracy on new groups, in percent;
+            negative where not known.
         interval: (2, 2) float64 95 % interval of each, lower and upper end.
         given_key: (l,) int64 content hashes of learned images of which the user gave the group.
         given: (l,) int64 their groups.
@@ -67,12 +63,8 @@ class Calibration(GrowingModule):
     def __init__(self) -> None:
         super().__init__()
         self.kind: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
-        self.accuracy: Tensor = nn.Buffer(
-            torch.full((2,), NOT_KNOWN, dtype=torch.float64)
-        )
-        self.interval: Tensor = nn.Buffer(
-            torch.full((2, 2), NOT_KNOWN, dtype=torch.float64)
-        )
+        self.accuracy: Tensor = nn.Buffer(-torch.ones(2, dtype=torch.float64))
+        self.interval: Tensor = nn.Buffer(-torch.ones(2, 2, dtype=torch.float64))
         self.z: Tensor = nn.Buffer(torch.zeros(0, 0))
         self.groups: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
@@ -88,52 +80,39 @@ class Calibration(GrowingModule):
         return kinds[int(self.kind)]
 
     @property
-    def loo_accuracy(self) -> float | None:
-        """Leave-one-out accuracy of the buffer samples in percent, the mean over classes."""
-        return self._value(self.accuracy[0])
+    def loo(self) -> Estimate | None:
+        """Leave-one-out accuracy of the buffer samples, the mean over classes."""
+        return self._estimate(0)
 
     @property
-    def new_group_accuracy(self) -> float | None:
-        """Accuracy on new groups in percent, as far as it can be told."""
-        return self._value(self.accuracy[1])
+    def new_groups(self) -> Estimate | None:
+        """Accuracy on new groups, as far as it can be told."""
+        return self._estimate(1)
 
-    @property
-    def loo_interval(self) -> Interval | None:
-        """95 % interval of :attr:`loo_accuracy`, in percent."""
-        return self._interval(0)
+    def describe(self) -> dict[str, Any]:
+        """Return both accuracies and their intervals in percent, by their names in files."""
+        described: dict[str, Any] = {}
+        estimates = {"loo_accuracy": self.loo, "new_group_accuracy": self.new_groups}
+        for name, estimate in estimates.items():
+            described[name] = estimate and estimate.accuracy
+            described[f"{name}_interval"] = estimate and estimate.interval
+        return described
 
-    @property
-    def new_group_interval(self) -> Interval | None:
-        """95 % interval of :attr:`new_group_accuracy`, in percent."""
-        return self._interval(1)
-
-    def _value(self, value: Tensor) -> float | None:
-        if float(value) == NOT_KNOWN:
+    def _estimate(self, position: int) -> Estimate | None:
+        accuracy = float(self.accuracy[position])
+        if accuracy < 0:
             return None
-        return float(value)
-
-    def _interval(self, position: int) -> Interval | None:
-        low, high = self.interval[position].tolist()
-        if low == NOT_KNOWN:
-            return None
-        return Interval(low, high)
+        return Estimate(accuracy, Interval(*self.interval[position].tolist()))
 
     def _record(self, kind: Kind, loo: Estimate | None, new: Estimate | None) -> None:
         """Record leave-one-out accuracy and accuracy on new groups."""
-        self._set_kind(kind)
-        self._set_estimate(0, loo)
-        self._set_estimate(1, new)
-
-    def _set_kind(self, kind: Kind) -> None:
         self.kind.fill_(get_args(Kind).index(kind))
-
-    def _set_estimate(self, position: int, estimate: Estimate | None) -> None:
-        if estimate is None:
-            self.accuracy[position] = NOT_KNOWN
-            self.interval[position] = NOT_KNOWN
-        else:
-            self.accuracy[position] = estimate.accuracy
-            self.interval[position] = self.interval.new_tensor(estimate.interval)
+        self.accuracy.fill_(-1)
+        self.interval.fill_(-1)
+        for position, estimate in enumerate((loo, new)):
+            if estimate is not None:
+                self.accuracy[position] = estimate.accuracy
+                self.interval[position] = self.interval.new_tensor(estimate.interval)
 
     # ------------------------------------------------------------------ which samples calibrate
 
@@ -279,8 +258,7 @@ class Calibration(GrowingModule):
         self.replace_new_images(self.z[new], self.y[new], self.key[new])
         if len(self.y):
             new_images = CalibrationSamples(head, self.z, self.y, learned=False)
-            self._set_kind("measured")
-            self._set_estimate(1, estimated(new_images))
+            self._record("measured", self.loo, estimated(new_images))
 
     def forget_buffer(self) -> None:
         """Forget groups and accuracy of the buffer samples, which have changed."""
@@ -300,27 +278,34 @@ class Calibration(GrowingModule):
             Nothing where nothing was measured.
         """
         sentences = []
-        if self.loo_accuracy is not None:
-            sentences.append(self._loo_sentence(learned, counted))
-        if self.estimate_kind == "measured":
-            new = number_of(len(self.y), "labelled image")
-            facts = interval_text(self.new_group_interval, new)
-            sentences.append(
-                f"Accuracy on the images for recalibration {self.new_group_accuracy or 0:.1f} %"
-                f"{facts}"
-            )
-        elif self.estimate_kind == "few":
+        kind = self.estimate_kind
+        if self.loo is not None:
+            facts = [f"{counted} of {learned} images"]
+            if kind == "independent":
+                facts.append("no groups found")
+            sentences.append(f"Leave-one-out accuracy {self.loo.sentence(*facts)}")
+        if self.new_groups is not None and kind == "measured":
+            images = number_of(len(self.y), "labelled image")
+            sentence = self.new_groups.sentence(images)
+            sentences.append(f"Accuracy on the images for recalibration {sentence}")
+        elif self.new_groups is not None and kind in ("found", "given"):
+            facts = []
+            if kind == "given":
+                facts.append("groups as given")
+            if len(self.groups) < learned:  # others of a group may be learned
+                facts.append("upper bound")
+            sentence = self.new_groups.sentence(*facts)
+            sentences.append(f"Estimated accuracy on new groups {sentence}")
+        elif kind == "few":
             sentences.append(
                 "Accuracy on new groups not estimated: fewer than"
                 f" {MIN_IMAGES_PER_CLASS} images a class"
             )
-        elif self.estimate_kind == "one_group":
+        elif kind == "one_group":
             sentences.append(
                 "Accuracy on new groups not estimated: most classes have images of one group only;"
                 " add images of other days or places"
             )
-        elif self.estimate_kind in ("found", "given"):
-            sentences.append(self._new_group_sentence(learned))
         return sentences
 
     def advice(self) -> str | None:
@@ -328,22 +313,6 @@ class Calibration(GrowingModule):
         if self.estimate_kind in ("found", "given"):
             return "For new groups add five images a class: cifnet extend --more true"
         return None
-
-    def _loo_sentence(self, learned: int, counted: int) -> str:
-        facts = [f"{counted} of {learned} images"]
-        if self.estimate_kind == "independent":
-            facts.append("no groups found")
-        interval = interval_text(self.loo_interval, *facts)
-        return f"Leave-one-out accuracy {self.loo_accuracy:.1f} %{interval}"
-
-    def _new_group_sentence(self, learned: int) -> str:
-        facts = []
-        if self.estimate_kind == "given":
-            facts.append("groups as given")
-        if len(self.groups) < learned:  # others of a group may be learned
-            facts.append("upper bound")
-        interval = interval_text(self.new_group_interval, *facts)
-        return f"Estimated accuracy on new groups {self.new_group_accuracy or 0:.1f} %{interval}"
 
 
 class Interval(NamedTuple):
@@ -377,6 +346,10 @@ class Estimate(NamedTuple):
 
     accuracy: float
     interval: Interval
+
+    def sentence(self, *facts: str) -> str:
+        """Return the accuracy, its interval, and further facts in parentheses."""
+        return f"{self.accuracy:.1f} %{interval_text(self.interval, *facts)}"
 
 
 def estimated(samples: CalibrationSamples) -> Estimate | None:
@@ -413,16 +386,12 @@ def forecast(share: float, groups: int) -> Interval:
         share: of predictions that are right, 0 to 1.
         groups: number of groups that they are of.
     """
-    from scipy.special import betaln  # scipy.stats has it too, but takes long to import
+    from scipy.stats import betabinom  # imported here: to classify needs none of it
 
     hits = share * groups + 0.5
     misses = (1 - share) * groups + 0.5
-    right = np.arange(groups + 1)
-    ways = -np.log(groups + 1) - betaln(groups - right + 1, right + 1)
-    log_share = ways + betaln(right + hits, groups - right + misses)
-    cumulative = np.exp(log_share - betaln(hits, misses)).cumsum()
-    low, high = np.searchsorted(cumulative, [0.025, 0.975]).tolist()
-    return Interval(100 * low / groups, 100 * min(high, groups) / groups)
+    low, high = betabinom(groups, hits, misses).ppf([0.025, 0.975]).tolist()
+    return Interval(100 * low / groups, 100 * high / groups)
 
 
 def of_groups(estimate: Estimate | None, groups: Tensor | None) -> Estimate | None:

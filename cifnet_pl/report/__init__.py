@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import expanded, write_bytes, write_text
 from cifnet_pl.utilities.text import number_of, print_text
 
 if TYPE_CHECKING:
-    from cifnet_pl.report.figures import Picture
-    from cifnet_pl.report.study import Study
-    from cifnet_pl.report.table_formats import ReportTable
+    from cifnet_pl.report.results import Results
+    from cifnet_pl.report.tables import ReportTable
 
 TITLE = "Class-incremental learning: results"
 
@@ -35,150 +33,78 @@ def report(
         compare: two methods, named as in the tables, or None.
     """
     from cifnet_pl.report.comparison import compare_methods, comparison_lines
+    from cifnet_pl.report.results import read_results
 
-    study = read_study(runs, external)
+    results = read_results(runs, external)
     comparisons = []
     if compare is not None:
-        comparisons = compare_methods(study, compare)
-    for reason in study.left_out:
+        comparisons = compare_methods(results, compare)
+    for reason in results.left_out:
         print_text(f"left out: {reason}")
-    for point in study.missing:
+    for point in results.missing:
         print_text(f"missing: {point}")
     target = expanded(output)
-    write_report(study, target, comparisons)
+    write_report(results, target, comparisons)
     for table in comparisons:
         for line in comparison_lines(table):
             print_text(line)
-    configurations = sum(group.kind == "measured" for group in study.groups)
+    measured = results.measured
+    runs_text = number_of(len(measured), "run")
+    count = len(measured.drop_duplicates(["setting", "label"]))
     page = target / "report.html"
-    runs_text = number_of(run_count(study), "run")
-    print_text(f"{runs_text} of {number_of(configurations, 'configuration')}: {page}")
-
-
-def run_count(study: Study) -> int:
-    """Return the number of runs that were measured by this package."""
-    return sum(
-        len(group.outcomes) for group in study.groups if group.kind == "measured"
-    )
-
-
-def read_study(runs: Sequence[str | Path], external: str | Path | None = None) -> Study:
-    """Read runs and external results, and group them by configuration.
-
-    Args:
-        runs: run folders, or folders that hold them at any depth.
-        external: CSV file of methods run elsewhere, or None.
-
-    Raises:
-        UsageError: a path that does not exist, or external results that belong to no setting.
-        DataError: there is no complete run.
-    """
-    from cifnet_pl.report.external_results import published_groups, read_external
-    from cifnet_pl.report.runs import find_missing, read_runs
-    from cifnet_pl.report.study import Study, group_order, group_runs
-
-    folders = [expanded(run) for run in runs]
-    complete, left_out = read_runs(folders)
-    if not complete:
-        if left_out:
-            reason = f" ({left_out[0]})"
-        else:
-            reason = ""
-        raise DataError(f"no finished run in {', '.join(map(str, runs))}{reason}")
-    groups, replaced = group_runs(complete)
-    settings = Study(groups).settings
-    if external is not None:
-        external_groups = read_external(expanded(external), settings)
-        groups = sorted(groups + external_groups, key=group_order)
-    published = published_groups(settings)
-    missing = find_missing(folders)
-    unused = left_out + replaced
-    return Study(groups, published, unused, missing)
+    print_text(f"{runs_text} of {number_of(count, 'configuration')}: {page}")
 
 
 def write_report(
-    study: Study, folder: Path, comparisons: Sequence[ReportTable] = ()
+    results: Results, folder: Path, comparisons: Sequence[ReportTable] = ()
 ) -> None:
-    """Write the report; each file is written atomically, and the same study gives the same bytes.
+    """Write the report; each file is written atomically, and the same runs give the same bytes.
 
     Args:
-        study: all results.
+        results: of the runs.
         folder: where the files are written.
         comparisons: tables of :func:`cifnet_pl.report.comparison.compare_methods`.
     """
-    from cifnet_pl.report.figures import all_pictures
+    from cifnet_pl.report.figures import all_pictures, render
     from cifnet_pl.report.page import report_markdown, report_page
-    from cifnet_pl.report.table_formats import latex
+    from cifnet_pl.report.results import warnings
     from cifnet_pl.report.tables import all_tables, report_notes
 
-    tables = all_tables(study)
+    tables = all_tables(results)
     if comparisons:
         tables = {"Comparison": list(comparisons), **tables}
-    pictures = all_pictures(study)
+    pictures = all_pictures(results)
     parts = []
-    sections = dict.fromkeys([*tables, *pictures])
-    for section in sections:
-        section_tables = tables.get(section, [])
-        for table in section_tables:
-            _write_table(table, folder / "tables")
+    for section in dict.fromkeys([*tables, *pictures]):
+        own = tables.get(section, [])
+        for table in own:
+            path = folder / "tables" / table.name
+            write_text(path.with_name(f"{table.name}.csv"), table.to_csv())
+            write_text(path.with_name(f"{table.name}.tex"), table.to_latex())
+            write_text(path.with_name(f"{table.name}.md"), table.to_markdown())
         drawn = []
-        for p in pictures.get(section, ()):
-            drawn.append(_write_picture(p, folder / "figures"))
-        parts.append({"name": section, "tables": section_tables, "pictures": drawn})
-    titles = [setting.title for setting in study.settings]
-    settings = "; ".join(titles)
-    notes = report_notes(study)
+        for picture in pictures.get(section, []):
+            png, svg = render(picture)
+            write_bytes(folder / "figures" / f"{picture.name}.png", png)
+            write_bytes(folder / "figures" / f"{picture.name}.svg", svg)
+            caption = picture.caption
+            drawn.append({"name": picture.name, "caption": caption, "svg": svg})
+        if own or drawn:
+            parts.append({"name": section, "tables": own, "pictures": drawn})
+    settings = results.measured.drop_duplicates("setting").set_index("setting")
+    titles = []
+    for name in results.settings:
+        row = settings.loc[name]
+        tasks = number_of(row["n_tasks"], "task")
+        titles.append(
+            f"{name} ({tasks}, {row['n_classes']} classes, {row['backbone']})"
+        )
     content = {
         "title": TITLE,
-        "lead": f"{number_of(run_count(study), 'run')}. {settings}.",
-        "warnings": _warnings(study),
+        "lead": f"{number_of(len(results.measured), 'run')}. {'; '.join(titles)}.",
+        "warnings": warnings(results),
         "parts": parts,
-        "notes": notes,
+        "notes": report_notes(results),
     }
-    notes_in_latex = [f"{latex(note)}\n\n" for note in notes]
-    write_text(folder / "tables" / "notes.tex", "".join(notes_in_latex))
     write_text(folder / "report.md", report_markdown(content))
     write_text(folder / "report.html", report_page(content))
-
-
-def _write_table(table: ReportTable, folder: Path) -> None:
-    """Write a table as CSV, LaTeX and Markdown."""
-    from cifnet_pl.report.table_formats import to_csv_table, to_latex, to_markdown
-
-    csv_text = to_csv_table(table)
-    write_text(folder / f"{table.name}.csv", csv_text)
-    latex_text = to_latex(table)
-    write_text(folder / f"{table.name}.tex", latex_text)
-    markdown = to_markdown(table)
-    write_text(folder / f"{table.name}.md", markdown)
-
-
-def _write_picture(picture: Picture, folder: Path) -> dict[str, Any]:
-    """Write a figure as PNG and SVG, and return what the page needs of it."""
-    from cifnet_pl.report.figures import render
-
-    png, svg = render(picture)
-    write_bytes(folder / f"{picture.name}.png", png)
-    write_bytes(folder / f"{picture.name}.svg", svg)
-    return {"name": picture.name, "caption": picture.caption, "svg": svg}
-
-
-def _warnings(study: Study) -> list[str]:
-    """Return the sentences at the top of the report: what is missing, and what to be careful of."""
-    from cifnet_pl.report.settings import backbone_notes, small_ridge_messages
-
-    warnings = []
-    if study.missing:
-        points = number_of(len(study.missing), "point")
-        reasons = "; ".join(study.missing)
-        warnings.append(
-            f"Missing: {points} of the sweep without a complete run: {reasons}"
-        )
-    warnings += study.data_notes
-    runs = []
-    for group in study.groups:
-        runs += group.runs
-    warnings += [f"{message}." for message in small_ridge_messages(runs)]
-    warnings += backbone_notes(study.settings)
-    warnings += [f"Left out: {reason}" for reason in study.left_out]
-    return warnings

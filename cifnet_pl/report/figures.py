@@ -1,4 +1,4 @@
-"""Draw the figures of a report: accuracy over tasks, ablations, costs and memory.
+"""Draw the figures of a report from its table: accuracy over tasks, ablations, costs and memory.
 
 All figures have one style, and lines and bars differ in grey too. Half a page wide their letters
 are still legible, and no two texts of a figure overlap.
@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    FuncFormatter,
-    LogFormatterSciNotation,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-)
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
-from cifnet_pl.report.external_results import published_of
-from cifnet_pl.report.settings import ABLATIONS, Setting, heading
-from cifnet_pl.report.significance import Stat
-from cifnet_pl.report.study import Group, Study, seed_counts
-from cifnet_pl.report.table_formats import Column, cell_text, format_number
+from cifnet_pl.report.results import ABLATIONS, Results, last_rows
+from cifnet_pl.report.tables import (
+    ACCURACIES,
+    heading,
+    memory_rows,
+    number_text,
+    summarise,
+    value_rows,
+    with_units,
+)
 from cifnet_pl.utilities.text import slug
 
 COLOURS = (
@@ -45,40 +45,17 @@ COLOURS = (
     "#E69F00",
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
-LINE_STYLES: tuple[Any, ...] = (
-    "-",
-    "--",
-    "-.",
-    ":",
-    (0, (5, 1)),
-    (0, (3, 1, 1, 1)),
-    (0, (1, 1)),
-    (0, (7, 2, 1, 2)),
-)
-"""The three lists have different lengths, so that no two lines of a panel look the same."""
-
-SMALL_FONT = 10.5
-"""Points of numbers, long labels and titles of panels."""
+LINE_STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
+"""The three lists have different lengths, so that lines differ also where one of them repeats."""
 
 STYLE_FILE = Path(__file__).parent / "templates" / "figures.mplstyle"
 STYLE: Any = matplotlib.rc_params_from_file(STYLE_FILE, use_default_template=False)
 """Settings of all figures, with which two reports of the same runs are the same bytes."""
 
-LONG_HORIZON_TASKS = 40
-"""Tasks from which on a sequence counts as a long horizon (fig:long_tail has 50)."""
-
-LINES_PER_PANEL = 8
-"""Lines that can be told apart in one panel; more of them are divided among panels."""
-
-SMALLEST_BUBBLE = 30.0
 LARGEST_BUBBLE = 900.0
-"""Areas in square points of the bubbles of the least and the most energy."""
+"""Area in square points of the bubble of the most energy."""
 
-DEVIATION_NOTE = " Bars: ± one standard deviation over seeds, where there are several."
-PANEL_NOTE = (
-    " Panels differ in machine, in how energy was measured, or in the use of the embedding"
-    " cache."
-)
+DEVIATIONS = " Bars: ± one standard deviation over seeds, where there are several."
 
 
 @dataclass(frozen=True)
@@ -93,101 +70,86 @@ class Picture:
 # ---------------------------------------------------------------------- what all figures share
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure whose parts never overlap.
+def new_figure(height: float) -> Figure:
+    """Return an empty figure, as wide as half a page, whose parts never overlap.
 
     Args:
-        width, height: in inches.
+        height: in inches.
     """
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+    return Figure(figsize=(6.4, height), dpi=150, layout="constrained")
 
 
-def label_rows(axes: Axes, names: Sequence[str], numbers: Sequence[str] = ()) -> None:
-    """Write the names of the rows of a figure at the left, and their numbers at the right.
+def wrapped(text: str, width: int) -> str:
+    """Return a text in lines of at most ``width`` letters; a dollar begins no formula.
 
-    Args:
-        axes: row i is drawn at y = i; the y axis is turned, so that row 0 is at the top.
-        names: of the rows.
-        numbers: of the rows.
+    Example:
+        >>> wrapped("Exact ridge, λ 0.01", 12)
+        'Exact ridge,\\nλ 0.01'
     """
-    coordinates = ("axes fraction", "data")
-    for row, text in enumerate(numbers):
-        place = (1.02, row)
-        axes.annotate(
-            text, place, xycoords=coordinates, va="center", fontsize=SMALL_FONT
-        )
-    axes.set_yticks(range(len(names)), names)
-    below = len(names) - 0.4
-    axes.set_ylim(below, -0.6)
+    lines = textwrap.wrap(text, width, break_on_hyphens=False)
+    return "\n".join(lines).replace("$", r"\$")
 
 
-def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
-    """Add a legend below the axes, where it hides no data; long names are wrapped.
-
-    Args:
-        figure: with a constrained layout.
-        axes: whose handles and labels the legend shows.
-        columns: number of columns, fewer if the names are too wide: a letter is about 6 points, the
-            sample line 50.
-    """
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """Add a legend below the axes, where it hides no data: in two columns if names are short."""
     handles, labels = axes.get_legend_handles_labels()
-    if columns == 1:
-        width = 54
-    else:
-        width = 26
-    names = [wrapped_label(label, width) for label in labels]
-    lines = []
-    for name in names:
-        lines += name.splitlines()
-    longest = max(map(len, lines), default=1)
-    points = 72 * figure.get_figwidth()
-    width = 6 * longest + 50
-    fitting = int(points / width)
-    columns = max(1, min(columns, fitting, len(names)))
+    longest = max(map(len, labels))
+    names = [wrapped(label, 50) for label in labels]
+    columns = 1
+    if longest <= 26:
+        columns = 2
     place = cast(Any, "outside lower center")
     figure.legend(handles, names, loc=place, ncols=columns)
 
 
-def wrapped_label(label: str, width: int, lines: int = 2) -> str:
-    """Return a label in at most ``lines`` lines of ``width`` letters, broken between words.
+def legend_beside(axes: Axes) -> None:
+    """Add a legend at the right of the axes."""
+    handles, labels = axes.get_legend_handles_labels()
+    names = [wrapped(label, 26) for label in labels]
+    axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
-    A dollar begins no formula. The middle of a longer label is left out: the end is kept, as
-    variants of one method differ there, and tables have the whole name.
 
-    Example:
-        >>> wrapped_label("a method with a name that is far too long, width 64", 16)
-        'a method with a\\n… long, width 64'
+def line_style(position: int) -> dict[str, Any]:
+    """Return colour, marker and line style of a line by its position."""
+    return {
+        "color": COLOURS[position % len(COLOURS)],
+        "marker": MARKERS[position % len(MARKERS)],
+        "linestyle": LINE_STYLES[position % len(LINE_STYLES)],
+    }
+
+
+def draw_lines(stats: pd.DataFrame, title: str) -> tuple[Figure, Axes]:
+    """Draw a line for each name, with bars of one standard deviation.
+
+    In a long sequence only some points have a marker, at other points for each line.
+
+    Args:
+        stats: ``mean`` and ``std``, by name and place.
+        title: of the figure.
     """
-    broken = textwrap.wrap(label, width, break_on_hyphens=False)
-    if len(broken) > lines:
-        reversed_lines = textwrap.wrap(label[::-1], width - 2, break_on_hyphens=False)
-        end = reversed_lines[0][::-1]
-        first_lines = broken[: lines - 1]
-        broken = [*first_lines, f"… {end}"]
-    return "\n".join(broken).replace("$", r"\$")
-
-
-def plain_log_ticks(axes: Axes) -> None:
-    """Write plain numbers at a log x axis, few enough not to touch; powers of ten if long."""
-    low, high = axes.get_xlim()
-    ratio = high / low
-    if ratio > 300:
-        steps: tuple[float, ...] = (1.0,)
-    elif ratio > 8:
-        steps = (1.0, 2.0, 5.0)
-    else:
-        steps = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-    axes.xaxis.set_major_locator(LogLocator(subs=steps, numticks=8))
-    is_extreme = high >= 1e5 or low < 1e-3
-    if ratio > 300 and is_extreme:
-        axes.xaxis.set_major_formatter(LogFormatterSciNotation())
-    else:
-        axes.xaxis.set_major_formatter(FuncFormatter(_plain_number))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _plain_number(x: float, position: int | None = None) -> str:
-    return f"{x:,.10g}"
+    names = stats.index.unique(0)
+    figure = new_figure(4.0 + 0.24 * len(names))
+    axes = figure.subplots()
+    for i, name in enumerate(names):
+        curve = stats.xs(name)
+        step = max(1, len(curve) // 10)
+        shown = (i * step // len(names), step)
+        axes.errorbar(
+            curve.index,
+            curve["mean"],
+            curve["std"],
+            label=name,
+            markevery=shown,
+            errorevery=shown,
+            capsize=2,
+            elinewidth=0.8,
+            **line_style(i),
+        )
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, -2.0), min(top, 102.0))
+    axes.set_title(wrapped(title, 52))
+    legend_below(figure, axes)
+    return figure, axes
 
 
 def render(picture: Picture) -> tuple[bytes, bytes]:
@@ -202,499 +164,242 @@ def render(picture: Picture) -> tuple[bytes, bytes]:
     return png.getvalue(), svg.getvalue()
 
 
-def _with_seed_counts(labels: Sequence[str], groups: Sequence[Group]) -> list[str]:
-    """Append the number of seeds to labels of measured groups if they differ: "CIFNet (n = 2)"."""
-    names = []
-    counts = seed_counts(groups)
-    for label, count in zip(labels, counts, strict=True):
-        if count:
-            name = f"{label} ({count})"
-        else:
-            name = label
-        names.append(name)
-    return names
-
-
 # ---------------------------------------------------------------------- lines over tasks
 
 
-@dataclass(frozen=True)
-class LineFigure:
-    """A figure with a line of A_k for each group.
-
-    Attributes:
-        name: of its files.
-        caption: below it.
-        title: above it.
-        groups: that are drawn.
-        labels: of the groups.
-    """
-
-    name: str
-    caption: str
-    title: str
-    groups: list[Group]
-    labels: list[str]
-
-
-def trajectories(study: Study) -> list[Picture]:
+def trajectories(results: Results) -> list[Picture]:
     """Draw A_k over classes seen.
 
-    There is a figure of all methods on the same data (fig:curves), one of those on each backbone
-    (fig:classifier_ablation), and one of the variants of a method (fig:ablation_curve).
+    There is a figure of all methods on the same data (fig:curves, fig:long_tail), one of those on
+    each backbone (fig:classifier_ablation), and one of the variants of a method
+    (fig:ablation_curve).
 
     Args:
-        study: all results.
+        results: of the report.
     """
-    requests = []
-    for first, name in study.data_names.items():
-        settings = study.on_the_same_data(first)
-        groups = []
-        for setting in settings:
-            groups += study.compared(setting)
-        file = study.data_slug(first)
-        requests.append(_trajectory(file, name, groups))
-        if len(settings) > 1:
-            for s in settings:
-                slug_of_setting = study.slug(s)
-                request = _trajectory(
-                    slug_of_setting, study.names[s], study.compared(s)
-                )
-                requests.append(request)
-    for family in study.varied(*ABLATIONS):
-        reference = family[0]
-        name = study.names[reference.setting]
-        request = LineFigure(
-            name=_file_of_family("ablation_curves", study, reference),
-            caption=f"{reference.label} without one of its parts: A_k after each task, {name}.",
-            title=f"{reference.label}: {name}",
-            groups=family,
-            labels=[group.variant for group in family],
-        )
-        requests.append(request)
-    pictures = [_draw_lines(request) for request in requests]
+    compared = results.compared()
+    parts = {name: compared[compared["data"] == name] for name in results.data}
+    for name in results.settings:
+        parts.setdefault(name, compared[compared["setting"] == name])
+    pictures = []
+    for title, rows in parts.items():
+        file = results.file("trajectory", title)
+        pictures.append(line_picture(file, title, rows))
+    for family in results.families(*ABLATIONS):
+        measured = family[family["origin"] == "measured"]
+        title = family_title(family)
+        rows = measured.assign(label=measured["variant"])
+        file = results.file("ablation_curves", title)
+        pictures.append(line_picture(file, title, rows))
     return [picture for picture in pictures if picture is not None]
 
 
-def _file_of_family(kind: str, study: Study, reference: Group) -> str:
-    """Return the name of a figure of a method and its variants."""
-    setting = study.slug(reference.setting)
-    method = slug(reference.name.lower())
-    return f"{kind}_{setting}_{method}"
+def family_title(family: pd.DataFrame) -> str:
+    """Return the title of a figure of a method and its variants."""
+    return f"{family['setting'].iloc[0]}, {family['method'].iloc[0]}"
 
 
-def _trajectory(file: str, name: str, groups: list[Group]) -> LineFigure:
-    """Return the figure of all methods of one or more settings."""
-    labels = [group.label for group in groups]
-    is_long = [group.setting.n_tasks >= LONG_HORIZON_TASKS for group in groups]
-    if any(is_long):
-        caption = f"Long horizon: A_k after each task, {name}."
-        return LineFigure(f"long_horizon_{file}", caption, name, groups, labels)
-    caption = f"Accuracy over all classes seen: A_k after each task, {name}."
-    return LineFigure(f"trajectory_{file}", caption, name, groups, labels)
+def line_picture(file: str, title: str, rows: pd.DataFrame) -> Picture | None:
+    """Return a figure with a line of A_k for each label; None where no line has two tasks.
 
-
-def _line_names(groups: Sequence[Group], labels: Sequence[str]) -> list[str]:
-    """Return the labels as the legend shows them, no two the same."""
-    names = []
-    for group, label in zip(groups, labels, strict=True):
-        name = label
-        if labels.count(label) > 1:
-            name = f"{name} ({group.setting.backbone_title})"
-        if name.startswith("_"):  # else the legend leaves it out
-            name = f"\u2009{name}"
-        if group.kind == "external":
-            name = f"{name} (external)"
-        names.append(name)
-    return _with_seed_counts(names, groups)
-
-
-def _draw_lines(request: LineFigure) -> Picture | None:
-    """Draw a line for each group; return None where no group has two tasks."""
-    drawn = []
-    labels = []
-    longest = 0
-    for group, label in zip(request.groups, request.labels, strict=True):
-        n_known = sum(stat is not None for stat in group.curve())
-        longest = max(longest, n_known)
-        if n_known:
-            drawn.append(group)
-            labels.append(label)
-    if longest < 2:
-        return None
-    names = _line_names(drawn, labels)
-    figure = _draw_panels(drawn, names, request.title)
-    caption = f"{request.caption}{DEVIATION_NOTE}"
-    return Picture(request.name, caption, figure)
-
-
-def _draw_panels(groups: Sequence[Group], names: Sequence[str], title: str) -> Figure:
-    """Draw the lines of A_k, at most ``LINES_PER_PANEL`` in a panel."""
-    n_panels = -(-len(groups) // LINES_PER_PANEL)
-    if n_panels == 1:
-        height = 4.0 + 0.24 * len(groups)
-    else:
-        height = 0.6 + 2.9 * n_panels
-    figure = new_figure(6.4, height)
-    grid = figure.subplots(n_panels, 1, squeeze=False, sharex=True, sharey=True)
-    panels = grid[:, 0]
-    runs = []
-    for group in groups:
-        runs += group.runs
-    classes_seen: Sequence[int] = ()
-    if runs:
-        classes_seen = runs[0].classes_seen
-    lines = np.arange(len(groups))
-    parts = np.array_split(lines, n_panels)
-    for axes, rows in zip(panels, parts, strict=True):
-        for position, i in enumerate(rows):
-            phase = i / len(groups)
-            name = names[i]
-            group = groups[i]
-            _draw_line(axes, group, classes_seen, position, name, phase)
-        axes.set(ylabel="accuracy $A_k$ (%)")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if n_panels > 1:
-            _legend_beside(axes)
-    panels[0].set_title(wrapped_label(title, 52, 3))
-    panels[-1].set_xlabel("classes seen")
-    bottom, top = panels[0].get_ylim()
-    lowest = max(bottom, -2.0)
-    highest = min(top, 102.0)
-    panels[0].set_ylim(lowest, highest)
-    if n_panels == 1:
-        legend_below(figure, panels[0], 2)
-    return figure
-
-
-def _legend_beside(axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    names = [wrapped_label(label, 24) for label in labels]
-    place = (1.01, 0.5)
-    axes.legend(
-        handles, names, loc="center left", bbox_to_anchor=place, fontsize=SMALL_FONT
-    )
-
-
-def _line_style(position: int) -> dict[str, Any]:
-    """Return colour, marker and line style of a line by its position in the panel."""
-    return {
-        "color": COLOURS[position % len(COLOURS)],
-        "marker": MARKERS[position % len(MARKERS)],
-        "linestyle": LINE_STYLES[position % len(LINE_STYLES)],
-    }
-
-
-def _draw_line(
-    axes: Axes,
-    group: Group,
-    classes_seen: Sequence[int],
-    position: int,
-    label: str,
-    phase: float,
-) -> None:
-    """Draw A_k with its deviation.
-
-    In a long sequence only some tasks have a marker, at other tasks for each method.
+    Args:
+        file: name of its files.
+        title: of the figure.
+        rows: of results.
     """
-    curve = group.curve()
-    run = group.outcomes[0].run
-    if run is not None and run.classes_seen:
-        classes_seen = run.classes_seen
-    places = classes_seen or range(1, len(curve) + 1)
-    known = []
-    for place, stat in zip(places, curve, strict=False):
-        if stat is not None:
-            deviation = stat.sd or 0.0
-            known.append((place, stat.mean, deviation))
-    values = np.array(known, dtype=float)
-    x, means, deviations = values.T
-    bars = None
-    if deviations.any():
-        below = np.minimum(deviations, means)
-        above = np.minimum(deviations, 100 - means)
-        bars = np.stack([below, above])
-    step = max(1, len(x) // 10)
-    shown = (int(phase * step), step)
-    axes.errorbar(
-        x,
-        means,
-        bars,
-        markevery=shown,
-        errorevery=shown,
-        label=label,
-        capsize=2,
-        elinewidth=0.8,
-        **_line_style(position),
+    known = rows[rows["A_k"].notna()]
+    if known["task"].nunique() < 2:
+        return None
+    once = known.drop_duplicates(["setting", "label", "pair", "task"], keep="last")
+    grouped = once.groupby([line_names(once), "classes_seen"], sort=False)["A_k"]
+    figure, axes = draw_lines(grouped.agg(["mean", "std"]), title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="classes seen", ylabel="accuracy $A_k$ (%)")
+    caption = (
+        f"{title}: accuracy A_k over all classes seen, after each task.{DEVIATIONS}"
     )
+    return Picture(file, caption, figure)
+
+
+def line_names(rows: pd.DataFrame) -> pd.Series:
+    """Return the label of each row, with its origin, backbone and seeds where these differ."""
+    names = rows["label"]
+    is_measured = rows["origin"] == "measured"
+    names = names.where(is_measured, names + " (" + rows["origin"] + ")")
+    several = rows["backbone"].groupby(names).transform("nunique") > 1
+    names = names.where(~several, names + " (" + rows["backbone"] + ")")
+    seeds = rows["pair"].groupby(names).transform("nunique")
+    if seeds[is_measured].nunique() > 1:
+        names = names.where(~is_measured, names + seeds.map(" (n = {})".format))
+    return names
 
 
 # ---------------------------------------------------------------------- lines over a setting
 
 
-def value_curves(study: Study, *keys: str) -> list[Picture]:
+def value_curves(results: Results, *keys: str) -> list[Picture]:
     """Draw A_K against each setting that varies alone, such as the buffer's size.
 
     This is fig:buffer_ablation for ``buffer.capacity``.
 
     Args:
-        study: all results.
+        results: of the report.
         keys: dotted names of the settings.
     """
     pictures = []
     for key in keys:
-        families = []
-        for family in study.varied(key):
-            shown = []
-            for g in family:
-                if _is_positive(g.config.get(key)) and g.stat("A_K"):
-                    shown.append(g)
-            if len(shown) > 1:
-                families.append(shown)
-        if families:
-            if key == "buffer.capacity":
-                name = "buffer_size"
-            else:
-                name = f"by_{slug(key)}"
-            caption = f"Final accuracy by {heading(key)}.{DEVIATION_NOTE}"
-            figure = _draw_values(study, families, key)
-            pictures.append(Picture(name, caption, figure))
+        rows = value_rows(results, key)
+        rows["value"] = pd.to_numeric(rows["value"].astype(str), errors="coerce")
+        known = rows.dropna(subset=["value", "A_K"])
+        values = sorted(known["value"].unique())
+        if len(values) < 2:
+            continue
+        places = known.assign(place=known["value"].map(values.index))
+        stats = summarise(places, {"line": "line", "place": "place"}, {"A_K": "A_K"})
+        title = f"Final accuracy by {heading(key)}"
+        figure, axes = draw_lines(stats["A_K"].sort_index(level=1), title)
+        texts = [f"{value:g}" for value in values]
+        axes.set_xticks(range(len(values)), texts)
+        if len("".join(texts)) > 40:
+            axes.tick_params(axis="x", rotation=90)
+        axes.set(xlabel=heading(key), ylabel="final accuracy $A_K$ (%)")
+        name = f"by_{slug(key)}"
+        if key == "buffer.capacity":
+            name = "buffer_size"
+        pictures.append(Picture(name, f"{title}.{DEVIATIONS}", figure))
     return pictures
-
-
-def _is_positive(value: object) -> bool:
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, int | float) and value > 0
-
-
-def _draw_values(study: Study, families: Sequence[Sequence[Group]], key: str) -> Figure:
-    """Draw a line for each family over the values that were run, at equal distances."""
-    height = 3.8 + 0.18 * len(families)
-    figure = new_figure(6.0, height)
-    axes = figure.subplots()
-    found: set[Any] = set()
-    for family in families:
-        found |= {group.config[key] for group in family}
-    values = sorted(found)
-    for i, family in enumerate(families):
-        reference = family[0]
-        setting_name = study.names[reference.setting]
-        name = f"{setting_name}: {reference.label}"
-        points = []
-        for group in family:
-            stat = group.stat("A_K")
-            if stat is not None:
-                place = values.index(group.config[key])
-                deviation = stat.sd or 0.0
-                points.append((place, stat.mean, deviation))
-        ordered = sorted(points)
-        x, means, deviations = zip(*ordered, strict=True)
-        style = _line_style(i)
-        axes.errorbar(x, means, deviations, capsize=3, label=name, **style)
-    if len(values) > LINES_PER_PANEL:
-        rotation = 90
-    else:
-        rotation = 0
-    texts = [f"{value:g}" for value in values]
-    axes.set_xticks(range(len(values)), texts, rotation=rotation)
-    axes.set(xlabel=heading(key), ylabel="final accuracy $A_K$ (%)")
-    legend_below(figure, axes, 1)
-    return figure
 
 
 # ---------------------------------------------------------------------- bars
 
 
-@dataclass(frozen=True)
-class AccuracyBars:
-    """The two bars of one label of a figure."""
-
-    label: str
-    average: Stat | None
-    final: Stat | None
-
-
-def ablation_bars(study: Study) -> list[Picture]:
+def ablation_bars(results: Results) -> list[Picture]:
     """Draw Ā and A_K of each method without one of its parts (tab:ablation).
 
     The paper's numbers stand beside its own method.
     """
     pictures = []
-    for family in study.varied(*ABLATIONS):
-        reference = family[0]
-        setting = reference.setting
-        title = f"{reference.label}: {study.names[setting]}"
-        variants = [group.variant for group in family]
-        labels = _with_seed_counts(variants, family)
-        bars = []
-        for label, group in zip(labels, family, strict=True):
-            average = group.stat("A_bar")
-            final = group.stat("A_K")
-            bars.append(AccuracyBars(label, average, final))
-        if reference.name == "CIFNet":
-            averages = published_of("tab:ablation", setting, "A_bar")
-            finals = published_of("tab:ablation", setting, "A_K")
-            for variant, final in finals.items():
-                label = f"{variant or 'full method'} (published)"
-                average = averages.get(variant)
-                bars.append(AccuracyBars(label, average, final))
-        file = _file_of_family("ablation", study, reference)
-        parts = f"{reference.label} without one of its parts, {study.names[setting]}."
+    for family in results.families(*ABLATIONS):
+        named = family.assign(label=family["variant"])
+        named["label"] = line_names(named)
+        bars = summarise(named, {"label": "label"}, ACCURACIES)
+        title = family_title(family)
+        caption = f"{title}, without one of its parts.{DEVIATIONS}"
         figure = draw_bars(bars, title)
-        caption = f"{parts}{DEVIATION_NOTE}"
-        pictures.append(Picture(file, caption, figure))
+        pictures.append(Picture(results.file("ablation", title), caption, figure))
     return pictures
 
 
-def draw_bars(bars: Sequence[AccuracyBars], title: str) -> Figure:
-    """Draw two horizontal bars for each label: Ā hatched, A_K filled, with their numbers.
+def draw_bars(bars: pd.DataFrame, title: str) -> Figure:
+    """Draw two horizontal bars for each row: Ā hatched, A_K filled, with their numbers.
 
     Args:
-        bars: label, Ā and A_K.
+        bars: pairs of a header of ``ACCURACIES`` and "mean" or "std" as columns.
         title: of the figure.
     """
-    height = 1.4 + 0.58 * len(bars)
-    figure = new_figure(6.4, height)
+    figure = new_figure(1.4 + 0.58 * len(bars))
     axes = figure.subplots()
-    averages: dict[float, Stat] = {}
-    finals: dict[float, Stat] = {}
-    for row, bar in enumerate(bars):
-        if bar.average is not None:
-            averages[row - 0.19] = bar.average
-        if bar.final is not None:
-            finals[row + 0.19] = bar.final
-    ends = [0.0]
-    ends += _draw_side(axes, averages, r"average accuracy $\bar{A}$", "#FFFFFF", "///")
-    ends += _draw_side(axes, finals, "final accuracy $A_K$", "#222222", "")
-    names = [wrapped_label(bar.label, 24) for bar in bars]
-    label_rows(axes, names)
-    axes.set(
-        xlabel="accuracy (%)",
-        xlim=(0, 1.22 * max(ends)),
-        title=wrapped_label(title, 52, 3),
-    )
+    rows = np.arange(len(bars))
+    looks = {
+        "Ā (%)": (-0.19, r"average accuracy $\bar{A}$", "#FFFFFF", "///"),
+        "A_K (%)": (0.19, "final accuracy $A_K$", "#222222", ""),
+    }
+    for header, (shift, label, colour, hatch) in looks.items():
+        means = bars[header]["mean"]
+        drawn = axes.barh(
+            rows + shift,
+            means,
+            0.36,
+            xerr=bars[header]["std"],
+            label=label,
+            facecolor=colour,
+            hatch=hatch,
+            edgecolor="black",
+            ecolor="#888888",
+            linewidth=0.7,
+            capsize=2,
+        )
+        axes.bar_label(drawn, means.map("{:.1f}".format), padding=4)
+    axes.set_yticks(rows, [wrapped(name, 24) for name in bars.index])
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set(xlabel="accuracy (%)", title=wrapped(title, 52))
     axes.grid(visible=False, axis="y")
     figure.legend(loc=cast(Any, "outside lower center"), ncols=2)
     return figure
 
 
-def _draw_side(
-    axes: Axes, stats: Mapping[float, Stat], label: str, colour: str, hatch: str
-) -> list[float]:
-    """Draw one bar of each label, with a fill that differs on paper without colours.
-
-    Args:
-        axes: to draw in.
-        stats: vertical place of a bar → its number.
-        label: in the legend.
-        colour, hatch: of the fill.
-
-    Returns:
-        Where the bars and their deviations end.
-    """
-    if not stats:
-        return []
-    means = [stat.mean for stat in stats.values()]
-    deviations = [np.nan if stat.sd is None else stat.sd for stat in stats.values()]
-    axes.barh(
-        list(stats),
-        means,
-        0.36,
-        label=label,
-        edgecolor="black",
-        linewidth=0.7,
-        xerr=deviations,
-        ecolor="#888888",
-        capsize=2,
-        facecolor=colour,
-        hatch=hatch,
-    )
-    ends = []
-    for place, stat in stats.items():
-        end = stat.mean + (stat.sd or 0.0)
-        ends.append(end)
-        axes.annotate(
-            cell_text(stat, Column("", 1)),
-            (end, place),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=SMALL_FONT,
-        )
-    return ends
-
-
 # ---------------------------------------------------------------------- activations
 
 
-def calibration_maps(study: Study) -> list[Picture]:
+def calibration_maps(results: Results) -> list[Picture]:
     """Draw how much later neurons respond to earlier classes, with and without calibration.
 
     This is fig:buffer_overlapping.
     """
     pictures = []
-    for family in study.varied("buffer"):
+    for family in results.families("buffer"):
         maps = []
-        for group in reversed(family):
-            matrix = mean_activations(group)
+        measured = last_rows(family[family["origin"] == "measured"])
+        has_buffer = measured["config"].map(lambda config: config["buffer"] is not None)
+        for _, rows in measured.groupby(has_buffer):
+            matrix = mean_activations(rows["run"])
             if matrix is not None:
-                maps.append((group, matrix))
-        if len(maps) != 2:
+                maps.append(matrix)
+        if len(maps) < 2:
             continue
-        setting = family[0].setting
-        name = _file_of_family("calibration", study, family[0])
+        title = family_title(family)
         caption = (
-            f"Effect of calibration, {study.names[setting]}: largest activation among the neurons"
-            " of one task (columns), in percent, on average over the test images of another (rows),"
-            " after the last task. Above the diagonal neurons of later tasks fire on earlier"
-            " classes unless they are calibrated."
+            f"Effect of calibration, {title}: largest activation among the neurons of one task"
+            " (columns), in percent, on average over the test images of another (rows), after the"
+            " last task. Above the diagonal neurons of later tasks fire on earlier classes unless"
+            " they are calibrated."
         )
-        figure = _draw_maps(maps)
-        pictures.append(Picture(name, caption, figure))
+        picture = Picture(results.file("calibration", title), caption, draw_maps(maps))
+        pictures.append(picture)
     return pictures
 
 
-def mean_activations(group: Group) -> np.ndarray | None:
-    """Return the mean over seeds of the recorded activations.
+def mean_activations(folders: Sequence[str]) -> np.ndarray | None:
+    """Return the mean over runs of the recorded activations, in percent.
 
     Returns:
-        (K, K); None if no run recorded them.
+        (K, K): row i, column j is the mean over the test images of task i of the largest activation
+        among the neurons of task j; None if no run recorded them.
     """
     recorded = []
-    for run in group.runs:
-        if run.activations is not None:
-            recorded.append(run.activations)
-    shapes = {matrix.shape for matrix in recorded}
-    if len(shapes) != 1:
+    for folder in folders:
+        path = Path(folder) / "activations.csv"
+        if path.is_file():
+            table = pd.read_csv(path, index_col=0)
+            recorded.append(table.to_numpy(float))
+    if not recorded:
         return None
-    return np.asarray(np.mean(recorded, axis=0))
+    return np.asarray(100 * np.mean(recorded, axis=0))
 
 
-def _draw_maps(maps: Sequence[tuple[Group, np.ndarray]]) -> Figure:
-    figure = new_figure(6.4, 5.0)
+def draw_maps(maps: Sequence[np.ndarray]) -> Figure:
+    """Draw the activations without and with calibration beside each other."""
+    figure = new_figure(5.0)
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, (group, shares) in zip(panels, maps, strict=True):
-        size = len(shares)
-        percentages = 100 * shares
+    titles = ("without calibration", "with calibration")
+    for axes, title, percentages in zip(panels, titles, maps, strict=True):
+        size = len(percentages)
         extent = (0.5, size + 0.5, size + 0.5, 0.5)
         image = axes.imshow(percentages, cmap="Greys", vmin=0, vmax=100, extent=extent)
-        is_calibrated = group.changes.get("buffer", "yes") is not None
-        if is_calibrated:
-            title = "with calibration"
-        else:
-            title = "without calibration"
-        later = percentages[np.triu_indices(size, 1)]
-        if len(later):
-            mean = np.nanmean(later)
-            title = f"{title}\nabove the diagonal: {mean:.0f} %"
-        axes.set_title(title)
+        later = np.nanmean(percentages[np.triu_indices(size, 1)])
+        axes.set_title(f"{title}\nabove the diagonal: {later:.0f} %")
         axes.set_xlabel("neurons of task")
         axes.grid(visible=False)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         if size <= 10:
-            _write_percentages(axes, percentages)
+            for (i, j), value in np.ndenumerate(percentages):
+                shade = "black"
+                if value > 50:
+                    shade = "white"
+                text = f"{value:.0f}"
+                axes.text(j + 1, i + 1, text, color=shade, ha="center", va="center")
     panels[0].set_ylabel("test images of task")
     figure.colorbar(
         image,
@@ -707,283 +412,136 @@ def _draw_maps(maps: Sequence[tuple[Group, np.ndarray]]) -> Figure:
     return figure
 
 
-def _write_percentages(axes: Axes, percentages: np.ndarray) -> None:
-    """Write the number of each cell of a map into it."""
-    centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL_FONT}
-    for (i, j), value in np.ndenumerate(percentages):
-        if not np.isnan(value):
-            if value > 50:
-                colour = "white"
-            else:
-                colour = "black"
-            text = f"{value:.0f}"
-            row = i + 1
-            axes.text(j + 1, row, text, color=colour, **centred)
-
-
 # ---------------------------------------------------------------------- costs
 
 
-def cost_panels(
-    study: Study, groups: Sequence[Group], key: str
-) -> dict[str, list[Group]]:
-    """Divide groups into panels of a figure, by kind and conditions; measured ones come first.
-
-    Labels get the number of seeds if groups have different ones, and the backbone if there are
-    several.
-
-    Args:
-        study: all results.
-        groups: on the same data.
-        key: value that a group must have to be shown.
-
-    Returns:
-        Title → groups whose costs may be compared.
-    """
-    shown = []
-    for group in groups:
-        for part in group.by_conditions():
-            if part.stat(key) is not None:
-                shown.append(part)
-    measured = {group.setting for group in groups if group.kind == "measured"}
-    has_backbones = len(measured) > 1
-    panels: dict[str, list[Group]] = {}
-    counts = seed_counts(shown)
-    for group, count in zip(shown, counts, strict=True):
-        title = group.kind
-        label = count
-        if group.kind == "measured":
-            conditions = filter(None, group.conditions[0])
-            title = ", ".join(conditions)
-            if has_backbones:
-                parts = [group.setting.backbone_title, count]
-                label = ", ".join(filter(None, parts))
-        # The title says under which conditions, so the label need not.
-        relabelled = replace(group, conditions_label=label)
-        panels.setdefault(title, []).append(relabelled)
-    return panels
-
-
-def time_bubbles(study: Study, setting: Setting) -> list[Picture]:
+def time_bubbles(results: Results, data: str) -> Picture | None:
     """Draw Ā against training time; a bubble's area is proportional to energy (fig:bubble_green).
 
+    Costs under different conditions have panels of their own.
+
     Args:
-        study: all results.
-        setting: one of ``study.data_names``; all backbones that learned its data are drawn.
+        results: of the report.
+        data: one of ``results.data``; all backbones that learned it are drawn.
 
     Returns:
-        One figure, or none if there is nothing to draw.
+        None if there are fewer than two methods.
     """
-    compared = []
-    for same_data in study.on_the_same_data(setting):
-        compared += study.compared(same_data)
-    with_average = [group for group in compared if group.stat("A_bar")]
-    panels = cost_panels(study, with_average, "train_seconds")
-    drawn = []
-    for groups in panels.values():
-        drawn += groups
-    if len(drawn) < 2:
-        return []
-    energies = _mean_energies(drawn)
-    kwh_per_area = max(energies, default=1.0) / LARGEST_BUBBLE
-    name = study.data_names[setting]
-    heights = []
-    for groups in panels.values():
-        heights.append(1.5 + 0.4 * len(groups))
-    figure = new_figure(6.4, 0.5 + sum(heights))
-    layout: dict[str, Any] = {
-        "squeeze": False,
-        "sharex": True,
-        "height_ratios": heights,
-    }
-    grid = figure.subplots(len(panels), 1, **layout)
-    every = grid[:, 0]
-    figure.suptitle(wrapped_label(name, 52, 3))
-    _scale_time_axis(every[-1], drawn)
-    for axes, (title, groups) in zip(every, panels.items(), strict=True):
-        axes.set_title(wrapped_label(title, 52, 3), fontsize=SMALL_FONT)
-        _draw_bubbles(axes, groups, kwh_per_area)
-    figure.supylabel(r"average accuracy $\bar{A}$ (%)", fontsize=12)
-    caption = f"Average accuracy against training time, {name}."
-    caption += " The area of a bubble is proportional to the energy of training"
-    end = "."
-    if len(energies) < len(drawn):
-        end = "; a cross has none measured."
-    caption += end
-    smallest = SMALLEST_BUBBLE * kwh_per_area
-    if any(energy < smallest for energy in energies):
-        caption += " A dashed bubble is drawn larger than its energy."
-    if len(panels) > 1:
-        caption += PANEL_NOTE
-    file = f"time_{study.data_slug(setting)}"
-    return [Picture(file, caption, figure)]
-
-
-def _mean_energies(groups: Sequence[Group]) -> list[float]:
-    """Return the energy in kWh of each group that has one measured."""
-    energies = []
-    for group in groups:
-        energy = group.stat("energy_kwh")
-        if energy is not None:
-            energies.append(energy.mean)
-    return energies
-
-
-def _scale_time_axis(axes: Axes, groups: Sequence[Group]) -> None:
-    """Give the time axis a log scale with room for the largest bubble, a tenth of the axes wide."""
-    minutes = [group.mean("train_seconds") / 60 for group in groups]
-    shortest = min(minutes)
-    longest = max(minutes)
-    margin = max(1.7, (longest / shortest) ** 0.1)
+    compared = with_units(results.compared())
+    is_known = compared["train_seconds"].notna() & compared["A_bar"].notna()
+    rows = compared[(compared["data"] == data) & is_known]
+    if rows["run"].nunique() < 2:
+        return None
+    rows = rows.assign(label=line_names(rows).map(str))
+    by = {"machine": "machine", "energy_from": "energy from", "label": "label"}
+    numbers = {"A_bar": "accuracy", "train_minutes": "minutes", "energy_kwh": "energy"}
+    stats = summarise(rows, by, numbers).xs("mean", axis=1, level=1)
+    stats = stats.reindex(columns=list(numbers.values()))
+    panels = list(stats.groupby(level=[0, 1], sort=False))
+    heights = [1.6 + 0.45 * len(own) for _, own in panels]
+    figure = new_figure(0.5 + sum(heights))
+    figure.suptitle(wrapped(data, 52))
+    layout: dict[str, Any] = {"squeeze": False, "height_ratios": heights}
+    grid = figure.subplots(len(panels), 1, sharex=True, **layout)
+    for axes, (conditions, own) in zip(grid[:, 0], panels, strict=True):
+        title = ", ".join(filter(None, conditions))
+        axes.set_title(wrapped(title, 64), fontsize="small")
+        draw_bubbles(axes, own.droplevel([0, 1]), stats["energy"].max())
+    axes.margins(x=0.25)
     axes.set(xscale="log", xlabel="training time (minutes, all tasks)")
-    earliest = shortest / margin
-    latest = longest * margin
-    axes.set_xlim(earliest, latest)
+    axes.xaxis.set_major_formatter(LogFormatter())
+    axes.xaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
+    figure.supylabel(r"average accuracy $\bar{A}$ (%)")
+    caption = (
+        f"{data}: average accuracy against training time. The area of a bubble is proportional to"
+        " the energy of training; a mark without a bubble has none measured, or little."
+    )
+    return Picture(results.file("time", data), caption, figure)
 
 
-def _draw_bubbles(axes: Axes, groups: Sequence[Group], kwh_per_area: float) -> None:
-    """Draw a bubble for each group; the least area is ``SMALLEST_BUBBLE``."""
-    ordered = sorted(groups, key=lambda group: -group.mean("A_bar"))
-    for i, group in enumerate(ordered):
-        minutes = group.mean("train_seconds") / 60
-        accuracy = group.mean("A_bar")
-        energy = group.stat("energy_kwh")
-        colour = COLOURS[i % len(COLOURS)]
-        label = group.label
-        if energy is None:
-            axes.scatter(minutes, accuracy, s=SMALLEST_BUBBLE, marker="x", color=colour)
-        else:
-            area = energy.mean / kwh_per_area
-            kwh = format_number(energy.mean, None)
-            label = f"{label}, {kwh}\u00a0kWh"
-            style = "-"
-            if area < SMALLEST_BUBBLE:
-                style = "--"
+def draw_bubbles(axes: Axes, points: pd.DataFrame, most: float) -> None:
+    """Draw a mark and a bubble for each row.
+
+    Args:
+        axes: to draw in.
+        points: name → ``accuracy``, ``minutes`` and ``energy``.
+        most: energy in kWh of the largest bubble of the figure.
+    """
+    ordered = points.sort_values("accuracy", ascending=False)
+    for i, (name, minutes, accuracy, energy) in enumerate(
+        ordered[["minutes", "accuracy", "energy"]].itertuples(name=None)
+    ):
+        style = line_style(i) | {"linestyle": "none"}
+        label = name
+        if not np.isnan(energy):
+            label = f"{name}, {number_text(energy)}\u00a0kWh"
+            colour = style["color"]
+            area = LARGEST_BUBBLE * energy / most
             axes.scatter(
-                minutes,
-                accuracy,
-                s=max(SMALLEST_BUBBLE, area),
-                marker="o",
-                facecolor=(colour, 0.45),
-                edgecolor=colour,
-                linestyle=style,
-                zorder=4 - area / LARGEST_BUBBLE,
+                minutes, accuracy, area, edgecolor=colour, facecolor=(colour, 0.35)
             )
-        if group.conditions_label:
-            lines = 4
-        else:
-            lines = 2
-        arrow = {
-            "arrowstyle": "-",
-            "linewidth": 0.6,
-            "color": "#777777",
-            "relpos": (0.0, 0.5),
-        }
-        height = 1 - (i + 0.5) / len(ordered)
-        axes.annotate(
-            wrapped_label(label, 26, lines),
-            (minutes, accuracy),
-            (1.03, height),
-            textcoords="axes fraction",
-            fontsize=SMALL_FONT,
-            va="center",
-            annotation_clip=False,
-            arrowprops=arrow,
-        )
+        axes.plot(minutes, accuracy, label=label, **style)
     axes.margins(y=0.25)
-    plain_log_ticks(axes)
+    legend_beside(axes)
 
 
 # ---------------------------------------------------------------------- memory
 
 
-def memory_points(study: Study, setting: Setting) -> list[Picture]:
+def memory_points(results: Results, setting: str) -> Picture | None:
     """Draw the elements kept on a log scale: a point per component, a filled one for the total.
 
     This is fig:memory.
 
     Args:
-        study: all results.
-        setting: whose groups are drawn.
+        results: of the report.
+        setting: whose methods are drawn.
     """
-    groups = []
-    for group in study.with_published(setting):
-        if group.components and group.stat("state_elements"):
-            groups.append(group)
-    if not any(group.kind == "measured" for group in groups):
-        return []
-    names = []
-    numbers = []
-    points: dict[str, list[tuple[float, int]]] = {"total": []}
-    for row, group in enumerate(groups):
-        if group.kind == "measured":
-            name = group.label
-        else:
-            name = f"{group.label} ({group.kind})"
-        names.append(wrapped_label(name, 24))
-        total = group.mean("state_elements")
-        if total >= 1e6:
-            size = f"{total / 1e6:.3g} M"
-        else:
-            size = format_number(total, None)
-        numbers.append(size)
-        points["total"].append((total, row))
-        for component, count in group.components.items():
-            of_component = points.setdefault(component, [])
-            of_component.append((count, row))
-    height = 1.8 + 0.45 * len(groups)
-    figure = new_figure(6.4, height)
+    rows = memory_rows(results, setting)
+    if not (rows["origin"] == "measured").any():
+        return None
+    kept = pd.DataFrame(list(rows["components"]), index=line_names(rows))
+    kept = kept[~kept.index.duplicated()]
+    kept.insert(0, "total", kept.sum(axis=1))
+    figure = new_figure(1.9 + 0.45 * len(kept))
     axes = figure.subplots()
-    for i, (component, places) in enumerate(points.items()):
-        fill = "none"
-        if i == 0:
-            fill = "black"
-        axes.plot(
-            *zip(*places, strict=True),
-            MARKERS[i % len(MARKERS)],
-            markersize=7,
-            markeredgewidth=1.4,
-            label=component,
-            markerfacecolor=fill,
-            markeredgecolor=COLOURS[i % len(COLOURS)],
-            linestyle="none",
-            zorder=3 - i / len(points),
-        )
-    label_rows(axes, names, numbers)
-    axes.set(xlabel="elements kept besides the backbone (log scale)", xscale="log")
-    title = wrapped_label(study.names[setting], 52, 3)
-    axes.set_title(title)
-    axes.margins(x=0.06)
-    legend_below(figure, axes, 4)
+    places = range(len(kept))
+    for i, component in enumerate(kept):
+        style = line_style(i) | {"linestyle": "none", "markersize": 7}
+        if component != "total":
+            style["markerfacecolor"] = "none"
+        axes.plot(kept[component], places, label=component, **style)
+    axes.set_yticks(places, [wrapped(name, 26) for name in kept.index])
+    axes.set_ylim(len(kept) - 0.4, -0.6)
+    totals = axes.secondary_yaxis("right")
+    totals.set_yticks(places, [f"{total / 1e6:,.3g} M" for total in kept["total"]])
+    axes.set(xlabel="elements kept besides the backbone", xscale="log")
+    axes.set_title(wrapped(setting, 52))
+    legend_below(figure, axes)
     caption = (
-        f"Memory besides the backbone after the last task by component, {study.names[setting]};"
-        " right: the total."
+        f"{setting}: memory besides the backbone after the last task by component; right: the"
+        " total."
     )
-    file = f"memory_{study.slug(setting)}"
-    return [Picture(file, caption, figure)]
+    return Picture(results.file("memory", setting), caption, figure)
 
 
 # ---------------------------------------------------------------------- all of them
 
 
-def all_pictures(study: Study) -> dict[str, list[Picture]]:
+def all_pictures(results: Results) -> dict[str, list[Picture]]:
     """Draw all figures.
 
     Returns:
         Section of the report → its figures.
     """
     with matplotlib.rc_context(STYLE):
-        efficiency = []
-        for setting in study.data_names:
-            efficiency += time_bubbles(study, setting)
-        memory = []
-        for setting in study.settings:
-            memory += memory_points(study, setting)
+        costs = [time_bubbles(results, data) for data in results.data]
+        memory = [memory_points(results, setting) for setting in results.settings]
         return {
-            "Accuracy": trajectories(study),
-            "Efficiency": efficiency,
-            "Memory": memory,
-            "Ablation": [*ablation_bars(study), *calibration_maps(study)],
-            "Buffer": value_curves(study, "buffer.capacity"),
-            "Other settings": value_curves(study, *study.other_keys()),
+            "Accuracy": trajectories(results),
+            "Efficiency": [picture for picture in costs if picture is not None],
+            "Memory": [picture for picture in memory if picture is not None],
+            "Ablation": [*ablation_bars(results), *calibration_maps(results)],
+            "Buffer": value_curves(results, "buffer.capacity"),
+            "Other settings": value_curves(results, *results.other_keys()),
         }

@@ -19,7 +19,6 @@ from PIL import Image
 from cifnet_pl.images.image import UnreadableImage, read_square
 from cifnet_pl.model.audit import LearningCurve
 from cifnet_pl.model.drawing import png
-from cifnet_pl.report.table_formats import ROW_HEADERS, ReportTable, to_markdown
 from cifnet_pl.utilities.files import rendered
 from cifnet_pl.utilities.text import printable
 
@@ -36,32 +35,12 @@ TEMPLATES = jinja2.Environment(
 
 def typeset(text: str) -> Markup:
     """Return ``text`` for HTML, escaped, with ``A_K`` as a symbol with an index."""
-    escaped = str(escape(printable(text)))
-    html = re.sub("A_([Kk])", r"<i>A</i><sub>\1</sub>", escaped)
-    return Markup(html)
+    return with_symbols(str(escape(printable(text))))
 
 
-def to_html(table: ReportTable) -> Markup:
-    """Return a ``<table>`` with caption.
-
-    Collapsed columns follow in a ``<details>``, beside the columns that say which row it is.
-    """
-    columns = list(enumerate(table.columns))
-    shown = [j for j, column in columns if not column.collapsed]
-    collapsed = [j for j, column in columns if column.collapsed]
-    row_columns = [j for j, column in columns if column.header in ROW_HEADERS]
-    if collapsed:
-        repeated = row_columns + collapsed
-    else:
-        repeated = []
-    html = TEMPLATES.get_template("table.html").render(
-        table=table,
-        texts=table.texts(typeset),
-        shown=shown,
-        collapsed=repeated,
-        collapsed_names=", ".join(table.columns[j].header for j in collapsed),
-    )
-    return Markup(html)
+def with_symbols(html: str) -> Markup:
+    """Return HTML in which ``A_K`` is a symbol with an index."""
+    return Markup(re.sub("A_([Kk])", r"<i>A</i><sub>\1</sub>", html))
 
 
 def base64_of(content: bytes) -> str:
@@ -69,7 +48,9 @@ def base64_of(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
 
 
-TEMPLATES.filters.update(typeset=typeset, table=to_html, base64=base64_of, png=png)
+TEMPLATES.filters.update(
+    typeset=typeset, with_symbols=with_symbols, base64=base64_of, png=png
+)
 
 
 def report_page(content: Mapping[str, Any]) -> str:
@@ -85,16 +66,13 @@ def report_page(content: Mapping[str, Any]) -> str:
 
 def report_markdown(content: Mapping[str, Any]) -> str:
     """Return the same in Markdown, with the figures as files beside it."""
-    return rendered(MARKDOWN_TEMPLATE, markdown=to_markdown, **content)
+    return rendered(MARKDOWN_TEMPLATE, **content)
 
 
 # ---------------------------------------------------------------------- the page of an audit
 
 IMAGE_PIXELS = 136
 """Side of the images on the page."""
-
-PIXELS_PER_INCH = 96
-"""Of a page, as CSS has it."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +117,6 @@ class Section:
     rows: Sequence[Sequence[object]] = ()
     pairs: Sequence[Sequence[ImageRow]] = ()
     images: Sequence[PageImage] = ()
-
-    @property
-    def width(self) -> int:
-        """Width of the figure in pixels of the page; 0 without a figure."""
-        if self.figure is None:
-            return 0
-        return round(self.figure.get_figwidth() * PIXELS_PER_INCH)
 
 
 def page_image(file: Path, text: str = "") -> PageImage:

@@ -1,530 +1,484 @@
-"""Make the tables of a report, in the paper's layout where the paper has the table."""
+"""Make the tables of a report, in the paper's layout where the paper has the table.
+
+Each is a ``groupby`` of the rows of results; pandas writes CSV, Markdown, LaTeX and HTML.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from cifnet_pl.report.external_results import published_of
-from cifnet_pl.report.runs import Run
-from cifnet_pl.report.settings import ABLATIONS, Setting, heading, value_text
-from cifnet_pl.report.significance import Stat, without_deviation
-from cifnet_pl.report.study import (
-    Conditions,
-    ConditionsLabel,
-    Group,
-    Study,
-    method_order,
-    value_order,
-)
-from cifnet_pl.report.table_formats import (
-    CONDITIONS,
-    ORIGIN,
-    SEEDS,
-    SHARED_MARK,
-    Cell,
-    Column,
-    ReportTable,
+import pandas as pd
+
+from cifnet_pl.report.results import (
+    ABLATIONS,
+    Results,
+    last_rows,
+    value_text,
 )
 from cifnet_pl.utilities.files import rendered
+from cifnet_pl.utilities.text import printable
+
+ROW = {"label": "method", "origin": "origin"}
+"""Columns of results that say which row of a table it is → their headers."""
+
+ACCURACIES = {"A_bar": "Ā (%)", "A_K": "A_K (%)"}
+
+QUALITY = ACCURACIES | {
+    "top5": "top-5 (%)",
+    "forgetting": "forgetting (%)",
+    "bwt": "backward transfer (%)",
+    "forward_transfer": "forward transfer (%)",
+    "max_drop": "largest drop (%)",
+    "ece": "ECE (%)",
+    "nll": "NLL",
+    "set_size": "prediction set size",
+    "set_coverage": "prediction set coverage (%)",
+    "known_rejected": "known rejected (%)",
+    "unknown_auroc": "unknown AUROC (%)",
+    "unknown_fpr95": "unknown FPR95 (%)",
+}
+COSTS = {
+    "backbone_m": "backbone (M)",
+    "epochs": "epochs",
+    "train_minutes": "training (min)",
+    "energy_kwh": "energy (kWh)",
+    "A_K": "A_K (%)",
+    "A_K_per_kwh": "A_K per kWh",
+    "co2_kg": "CO₂ (kg)",
+}
+"""Columns of results → headers of the tables of all results, and of costs."""
+
+HEADINGS = {
+    "head.ridge": "ridge λ",
+    "buffer.capacity": "size of the buffer (embeddings)",
+}
+"""Setting of a figure of the paper → its name as a heading; others have their dotted name."""
+
+SUFFIXES = {"mean": "", "std": " sd", "count": " n"}
+"""What a group of runs is summarised by → end of the column's name in CSV files."""
 
 NOTES = Path(__file__).parent / "templates" / "notes.txt"
-SHARED_NOTE = f"{SHARED_MARK}: other processes counted in these times and energies."
-TRAINING_NOTE = (
-    "Training: all tasks, without evaluation. Epochs: passes over the images of a task."
-)
-ACCURACY_KEYS = {"Ā": "A_bar", "A_K": "A_K"}
-"""Header of an accuracy → key of its value."""
+
+LATEX = {
+    "λ": r"$\lambda$", "±": r"$\pm$", "Ā": r"$\bar{A}$", "A\\_K": "$A_K$", "₂": r"$_2$",
+    "–": "--", "→": r"$\to$", "…": r"\dots{}",
+}  # fmt: skip
+"""Texts that LaTeX would not print as they are, once its special characters are escaped."""
 
 
-def all_tables(study: Study) -> dict[str, list[ReportTable]]:
-    """Make all tables.
+# ---------------------------------------------------------------------- a table and its formats
+
+
+@dataclass
+class ReportTable:
+    """A table of a report.
+
+    Attributes:
+        name: of its files.
+        title: above the table.
+        texts: its cells as they are shown.
+        values: its numbers in full, with deviations and numbers of seeds, for the CSV file.
+        text_columns: number of columns of text, which come first.
+        notes: sentences below the table.
+    """
+
+    name: str
+    title: str
+    texts: pd.DataFrame
+    values: pd.DataFrame
+    text_columns: int
+    notes: list[str] = field(default_factory=list)
+
+    def to_csv(self) -> str:
+        """Return CSV."""
+        return str(self.values.to_csv(index=False))
+
+    def to_markdown(self) -> str:
+        """Return a pipe table with the title above and the notes below."""
+        escaped = self.texts.map(lambda text: text.replace("|", "\\|"))
+        alignment = ["left"] * self.text_columns
+        alignment += ["right"] * (len(self.texts.columns) - self.text_columns)
+        table = escaped.to_markdown(
+            index=False, disable_numparse=True, colalign=alignment
+        )
+        notes = "\n".join(f"{note}  " for note in self.notes)
+        return f"**{self.title}**\n\n{table}\n\n{notes}\n"
+
+    def to_latex(self) -> str:
+        """Return a ``table`` environment of the package booktabs."""
+        letters = "l" * self.text_columns
+        letters = letters.ljust(len(self.texts.columns), "r")
+        table = self.texts.to_latex(
+            index=False,
+            escape=True,
+            column_format=letters,
+            caption=f"{self.title}. {' '.join(self.notes)}".replace("%", r"\%"),
+            label=f"tab:{self.name}",
+        )
+        for text, command in LATEX.items():
+            table = table.replace(text, command).replace(" A_K", " $A_K$")
+        return str(table)
+
+    def to_html(self) -> str:
+        """Return a ``<table>`` whose class says how many columns of text it has."""
+        kind = f"text{self.text_columns}"
+        return str(self.texts.to_html(index=False, border=0, classes=kind))
+
+
+def summarise(
+    rows: pd.DataFrame, by: Mapping[str, str], numbers: Mapping[str, str]
+) -> pd.DataFrame:
+    """Return mean, deviation and number of seeds for each group of runs.
+
+    Args:
+        rows: of results.
+        by: columns that make a group → their headers.
+        numbers: columns of numbers → their headers; those that nothing measured are left out.
 
     Returns:
-        Section of the report → its tables; sections without tables are left out.
+        Headers of ``by`` as index, pairs of a header and one of ``SUFFIXES`` as columns.
     """
-    settings = study.settings
-    others = []
-    for key in study.other_keys():
-        file = key.replace(".", "_")
-        others.append(value_table(study, key, file))
-    sections = {
-        "Accuracy": [accuracy_table(study)],
-        "Efficiency": [
-            efficiency_table(study, setting) for setting in study.data_names
-        ],
-        "Memory": [memory_table(study, setting) for setting in settings],
-        "Ablation": [ablation_table(study)],
-        "Buffer": [
-            value_table(study, "buffer.capacity", "buffer_size"),
-            sampling_table(study),
-        ],
-        "Other settings": others,
-        "All results": [results_table(study, setting) for setting in settings],
-        "Settings": [settings_table(study)],
-        "Runs": [runs_table(study)],
-    }
-    filled = {}
-    for section, tables in sections.items():
-        with_rows = []
-        for table in tables:
-            if table.rows:
-                with_rows.append(table.without_empty())
-        if with_rows:
-            filled[section] = with_rows
-    return filled
+    # A seed that ran on two machines counts once, unless they make two groups.
+    runs = last_rows(rows).drop_duplicates([*by, "pair"], keep="last")
+    columns = dict(by)
+    for column, header in numbers.items():
+        if runs[column].notna().any():
+            columns[column] = header
+    renamed = runs[list(columns)].rename(columns=columns)
+    stats = renamed.groupby(list(by.values()), sort=False).agg(list(SUFFIXES))
+    if "origin" in by:
+        is_published = stats.index.get_level_values("origin") == "published"
+        stats.loc[is_published, pd.IndexSlice[:, "count"]] = math.nan
+    return stats
 
 
-def report_notes(study: Study) -> list[str]:
-    """Return the notes that concern more than one table; they end the report."""
-    measured = [group for group in study.groups if group.kind == "measured"]
-    outcomes = []
-    for group in measured:
-        outcomes += group.outcomes
-    text = rendered(
-        NOTES,
-        published=bool(study.published),
-        locked=any(group.config.get("head.update_past") is False for group in measured),
-        energy=any(outcome.values.get("energy_kwh") for outcome in outcomes),
-    )
-    paragraphs = []
-    for paragraph in text.split("\n\n"):
-        if paragraph.strip():
-            paragraphs.append(" ".join(paragraph.split()))
-    return paragraphs
+def table_of(
+    name: str, title: str, stats: pd.DataFrame, notes: Iterable[str] = ()
+) -> ReportTable:
+    """Return the table of summarised groups, in the order of their rows.
+
+    Args:
+        name: of its files.
+        title: above the table.
+        stats: as :func:`summarise` returns it.
+        notes: sentences below the table.
+    """
+    labels = stats.index.to_frame(index=False).map(printable)
+    numbers = stats.reset_index(drop=True)
+    counts = numbers.xs("count", axis=1, level=1).max(axis=1)
+    if counts.nunique() > 1:
+        labels["seeds"] = [f"{count:.0f}".replace("nan", "") for count in counts]
+    texts = labels.copy()
+    values = labels.copy()
+    for header in dict.fromkeys(numbers.columns.get_level_values(0)):
+        column = numbers[header]
+        texts[header] = _column_texts(column, counts, "%" in header)
+        for key, suffix in SUFFIXES.items():
+            values[f"{header}{suffix}"] = column[key].where(column["mean"].notna())
+    return ReportTable(name, title, texts, values, len(labels.columns), list(notes))
+
+
+def _column_texts(
+    column: pd.DataFrame, counts: pd.Series, is_percentage: bool
+) -> list[str]:
+    """Return the cells of a column, with the number of seeds where it is not that of the row."""
+    varies = bool((column["std"] > 0).any())
+    texts = []
+    for row, mean in column["mean"].items():
+        if math.isnan(mean):
+            texts.append("–")
+            continue
+        deviation = math.nan
+        if varies:
+            deviation = column["std"][row]
+        text = number_text(mean, deviation, is_percentage)
+        if column["count"][row] < counts[row]:
+            text = f"{text} (n = {column['count'][row]:.0f})"
+        texts.append(text)
+    return texts
+
+
+def number_text(
+    mean: float, deviation: float = math.nan, is_percentage: bool = False
+) -> str:
+    """Return a mean with its deviation: percentages with two decimals, others three digits.
+
+    Example:
+        >>> number_text(59.256, 0.504, True), number_text(0.0603, 0.00112), number_text(1234.5)
+        ('59.26 ± 0.50', '0.0603 ± 0.0011', '1,234')
+    """
+    decimals = 2
+    if not is_percentage and mean:
+        power = math.floor(math.log10(abs(mean)))
+        decimals = max(0, 2 - power)
+    text = f"{mean:,.{decimals}f}"
+    if not math.isnan(deviation):
+        text = f"{text} ± {deviation:,.{decimals}f}"
+    return text
+
+
+def text_table(name: str, title: str, rows: pd.DataFrame) -> ReportTable:
+    """Return a table whose cells are all texts."""
+    texts = rows.map(printable)
+    return ReportTable(name, title, texts, texts, len(texts.columns))
 
 
 # ---------------------------------------------------------------------- accuracy
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One number of a table whose columns are settings.
-
-    Attributes:
-        row: name of the row.
-        origin: where the number comes from.
-        column: header of the column.
-        stat: the number.
-    """
-
-    row: str
-    origin: str
-    column: str
-    stat: Stat | None
+def _across(stats: pd.DataFrame, settings: Sequence[str]) -> pd.DataFrame:
+    """Return the accuracies with the settings, the last level of the index, as columns."""
+    parts = {}
+    for setting in settings:
+        if setting in stats.index.get_level_values("setting"):
+            own = stats.xs(setting, level="setting")
+            for header in own.columns.get_level_values(0).unique():
+                parts[f"{setting}: {header}"] = own[header]
+    order = stats.index.droplevel("setting").unique()
+    return pd.concat(parts, axis=1).reindex(order)
 
 
-def _accuracy_header(study: Study, setting: Setting, header: str) -> str:
-    return f"{study.names[setting]}: {header}"
-
-
-def _entries(study: Study, row: str, group: Group) -> list[Entry]:
-    """Return the accuracies of a group as entries of one row."""
-    entries = []
-    for header, key in ACCURACY_KEYS.items():
-        column = _accuracy_header(study, group.setting, header)
-        stat = group.stat(key)
-        entry = Entry(row, group.kind, column, stat)
-        entries.append(entry)
-    return entries
-
-
-def _accuracy_columns(study: Study, first: str) -> list[Column]:
-    """Return the columns of a table: its row's name and origin, then Ā and A_K of each setting."""
-    columns = [Column(first), Column(ORIGIN)]
-    for setting in study.settings:
-        for header in ACCURACY_KEYS:
-            column_header = _accuracy_header(study, setting, header)
-            columns.append(Column(column_header))
-    return columns
-
-
-def _rows_of(entries: Iterable[Entry], columns: Sequence[Column]) -> list[list[Cell]]:
-    """Return the rows of some entries, in their order; rows without a number are left out."""
-    numbers: dict[tuple[str, str], dict[str, Stat | None]] = {}
-    for entry in entries:
-        row = (entry.row, entry.origin)
-        by_column = numbers.setdefault(row, {})
-        by_column[entry.column] = entry.stat
-    rows: list[list[Cell]] = []
-    for (name, origin), by_column in numbers.items():
-        if any(by_column.values()):
-            cells = [by_column.get(column.header) for column in columns[2:]]
-            rows.append(
-                [
-                    name,
-                    origin,
-                    *cells,
-                ]
-            )
-    return rows
-
-
-def _row_order(group: Group) -> tuple[object, ...]:
-    """Return the sort key of a row for several settings.
-
-    Measured rows come first, then external ones, then published ones in the paper's order.
-    """
-    kind, position, name = method_order(group)
-    if group.kind == "measured":
-        return kind, position, name, len(group.named), group.label
-    return (kind,)
-
-
-def accuracy_table(study: Study) -> ReportTable:
+def accuracy_table(results: Results) -> ReportTable:
     """Tabulate Ā and A_K of every method in every setting (tab:accuracy-results).
 
     One row is one configuration.
     """
-    compared = []
-    for setting in study.settings:
-        compared += study.with_published(setting)
-    ordered = sorted(compared, key=_row_order)
-    keys = [(group.label, group.kind) for group in ordered]
-    shown = dict.fromkeys(keys)
-    groups = [*study.groups, *study.published]
-    entries = []
-    for label, kind in shown:
-        for group in groups:
-            if (group.label, group.kind) == (label, kind):
-                entries += _entries(study, label, group)
-    columns = _accuracy_columns(study, "method")
-    title = "Average accuracy Ā and final accuracy A_K in %"
-    notes = study.seeds_notes(study.groups)
-    rows = _rows_of(entries, columns)
-    return ReportTable("accuracy", title, columns, rows, notes)
+    compared = results.compared()
+    names = compared["origin"] + compared["label"]
+    every = results.table["origin"] + results.table["label"]
+    rows = results.table[every.isin(names)]
+    stats = summarise(rows, ROW | {"setting": "setting"}, ACCURACIES)
+    title = "Average accuracy Ā and final accuracy A_K"
+    return table_of("accuracy", title, _across(stats, results.settings))
 
 
-def ablation_table(study: Study) -> ReportTable:
+def results_table(results: Results, setting: str) -> ReportTable:
+    """Tabulate everything that was measured in one setting, but for the costs."""
+    rows = results.table[results.table["setting"] == setting]
+    stats = summarise(rows[rows["origin"] != "published"], ROW, QUALITY)
+    return table_of(results.file("results", setting), setting, stats)
+
+
+# ---------------------------------------------------------------------- variants
+
+
+def ablation_table(results: Results) -> ReportTable | None:
     """Tabulate the method without one of its parts at a time (tab:ablation)."""
-    families = study.varied(*ABLATIONS)
-    entries = []
-    groups = []
-    for family in families:
-        groups += family
-        for group in family:
-            row = f"{family[0].label}, {group.variant}"
-            entries += _entries(study, row, group)
-    with_ablations = {family[0].setting for family in families}
-    for setting in study.settings:
-        if setting not in with_ablations:
-            continue
-        for header, key in ACCURACY_KEYS.items():
-            column = _accuracy_header(study, setting, header)
-            published = published_of("tab:ablation", setting, key)
-            for variant, stat in published.items():
-                name = f"CIFNet, {variant or 'full method'}"
-                entries.append(Entry(name, "published", column, stat))
-    columns = _accuracy_columns(study, "variant")
+    families = results.families(*ABLATIONS)
+    if not families:
+        return None
+    rows = pd.concat(families)
+    rows["variant"] = rows["method"] + ", " + rows["variant"]
+    by = {"variant": "variant", "origin": "origin", "setting": "setting"}
+    stats = summarise(rows, by, ACCURACIES)
     title = "The method without one of its parts"
-    notes = study.seeds_notes(groups)
-    rows = _rows_of(entries, columns)
-    return ReportTable("ablation", title, columns, rows, notes)
+    return table_of("ablation", title, _across(stats, results.settings))
 
 
-def value_table(study: Study, key: str, name: str) -> ReportTable:
+def heading(key: str) -> str:
+    """Return a setting as a heading or the label of an axis."""
+    return HEADINGS.get(key, key)
+
+
+def value_rows(results: Results, key: str) -> pd.DataFrame:
+    """Return the rows of results that vary one setting, with their ``value`` and ``line``.
+
+    Args:
+        results: of the report.
+        key: dotted name of the setting.
+    """
+    rows = pd.concat([results.table.head(0), *results.families(key)])
+    is_set = rows["config"].map(lambda config: key in config)
+    rows = rows[is_set.astype(bool)]
+    line = rows["setting"] + ": " + rows["method"]
+    is_published = rows["origin"] == "published"
+    return rows.assign(
+        value=rows["config"].map(lambda config: config[key]),
+        line=line.where(~is_published, line + " (published)"),
+    )
+
+
+def value_table(results: Results, key: str, name: str) -> ReportTable | None:
     """Tabulate the final accuracy for each value of one setting (fig:buffer_ablation).
 
     Args:
-        study: all results.
+        results: of the report.
         key: dotted name of the setting.
         name: of the table's files.
     """
-    families = study.varied(key)
-    columns = [Column(heading(key))]
-    groups = []
-    values = {}
-    for family in families:
-        reference = family[0]
-        header = f"{study.names[reference.setting]}: {reference.label}"
-        columns.append(Column(header))
-        groups += family
-        for group in family:
-            value = group.config.get(key)
-            values[str(value)] = value
-    rows: list[list[Cell]] = []
-    for value in sorted(values.values(), key=value_order):
-        row: list[Cell] = [value_text(value)]
-        for family in families:
-            with_value = []
-            for group in family:
-                if group.config.get(key) == value:
-                    with_value.append(group)
-            stat = None
-            if with_value:
-                stat = with_value[0].stat("A_K")
-            row.append(stat)
-        rows.append(row)
-    title = f"Final accuracy A_K in % by {heading(key)}"
-    notes = study.seeds_notes(groups)
-    return ReportTable(name, title, columns, rows, notes)
+    rows = value_rows(results, key)
+    if rows.empty:
+        return None
+    numbers = pd.to_numeric(rows["value"].astype(str), errors="coerce")
+    rows = rows.assign(value=rows["value"].map(value_text), number=numbers)
+    rows = rows.sort_values(["number", "value"])
+    by = {"value": heading(key), "line": "line", "origin": "origin"}
+    stats = summarise(rows, by, {"A_K": "A_K (%)"}).droplevel("origin")
+    columns = {}
+    for line in rows["line"].sort_index().unique():
+        columns[f"{line}, A_K (%)"] = stats.xs(line, level="line")["A_K (%)"]
+    joined = pd.concat(columns, axis=1).reindex(rows["value"].unique())
+    joined = joined.rename_axis(heading(key))
+    return table_of(name, f"Final accuracy by {heading(key)}", joined)
 
 
-def sampling_table(study: Study) -> ReportTable:
-    """Tabulate final accuracy for each strategy of the buffer (tab:sampling).
-
-    The paper's numbers stand beside it.
-    """
-    key = "buffer.strategy"
-    table = value_table(study, key, "sampling")
-    families = study.varied(key)
-    settings = [family[0].setting for family in families]
-    for setting in dict.fromkeys(settings):
-        published = published_of("tab:sampling", setting, "A_K")
-        if published:
-            header = f"{study.names[setting]}: CIFNet (published)"
-            table.columns.append(Column(header))
-            for row in table.rows:
-                strategy = str(row[0])
-                row.append(published.get(strategy))
-    return table
+# ---------------------------------------------------------------------- costs and memory
 
 
-# ---------------------------------------------------------------------- accuracy and costs
-
-EFFICIENCY_COLUMNS = {
-    "backbone_params": Column("backbone (M)", 2, 1e-6, with_deviation=False),
-    "epochs": Column("epochs", 0, with_deviation=False),
-    "train_seconds": Column("training (min)", None, 1 / 60),
-    "energy_kwh": Column("energy (kWh)", None),
-    "A_K": Column("A_K (%)"),
-    "A_K_per_kwh": Column("A_K per kWh", None),
-    "co2_kg": Column("CO₂ (kg)", None),
-}
-RESULT_COLUMNS = {
-    "A_bar": Column("Ā (%)"),
-    "A_K": Column("A_K (%)"),
-    "top5": Column("top-5 (%)", collapsed=True),
-    "forgetting": Column("forgetting (%)"),
-    "bwt": Column("backward transfer (%)", collapsed=True),
-    "forward_transfer": Column("forward transfer (%)", collapsed=True),
-    "max_drop": Column("largest drop (%)", collapsed=True),
-    "ece": Column("ECE (%)"),
-    "nll": Column("NLL", 3),
-    "set_size": Column("prediction set at 95 % (classes)", collapsed=True),
-    "set_coverage": Column("coverage (%)", collapsed=True),
-    "known_rejected": Column("rejected as unknown at 5 % (%)", collapsed=True),
-    "unknown_auroc": Column("unknown: AUROC (%)", collapsed=True),
-    "unknown_fpr95": Column("unknown: FPR95 (%)", collapsed=True),
-    "train_seconds": Column("training (min)", None, 1 / 60),
-    "energy_kwh": Column("energy (kWh)", None),
-    "co2_kg": Column("CO₂ (kg)", None, collapsed=True),
-}
-"""Value of a group → its column, of the two tables that have both."""
+def with_units(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of results with times in minutes, and parameters and bytes in millions."""
+    return rows.assign(
+        train_minutes=rows["train_seconds"] / 60,
+        backbone_m=rows["network_params"] / 1e6,
+        state_mb=rows["state_bytes"] / 1e6,
+    )
 
 
-def _conditions_notes(
-    labels: Mapping[tuple[str, Conditions], ConditionsLabel],
-) -> list[str]:
-    """Return the meanings of the letters of :meth:`Study.condition_labels`."""
-    notes = [f"{label.letter}: {label.text}." for label in labels.values()]
-    if any(SHARED_MARK in label.letter for label in labels.values()):
-        notes.append(SHARED_NOTE)
-    return notes
+def efficiency_table(results: Results, data: str) -> ReportTable:
+    """Tabulate parameters, minutes, energy and A_K per kWh of all that learned the same data.
 
-
-def efficiency_table(study: Study, setting: Setting) -> ReportTable:
-    """Tabulate parameters, minutes, energy and A_K per kWh.
-
-    These are tab:cifar100-efficiency and tab:imagenet100-efficiency. A configuration whose seeds
-    ran under different conditions has one row for each condition. Backbones that learned the same
-    data stand in one table.
+    These are tab:cifar100-efficiency and tab:imagenet100-efficiency. Costs under different
+    conditions stand in rows of their own.
 
     Args:
-        study: all results.
-        setting: one of ``study.data_names``.
+        results: of the report.
+        data: one of ``results.data``.
     """
-    settings = study.on_the_same_data(setting)
-    groups = []
-    for group in study.with_published(*settings):
-        for part in group.by_conditions():
-            if part.stat("energy_kwh") or part.stat("train_seconds"):
-                groups.append(part)
-    labels = study.condition_labels(groups)
-    rows: list[list[Cell]] = []
-    for group in groups:
-        if group.kind == "published":
-            seeds = ""
-        else:
-            seeds = str(group.seeds)
-        backbone = ""
-        if group.kind == "measured" and len(settings) > 1:
-            backbone = group.setting.backbone_title
-        numbers = [group.stat(key) for key in EFFICIENCY_COLUMNS]
-        conditions = group.conditions[0]
-        letter = labels[group.kind, conditions].letter
-        rows.append([group.label, group.kind, seeds, backbone, *numbers, letter])
-    columns = [Column("method"), Column(ORIGIN), Column(SEEDS), Column("backbone")]
-    columns += [*EFFICIENCY_COLUMNS.values(), Column(CONDITIONS)]
-    # The letters come first, where a caption has room: they mean something in this table alone.
-    conditions_notes = _conditions_notes(labels)
-    notes = [*conditions_notes, TRAINING_NOTE, *study.seeds_notes(groups)]
-    title = f"Accuracy and energy: {study.data_names[setting]}"
-    file = f"efficiency_{study.data_slug(setting)}"
-    return ReportTable(file, title, columns, rows, notes)
+    rows = with_units(results.table[results.table["data"] == data])
+    rows = rows[rows["train_seconds"].notna() | rows["energy_kwh"].notna()]
+    rows.loc[rows["origin"] != "measured", "backbone"] = ""
+    by = ROW | {"backbone": "backbone", "machine": "machine"}
+    stats = summarise(rows, by | {"energy_from": "energy from"}, COSTS)
+    note = (
+        "Training: all tasks, without evaluation. Epochs: passes over the images of a task. With"
+        " embeddings from the cache, times and energies are without the backbone's."
+    )
+    name = results.file("efficiency", data)
+    return table_of(name, f"Accuracy and costs: {data}", stats, [note])
 
 
-def results_table(study: Study, setting: Setting) -> ReportTable:
-    """Tabulate everything that was measured in one setting.
+def memory_table(results: Results, setting: str) -> ReportTable | None:
+    """Tabulate the elements kept between tasks by component, and the bytes as they are stored.
 
-    Columns that a page has no room for are collapsed.
+    Args:
+        results: of the report.
+        setting: whose methods are listed.
     """
-    groups = study.groups_in(setting)
-    labels = study.condition_labels(groups)
-    rows: list[list[Cell]] = []
-    mixed = []
-    for group in groups:
-        own_letters = [labels[group.kind, own].letter for own in group.conditions]
-        letters = dict.fromkeys(own_letters)
-        numbers = [group.stat(key) for key in RESULT_COLUMNS]
-        text = ", ".join(letters)
-        seeds = str(group.seeds)
-        rows.append([group.label, group.kind, seeds, *numbers, text])
-        if len(group.conditions) > 1:
-            mixed.append(group.label)
-    columns = [Column("method"), Column(ORIGIN), Column(SEEDS)]
-    columns += [*RESULT_COLUMNS.values(), Column(CONDITIONS)]
-    conditions_notes = _conditions_notes(labels)
-    notes = [f"{setting.title}.", *conditions_notes]
-    if mixed:
-        notes.append(
-            f"Seeds of {'; '.join(mixed)} ran under different conditions: their costs stand in the"
-            " table of efficiency."
-        )
-    notes += study.seeds_notes(groups)
-    title = f"All results: {study.names[setting]}"
-    file = f"results_{study.slug(setting)}"
-    return ReportTable(file, title, columns, rows, notes)
+    rows = memory_rows(results, setting)
+    if rows.empty:
+        return None
+    kept = pd.DataFrame(list(rows["components"]), index=rows.index) / 1e6
+    kept = kept.add_suffix(" (M)")
+    kept["total (M)"] = kept.sum(axis=1)
+    numbers = {name: name for name in kept}
+    numbers |= {"state_mb": "stored (MB)", "backbone_m": "backbone (M)"}
+    joined = with_units(rows).join(kept)
+    stats = summarise(joined, ROW, numbers)
+    note = (
+        "After the last task. M: millions of elements, as the paper counts. Stored: in the"
+        " precision that each is kept in; a projection that is drawn from its seed is not stored."
+        " Parameters of a trained method are counted without one network."
+    )
+    name = results.file("memory", setting)
+    return table_of(name, f"Memory besides the backbone: {setting}", stats, [note])
+
+
+def memory_rows(results: Results, setting: str) -> pd.DataFrame:
+    """Return the last row of each compared run of a setting that says what it keeps."""
+    rows = last_rows(results.compared())
+    return rows[(rows["setting"] == setting) & (rows["components"].map(len) > 0)]
 
 
 # ---------------------------------------------------------------------- settings and runs
 
 
-def _own_settings(group: Group) -> list[str]:
-    """Return the keys of a configuration that say what its method is."""
-    keys = []
-    for key, value in sorted(group.config.items()):
-        if group.frozen:
-            is_own = key == "buffer" or key.startswith(("head.", "buffer."))
-        else:
-            is_own = "." not in key and key not in ("module", "head", "download")
-        if is_own and (key, value) != ("buffer", "yes"):
-            keys.append(key)
-    return keys
-
-
-def settings_table(study: Study) -> ReportTable:
+def settings_table(results: Results) -> ReportTable:
     """Tabulate the reference configuration of each method in each setting."""
-    rows: list[list[Cell]] = []
-    for group in study.groups:
-        if group.is_reference:
-            keys = _own_settings(group)
-            texts = [f"{key}: {value_text(group.config[key])}" for key in keys]
-            text = "; ".join(texts)
-            rows.append([group.setting.title, group.label, text])
-    columns = [Column("setting"), Column("method"), Column("reference configuration")]
+    compared = results.compared()
+    references = compared[compared["origin"] == "measured"]
+    rows = []
+    for run in references.drop_duplicates(["setting", "label"]).to_dict("records"):
+        texts = []
+        for key, value in sorted(run["config"].items()):
+            is_own = not key.startswith(("data.", "trainer.")) and key != "head"
+            if is_own:
+                texts.append(f"{key}: {value_text(value)}")
+        rows.append([run["setting"], run["label"], "; ".join(texts)])
+    header = ["setting", "method", "reference configuration"]
     title = "What a method's name stands for; variants say what they change"
-    return ReportTable("settings", title, columns, rows)
+    return text_table("settings", title, pd.DataFrame(rows, columns=header))
 
 
-def _class_order(run: Run) -> str:
-    """Return the number that the class order was drawn from; "given" for a list of classes."""
-    order = run.config["data"].get("class_order")
-    if order is None:
-        return "as it is"
-    if isinstance(order, list):
-        return "given"
-    return str(order)
-
-
-RUN_HEADERS = (
-    "setting",
-    "method",
-    "seed",
-    "class order",
-    "Ā (%)",
-    "A_K (%)",
-    "machine",
-    "energy measured by",
-    "commit",
-    "folder",
-)
-
-
-def runs_table(study: Study) -> ReportTable:
+def runs_table(results: Results) -> ReportTable:
     """Tabulate every run that was used, with its folder and its machine."""
-    rows: list[list[Cell]] = []
-    for group in study.groups:
-        for outcome in group.outcomes:
-            run = outcome.run
-            order = commit = ""
-            folder = "external file"
-            if run is not None:
-                order = _class_order(run)
-                commit_hash = str(run.summary.get("git_commit") or "")
-                commit = commit_hash[:10]
-                folder = str(run.folder)
-            if outcome.seed is None:
-                seed = ""
-            else:
-                seed = str(outcome.seed)
-            source = None
-            if outcome.values.get("energy_kwh") is not None:
-                source = outcome.conditions.source
-            setting = study.names[group.setting]
-            row: list[Cell] = [setting, group.label, seed, order]
-            for key in ACCURACY_KEYS.values():
-                accuracy = outcome.values.get(key)
-                row.append(without_deviation(accuracy))
-            row += [outcome.conditions.machine, source, commit, folder]
-            rows.append(row)
-    columns = [Column(header) for header in RUN_HEADERS]
-    return ReportTable("runs", "Runs", columns, rows)
+    last = last_rows(results.table)
+    runs = last[last["origin"] != "published"]
+    columns = {
+        "setting": "setting",
+        "label": "method",
+        "seed": "seed",
+        "class_order": "class order",
+        "A_bar": "Ā (%)",
+        "A_K": "A_K (%)",
+        "machine": "machine",
+        "energy_from": "energy from",
+        "commit": "commit",
+        "run": "folder",
+    }
+    rows = runs[list(columns)].astype(object)
+    for column in ACCURACIES:
+        rows[column] = rows[column].map("{:.2f}".format)
+    texts = rows.where(rows.notna(), "").map(str).rename(columns=columns)
+    return text_table("runs", "Runs", texts)
 
 
-# ---------------------------------------------------------------------- memory
+# ---------------------------------------------------------------------- all of them
 
 
-def _millions(header: str, digits: int | None = None) -> Column:
-    """Return a column of numbers in millions, which no seed changes."""
-    return Column(header, digits, 1e-6, with_deviation=False)
+def all_tables(results: Results) -> dict[str, list[ReportTable]]:
+    """Make all tables.
 
-
-def memory_table(study: Study, setting: Setting) -> ReportTable:
-    """Tabulate the elements kept between tasks by component, and the bytes as they are stored.
-
-    The backbone has a column of its own.
-
-    Args:
-        study: all results.
-        setting: whose groups are listed.
+    Returns:
+        Section of the report → its tables; sections without tables are left out.
     """
-    groups = []
-    for group in study.with_published(setting):
-        if group.stat("state_elements"):
-            groups.append(group)
-    components: list[str] = []
-    for group in groups:
-        for name in group.components:
-            if name not in components:
-                components.append(name)
-    columns = [Column("method"), Column(ORIGIN)]
-    columns += [_millions(f"{name} (M)") for name in components]
-    columns += [
-        _millions("total (M)"),
-        _millions("stored (MB)"),
-        _millions("backbone (M)", 2),
-    ]
-    rows: list[list[Cell]] = []
-    for group in groups:
-        row: list[Cell] = [group.label, group.kind]
-        for name in components:
-            count = group.components.get(name)
-            row.append(without_deviation(count, group.seeds))
-        for key in ("state_elements", "state_bytes", "network_params"):
-            row.append(group.stat(key))
-        rows.append(row)
-    title = f"Memory besides the backbone: {study.names[setting]}"
-    file = f"memory_{study.slug(setting)}"
-    return ReportTable(file, title, columns, rows)
+    settings = results.settings
+    others = []
+    for key in results.other_keys():
+        others.append(value_table(results, key, key.replace(".", "_")))
+    every: dict[str, list[ReportTable | None]] = {
+        "Accuracy": [accuracy_table(results)],
+        "Efficiency": [efficiency_table(results, data) for data in results.data],
+        "Memory": [memory_table(results, setting) for setting in settings],
+        "Ablation": [ablation_table(results)],
+        "Buffer": [
+            value_table(results, "buffer.capacity", "buffer_size"),
+            value_table(results, "buffer.strategy", "sampling"),
+        ],
+        "Other settings": others,
+        "All results": [results_table(results, setting) for setting in settings],
+        "Settings": [settings_table(results)],
+        "Runs": [runs_table(results)],
+    }
+    sections = {}
+    for name, tables in every.items():
+        filled = [t for t in tables if t is not None and len(t.texts)]
+        if filled:
+            sections[name] = filled
+    return sections
+
+
+def report_notes(results: Results) -> list[str]:
+    """Return the notes that concern more than one table; they end the report."""
+    measured = results.measured
+    orders = list(measured["class_order"])
+    lines = rendered(
+        NOTES,
+        one_order=len(set(orders)) == 1,
+        orders_are_seeds=orders == list(measured["seed"]),
+        published=(results.table["origin"] == "published").any(),
+        locked=measured["variant"].str.contains("locked").any(),
+    )
+    return lines.strip().splitlines()

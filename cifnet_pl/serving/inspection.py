@@ -62,10 +62,7 @@ class AccuracyEstimate(ApiObject):
         """Return the accuracies that a model has estimated by its calibration."""
         calibration = model.calibration
         return cls(
-            loo_accuracy=calibration.loo_accuracy,
-            loo_accuracy_interval=calibration.loo_interval,
-            new_group_accuracy=calibration.new_group_accuracy,
-            new_group_accuracy_interval=calibration.new_group_interval,
+            **calibration.describe(),
             kind=calibration.estimate_kind,
             message=messages.ACCURACY_MESSAGES[calibration.estimate_kind],
         )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources.folders import folder
 from cifnet_pl.images.archives import use_zip_encoding
 from cifnet_pl.images.files import find_images, is_folder, links_upwards

@@ -13,8 +13,8 @@ from cifnet_pl import CIFNetDataModule
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.streams import Blurry
 from cifnet_pl.learning.run_description import configuration
+from cifnet_pl.report.results import setting_of
 from cifnet_pl.report.runs import read_run
-from cifnet_pl.report.settings import setting_of
 from tests.lightning_runs import module, trainer
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -14,8 +14,8 @@ from cifnet_pl.heads.confidence import (
     CalibrationSamples,
     PredictionSets,
     ReferenceScores,
-    fit_probabilities,
 )
+from cifnet_pl.heads.probabilities import fit_probabilities
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UsageError
@@ -95,15 +95,15 @@ def test_groups_are_left_out_together() -> None:
     assert together[same_group].double().mean() > 0.99
     scores = model.head.leave_one_out(z, y, groups)
     assert calibrated_by(model) == pytest.approx(temperature_of(scores, y), rel=1e-9)
-    low, high = model.calibration.new_group_interval
-    assert low < model.calibration.new_group_accuracy < high
+    low, high = model.calibration.new_groups.interval
+    assert low < model.calibration.new_groups.accuracy < high
     new, labels, _ = images(2, groups_each=40)
     assert low < accuracy_of(model, new, labels) < high
     alone = model.head.leave_one_out(z, y)
-    assert model.calibration.loo_accuracy == pytest.approx(
+    assert model.calibration.loo.accuracy == pytest.approx(
         100 * (alone.argmax(1) == y).double().mean().item()
     )
-    assert model.calibration.loo_accuracy > model.calibration.new_group_accuracy + 3
+    assert model.calibration.loo.accuracy > model.calibration.new_groups.accuracy + 3
     predictor = model.open_set_predictor(0.05, 0.9)
     hit = predictor.sets.of_probabilities(model.head.probabilities(new)).gather(
         1, labels[:, None]
@@ -117,10 +117,10 @@ def test_groups_are_left_out_together() -> None:
 def test_independent_images_have_one_accuracy_and_few_images_none() -> None:
     independent = learned(spread=8.0).calibration
     assert independent.estimate_kind == "independent"
-    assert independent.loo_accuracy == independent.new_group_accuracy
+    assert independent.loo.accuracy == independent.new_groups.accuracy
     few = learned(groups_each=2).calibration
-    assert (few.estimate_kind, few.new_group_accuracy) == ("few", None)
-    assert few.loo_accuracy is not None
+    assert (few.estimate_kind, few.new_groups) == ("few", None)
+    assert few.loo is not None
     assert learned(groups_each=19 // EACH).calibration.estimate_kind == "few"
 
 
@@ -134,17 +134,19 @@ def test_a_class_of_few_images_counts_as_much_as_another() -> None:
         == labels
     )
     each = torch.stack([right[labels == c].double().mean() for c in range(CLASSES)])
-    assert model.calibration.new_group_accuracy == pytest.approx(
+    assert model.calibration.new_groups.accuracy == pytest.approx(
         100 * each.mean().item(), abs=2
     )
-    assert model.calibration.new_group_accuracy < 100 * right.double().mean().item() - 1
+    assert (
+        model.calibration.new_groups.accuracy < 100 * right.double().mean().item() - 1
+    )
 
 
 def test_a_single_class_has_no_accuracy() -> None:
     """Every prediction is right, whatever the image shows."""
     model = learned()
     model.remove_classes(NAMES[1:])
-    assert (model.calibration.loo_accuracy, model.calibration.new_group_accuracy) == (
+    assert (model.calibration.loo, model.calibration.new_groups) == (
         None,
         None,
     )
@@ -181,8 +183,10 @@ def test_recalibration_replaces_the_buffer_samples(
         temperature_of(old.head(z), y), rel=1e-9
     )
     assert model.calibration.estimate_kind == "measured"
-    assert model.calibration.new_group_accuracy == pytest.approx(accuracy_of(old, z, y))
-    assert model.calibration.loo_accuracy == old.calibration.loo_accuracy
+    assert model.calibration.new_groups.accuracy == pytest.approx(
+        accuracy_of(old, z, y)
+    )
+    assert model.calibration.loo == old.calibration.loo
     assert (model.history[-1].kind, model.history[-1].parents) == (
         "recalibrate",
         [before],
@@ -271,9 +275,7 @@ def test_selected_images_are_excluded(tmp_path: Path) -> None:
     model.calibration.exclude_selected(chosen)
     model.solve()
     assert len(chosen) > 3
-    assert (model.calibration.new_group_accuracy or 0) > (
-        plain.calibration.new_group_accuracy or 0
-    )
+    assert model.calibration.new_groups.accuracy > plain.calibration.new_groups.accuracy
     assert torch.equal(model.calibration.groups, plain.calibration.groups)
     assert (model.calibration_samples() or samples).weights().sum() == pytest.approx(
         len(samples.y)
@@ -286,7 +288,9 @@ def test_selected_images_are_excluded(tmp_path: Path) -> None:
     )
     model.save(tmp_path / "bundle")
     again = cifnet_pl.load(tmp_path / "bundle", device="cpu")
-    assert again.calibration.new_group_accuracy == model.calibration.new_group_accuracy
+    assert (
+        again.calibration.new_groups.accuracy == model.calibration.new_groups.accuracy
+    )
     again.calibration.exclude_selected(chosen[:0])
     again.calibration.exclude_selected(
         plain.buffer.key[plain.buffer.y > 0]
@@ -298,7 +302,9 @@ def test_selected_images_are_excluded(tmp_path: Path) -> None:
     )
     again.calibration.exclude_selected(chosen[:0])
     again.solve()
-    assert again.calibration.new_group_accuracy == plain.calibration.new_group_accuracy
+    assert (
+        again.calibration.new_groups.accuracy == plain.calibration.new_groups.accuracy
+    )
     assert calibrated_by(again) == pytest.approx(calibrated_by(plain), rel=1e-9)
 
 
@@ -326,11 +332,11 @@ def test_the_same_images_give_the_same_estimate() -> None:
     for model in (in_two, merge(sites).model, again):
         same = model.calibration
         assert same.estimate_kind == "found"
-        assert same.new_group_accuracy == pytest.approx(
-            once.calibration.new_group_accuracy, abs=1e-6
+        assert same.new_groups.accuracy == pytest.approx(
+            once.calibration.new_groups.accuracy, abs=1e-6
         )
-        assert same.new_group_interval == pytest.approx(
-            once.calibration.new_group_interval, abs=1e-6
+        assert same.new_groups.interval == pytest.approx(
+            once.calibration.new_groups.interval, abs=1e-6
         )
 
 
@@ -356,9 +362,8 @@ def test_of_classes_of_one_group_no_accuracy_is_promised() -> None:
     model.finish_task()
     calibration = model.calibration
     assert calibration.estimate_kind == "one_group"
-    assert calibration.loo_accuracy is not None
-    assert calibration.new_group_accuracy is None
-    assert calibration.new_group_interval is None
+    assert calibration.loo is not None
+    assert calibration.new_groups is None
     assert "one group" in model.accuracy_sentences()[-1]
 
 
@@ -367,6 +372,6 @@ def test_without_errors_the_interval_is_of_as_many_groups_as_there_may_be() -> N
     z, y, _ = images(1, spread=0.3)
     z = z + 60 * torch.nn.functional.one_hot(y, WIDTH)
     model = learn_embeddings(empty(CalibrationBuffer()), NAMES, z, y)
-    assert model.calibration.new_group_accuracy == 100
-    low, high = model.calibration.new_group_interval
+    assert model.calibration.new_groups.accuracy == 100
+    low, high = model.calibration.new_groups.interval
     assert low < 96 < high == 100

@@ -1,0 +1,621 @@
+"""Hold all results of a report as one table: a row for each run and task.
+
+Two runs are of one configuration if they differ only by what a seed draws and by where they ran. A
+configuration is named by its method and by the settings in which it differs from a reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any
+
+import pandas as pd
+from lightning.pytorch import Trainer
+
+from cifnet_pl import heads, iterative
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.data.datamodule import CIFNetDataModule
+from cifnet_pl.learning.cifnet_module import CIFNetModule
+from cifnet_pl.report.external_results import published_rows, read_external
+from cifnet_pl.report.runs import (
+    MEASURED,
+    Run,
+    find_missing,
+    natural_order,
+    read_runs,
+)
+from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.files import expanded, flatten
+from cifnet_pl.utilities.plugins import defaults_of, title_of
+from cifnet_pl.utilities.text import number_of, printable, slug
+
+DATASETS = {
+    "cifar100": "CIFAR-100",
+    "torchvision:CIFAR100": "CIFAR-100",
+    "CIFAR100": "CIFAR-100",
+    "imagenet100": "ImageNet-100",
+    "core50": "CORe50",
+    "tinyimagenet": "Tiny-ImageNet",
+}
+"""Data source → name of the data set in the paper's tables; other sources keep their own name."""
+
+IGNORED_KEYS = (
+    "seed", "download", "head", "buffer", "data.class_order", "data.download", "data.cache",
+    "data.cache_folder", "data.num_workers", "data.unknown", "data.on_corrupt",
+    "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.enable_model_summary",
+    "trainer.enable_progress_bar", "trainer.log_every_n_steps", "trainer.logger",
+    "trainer.default_root_dir", "head.in_features", "data.source", "data.root",
+    "data.classes_per_task", "data.initial_classes", "data.max_tasks", "data.image_size",
+    "data.tune", "backbone", "architecture",
+)  # fmt: skip
+"""Settings that do not tell two configurations apart: seeds, where it ran, data and backbone."""
+
+DATA_COLUMNS = ["dataset", "n_tasks", "n_classes", "protocol", "tune", "root"]
+"""Columns that two runs must share to have the same test images."""
+
+METHODS = {
+    kind.__name__: title_of(kind)
+    for kind in (*heads.HEADS.values(), *iterative.METHODS)
+}
+"""Class of a head or trained method → its name in tables, in the order of the rows."""
+
+JOINT = "Joint logistic regression (bound)"
+"""Logistic regression on all embeddings ever seen: a reference, not a method for streams."""
+
+BUFFER_DEFAULTS = flatten({"buffer": defaults_of(CalibrationBuffer)})
+
+SETTING_TEXTS: dict[tuple[str, Any], str] = {
+    ("buffer", None): "no buffer",
+    ("buffer", "yes"): "with buffer",
+    ("buffer.oversample", False): "no oversampling",
+    ("head.update_past", False): "locked old neurons",
+    ("head.weighting", "released"): "released weighting",
+    ("buffer.strategy", "random"): "random buffer",
+    ("buffer.strategy", "herding"): "herding buffer",
+    ("buffer.strategy", "kmeans"): "k-means buffer",
+    ("buffer.strategy", "centroid"): "centroid buffer",
+    ("head.ridge", "gcv"): "λ by GCV",
+    ("calibrate", True): "calibrated",
+    ("calibrate", False): "not calibrated",
+}
+"""(setting, value) → its text in a method's name; others are named by :func:`setting_text`."""
+
+ABLATIONS = {
+    "buffer": None,
+    "buffer.oversample": False,
+    "head.update_past": False,
+    "head.weighting": "released",
+}
+"""Settings that each take a part of the method away at this value (tab:ablation).
+
+A method's name always mentions them, whether or not there is anything to compare it with.
+"""
+
+SYMBOLS = {
+    "head.ridge": "λ",
+    "buffer.capacity": "buffer",
+    "buffer.per_class": "buffer per class",
+}
+"""Setting → its name before a value."""
+
+SMALL_RIDGE = 1.0
+"""λ of CIFNetHead below which its weights follow noise where samples are as many as features."""
+
+
+# ---------------------------------------------------------------------- the table
+
+
+@dataclass(frozen=True)
+class Results:
+    """All results of a report.
+
+    Attributes:
+        table: a row for each run and task, in the order of tables. Columns of a task are ``task``,
+            ``classes_seen`` and ``A_k``; all others are the same in all rows of a run: numbers of
+            ``summary.json`` by their names there, what tells runs apart (``setting``, ``data``,
+            ``backbone``, ``method``, ``label``, ``config``, ``pair``, ``machine``,
+            ``energy_from``), and ``origin``: "measured", "external" or "published".
+        left_out: a sentence for each folder that was not read, or not used.
+        missing: a sentence for each point of a sweep that has no complete run.
+        files: names of files → what they are about.
+    """
+
+    table: pd.DataFrame
+    left_out: list[str]
+    missing: list[str]
+    files: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> pd.DataFrame:
+        """The last row of each run of this package."""
+        last = last_rows(self.table)
+        return last[last["origin"] == "measured"]
+
+    @cached_property
+    def settings(self) -> list[str]:
+        """Names of the settings, in order."""
+        in_order = self.measured.sort_values([*DATA_COLUMNS, "backbone"])
+        return list(in_order["setting"].unique())
+
+    @cached_property
+    def data(self) -> list[str]:
+        """Names of the data sets with their protocols, in order."""
+        in_order = self.measured.sort_values(DATA_COLUMNS)
+        return list(in_order["data"].unique())
+
+    def file(self, kind: str, name: str) -> str:
+        """Return the name of a file on a setting; a number tells apart names that look alike.
+
+        Args:
+            kind: beginning of the name.
+            name: of a setting or of data, perhaps with that of a method.
+        """
+        used = self.files.setdefault(f"{kind}_{slug(name.lower())}", [])
+        if name not in used:
+            used.append(name)
+        number = used.index(name) + 1
+        if number == 1:
+            return f"{kind}_{slug(name.lower())}"
+        return f"{kind}_{slug(name.lower())}_{number}"
+
+    def compared(self) -> pd.DataFrame:
+        """Return the rows of one configuration for each method and setting, and of all others."""
+        return self.table[self.table["changes"].map(len) == 0]
+
+    def families(self, *keys: str) -> list[pd.DataFrame]:
+        """Return the rows of each reference and of its variants that differ from it in one setting.
+
+        Args:
+            keys: dotted names of the settings that may differ.
+        """
+        families = []
+        inner = self.table[self.table["origin"] != "external"]
+        for _, rows in inner.groupby(["setting", "method"], sort=False):
+            is_reference = rows["changes"].map(len) == 0
+            is_variant = rows["changes"].map(lambda changes: _only(changes) in keys)
+            is_measured = rows["origin"] == "measured"
+            if (is_variant & is_measured).any():
+                families.append(rows[is_reference | is_variant])
+        return families
+
+    def other_keys(self) -> list[str]:
+        """Return the settings, beyond the paper's ablations, that runs vary by themselves."""
+        papers = {*ABLATIONS, "buffer.capacity", "buffer.strategy"}
+        keys = set()
+        for changes in self.measured["changes"]:
+            key = _only(changes)
+            if key is not None and key not in papers:
+                keys.add(key)
+        return sorted(keys)
+
+
+def _only(changes: Mapping[str, Any]) -> str | None:
+    """Return the one setting that changed; None for none or several."""
+    if len(changes) == 1:
+        return next(iter(changes))
+    return None
+
+
+def last_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the last row of each run."""
+    return rows.drop_duplicates("run", keep="last")
+
+
+def read_results(
+    paths: Sequence[str | Path], external: str | Path | None = None
+) -> Results:
+    """Read runs and external results as one table, with the paper's numbers.
+
+    Args:
+        paths: run folders, or folders that hold them at any depth.
+        external: CSV file of methods run elsewhere, or None.
+
+    Raises:
+        UsageError: a path that does not exist, or external results that belong to no setting.
+        DataError: there is no complete run, or the CSV file is not as it should be.
+    """
+    folders = [expanded(path) for path in paths]
+    complete, left_out = read_runs(folders)
+    if not complete:
+        reason = ""
+        if left_out:
+            reason = f" ({left_out[0]})"
+        raise DataError(f"no finished run in {', '.join(map(str, paths))}{reason}")
+    every = table_of_runs(complete)
+    # The same seed on another machine, or with the cache, is another measurement of costs.
+    identity = ["setting", "configuration", "pair", "machine", "energy_from"]
+    runs = every.drop_duplicates(identity, keep="last")
+    for folder in every["run"][~every.index.isin(runs.index)]:
+        left_out.append(f"{folder}: a later run of the same configuration and seed")
+    add_labels(runs)
+    runs = runs.sort_values("order", kind="stable")
+    tasks = []
+    for run in complete:
+        own = run.tasks[["task", "classes_seen", "A_k"]]
+        tasks.append(own.assign(run=str(run.folder)))
+    measured = runs.merge(pd.concat(tasks), on="run", how="left")
+    rows = measured.to_dict("records")
+    settings = runs.drop_duplicates("setting").to_dict("records")
+    if external is not None:
+        rows += read_external(expanded(external), settings)
+    for setting in settings:
+        rows += published_rows(setting)
+    table = pd.DataFrame(rows, columns=measured.columns)
+    table = table.astype(dict.fromkeys([*MEASURED, "A_k", "state_bytes"], float))
+    seen = table.groupby(["setting", "task"])["classes_seen"].transform("first")
+    table["classes_seen"] = seen
+    return Results(table, left_out, find_missing(folders))
+
+
+def table_of_runs(runs: Iterable[Run]) -> pd.DataFrame:
+    """Return a row for each run: what it measured, and what tells it from others."""
+    rows = []
+    for run in runs:
+        config = configuration(run)
+        row = run.summary | setting_of(run) | _circumstances(run) | _memory(run)
+        row |= {"run": str(run.folder), "origin": "measured", "method": method_of(run)}
+        row |= {"config": config, "configuration": repr(sorted(config.items()))}
+        row["defaults"] = default_settings(run.summary)
+        rows.append(row)
+    table = pd.DataFrame(rows).drop(columns="A_k")
+    table = table.reindex(columns=table.columns.union([*MEASURED, "data_fingerprint"]))
+    # On another machine the same images are in another folder, which makes no other data.
+    known = table["data_fingerprint"].astype(object)
+    known_as = known.where(known.notna(), table["run"])
+    for column in ("dataset", "root"):
+        table[column] = table.groupby(known_as)[column].transform("first")
+    data = ["n_tasks", "n_classes", "root"]
+    table["data"] = _distinct_names(table, data)
+    table["setting"] = _distinct_names(table, ["backbone", *data])
+    return table
+
+
+def _distinct_names(table: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
+    """Return the data and protocol of each row; what rows of one name differ in is added."""
+    names = table["dataset"] + ", " + table["protocol"] + " cls/task" + table["tune"]
+    texts = {"n_tasks": "{} tasks", "n_classes": "{} classes"}
+    for column in columns:
+        text = texts.get(column, "{}")
+        described = table[column].map(text.format)
+        is_shared = described.groupby(names).transform("nunique") > 1
+        names = names.where(~is_shared, names + ", " + described)
+    return names
+
+
+def setting_of(run: Run) -> dict[str, Any]:
+    """Return the data set, the tasks and the backbone that methods must share to be compared."""
+    data = run.config["data"]
+    source = str(data["source"])
+    root = printable(str(data.get("root") or ""))
+    dataset = DATASETS.get(source, source.removeprefix("torchvision:"))
+    if source == "folder":
+        dataset = PurePath(root).name
+    protocol = str(data.get("classes_per_task")).strip("[]")
+    if data.get("initial_classes"):
+        protocol = f"{data['initial_classes']} + {protocol}"
+    tune = ""
+    if data.get("tune"):
+        tune = f", on {data['tune']:.3g} of the training images (tuning)"
+    arguments = _arguments(run)
+    backbone = str(arguments.get("backbone") or run.summary.get("backbone"))
+    if arguments.get("architecture"):
+        backbone = f"{backbone} ({arguments['architecture']})"
+    if data.get("image_size"):
+        backbone = f"{backbone}, {data['image_size']} px"
+    return {
+        "dataset": dataset or source,
+        "n_tasks": len(run.tasks),
+        "n_classes": int(run.tasks["classes_seen"].iloc[-1]),
+        "protocol": protocol,
+        "tune": tune,
+        "root": root,
+        "backbone": backbone,
+    }
+
+
+def _circumstances(run: Run) -> dict[str, Any]:
+    """Return what a seed draws, where a run ran, and how its energy was measured."""
+    summary = run.summary
+    order = run.config["data"].get("class_order")
+    if isinstance(order, list):
+        order = "given"
+    if order is None:
+        order = "as it is"
+    machine = str(summary.get("machine") or summary.get("device") or "")
+    if summary.get("threads"):
+        machine = f"{machine}, {number_of(summary['threads'], 'thread')}"
+    energy_from = summary.get("energy_source") or "not measured"
+    if summary.get("energy_counts_other_processes"):
+        energy_from += "; other processes counted"
+    if summary.get("cached_images"):
+        energy_from += "; embeddings from the cache"
+    return {
+        "seed": str(run.seed),
+        "class_order": str(order),
+        "pair": repr((run.seed, order)),
+        "machine": machine,
+        "energy_from": energy_from,
+        "commit": str(summary.get("git_commit") or "")[:10],
+    }
+
+
+def _memory(run: Run) -> dict[str, Any]:
+    """Return the elements kept between tasks by component, and their bytes.
+
+    One network stands apart for all methods. The parameters of a method whose network grows with
+    the tasks are those of all branches, so one network is taken from them.
+    """
+    summary = run.summary
+    network = summary.get("network_params") or summary.get("backbone_params") or 0
+    widths = summary.get("state_bytes_per_element") or {}
+    components = {}
+    for name, count in (summary.get("state_components") or {}).items():
+        own = count or 0
+        if name == "parameters":
+            own = max(0, own - network)
+        if own:
+            components[name] = own
+    sizes = [count * (widths.get(name) or 4) for name, count in components.items()]
+    return {
+        "components": components,
+        "state_bytes": float(sum(sizes)),
+        "network_params": network,
+        "features": (summary.get("head_settings") or {}).get("in_features", 0),
+    }
+
+
+# ---------------------------------------------------------------------- configurations
+
+
+def _arguments(run: Run) -> Mapping[str, Any]:
+    """Return the arguments of a run's module."""
+    model = run.config.get("model") or {}
+    return model.get("init_args") or {}
+
+
+def configuration(run: Run) -> dict[str, Any]:
+    """Return the settings of a run's method by dotted name, such as ``head.ridge``.
+
+    What a seed draws, where it ran and what it learned are left out, and so is a buffer that the
+    head had no use for. What the run did not write, as one from plain Python, is the default.
+
+    Args:
+        run: a complete run.
+    """
+    summary = run.summary
+    buffer = summary.get("buffer_settings")
+    arguments = dict(_arguments(run))
+    arguments |= {"head": summary.get("head_settings"), "buffer": buffer}
+    sections = {name: run.config.get(name) for name in ("data", "trainer")}
+    settings = default_settings(summary) | flatten(arguments | sections)
+    config = {}
+    for key, value in settings.items():
+        is_used = buffer or not key.startswith("buffer.")
+        is_drawn = key.endswith(".seed") or str(value).startswith("seed ")
+        if is_used and not is_drawn and key not in IGNORED_KEYS:
+            config[key] = value
+    config["head"] = summary["head"]
+    if buffer:
+        config["buffer"] = "yes"
+    elif getattr(heads.HEADS.get(summary["head"]), "uses_buffer", False):
+        config["buffer"] = None
+    order = run.config["data"].get("class_order")
+    if isinstance(order, list):
+        config["data.order"] = order
+    if "ActivationTable" in str(config.get("trainer.callbacks")):  # it only records
+        config["trainer.callbacks"] = None
+    return config
+
+
+def default_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default of every setting that has one, by dotted name.
+
+    Args:
+        summary: of a run; it has the defaults of its own head or method.
+    """
+    own = summary.get("defaults") or {}
+    if summary.get("head_settings") is not None:  # a head on a frozen backbone
+        own = defaults_of(CIFNetModule) | {"head": own}
+    data = defaults_of(CIFNetDataModule)
+    return BUFFER_DEFAULTS | flatten(
+        own | {"data": data, "trainer": defaults_of(Trainer)}
+    )
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of ``b`` that differ from ``a``, with their values.
+
+    Of a buffer that only ``b`` has, those are listed that are not its defaults.
+
+    Args:
+        a, b: settings by dotted name.
+    """
+    changed = {}
+    for key in sorted(a.keys() | b.keys()):
+        if key in BUFFER_DEFAULTS and key not in b:
+            continue
+        old = a.get(key, BUFFER_DEFAULTS.get(key))
+        new = b.get(key)
+        if repr(old) != repr(new):
+            changed[key] = new
+    return changed
+
+
+# ---------------------------------------------------------------------- names
+
+
+def method_of(run: Run) -> str:
+    """Return the name of a run's method: the title of its head or module."""
+    head = run.summary["head"]
+    buffer = run.summary.get("buffer_settings") or {}
+    learned = run.summary.get("learned_images")
+    if head == "LogisticHead" and learned and (buffer.get("capacity") or 0) >= learned:
+        return JOINT
+    known = METHODS.get(head, head)
+    return str(run.summary.get("title") or known)
+
+
+def add_labels(runs: pd.DataFrame) -> None:
+    """Name the configuration of each run by its differences from its method's main one.
+
+    The reference of a setting, which its ablations are variants of, may be another configuration;
+    its label then says so. The new columns are ``label``, ``changes`` (against the reference of the
+    setting), ``variant`` (as text) and ``order`` (a key to sort by).
+
+    Args:
+        runs: a row for each run.
+    """
+    labels = {}
+    for method, family in runs.groupby("method", sort=False):
+        main = _reference(family)
+        for setting, same in family.groupby("setting", sort=False):
+            reference = main
+            if main["configuration"] not in set(same["configuration"]):
+                reference = _reference(same)
+            for row in same.drop_duplicates("configuration").to_dict("records"):
+                named = differences(main["config"], row["config"])
+                changes = differences(reference["config"], row["config"])
+                label = ", ".join(filter(None, [method, _text(row, named)]))
+                variant = _text(row, changes) or "full method"
+                order = (*_method_order(method), len(changes), natural_order(variant))
+                key = (setting, method, row["configuration"])
+                labels[key] = (label, changes, variant, order)
+    keys = zip(runs["setting"], runs["method"], runs["configuration"], strict=True)
+    found = [labels[key] for key in keys]
+    columns = ["label", "changes", "variant", "order"]
+    for column, values in zip(columns, zip(*found, strict=True), strict=True):
+        runs[column] = list(values)
+
+
+def _reference(family: pd.DataFrame) -> dict[str, Any]:
+    """Return the configuration with the fewest differences to all others together.
+
+    Ties go to the one that is nearest to the package's defaults, then to the one with the most
+    seeds.
+    """
+    seeds = family.groupby("configuration")["pair"].nunique()
+    rows = family.drop_duplicates(["setting", "configuration"]).to_dict("records")
+
+    def cost(row: dict[str, Any]) -> tuple[Any, ...]:
+        distance = 0
+        for other in rows:
+            distance += len(differences(row["config"], other["config"]))
+            distance += len(differences(other["config"], row["config"]))
+        departures = 0
+        for key, value in row["defaults"].items():
+            departures += row["config"].get(key) != value
+        return distance, departures, -seeds[row["configuration"]], row["configuration"]
+
+    return min(rows, key=cost)
+
+
+def _text(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Return settings, and the parts that a configuration lacks, as text."""
+    mentioned = dict(settings)
+    if row["method"] != JOINT:  # the joint bound keeps its buffer for another purpose
+        for key, value in ABLATIONS.items():
+            if row["config"].get(key, "") == value:
+                mentioned.setdefault(key, value)
+    texts = [setting_text(key, mentioned[key]) for key in sorted(mentioned)]
+    return ", ".join(texts)
+
+
+def _method_order(method: str) -> tuple[int, str]:
+    """Return the sort key of a method: that of its head, then its name."""
+    known = [*METHODS.values(), JOINT]
+    if method in known:
+        return known.index(method), ""
+    return len(known), natural_order(method)
+
+
+def setting_text(key: str, value: Any) -> str:
+    """Return a setting and its value as part of a method's name.
+
+    Args:
+        key: dotted name of the setting.
+        value: of the setting.
+
+    Example:
+        >>> setting_text("head.ridge", 0.01)
+        'λ 0.01'
+    """
+    if isinstance(value, str | bool | None) and (key, value) in SETTING_TEXTS:
+        return SETTING_TEXTS[key, value]
+    last_name = key.split(".")[-1]
+    name = SYMBOLS.get(key) or last_name.replace("_", " ")
+    if isinstance(value, float):
+        return f"{name} {value:g}"
+    return f"{name} {value_text(value)}"
+
+
+def value_text(value: Any) -> str:
+    """Return a setting's value as it is shown under its heading."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return {True: "yes", False: "no"}[value]
+    return printable(str(value))
+
+
+# ---------------------------------------------------------------------- what a reader must know
+
+
+def warnings(results: Results) -> list[str]:
+    """Return the sentences at the top of a report: what is missing, and what to be careful of."""
+    sentences = []
+    if results.missing:
+        points = number_of(len(results.missing), "point")
+        reasons = "; ".join(results.missing)
+        sentences.append(
+            f"Missing: {points} of the sweep without a complete run: {reasons}"
+        )
+    for setting, rows in results.measured.groupby("setting"):
+        marks = rows.groupby("data_fingerprint")["run"].agg(["count", "first"])
+        if len(marks) > 1:
+            parts = []
+            for mark, (count, first) in marks.iterrows():
+                parts.append(f"{count} with {mark}, such as {first}")
+            sentences.append(
+                f"Runs of {setting} had different data, so their means are over more than seeds"
+                f" (by fingerprint: {'; '.join(parts)})."
+            )
+    sentences += small_ridge_messages(results.measured)
+    for name in results.measured["backbone"].unique():
+        if name.startswith(("embedded:", "torchvision:")):
+            sentences.append(
+                f"Backbone {name} was trained on ImageNet labels, which the paper avoids: it uses"
+                " self-supervised backbones, so that no label of a later class was ever seen."
+            )
+    return sentences + [f"Left out: {reason}" for reason in results.left_out]
+
+
+def small_ridge_messages(runs: pd.DataFrame) -> list[str]:
+    """Warn of runs of CIFNetHead with a small λ and about as many samples as features.
+
+    "About" is half to twice as many. There ridge regression interpolates at its worst (Belkin et
+    al., 2019), and more so the more of these images a class is fitted to. Variants without a
+    buffer, or with locked neurons, then come out better than the full method.
+
+    Args:
+        runs: a row for each run.
+
+    Returns:
+        One sentence for each number of images and of features.
+    """
+    ridges = runs["config"].map(lambda config: config.get("head.ridge"))
+    is_small = pd.to_numeric(ridges, errors="coerce") < SMALL_RIDGE
+    images = runs["learned_images"]
+    is_near = images.between(runs["features"] / 2, 2 * runs["features"])
+    near = runs[is_small & is_near & (runs["head"] == "CIFNetHead")]
+    messages = []
+    for row in near.drop_duplicates(["learned_images", "features"]).itertuples():
+        messages.append(
+            f"{row.learned_images:,.0f} images were learned with {row.features:,} features: with as"
+            " many images as features and a small λ the weights of CIFNet follow noise. Variants"
+            " that see fewer images (no buffer, locked neurons) can come out better than the full"
+            " method. Set --model.head.ridge 1 or gcv, or learn more images."
+        )
+    return messages

@@ -1,0 +1,295 @@
+"""Which runs are one configuration, and what it and its settings are called."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from cifnet_pl.heads import HEADS
+from cifnet_pl.iterative import FOSTERModule
+from cifnet_pl.report.results import JOINT, METHODS, Results, read_results, warnings
+from cifnet_pl.report.tables import settings_table
+from cifnet_pl.utilities.plugins import about
+from tests.report.synthetic import write_run
+
+
+def results_of(folder: Path, *runs: dict[str, Any]) -> Results:
+    for i, options in enumerate(runs):
+        write_run(folder / f"e{i:02}" / "version_0", **{"tasks": 3, **options})
+    return read_results([folder])
+
+
+def seeds_by_label(results: Results) -> dict[str, list[str]]:
+    """Label of each configuration → its seeds, in the order of tables."""
+    groups = results.measured.groupby(["setting", "label"], sort=False)
+    return {label: list(rows["seed"]) for (_, label), rows in groups}
+
+
+def test_the_table_has_a_row_for_each_run_and_task(tmp_path: Path) -> None:
+    table = results_of(tmp_path, {"seed": 1}, {"seed": 2}).table
+    for run, rows in table[table["origin"] == "measured"].groupby("run"):
+        tasks = pd.read_csv(Path(run) / "tasks.csv")
+        assert list(rows["task"]) == [1, 2, 3]
+        assert list(rows["A_k"]) == pytest.approx(list(tasks["A_k"]))
+        summary = json.loads((Path(run) / "summary.json").read_text())
+        assert list(rows["A_K"]) == [summary["A_K"]] * 3
+
+
+def test_further_tasks_of_one_configuration_are_another_setting(tmp_path: Path) -> None:
+    """As of a folder of images that has got classes since: nothing in the configuration says so."""
+    runs = [{"seed": seed, "tasks": n} for seed in (1, 2) for n in (2, 3)]
+    results = results_of(tmp_path, *runs)
+    assert results.settings == [
+        "CIFAR-100, 10 cls/task, 2 tasks",
+        "CIFAR-100, 10 cls/task, 3 tasks",
+    ]
+    counts = results.measured.groupby("setting")["pair"].nunique()
+    assert list(counts) == [2, 2]
+
+
+def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> None:
+    """As on a second machine; images that differ, in folders of one name, stay apart."""
+    places = {
+        "/a/images": "aa",
+        "/b/photos": "aa",
+        "/c/images": "cc",
+        "/d/images": None,
+    }
+    options = []
+    for seed, (root, mark) in enumerate(places.items(), 1):
+        data = {"source": "folder", "root": root}
+        options.append(
+            {"seed": seed, "data": data, "about": {"data_fingerprint": mark}}
+        )
+    measured = results_of(tmp_path, *options).measured
+    found = measured.groupby(["dataset", "root"])["seed"].agg(list).to_dict()
+    assert found == {
+        ("images", "/a/images"): ["1", "2"],
+        ("images", "/c/images"): ["3"],
+        ("images", "/d/images"): ["4"],
+    }
+
+
+def test_what_is_no_part_of_a_configuration(tmp_path: Path) -> None:
+    """Defaults that a run did not write, class orders, caches, and how a run was watched."""
+    options = [
+        {"seed": 1, "data": {"split_seed": 0, "options": None}},
+        {"seed": 2, "data": {"class_order": None}},
+        {"seed": 3, "data": {"class_order": 7, "cache": True}},
+        {"seed": 4, "data": {"split_seed": 1}},
+    ]
+    results = results_of(tmp_path, *options)
+    path = tmp_path / "e01" / "version_0" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["checkpoint"] = {"every_minutes": 5}
+    config["trainer"] |= {"devices": 1, "num_nodes": 1, "enable_progress_bar": True}
+    path.write_text(yaml.safe_dump(config))
+    for found in (results, read_results([tmp_path])):
+        seeds = seeds_by_label(found)
+        assert seeds == {"CIFNet": ["1", "2", "3"], "CIFNet, split seed 1": ["4"]}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"data": {"batch_size": 32}},
+        {"data": {"image_size": 128}},
+        {"data": {"class_order": ["a", "b"]}},
+        {"buffer": {"capacity": 500}},
+        {"buffer": None},
+        {"head_options": {"dtype": "float32"}},
+        {"backbone": "pixels"},
+    ],
+)
+def test_every_other_setting_makes_another_row(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    results = results_of(tmp_path, {"seed": 1}, {"seed": 2, **other})
+    assert len(results.measured.drop_duplicates(["setting", "label"])) == 2
+
+
+def test_the_same_seed_twice_counts_once(tmp_path: Path) -> None:
+    write_run(tmp_path / "e" / "version_0", tasks=3, final=40.0)
+    write_run(tmp_path / "e" / "version_1", tasks=3, final=50.0)
+    results = read_results([tmp_path])
+    assert list(results.measured["A_K"]) == pytest.approx([50.0])
+    (sentence,) = results.left_out
+    assert "version_0: a later run of the same configuration and seed" in sentence
+
+
+def test_variants_are_named_by_what_they_change(tmp_path: Path) -> None:
+    results = results_of(
+        tmp_path,
+        {},
+        {"buffer": None},
+        {"buffer": {"oversample": False}},
+        {"head_options": {"update_past": False}},
+        {"head_options": {"weighting": "released"}},
+        {"buffer": {"capacity": 500}},
+        {"buffer": {"strategy": "herding"}},
+        {"head_options": {"ridge": "gcv"}},
+        {"head_options": {"ridge": 10.0}, "buffer": {"capacity": 200}},
+        {"head": "RidgeHead", "buffer": {"capacity": 500}},
+        {"head": "RidgeHead", "buffer": None, "seed": 2},
+    )
+    seeds = seeds_by_label(results)
+    assert list(seeds) == [
+        "CIFNet",
+        "CIFNet, no buffer",
+        "CIFNet, buffer 500",
+        "CIFNet, no oversampling",
+        "CIFNet, herding buffer",
+        "CIFNet, λ by GCV",
+        "CIFNet, locked old neurons",
+        "CIFNet, released weighting",
+        "CIFNet, buffer 200, λ 10",
+        "Exact ridge",  # a buffer that a head has no use for makes no difference
+    ]
+    assert len(seeds["Exact ridge"]) == 2
+    (family,) = results.families("buffer", "buffer.oversample", "head.update_past")
+    assert list(family["variant"].unique()) == [
+        "full method",
+        "no buffer",
+        "no oversampling",
+        "locked old neurons",
+    ]
+    assert results.other_keys() == ["head.ridge"]
+
+
+def test_a_method_without_a_part_says_so_even_alone(tmp_path: Path) -> None:
+    assert list(seeds_by_label(results_of(tmp_path, {"buffer": None}))) == [
+        "CIFNet, no buffer"
+    ]
+
+
+def test_two_buffers_beside_a_reference_without_any_are_told_apart(
+    tmp_path: Path,
+) -> None:
+    runs = [{"buffer": {"capacity": c}, "classes": 2} for c in (100, 300)]
+    runs += [{"buffer": None, "classes": c} for c in (2, 5, 10)]
+    results = results_of(tmp_path, *runs)
+    measured = results.measured
+    same = measured[measured["protocol"] == "2"]
+    assert sorted(same["label"]) == [
+        "CIFNet, no buffer",
+        "CIFNet, with buffer, buffer 100",
+        "CIFNet, with buffer, buffer 300",
+    ]
+
+
+def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path: Path) -> None:
+    runs = [{"buffer": {"capacity": c}} for c in (200, 2000, 4000)]
+    assert list(seeds_by_label(results_of(tmp_path, *runs))) == [
+        "CIFNet",
+        "CIFNet, buffer 200",
+        "CIFNet, buffer 4000",
+    ]
+
+
+def test_settings_with_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [{}, {"backbone": "pixels"}, {"classes": 5, "tasks": 2}]
+    assert sorted(results_of(tmp_path, *runs).settings) == [
+        "CIFAR-100, 10 cls/task, file:resnet18.pth (resnet18), 224 px",
+        "CIFAR-100, 10 cls/task, pixels, 224 px",
+        "CIFAR-100, 5 cls/task",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("per_task", "initial", "name"),
+    [(10, None, "10"), (10, 50, "50 + 10"), ([4, 3, 3], None, "4, 3, 3")],
+)
+def test_a_protocol_says_the_classes_of_each_task(per_task, initial, name, tmp_path):
+    data = {"classes_per_task": per_task, "initial_classes": initial}
+    assert list(results_of(tmp_path, {"data": data}).measured["protocol"]) == [name]
+
+
+def trained(folder: Path, seed: int, **options: Any) -> None:
+    """A run of FOSTER: its options, the seed among them, are those of the model itself."""
+    run = write_run(folder, seed=seed, tasks=2)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    given = {"backbone": "b", "seed": seed, **options}
+    config["model"] = {"class_path": "cifnet_pl.FOSTERModule", "init_args": given}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    summary = json.loads((run / "summary.json").read_text())
+    summary |= {"head": "FOSTERModule", **about(FOSTERModule)}
+    del summary["head_settings"]
+    del summary["buffer_settings"]
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def test_seeds_of_a_trained_method_are_one_row_and_its_defaults_have_its_name(
+    tmp_path: Path,
+) -> None:
+    for seed in (1, 2):
+        trained(tmp_path / f"half-s{seed}" / "version_0", seed, memory_rate=0.5)
+        trained(tmp_path / f"plain-s{seed}" / "version_0", seed, memory_rate=None)
+    assert seeds_by_label(read_results([tmp_path])) == {
+        "FOSTER": ["1", "2"],
+        "FOSTER, memory rate 0.5": ["1", "2"],
+    }
+
+
+def outside(folder: Path, seed: int, **options: Any) -> None:
+    """A run of a head from outside: the summary has its title and the defaults of its arguments."""
+    run = write_run(folder, seed=seed, head="NCMHead", head_options=options, tasks=3)
+    path = run / "summary.json"
+    summary = json.loads(path.read_text())
+    defaults = {"alpha": 2.0, "soft": False}
+    summary |= {"head": "Mine", "title": "My head", "defaults": defaults}
+    path.write_text(json.dumps(summary))
+
+
+def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
+    """Its own title, and as reference the configuration that is nearest to its own defaults."""
+    outside(tmp_path / "one" / "version_0", 1, alpha=1.0, soft=False)
+    outside(tmp_path / "two" / "version_0", 1, alpha=2.0, soft=False)
+    outside(
+        tmp_path / "left" / "version_0", 2, alpha=2.0
+    )  # soft is left to its default
+    results = read_results([tmp_path])
+    assert seeds_by_label(results) == {"My head": ["2", "1"], "My head, alpha 1": ["1"]}
+    (text,) = settings_table(results).texts["reference configuration"]
+    assert "head.alpha: 2.0; head.dtype: float64; head.soft: no" in text
+
+
+def test_the_bound_is_one_method_with_its_settings(tmp_path: Path) -> None:
+    bound = {
+        "head": "LogisticHead",
+        "head_options": {"inverse_penalty": 0.01},
+        "buffer": {"capacity": 10_000_000, "oversample": False},
+        "about": {"learned_images": 50_000},
+    }
+    results = results_of(tmp_path, {}, {"head": "LogisticHead"}, bound)
+    assert list(seeds_by_label(results)) == ["CIFNet", "Logistic regression", JOINT]
+
+
+def test_every_head_has_a_name_of_its_own():
+    names = [METHODS[head] for head in HEADS]
+    assert len(set(names)) == len(names)
+
+
+def test_runs_of_other_data_are_said(tmp_path: Path) -> None:
+    marks = ["aaaa", "aaaa", "bbbb", None]
+    runs = []
+    for seed, mark in enumerate(marks):
+        runs.append({"seed": seed, "about": {"data_fingerprint": mark}})
+    sentence = warnings(results_of(tmp_path, *runs))[0]
+    assert "Runs of CIFAR-100, 10 cls/task had different data" in sentence
+    assert "2 with aaaa, such as" in sentence
+    assert f"1 with bbbb, such as {tmp_path / 'e02'}" in sentence
+
+
+@pytest.mark.parametrize(
+    ("images", "ridge", "noted"), [(1000, 0.01, 1), (1000, 1.0, 0), (9000, 0.01, 0)]
+)
+def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(
+    tmp_path, images, ridge, noted
+):
+    about = {"learned_images": images}
+    run = {"head_options": {"ridge": ridge}, "about": about}
+    sentences = warnings(results_of(tmp_path, run))
+    assert sum("weights follow noise" in text for text in sentences) == noted
