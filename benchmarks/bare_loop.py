@@ -25,7 +25,7 @@ from benchmarks.fit_overhead import CPU, Setup, write_images
 from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones.onnx_runtime import Runtime
 from cifnet_pl.data.loading import ImageLoader, shard_batches
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.learning.cifnet_module import CIFNetModule

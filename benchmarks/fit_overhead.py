@@ -24,7 +24,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from benchmarks.measure import Row, jpegs, ratio, seconds, spread
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.loading import ImageBatch, ImageLoader, shard_batches
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.data.sets import ImageSet, SampleSet, SourceOptions
+from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import Head
 from cifnet_pl.utilities.errors import CifnetError, NonFiniteError, UsageError
@@ -683,7 +683,7 @@ def check_source(name: str, options: SourceOptions | None = None) -> None:
     _must(learned == every_class, "a class has no training sample")
 
 
-def _check_same_samples(first: SampleSet, second: SampleSet) -> None:
+def _check_same_samples(first: SampleTable, second: SampleTable) -> None:
     same_names = first.names == second.names
     _must(same_names, "the samples have other names or another order the second time")
     count = min(len(first), 8)
@@ -694,6 +694,6 @@ def _check_same_samples(first: SampleSet, second: SampleSet) -> None:
     second_hashes = second.hashes(rows)
     same = bool((first_hashes == second_hashes).all())
     _must(same, "the samples differ the second time")
-    if isinstance(first, ImageSet):
+    if first.are_images:
         for row in rows.tolist():
             first.image(row).square(8, 1.0)

@@ -33,7 +33,7 @@ from benchmarks.studies.images import BACKBONE, RICH, show, show_columns, study_
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.backbones.backbone import Backbone
 from cifnet_pl.data.loading import ImageLoader
-from cifnet_pl.data.sets import ImageSet, SourceOptions
+from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.memory import keep_freed_memory
 
@@ -64,7 +64,7 @@ class Images:
         return Images(self.x[rows], self.y[rows])
 
 
-def decoded(images: ImageSet, side: int, classes: list[int]) -> Images:
+def decoded(images: SampleTable, side: int, classes: list[int]) -> Images:
     """All images of some classes."""
     loader = ImageLoader(images, side, 1.0, 1)
     rows = np.flatnonzero(np.isin(images.labels, classes))

@@ -20,9 +20,8 @@ from cifnet_pl.backbones.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.backbones.engines import FLOAT32
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import ImageLoader
-from cifnet_pl.data.sets import ImageSet, SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.tables import EmbeddingSet
 from cifnet_pl.heads import ACILHead, Head
 from cifnet_pl.model.task_learner import observe_buffer
 from cifnet_pl.utilities.memory import keep_freed_memory
@@ -86,8 +85,8 @@ def read_images(
     """
     if root.is_file():
         source = build_source("embeddings", SourceOptions(root))
-        assert isinstance(source.train, EmbeddingSet)
-        assert isinstance(source.val, EmbeddingSet)
+        assert not source.train.are_images
+        assert not source.val.are_images
         sets = (
             (one.get(np.arange(len(one))), torch.from_numpy(one.labels))
             for one in (source.train, source.val)
@@ -108,7 +107,7 @@ def read_images(
     folder = pipeline_folder(options.cache_folder.expanduser(), *prepared)
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):
-        assert isinstance(images, ImageSet)
+        assert images.are_images
         store = EmbeddingCache(images, source.class_names, folder / name)
         rows = np.arange(len(images))
         missing = rows[~store.known(rows)]

@@ -16,6 +16,7 @@ from cifnet_pl.buffer.selection import (
     unique_by_key,
 )
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
+from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 MAX_CANDIDATES_RATIO = 4
@@ -254,15 +255,15 @@ class CalibrationBuffer(GrowingModule):
             return self._stored().at(slice(0))
         return concatenate(self._pending)
 
-    def replace_pending(self, z: Tensor, y: Tensor, key: Tensor) -> None:
-        """Replace the pending candidates, for example by those of all processes.
-
-        Args:
-            z: (n, d) float embeddings.
-            y: (n,) int64 labels.
-            key: (n,) int64 identity of each sample.
-        """
-        self._pending = [BufferSamples(z, y, key)]
+    def join_candidates(self) -> None:
+        """Join the pending candidates of all processes; each process must call this."""
+        self.n_candidates = sum(of_all_processes(self.n_candidates))
+        own = [tensor.cpu() for tensor in self.pending()]
+        parts = [BufferSamples(*part) for part in of_all_processes(own) if len(part[1])]
+        if parts:
+            device = self.z.device
+            joined = concatenate(parts)
+            self._pending = [BufferSamples(*(tensor.to(device) for tensor in joined))]
 
     def discard_pending(self) -> None:
         """Discard the pending candidates."""

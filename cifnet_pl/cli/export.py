@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -96,29 +95,17 @@ def _export_graph(model: Classifier, target: Path) -> None:
 
 def _print_graph(model: Classifier, target: Path, check: ExportCheck) -> None:
     inputs = f"embeddings (n, {model.head.in_features}) float32"
-    if check.pillow is not None:
+    samples = "random embeddings"
+    if model.backbone.takes_images:
         inputs = "images (n, height, width, 3) uint8 RGB"
+        samples = "two images"
     outputs = "probabilities"
     if check.novelty is not None:
         outputs = "probabilities and novelty"
-    print_text(
-        f"{number_of(len(model.class_names), 'class')} in {target}: {inputs} → {outputs}"
-    )
+    classes = number_of(len(model.class_names), "class")
+    print_text(f"{classes} in {target}: {inputs} → {outputs}")
     if model.precision != "32-true":
         print_text(
             f"The graph computes in float32; the model learned embeddings in {model.precision}"
         )
-    if check.pillow is None:
-        print_text(f"Largest difference on random embeddings: {_points(check.torch)}")
-    else:
-        print_text(
-            f"Largest difference from classify on two images: {_points(check.pillow)}"
-        )
-
-
-def _points(difference: float) -> str:
-    """Return a difference of probabilities in percentage points, rounded up."""
-    points = 100 * difference
-    if points > 0.01:
-        return f"{math.ceil(10 * points) / 10:g} points of probability"
-    return "less than 0.01 points of probability"
+    print_text(f"Largest difference from torch on {samples}: {check.probability:.1g}")

@@ -10,7 +10,7 @@ from cifnet_pl.utilities.files import expanded, new_folder
 from cifnet_pl.utilities.text import counted, number_of, print_text
 
 if TYPE_CHECKING:
-    from cifnet_pl.data.sets import ImageSet
+    from cifnet_pl.data.samples import SampleTable
 
 
 def unpack(
@@ -35,7 +35,7 @@ def unpack(
         UsageError: an unknown source or class, or a folder that is not empty.
         DataError: the source's data is missing.
     """
-    from cifnet_pl.data.sets import ImageSet, SourceOptions
+    from cifnet_pl.data.samples import SourceOptions
     from cifnet_pl.data.sources import build_source
     from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
     from cifnet_pl.model.bundle import class_names
@@ -55,10 +55,7 @@ def unpack(
         if name not in names:
             raise unknown_name("class", name, names)
     wanted = set(classes or names)
-    if not (
-        isinstance(data_source.train, ImageSet)
-        and isinstance(data_source.val, ImageSet)
-    ):
+    if not data_source.train.are_images:
         raise UsageError(
             f"source {source} has no images: expected digits, cifar100 or torchvision:<data set>"
         )
@@ -72,7 +69,7 @@ def unpack(
 
 
 def _write(
-    images: ImageSet, names: list[str], wanted: set[str], folder: Path, size: int
+    images: SampleTable, names: list[str], wanted: set[str], folder: Path, size: int
 ) -> int:
     from PIL import Image
 

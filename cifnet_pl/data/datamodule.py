@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -14,22 +14,15 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from cifnet_pl.backbones import Preprocessing
+from cifnet_pl.backbones import Backbone, Preprocessing
 from cifnet_pl.backbones.embedding_cache import (
     EmbeddingCache,
     EvaluationMemory,
     pipeline_folder,
 )
-from cifnet_pl.data.duplicates import (
-    DuplicatePair,
-    SourceDuplicates,
-    duplicates_of_originals,
-    find_duplicates,
-)
+from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
-    SCORES,
-    Batch,
     Batches,
     EmbeddingBatch,
     ImageBatch,
@@ -43,16 +36,10 @@ from cifnet_pl.data.loading import (
     planned_batches,
     shard_batches,
 )
-from cifnet_pl.data.plan import (
-    Plan,
-    TaskLearner,
-    TaskStream,
-    without_test_images,
-)
-from cifnet_pl.data.sets import ImageSet, SampleSet, SourceOptions
+from cifnet_pl.data.plan import Plan, Tasks, make_plan
+from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import OWN_IMAGES, build_source
-from cifnet_pl.data.sources.tables import EmbeddingSet
-from cifnet_pl.data.splitting import NEAR, SINGLE
+from cifnet_pl.data.splitting import NEAR, SINGLE, tuning_source
 from cifnet_pl.data.streams import Disjoint, Stream
 from cifnet_pl.images.archives import use_zip_encoding
 from cifnet_pl.images.duplicates import Duplicates
@@ -64,6 +51,30 @@ from cifnet_pl.utilities.text import number_of, printable
 
 CLASSES_PER_TASK = 10
 """Classes of a task by default."""
+
+
+class FedModule(Protocol):
+    """The part of a LightningModule that the data module needs.
+
+    Attributes:
+        any_batch_size: whether it learns the same from batches of any size.
+    """
+
+    any_batch_size: ClassVar[bool]
+    class_names: list[str]
+    learned_tasks: list[list[str]]
+    backbone: Backbone
+
+    def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
+        """Return the order in which the images of a task are learned.
+
+        Args:
+            rows: (n,) rows of the task's images.
+            task: number of the task, from 0.
+
+        Returns:
+            Rows for each part that is delivered in turn: a pass over all images, or one step.
+        """
 
 
 class CIFNetDataModule(LightningDataModule):
@@ -113,9 +124,20 @@ class CIFNetDataModule(LightningDataModule):
 
     Attributes:
         given: the arguments, with the name of the source.
-        plan: the tasks of the run, with its training and test samples.
-        notes: sentences for the user about how those were chosen.
+        source: training and test samples.
+        kind: which samples each task brings.
+        left_out: (n,) bool, training samples that are excluded as duplicates; None without any.
+        untested: (m,) bool, test samples that are excluded; None without any.
+        evaluated: the domain of each test sample where domains are evaluated one by one, or None.
+        learns_held_out: whether the held-out samples are learned after the last task, as with the
+            user's own images. Streams for research, test splits of the user, and benchmark sets
+            stay tested only.
+        notes: sentences for the user about how the samples were chosen.
     """
+
+    skipped: list[str]
+    left_out: np.ndarray | None
+    untested: np.ndarray | None
 
     def __init__(
         self,
@@ -153,12 +175,14 @@ class CIFNetDataModule(LightningDataModule):
         check_that(
             on_corrupt in ("error", "skip"), "on_corrupt", on_corrupt, "error or skip"
         )
-        valid_batches = batch_size is None or batch_size >= 1
-        check_that(valid_batches, "batch_size", batch_size, "at least 1")
-        valid_tasks = max_tasks is None or max_tasks >= 1
-        check_that(valid_tasks, "max_tasks", max_tasks, "at least 1")
-        valid_workers = num_workers is None or num_workers >= 0
-        check_that(valid_workers, "num_workers", num_workers, "at least 0")
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("max_tasks", max_tasks, 1),
+            ("num_workers", num_workers, 0),
+        ):
+            check_that(
+                value is None or value >= least, name, value, f"at least {least}"
+            )
         valid_size = image_size is None or 1 <= image_size <= IMAGE_SIZE_LIMIT
         check_that(
             valid_size,
@@ -167,9 +191,7 @@ class CIFNetDataModule(LightningDataModule):
             f"1 to {IMAGE_SIZE_LIMIT} pixels, or null",
         )
         use_zip_encoding(zip_encoding)
-        folder = None
-        if root:
-            folder = Path(root)
+        folder = Path(root) if root else None
         source_options = SourceOptions(
             folder, val_fraction, split_seed, download, options or {}, group
         )
@@ -182,76 +204,68 @@ class CIFNetDataModule(LightningDataModule):
                     "--data.tune splits image by image, --data.group by groups: leave one of"
                     " them out"
                 )
-            self.source = without_test_images(self.source, tune, split_seed)
+            self.source = tuning_source(self.source, tune, split_seed)
         # A model that is extended later cannot find out again which images were held out in groups.
         by_seed = tune is None and group in (None, NEAR, SINGLE)
-        self._held_out = None
-        if by_seed:
-            self._held_out = [val_fraction, split_seed]
+        self._held_out = [val_fraction, split_seed] if by_seed else None
         self.image_size = image_size
         self.batch_size = batch_size or DEFAULT_BATCH
         self.num_workers = num_workers
         self.on_corrupt = on_corrupt
         self.unknown = unknown
-        self.cache_folder = None
-        if cache:
-            self.cache_folder = expanded(cache_folder)
+        self.cache_folder = expanded(cache_folder) if cache else None
         if duplicates is None and self.source_name in OWN_IMAGES:
             duplicates = "leave_out"
         self.duplicates: Duplicates | None = duplicates
-        self.skipped: list[str] = []
-        self._labels = torch.zeros(0, dtype=torch.int64)
+        self._release()
+        self.kind = stream or Disjoint()
+        self.evaluated = self.kind.evaluated(self.source)
+        self.learns_held_out = (
+            self.source.held_out
+            and self.source_name in OWN_IMAGES
+            and isinstance(self.kind, Disjoint)
+        )
+        names = self.source.class_names
         if (
             stream is None
             and initial_classes is None
             and classes_per_task == CLASSES_PER_TASK
         ):
-            count = len(self.source.class_names)
-            classes_per_task = min(CLASSES_PER_TASK, count) or CLASSES_PER_TASK
+            classes_per_task = min(CLASSES_PER_TASK, len(names)) or CLASSES_PER_TASK
         self.given["classes_per_task"] = classes_per_task
-        self.plan = Plan(
-            self.source,
-            stream,
-            class_order,
-            classes_per_task,
-            initial_classes,
-            max_tasks,
-        )
-        self.n_tasks = len(self.stream(()))
+        self._planned: tuple[Tasks, Plan] | None = None
+        plan = self.plan(())
+        self.n_tasks = len(plan.tasks)
         self.notes = list(self.source.notes)
-        if max_tasks is None:
-            self.notes += self._never_learned_note(classes_per_task)
-
-    def _never_learned_note(self, classes_per_task: int | list[int]) -> list[str]:
-        """Return a sentence about the classes that no task learns, or nothing."""
-        learned = self.stream(()).classes()
-        never = sorted(set(self.source.class_names) - set(learned))
-        if not never:
-            return []
-        total = number_of(len(self.source.class_names), "class")
-        return [
-            f"note: classes_per_task {classes_per_task} leaves {len(never)} of {total} that no task"
-            f" learns, the first is '{printable(never[0])}'"
-        ]
-
-    @property
-    def learns_held_out(self) -> bool:
-        """Whether the held-out samples are learned after the last task.
-
-        So it is with the user's own images. Streams for research, test splits of the user, and
-        benchmark sets stay tested only.
-        """
-        return (
-            self.source.held_out
-            and self.source_name in OWN_IMAGES
-            and isinstance(self.plan.kind, Disjoint)
-        )
+        never = sorted(set(names) - set(plan.classes))
+        if never and max_tasks is None:
+            total = number_of(len(names), "class")
+            self.notes.append(
+                f"note: classes_per_task {classes_per_task} leaves {len(never)} of {total} that no"
+                f" task learns, the first is '{printable(never[0])}'"
+            )
 
     # ------------------------------------------------------------------ tasks
 
-    def stream(self, learned: Sequence[Sequence[str]]) -> TaskStream:
-        """Return the new classes of all tasks; see :meth:`Plan.tasks`."""
-        return self.plan.tasks(learned)
+    def plan(self, learned: Sequence[Sequence[str]]) -> Plan:
+        """Return the tasks of the run; see :func:`~cifnet_pl.data.plan.make_plan`.
+
+        Args:
+            learned: class names of the tasks that were learned before; they come first.
+        """
+        past = tuple(tuple(task) for task in learned)
+        if self._planned is None or self._planned[0] != past:
+            plan = make_plan(
+                self.source,
+                self.kind,
+                self.given["class_order"],
+                self.given["classes_per_task"],
+                self.given["initial_classes"],
+                self.given["max_tasks"],
+                past,
+            )
+            self._planned = (past, plan)
+        return self._planned[1]
 
     def __iter__(self) -> Iterator[Task]:
         """Yield the tasks, for use without a Trainer.
@@ -259,49 +273,47 @@ class CIFNetDataModule(LightningDataModule):
         Raises:
             UsageError: images, and no ``image_size``.
         """
-        if self.image_size is None and isinstance(self.source.train, ImageSet):
+        train = self.source.train
+        if self.image_size is None and train.are_images:
             raise UsageError(
                 "the size of the images depends on the backbone: without a Trainer set image_size="
             )
-        train = self.source.train
-        stream = self.stream(())
-        classes = stream.classes()
-        count = len(self.source.class_names)
-        labels = torch.full((count,), -1)
-        positions = [self.plan.position[name] for name in classes]
-        labels[positions] = torch.arange(len(classes))
-        side = 0
-        if isinstance(train, ImageSet):
-            side = self.image_size or 0
-        batches = partial(
-            Batches,
-            labels=labels,
-            size=self.batch_size,
-            side=side,
-            workers=self._workers(1),
-            skip=self.on_corrupt == "skip",
-        )
+        plan = self.plan(())
+        labels = torch.full((len(self.source.class_names),), -1)
+        for label, name in enumerate(plan.classes):
+            labels[self.source.position[name]] = label
         if self.duplicates == "leave_out":
-            learned_rows = self.plan.all_rows(())
-            found = find_duplicates(self.source, learned_rows)
-            self.plan.left_out, self.plan.untested = found.left_out(self.source)
+            found = find_duplicates(self.source, plan.rows)
+            self.left_out, self.untested = found.left_out(self.source)
         classes_before = 0
-        for number, new in enumerate(stream.tasks):
-            rows = self.plan.rows(number, ())
-            if train.sequential:
-                rows = np.sort(rows)
-            classes_seen = classes[: classes_before + len(new)]
-            test_rows = self.plan.test_rows(classes_seen, number + 1)
+        for number, new in enumerate(plan.tasks):
+            rows = self._kept(plan.rows[number])
+            classes_seen = plan.classes[: classes_before + len(new)]
+            test_rows = self.test_rows(classes_seen, number + 1)
             tested = np.concatenate([rows[:0], *test_rows])
             yield Task(
                 number,
                 list(new),
                 self._returning(rows, new),
                 classes_before,
-                batches(train, rows),
-                batches(self.source.val, tested),
+                self._batches(train, rows, labels),
+                self._batches(self.source.val, tested, labels),
             )
             classes_before = len(classes_seen)
+
+    def _batches(
+        self, samples: SampleTable, rows: np.ndarray, labels: Tensor
+    ) -> Batches:
+        """Return samples in batches, for use without a Trainer."""
+        return Batches(
+            samples,
+            rows,
+            labels,
+            self.batch_size,
+            side=self.image_size or 0,
+            workers=self._workers(1),
+            skip=self.on_corrupt == "skip",
+        )
 
     def _workers(self, processes: int) -> int:
         """Return the number of decoding threads of each of some processes."""
@@ -320,9 +332,9 @@ class CIFNetDataModule(LightningDataModule):
         return self.trainer
 
     @property
-    def learner(self) -> TaskLearner:
+    def learner(self) -> FedModule:
         """The LightningModule that is being fed."""
-        return cast(TaskLearner, self.attached.lightning_module)
+        return cast(FedModule, self.attached.lightning_module)
 
     @property
     def task(self) -> int:
@@ -331,16 +343,22 @@ class CIFNetDataModule(LightningDataModule):
 
     def task_classes(self, task: int) -> list[str]:
         """Return the names of the classes that ``task`` introduces; none after the last."""
-        learned = self.learner.learned_tasks[:task]
-        tasks = self.stream(learned).tasks
+        tasks = self.plan(self.learner.learned_tasks[:task]).tasks
         if task < len(tasks):  # Lightning asks once more after the last
             return list(tasks[task])
         return []
 
     def task_rows(self, task: int) -> np.ndarray:
-        """Return the positions of the training samples of ``task``; none after the last."""
-        learned = self.learner.learned_tasks[:task]
-        rows = self.plan.rows(task, learned)
+        """Return the rows of the training samples of ``task``; none after the last."""
+        rows = self.plan(self.learner.learned_tasks[:task]).rows
+        if task < len(rows):
+            return self._kept(rows[task])
+        return np.zeros(0, dtype=np.int64)
+
+    def _kept(self, rows: np.ndarray) -> np.ndarray:
+        """Return the rows of a task without duplicates, in the order in which they are read."""
+        if self.left_out is not None:
+            rows = rows[~self.left_out[rows]]
         if self.source.train.sequential:
             return np.sort(rows)
         return rows
@@ -358,16 +376,14 @@ class CIFNetDataModule(LightningDataModule):
         Raises:
             UsageError: the samples are embeddings.
         """
-        if not isinstance(self.source.train, ImageSet):
+        if not self.source.train.are_images:
             raise UsageError(
                 f"data source {self.source_name} has no images to learn a backbone from"
             )
         rows = self.task_rows(task)
-        count = min(len(rows), at_most)
-        places = np.linspace(0, len(rows) - 1, count)
-        spread = places.round().astype(np.int64)
-        chunks = pieces(rows[spread], self._loader_batch)
-        batches = self._train_images.decode(chunks)
+        places = np.linspace(0, len(rows) - 1, min(len(rows), at_most)).round()
+        chunks = pieces(rows[places.astype(np.int64)], self._loader_batch)
+        batches = self._loaders["train"].decode(chunks)
         return torch.cat([batch.image for batch in batches])
 
     def returning_classes(self, task: int) -> list[str]:
@@ -376,7 +392,7 @@ class CIFNetDataModule(LightningDataModule):
 
     def _returning(self, rows: np.ndarray, new: Sequence[str]) -> list[str]:
         """Return the names of the classes of some training samples, without the new ones."""
-        if not self.plan.kind.samples_return:
+        if not self.kind.samples_return:
             return []
         present = np.unique(self.source.train.labels[rows])
         names = [self.source.class_names[label] for label in present]
@@ -389,21 +405,49 @@ class CIFNetDataModule(LightningDataModule):
         Unreadable ones count, too.
         """
         labels = self.source.train.labels[self.task_rows(self.task)]
-        counts = self._counts_of_labels(labels)
-        return [int(counts[self.plan.position[name]]) for name in names]
+        counts = np.bincount(labels, minlength=len(self.source.class_names))
+        return [int(counts[self.source.position[name]]) for name in names]
 
     def test_counts(self, names: Iterable[str]) -> dict[str, int]:
         """Return the number of held-out samples of each class, unreadable ones included."""
         labels = self.source.val.labels
-        if self.plan.untested is not None:
-            labels = labels[~self.plan.untested]
-        counts = self._counts_of_labels(labels)
-        position = self.plan.position
+        if self.untested is not None:
+            labels = labels[~self.untested]
+        counts = np.bincount(labels, minlength=len(self.source.class_names))
+        position = self.source.position
         return {name: int(counts[position[name]]) for name in names if name in position}
 
-    def _counts_of_labels(self, labels: np.ndarray) -> np.ndarray:
-        classes = len(self.source.class_names)
-        return np.bincount(labels, minlength=classes)
+    def test_rows(self, names: Iterable[str], tasks: int) -> list[np.ndarray]:
+        """Return the rows of the test samples of each class.
+
+        Test samples of domains that are evaluated one by one are left out until their task. Those
+        of domains that no task learns, such as CORe50's test sessions, are always included.
+
+        Args:
+            names: names of the classes.
+            tasks: number of tasks that are learned.
+
+        Raises:
+            DataError: a class that the data does not have.
+        """
+        val = self.source.val
+        tested = np.ones(len(val), dtype=bool)
+        if self.untested is not None:
+            tested &= ~self.untested
+        if self.evaluated is not None:
+            trained = self.source.train.table["domain"].nunique()
+            domains = self.evaluated.codes
+            tested &= (domains < tasks) | (domains >= trained)
+        none = np.zeros(0, dtype=np.int64)
+        test_rows = []
+        for name in names:
+            if name not in self.source.position:
+                raise DataError(
+                    f"class '{name}' was learned, but the data does not have it"
+                )
+            rows = val.rows_of.get(self.source.position[name], none)
+            test_rows.append(rows[tested[rows]])
+        return test_rows
 
     @cached_property
     def found_duplicates(self) -> SourceDuplicates:
@@ -415,48 +459,31 @@ class CIFNetDataModule(LightningDataModule):
         if self.duplicates is None:
             return SourceDuplicates()
         # A cache knows the hashes of the images that it stores.
-        for cache in self._caches():
+        for cache in self._caches.values():
             every_row = np.arange(len(cache.images.labels))
             cache.known(every_row)
-        rows = self.plan.all_rows(self.learner.learned_tasks)
-        found = find_duplicates(self.source, rows)
+        plan = self.plan(self.learner.learned_tasks)
+        found = find_duplicates(self.source, plan.rows)
         if self.duplicates == "leave_out":
-            self.plan.left_out, self.plan.untested = found.left_out(self.source)
-            self._require_images(self.plan.left_out)
-            _share_embeddings(self._train_cache, found.train)
-            _share_embeddings(self._val_cache, found.test)
+            self.left_out, self.untested = found.left_out(self.source)
+            labels = self.source.train.labels[~self.left_out]
+            for name in plan.classes:
+                if self.source.position[name] not in labels:
+                    raise DataError(
+                        f"every image of '{printable(name)}' is in another class, too: remove the"
+                        " wrong duplicates"
+                    )
+            for part, cache in self._caches.items():
+                cache.duplicates = found.of_originals(part)
         return found
-
-    def _require_images(self, left_out: np.ndarray) -> None:
-        """Raise DataError if all images of a class that is learned lie in other classes, too."""
-        labels = self.source.train.labels[~left_out]
-        counts = self._counts_of_labels(labels)
-        stream = self.stream(self.learner.learned_tasks)
-        for name in stream.classes():
-            position = self.plan.position[name]
-            if not counts[position]:
-                raise DataError(
-                    f"every image of '{printable(name)}' is in another class, too: remove the wrong"
-                    " duplicates"
-                )
 
     # ------------------------------------------------------------------ stores of embeddings
 
     @cached_property
-    def _memory(self) -> EvaluationMemory:
-        return EvaluationMemory()
-
-    @cached_property
-    def _train_cache(self) -> EmbeddingCache | None:
-        return self._cache(self.source.train, "train")
-
-    @cached_property
-    def _val_cache(self) -> EmbeddingCache | None:
-        return self._cache(self.source.val, "val")
-
-    def _cache(self, images: SampleSet, part: str) -> EmbeddingCache | None:
-        if self.cache_folder is None or not isinstance(images, ImageSet):
-            return None
+    def _caches(self) -> dict[Part, EmbeddingCache]:
+        """The embeddings of the training and the test images on disk; empty without a cache."""
+        if self.cache_folder is None or not self.source.train.are_images:
+            return {}
         backbone = self.learner.backbone
         precision = str(self.attached.precision)
         device = self.attached.strategy.root_device
@@ -466,11 +493,11 @@ class CIFNetDataModule(LightningDataModule):
         folder = pipeline_folder(
             self.cache_folder, outputs, backbone.sha256, size, crop, precision, engine
         )
-        return EmbeddingCache(images, self.source.class_names, folder / part)
-
-    def _caches(self) -> list[EmbeddingCache]:
-        caches = (self._train_cache, self._val_cache)
-        return [cache for cache in caches if cache is not None]
+        names = self.source.class_names
+        return {
+            "train": EmbeddingCache(self.source.train, names, folder / "train"),
+            "val": EmbeddingCache(self.source.val, names, folder / "val"),
+        }
 
     def learner_labels(self, rows: np.ndarray) -> np.ndarray:
         """Return the learner's labels (n,) of test samples ``rows``."""
@@ -486,10 +513,7 @@ class CIFNetDataModule(LightningDataModule):
             z: (n, d) their embeddings.
         """
         training = self.attached.training
-        if training:
-            cache = self._train_cache
-        else:
-            cache = self._val_cache
+        cache = self._caches.get("train" if training else "val")
         if cache is not None:
             cache.collect(batch.row, batch.key, z)
         if not training:
@@ -500,7 +524,7 @@ class CIFNetDataModule(LightningDataModule):
         rank, world = rank_and_world()
         if world == 1:
             return
-        for cache in self._caches():
+        for cache in self._caches.values():
             parts = of_all_processes(cache.take_incomplete())
             if rank == 0:
                 for part in chain.from_iterable(parts):
@@ -515,9 +539,9 @@ class CIFNetDataModule(LightningDataModule):
         """
         task = self.task
         samples = self.source.train
-        cache = self._train_cache
+        cache = self._caches.get("train")
         size = self._loader_batch
-        if not isinstance(samples, ImageSet):
+        if not samples.are_images:
             # Embeddings take little memory, and a Gram matrix is faster over many of them.
             size = max(size, EMBEDDED_BATCH)
         plan: list[PlannedBatch] = []
@@ -525,14 +549,14 @@ class CIFNetDataModule(LightningDataModule):
         for order in orders:
             for rows in shard_batches(order, size, *rank_and_world()):
                 store: Store | None = None
-                if isinstance(samples, EmbeddingSet):
+                if not samples.are_images:
                     store = samples
                 elif cache is not None and cache.known(rows).all():
                     store = cache
                 plan.append(PlannedBatch(rows, store))
         loader = None
-        if isinstance(samples, ImageSet):
-            loader = self._train_images
+        if samples.are_images:
+            loader = self._loaders["train"]
         return StoredLoader(samples, plan, loader, learned=True)
 
     def val_dataloader(self) -> StoredLoader:
@@ -546,29 +570,24 @@ class CIFNetDataModule(LightningDataModule):
         rank, world = rank_and_world()
         # Dealt out class by class, so that an image stays with one process over all tasks.
         shares = [np.zeros(0, dtype=np.int64)]
-        for rows in self.plan.test_rows(learned, len(tasks)):
+        for rows in self.test_rows(learned, len(tasks)):
             shares.append(rows[rank::world])
         left = np.concatenate(shares)
         plan: list[PlannedBatch] = []
         loader = None
-        if isinstance(samples, EmbeddingSet):
-            fitting = SCORES // max(1, len(learned))
-            size = min(EMBEDDED_BATCH, max(1, fitting))
-            plan += planned_batches(left, size, samples)
-        else:
-            for store in (self._memory, self._val_cache):
+        if samples.are_images:
+            loader = self._loaders["val"]
+            for store in (self._memory, self._caches.get("val")):
                 if store is not None:
                     known = store.known(left)
                     plan += planned_batches(left[known], EMBEDDED_BATCH, store)
                     left = left[~known]
             plan += planned_batches(left, self._loader_batch, None)
-            loader = self._val_images
+        else:
+            plan += planned_batches(left, EMBEDDED_BATCH, samples)
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
-            store_of_rows = None
-            if isinstance(samples, EmbeddingSet):
-                store_of_rows = samples
-            plan = [PlannedBatch(left, store_of_rows)]
+            plan = [PlannedBatch(left, None if loader else samples)]
         return StoredLoader(samples, plan, loader, learned=False)
 
     # A class-incremental run has one held-out set.
@@ -586,19 +605,15 @@ class CIFNetDataModule(LightningDataModule):
         return max(1, min(GPU_BATCH, fitting))
 
     @cached_property
-    def _train_images(self) -> ImageLoader:
-        return self._image_loader(self.source.train)
-
-    @cached_property
-    def _val_images(self) -> ImageLoader:
-        return self._image_loader(self.source.val)
-
-    def _image_loader(self, images: SampleSet) -> ImageLoader:
+    def _loaders(self) -> dict[Part, ImageLoader]:
+        """Decode the training and the test images."""
         shape = self.image_shape(self.learner.backbone.preprocessing)
-        assert isinstance(images, ImageSet)
         workers = self._workers(self.attached.num_devices)
-        device = self.attached.strategy.root_device
-        return ImageLoader(images, *shape, workers, device.type)
+        device = self.attached.strategy.root_device.type
+        return {
+            "train": ImageLoader(self.source.train, *shape, workers, device),
+            "val": ImageLoader(self.source.val, *shape, workers, device),
+        }
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
         """Return side and crop of the squares that images become.
@@ -637,14 +652,11 @@ class CIFNetDataModule(LightningDataModule):
         """
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
-                loaders = (self._train_images, self._val_images)
+                loaders = list(self._loaders.values())
                 raise DataError(name_unreadable(batch.unreadable, loaders))
-            self.skipped += [
-                name for name in batch.unreadable if name not in self.skipped
-            ]
-        if isinstance(batch, tuple) and hasattr(batch, "label"):
-            labels = self._global_labels()[batch.label]
-            return cast(Batch, batch)._replace(label=labels)
+            self.skipped += batch.unreadable
+        if isinstance(batch, ImageBatch | EmbeddingBatch):
+            return batch._replace(label=self._global_labels()[batch.label])
         return batch
 
     def transfer_batch_to_device(
@@ -654,26 +666,17 @@ class CIFNetDataModule(LightningDataModule):
 
         Content hashes and positions stay on the CPU: they are needed there alone.
         """
-        if isinstance(batch, ImageBatch):
-            image = batch.image.to(device, non_blocking=True)
+        if isinstance(batch, ImageBatch | EmbeddingBatch):
+            samples = batch[0].to(device, non_blocking=True)
             label = batch.label.to(device, non_blocking=True)
-            return batch._replace(image=image, label=label)
-        if isinstance(batch, EmbeddingBatch):
-            embedding = batch.embedding.to(device, non_blocking=True)
-            label = batch.label.to(device, non_blocking=True)
-            return batch._replace(embedding=embedding, label=label)
+            return type(batch)(samples, label, *batch[2:])
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def _global_labels(self) -> Tensor:
         """Return the learner's label (classes,) int64 of each class position; -1 for new ones."""
-        names = self.learner.class_names
-        if int((self._labels >= 0).sum()) != len(names):
-            label = {}
-            for i, name in enumerate(names):
-                label[name] = i
-            labels = [label.get(name, -1) for name in self.source.class_names]
-            self._labels = torch.tensor(labels)
-        return self._labels
+        label = {name: i for i, name in enumerate(self.learner.class_names)}
+        labels = [label.get(name, -1) for name in self.source.class_names]
+        return torch.tensor(labels)
 
     def teardown(self, stage: str) -> None:
         """Report skipped images, and drop everything of this learner."""
@@ -690,11 +693,14 @@ class CIFNetDataModule(LightningDataModule):
         self._release()
 
     def _release(self) -> None:
+        """Drop everything of the last learner."""
         self.skipped = []
-        self._labels = torch.zeros(0, dtype=torch.int64)
-        self.plan.left_out = None
-        self.plan.untested = None
-        for name in CACHED:
+        self.left_out = None
+        self.untested = None
+        self._memory = EvaluationMemory()
+        for loader in self.__dict__.pop("_loaders", {}).values():
+            loader.close()
+        for name in ("_caches", "found_duplicates"):
             self.__dict__.pop(name, None)
 
 
@@ -707,16 +713,6 @@ GPU_BATCH = 256
 GPU_BATCH_PIXELS = 2**24
 """Pixels in a batch on a GPU, at most; less than ``GPU_BATCH`` images above 256 pixels a side."""
 
-CACHED = (
-    "_train_images",
-    "_val_images",
-    "_memory",
-    "_train_cache",
-    "_val_cache",
-    "found_duplicates",
-)
-"""Cached properties of the data module that depend on the learner."""
-
 
 def _source_name(source: Any) -> str:
     """Return the name of a source, or of the kind of Python object."""
@@ -725,11 +721,3 @@ def _source_name(source: Any) -> str:
     if isinstance(source, tuple | list):
         return "arrays"
     return type(source).__name__
-
-
-def _share_embeddings(
-    cache: EmbeddingCache | None, pairs: Sequence[DuplicatePair]
-) -> None:
-    """Let a cache store the embedding of an original for its duplicates, too."""
-    if cache is not None:
-        cache.duplicates = duplicates_of_originals(pairs)

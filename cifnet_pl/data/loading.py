@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple, Protocol, cast
@@ -12,9 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.data.sets import ImageSet, SampleSet
+from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.image import EncodedImage, UnreadableImage
-from cifnet_pl.images.reader import ReadBatch, ReadImage, read_batches, read_image
+from cifnet_pl.images.reader import (
+    DecodedBatch,
+    ReadImage,
+    decoding_batch_size,
+    read_batches,
+    read_image,
+)
 from cifnet_pl.utilities.errors import DataError
 
 
@@ -46,12 +52,6 @@ EMBEDDED_BATCH = 4096
 """Samples in a batch of stored embeddings.
 
 They take little memory, and a Gram matrix over many of them is faster.
-"""
-
-SCORES = 2**19
-"""Most scores of an evaluation batch of stored embeddings.
-
-With many classes scores take more memory than embeddings.
 """
 
 
@@ -100,7 +100,7 @@ class ImageLoader:
 
     def __init__(
         self,
-        images: ImageSet,
+        images: SampleTable,
         size: int,
         crop_ratio: float,
         workers: int,
@@ -111,18 +111,29 @@ class ImageLoader:
         self._crop_ratio = crop_ratio
         self._workers = workers
         self._device = device
+        self._begun: list[Generator[ImageBatch, None, None]] = []
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
-        """Yield decoded batches.
+        """Return an iterator of decoded batches.
 
         Args:
             batches: positions of the images of each batch.
         """
-        lists = [batch.tolist() for batch in batches]
-        for rows, batch in read_batches(
-            lists, self._read, self._size, self._workers, self._device
+        begun = self._decode([batch.tolist() for batch in batches])
+        self._begun.append(begun)
+        return begun
+
+    def _decode(self, batches: list[list[int]]) -> Generator[ImageBatch, None, None]:
+        for batch in read_batches(
+            batches, self._read, self._size, self._workers, self._device
         ):
-            yield self._batch(rows, batch)
+            yield self._batch(batch)
+
+    def close(self) -> None:
+        """End the threads of iterators that were not run through, as after an error."""
+        for begun in self._begun:
+            begun.close()
+        self._begun.clear()
 
     def _read(self, row: int) -> ReadImage:
         """Decode an image; return its content hash, too, or why it cannot be read."""
@@ -132,11 +143,13 @@ class ImageLoader:
             return ReadImage(None, reason=str(error))
         return read_image(image, self._size, self._crop_ratio, EncodedImage.identify)
 
-    def _batch(self, rows: Sequence[int], batch: ReadBatch) -> ImageBatch:
+    def _batch(self, batch: DecodedBatch) -> ImageBatch:
         unreadable = []
         hashes = []
         readable = []
-        for row, look, reason in zip(rows, batch.looks, batch.reasons, strict=True):
+        for row, look, reason in zip(
+            batch.files, batch.looks, batch.unreadable, strict=True
+        ):
             if look is None:
                 unreadable.append(f"{self._images.place(row)}: {reason}")
             else:
@@ -144,7 +157,7 @@ class ImageLoader:
                 hashes.append(look.hash)
         rows_read = np.array(readable, dtype=np.int64)
         return ImageBatch(
-            batch.pixels,
+            batch.images,
             torch.from_numpy(self._images.labels[rows_read]),
             torch.tensor(hashes, dtype=torch.int64),
             torch.from_numpy(rows_read),
@@ -162,7 +175,7 @@ class ImageLoader:
     def unreadable(self) -> Iterator[str]:
         """Decode all images of the set; yield "place: reason" of each that is unreadable."""
         every_row = np.arange(len(self._images))
-        for batch in self.decode(pieces(every_row, CHECKED_BATCH)):
+        for batch in self.decode(pieces(every_row, decoding_batch_size(self._size))):
             yield from batch.unreadable
 
 
@@ -206,7 +219,7 @@ class StoredLoader:
 
     def __init__(
         self,
-        samples: SampleSet,
+        samples: SampleTable,
         plan: Sequence[PlannedBatch],
         loader: ImageLoader | None,
         learned: bool,
@@ -253,9 +266,6 @@ class StoredLoader:
 
 UNREADABLE_SHOWN = 50
 """Unreadable images that one error names."""
-
-CHECKED_BATCH = 32
-"""Images that are decoded together to find unreadable ones."""
 
 
 def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str:
@@ -306,7 +316,7 @@ class Batches:
         crop_ratio: share of the shorter side of an image that its square has.
     """
 
-    samples: SampleSet
+    samples: SampleTable
     rows: np.ndarray
     labels: Tensor
     size: int
@@ -329,18 +339,17 @@ class Batches:
 
     def with_keys(self) -> Iterator[KeyedBatch]:
         """Yield the same batches, with the content hashes and positions of their samples."""
-        if isinstance(self.samples, ImageSet):
+        if self.samples.are_images:
             yield from self._image_batches(self.samples)
             return
         for rows in pieces(self.rows, self.size):
-            store = cast(Store, self.samples)
-            z = store.get(rows)
+            z = self.samples.get(rows)
             positions = torch.from_numpy(self.samples.labels[rows])
             labels = self.labels[positions]
             hashes = torch.from_numpy(self.samples.hashes(rows))
             yield KeyedBatch(z, labels, hashes, rows)
 
-    def _image_batches(self, images: ImageSet) -> Iterator[KeyedBatch]:
+    def _image_batches(self, images: SampleTable) -> Iterator[KeyedBatch]:
         loader = ImageLoader(images, self.side, self.crop_ratio, self.workers)
         row_batches = pieces(self.rows, self.size)
         for batch in loader.decode(row_batches):

@@ -1,4 +1,4 @@
-"""Split the images of a class into training and held-out images: one by one, or in whole groups.
+"""Divide a table of samples into those to learn and those to test with.
 
 A random fifth of images from one shelf tests nothing: each held-out image has a near-duplicate
 among the training images. So near-duplicates stay on one side where the wanted share allows it, and
@@ -10,19 +10,29 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import PurePosixPath
 
 import numpy as np
+import pandas as pd
 
+from cifnet_pl.data.samples import SampleTable, Source, SourceOptions, labelled
 from cifnet_pl.images.duplicates import bursts, similar_groups
 from cifnet_pl.images.image import Look
-from cifnet_pl.utilities.errors import UsageError, check_that, explained, unknown_name
+from cifnet_pl.utilities.errors import (
+    DataError,
+    UsageError,
+    check_that,
+    explained,
+    unknown_name,
+)
+from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
 
 NEAR = "near"
-"""Kind of group, and the default: near-duplicates are held out together."""
+"""Kind of group, and the default of class folders: near-duplicates are held out together."""
 
 SINGLE = "single"
-"""Kind of group: each image for itself."""
+"""Kind of group: each sample for itself."""
 
 NAME_PATTERN = "name:"
 """Prefix of a kind of group, ``name:REGULAR EXPRESSION``: images with the same match are one."""
@@ -33,12 +43,154 @@ BURST_PAUSE = 30.0
 LARGEST_EXCESS = 2.0
 """How many times the wanted number of images may be held out, so that groups stay whole."""
 
-NameGroups = Callable[[Sequence[str], Sequence[Look]], list[str]]
-"""Function of the names of one class's images, and the looks at them: name of each image's group.
-"""
+GroupOf = Callable[[str, datetime | None], str]
+"""Function of an image's name and time: name of its group, or its own where it stands alone."""
+
+
+# ---------------------------------------------------------------------- the two sets
+
+
+def divided(
+    samples: SampleTable, options: SourceOptions, group: str = SINGLE
+) -> Source:
+    """Divide samples by their column ``split``, or hold out a share of each class.
+
+    All sources share one rule: the test split is tested with; where there is none, the validation
+    split. A validation split beside a test split is not used at all.
+
+    Args:
+        samples: with labels as the source gives them.
+        options: share, seed and kind of group.
+        group: kind of group where the options have none.
+
+    Raises:
+        UsageError: a kind of group, but nothing to hold out.
+        DataError: no sample; a given split without a test sample, or without a training sample of a
+            class; or as :func:`~cifnet_pl.data.samples.classes_of`.
+    """
+    where = samples.where
+    if not len(samples):
+        raise DataError(f"{where}: there is no {samples.noun} in it")
+    class_names, whole = labelled(samples)
+    for column in ("domain", "task"):
+        if column in whole.table:
+            whole = whole.with_columns(**{column: _sorted(whole.table[column])})
+    if "split" not in whole.table:
+        return _held_out_source(class_names, whole, options, options.group or group)
+    if options.group is not None:
+        raise UsageError(
+            f"{where} has a test split already, nothing is to be held out: leave --data.group out"
+        )
+    split = whole.table["split"].to_numpy()
+    tested = "test" if "test" in split else "val"
+    train = whole.subset(np.flatnonzero(split == "train"))
+    val = whole.subset(np.flatnonzero(split == tested))
+    if not len(val):
+        raise DataError(f"{where}: the test split has no {whole.noun}")
+    for label, name in enumerate(class_names):
+        if label not in train.rows_of:
+            raise DataError(
+                f"{where}: class '{printable(name)}' has no training {whole.noun}: add some"
+            )
+    notes = whole.notes
+    unused = len(whole) - len(train) - len(val)
+    if unused:
+        notes += (
+            f"note: {where} has a validation and a test split: the test split is tested with, the"
+            f" {number_of(unused, 'sample')} of the validation split {is_or_are(unused)} not used",
+        )
+    return Source(class_names, train, val, notes)
+
+
+def _sorted(column: pd.Series[str]) -> pd.Series[str]:
+    """Return a column of names as a categorical, sorted unless it is one, numbers as numbers."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return column
+    names = column.astype(str)
+    kind = pd.CategoricalDtype(sorted(names.unique(), key=_number_order), ordered=True)
+    return names.astype(kind)
+
+
+def _number_order(name: str) -> tuple[bool, int, str]:
+    """Return a key that sorts numbers by their value, and before other names."""
+    if name.isdecimal():
+        return (False, int(name), name)
+    return (True, 0, name)
+
+
+def _held_out_source(
+    class_names: list[str], whole: SampleTable, options: SourceOptions, kind: str
+) -> Source:
+    """Hold out a share of the samples of each class, by a kind of group."""
+    fraction = options.val_fraction
+    seed = options.split_seed
+    notes = whole.notes
+    if kind == SINGLE:
+        held = held_out_rows(whole, fraction, seed)
+    elif kind == NEAR:
+        held = np.zeros(len(whole), dtype=bool)
+        for rows in whole.rows_of.values():
+            looks = whole.look(rows)
+            held[rows] = held_out_together(whole.names_of(rows), looks, fraction, seed)
+    else:
+        check_fraction(fraction)
+        grouped = _grouped(class_names, whole, kind)
+        whole = whole.with_columns(group=grouped["number"])
+        held = np.zeros(len(whole), dtype=bool)
+        for label, rows in whole.rows_of.items():
+            groups = grouped["group"].to_numpy()[rows]
+            held[rows] = held_out_groups(groups, class_names[label], fraction, seed)
+        notes += _group_notes(class_names, grouped, kind)
+    train = whole.subset(np.flatnonzero(~held))
+    val = whole.subset(np.flatnonzero(held))
+    return Source(class_names, train, val, notes, held_out=True)
+
+
+def tuning_source(source: Source, fraction: float, seed: int) -> Source:
+    """Replace the test samples by a share of the training samples of each class and domain.
+
+    Args:
+        source: its test samples are dropped.
+        fraction: share of each class's training samples; none of a single one.
+        seed: seed of the split.
+
+    Raises:
+        UsageError: the fraction is not between 0 and 1.
+    """
+    expected = "a share between 0 and 1 of the training images"
+    check_that(0 < fraction < 1, "--data.tune", fraction, expected)
+    # A seed of its own: the same one would choose the samples that a source holds out from those
+    # that it left.
+    by = ["label"]
+    if "domain" in source.train.table:
+        by.append("domain")
+    held = held_out_rows(source.train, fraction, seed + 1, by)
+    train = source.train.subset(np.flatnonzero(~held))
+    val = source.train.subset(np.flatnonzero(held))
+    return Source(source.class_names, train, val)
 
 
 # ---------------------------------------------------------------------- one by one
+
+
+def held_out_rows(
+    samples: SampleTable, fraction: float, seed: int, by: Sequence[str] = ("label",)
+) -> np.ndarray:
+    """Choose a share of the samples of each class by a seeded hash of their names.
+
+    Args:
+        samples: all samples.
+        fraction: share to choose.
+        seed: seed of the choice.
+        by: columns; of samples that are equal in all of them the same share is chosen.
+
+    Returns:
+        (n,) bool.
+    """
+    chosen = np.zeros(len(samples), dtype=bool)
+    for rows in samples.table.groupby(list(by), observed=True).indices.values():
+        chosen[rows] = held_out(samples.names_of(rows), fraction, seed)
+    return chosen
 
 
 def held_out(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
@@ -79,22 +231,13 @@ def check_fraction(fraction: float) -> None:
 
 def hash_order(names: Sequence[str], seed: int) -> list[int]:
     """Return the positions of names in the order of their seeded hashes."""
-    hashes = []
-    for name in names:
-        hashes.append(_hash(f"{seed}\0{name}"))
-    positions = range(len(names))
-    return sorted(positions, key=hashes.__getitem__)
-
-
-def name_hash(name: str) -> int:
-    """Return a hash of a name as a signed number of 64 bits."""
-    return int.from_bytes(_hash(name), "big", signed=True)
+    hashes = [_hash(f"{seed}\0{name}") for name in names]
+    return sorted(range(len(names)), key=hashes.__getitem__)
 
 
 def _hash(name: str) -> bytes:
     content = name.encode("utf-8", "surrogateescape")
-    digest = hashlib.blake2b(content, digest_size=8)
-    return digest.digest()
+    return hashlib.blake2b(content, digest_size=8).digest()
 
 
 # ---------------------------------------------------------------------- in groups
@@ -106,8 +249,7 @@ def held_out_together(
     """Choose the held-out images of one class; near-duplicates stay on the same side.
 
     Without near-duplicates this equals :func:`held_out`. Groups are visited in the order of the
-    seeded hashes of their first images. A group is held out where it brings the number of held-out
-    images nearer to the share. If no group can be held out so, or too many images would be,
+    seeded hashes of their first images. If no group can be held out, or too many images would be,
     the images are divided one by one.
 
     Args:
@@ -121,23 +263,14 @@ def held_out_together(
     """
     single = held_out(names, fraction, seed)
     groups = similar_groups(looks)
-    grouped = groups[groups >= 0]
-    sizes = np.bincount(grouped, minlength=1)
+    readable = groups[groups >= 0]  # unreadable images test nothing
+    sizes = np.bincount(readable, minlength=1)
     if sizes.max() <= 1:
         return single
     wanted = int(single.sum())
-    chosen: list[int] = []
-    count = 0
     in_order = groups[hash_order(names, seed)]
-    for group in dict.fromkeys(in_order.tolist()):
-        if group < 0:  # unreadable images test nothing
-            continue
-        larger = count + int(sizes[group])
-        distance = abs(count - wanted)
-        is_closer = abs(larger - wanted) < distance
-        if is_closer and larger < len(names):
-            chosen.append(group)
-            count = larger
+    order = [group for group in dict.fromkeys(in_order.tolist()) if group >= 0]
+    chosen, count = _nearest(order, sizes, wanted, len(names) - 1)
     if not 0 < count <= LARGEST_EXCESS * wanted:
         return single
     return np.isin(groups, chosen)
@@ -147,8 +280,6 @@ def held_out_groups(
     groups: Sequence[str], class_name: str, fraction: float, seed: int
 ) -> np.ndarray:
     """Choose whole groups of one class, in the order of their seeded hashes.
-
-    A group is held out where it brings the number of held-out images nearer to the share.
 
     Args:
         groups: name of each image's group.
@@ -161,25 +292,108 @@ def held_out_groups(
     """
     names, counts = np.unique(groups, return_counts=True)
     keys = [f"{class_name}\0{name}" for name in names]
-    order = hash_order(keys, seed)
+    order = hash_order(keys, seed)[:-1]
     wanted = fraction * len(groups)
-    count = 0
-    chosen: list[str] = []
-    for i in order[:-1]:
-        larger = count + int(counts[i])
-        distance = abs(count - wanted)
-        is_closer = abs(larger - wanted) < distance
-        if not chosen or is_closer:
-            chosen.append(names[i])
+    chosen, _ = _nearest(order[1:], counts, wanted, len(groups), order[:1])
+    return np.isin(groups, names[chosen])
+
+
+def _nearest(
+    order: Sequence[int],
+    sizes: np.ndarray,
+    wanted: float,
+    most: int,
+    first: Sequence[int] = (),
+) -> tuple[list[int], int]:
+    """Choose each group that brings the number of chosen images nearer to the wanted one.
+
+    Args:
+        order: groups in the order in which they are visited.
+        sizes: number of images of each group.
+        wanted: number of images.
+        most: largest number of images.
+        first: groups that are chosen in any case.
+
+    Returns:
+        The chosen groups, and the number of their images.
+    """
+    chosen = list(first)
+    count = int(sizes[chosen].sum())
+    for group in order:
+        larger = count + int(sizes[group])
+        is_closer = abs(larger - wanted) < abs(count - wanted)
+        if is_closer and larger <= most:
+            chosen.append(group)
             count = larger
-    return np.isin(groups, chosen)
+    return chosen, count
 
 
 # ---------------------------------------------------------------------- kinds of group
 
 
-def groups_by(kind: str) -> NameGroups:
-    """Return the function that names the groups of images of one class.
+def _grouped(class_names: list[str], whole: SampleTable, kind: str) -> pd.DataFrame:
+    """Return a table with the group of each sample: its class, name and number."""
+    group_of = groups_by(kind)
+    table = pd.DataFrame({"label": whole.labels, "name": whole.names}, dtype=object)
+    table["group"] = table["name"]
+    table["number"] = 0
+    for label, rows in whole.rows_of.items():
+        names = whole.names_of(rows)
+        times: list[datetime | None] = [None] * len(rows)
+        if kind in ("day", "burst"):
+            looks = whole.look(rows)
+            times = [look.taken for look in looks]
+        groups = [
+            group_of(name, taken) for name, taken in zip(names, times, strict=True)
+        ]
+        if kind == "burst":
+            for earlier, later in bursts(looks, BURST_PAUSE):
+                groups[later] = groups[earlier]
+        keys = [f"{class_names[label]}\0{group}" for group in groups]
+        numbers = [int.from_bytes(_hash(key), "big", signed=True) for key in keys]
+        table.loc[rows, "group"] = np.array(groups, dtype=object)
+        table.loc[rows, "number"] = numbers
+    return table
+
+
+def _group_notes(
+    class_names: list[str], grouped: pd.DataFrame, kind: str
+) -> tuple[str, ...]:
+    """Say which images are in no group, and which classes are one group."""
+    notes = []
+    size_of = grouped["number"].map(grouped["number"].value_counts())
+    alone = (grouped["group"] == grouped["name"]) & (size_of == 1)
+    count = int(alone.sum())
+    # A single image may be a burst of its own.
+    if count and (kind != "burst" or count == len(grouped)):
+        images = number_of(len(grouped), "image")
+        reason = WITHOUT_GROUP.get(kind, f"without a match of {kind}")
+        notes.append(f"note: {count} of {images} {reason}: held out one by one")
+    groups_of = grouped.groupby("label")["number"].nunique()
+    sizes = grouped["label"].value_counts()
+    whole = [
+        printable(class_names[int(label)])
+        for label in groups_of.index
+        if groups_of[label] == 1 and sizes[label] > 1
+    ]
+    if whole:
+        notes.append(
+            f"note: all images of {listed(whole)} are one group by --data.group {kind}, so that"
+            " none is held out"
+        )
+    return tuple(notes)
+
+
+WITHOUT_GROUP = {
+    "day": "without a date",
+    "folder": "in no sub-folder",
+    "burst": "without another one of the same burst",
+}
+"""Kind of group → why an image is in no group."""
+
+
+def groups_by(kind: str) -> GroupOf:
+    """Return the function that names the group of an image.
 
     Args:
         kind: ``folder``, ``day``, ``burst`` or ``name:REGULAR EXPRESSION``.
@@ -196,54 +410,34 @@ def groups_by(kind: str) -> NameGroups:
     with explained(UsageError, f"--data.group {kind} is no regular expression"):
         pattern = re.compile(kind.removeprefix(NAME_PATTERN))
 
-    def groups_by_pattern(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-        return [_match(pattern, name) for name in names]
+    def match(name: str, taken: datetime | None) -> str:
+        found = pattern.search(PurePosixPath(name).name)
+        if found is None:
+            return name
+        return "\0".join(found.groups("") or (found[0],))
 
-    return groups_by_pattern
+    return match
 
 
-def _match(pattern: re.Pattern[str], name: str) -> str:
-    """Return a pattern's match in a file's name; a name without a match is its own group."""
-    file_name = PurePosixPath(name).name
-    found = pattern.search(file_name)
-    if found is None:
+def _folder(name: str, taken: datetime | None) -> str:
+    """Return the sub-folder of an image; one directly in the class folder stands alone."""
+    parent = PurePosixPath(name).parent
+    if len(parent.parts) > 1:
+        return str(parent)
+    return name
+
+
+def _day(name: str, taken: datetime | None) -> str:
+    """Return the day on which an image was taken; one without a date stands alone."""
+    if taken is None:
         return name
-    parts = found.groups("") or (found[0],)
-    return "\0".join(parts)
+    return taken.date().isoformat()
 
 
-def _folders(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-    """Return the sub-folder of each image; an image directly in the class folder stands alone."""
-    groups = []
-    for name in names:
-        parent = PurePosixPath(name).parent
-        if len(parent.parts) > 1:
-            group = str(parent)
-        else:
-            group = name
-        groups.append(group)
-    return groups
+def _alone(name: str, taken: datetime | None) -> str:
+    """Return the image itself: bursts are joined by :func:`bursts`."""
+    return name
 
 
-def _days(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-    """Return the day on which each image was taken; an image without a date is its own group."""
-    groups = []
-    for name, look in zip(names, looks, strict=True):
-        if look.taken is None:
-            group = name
-        else:
-            group = look.taken.date().isoformat()
-        groups.append(group)
-    return groups
-
-
-def _bursts(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-    """Return the first image of each image's burst; a longer pause than ``BURST_PAUSE`` ends it."""
-    groups = list(names)
-    for earlier, later in bursts(looks, BURST_PAUSE):
-        groups[later] = groups[earlier]
-    return groups
-
-
-GROUPS: dict[str, NameGroups] = {"folder": _folders, "day": _days, "burst": _bursts}
-"""Kind of group → function that names the groups."""
+GROUPS: dict[str, GroupOf] = {"folder": _folder, "day": _day, "burst": _alone}
+"""Kind of group → function that names the group of an image."""

@@ -12,8 +12,9 @@ from typing import Literal
 from zlib import crc32
 
 import numpy as np
+import pandas as pd
 
-from cifnet_pl.data.sets import Grouping, Source
+from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
 from cifnet_pl.utilities.names import class_name
 
@@ -37,16 +38,13 @@ class Classes:
         return [label for task in self.tasks for label in task]
 
     def rows(self, labels: Sequence[int]) -> np.ndarray:
-        """Return the positions of all training samples of classes ``labels``, class by class."""
-        rows = [np.zeros(0, dtype=np.int64)]
-        for label in labels:
-            if label in self.source.train.rows_of:
-                of_class = self.source.train.rows_of[label]
-                rows.append(of_class)
-        return np.concatenate(rows)
+        """Return the rows of all training samples of classes ``labels``, class by class."""
+        none = np.zeros(0, dtype=np.int64)
+        rows_of = self.source.train.rows_of
+        return np.concatenate([none, *(rows_of.get(label, none) for label in labels)])
 
     def shuffled(self, seed: int, label: int) -> np.ndarray:
-        """Return the positions of all training samples of a class, in an order by seed."""
+        """Return the rows of all training samples of a class, in an order by seed."""
         rows = self.rows([label])
         return self.random(seed, label).permutation(rows)
 
@@ -69,13 +67,16 @@ class Stream(ABC):
     samples_return = True
     """Whether a class may bring samples in tasks after the one that introduces it."""
 
-    def evaluated(self, source: Source) -> Grouping | None:
-        """Return the domains to evaluate one by one; None to evaluate the classes of each task."""
+    def evaluated(self, source: Source) -> pd.Categorical | None:
+        """Return the domain of each test sample; None to evaluate the classes of each task.
+
+        Its categories are the domains in the order of learning, then those that no task learns.
+        """
         return None
 
     @abstractmethod
     def divide(self, classes: Classes) -> list[np.ndarray]:
-        """Return the positions of the training samples of each task.
+        """Return the rows of the training samples of each task.
 
         Args:
             classes: the samples, and the order of the classes.
@@ -88,7 +89,7 @@ class Disjoint(Stream):
     samples_return = False
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
-        """Return the positions of the training samples of each task."""
+        """Return the rows of the training samples of each task."""
         return [classes.rows(task) for task in classes.tasks]
 
 
@@ -107,22 +108,18 @@ class Returning(Stream):
         self.seed = seed
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
-        """Return the positions of the training samples of each task."""
+        """Return the rows of the training samples of each task."""
         parts: list[list[np.ndarray]] = [[] for _ in classes.tasks]
         for k, task in enumerate(classes.tasks):
             later = len(classes.tasks) - 1 - k
             for label in task:
                 rows = classes.shuffled(self.seed, label)
-                if not later:
-                    parts[k].append(np.sort(rows))
-                    continue
-                later_count = round(self.share * len(rows))
-                first = max(1, len(rows) - later_count)
-                early = rows[:first]
-                parts[k].append(np.sort(early))
-                late = rows[first:]
-                chunks = np.array_split(late, later)
-                for i, chunk in enumerate(chunks, k + 1):
+                first = len(rows)
+                if later:
+                    first = max(1, len(rows) - round(self.share * len(rows)))
+                parts[k].append(np.sort(rows[:first]))
+                chunks = np.array_split(rows[first:], max(1, later))
+                for i, chunk in enumerate(chunks[:later], k + 1):
                     parts[i].append(np.sort(chunk))
         return [np.concatenate(chunk) for chunk in parts]
 
@@ -156,30 +153,22 @@ class Blurry(Stream):
         self.seed = seed
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
-        """Return the positions of the training samples of each task."""
+        """Return the rows of the training samples of each task."""
         order = classes.order
-        tasks = len(classes.tasks)
         generator = np.random.default_rng(self.seed)
         mixed = generator.permutation(order)
-        share = self.disjoint / 100
-        count = round(share * len(order))
-        stay = {int(label) for label in mixed[:count]}
+        count = round(self.disjoint / 100 * len(order))
+        stay = set(mixed[:count].tolist())
         parts: list[list[np.ndarray]] = [[] for _ in classes.tasks]
         for k, task in enumerate(classes.tasks):
-            every_task = np.arange(tasks)
-            others = np.delete(every_task, k)
+            others = np.delete(np.arange(len(classes.tasks)), k)
             for label in task:
                 random = classes.random(self.seed, label)
-                of_class = classes.rows([label])
-                rows = random.permutation(of_class)
-                share = self.blurry / 100
-                leaving = round(share * len(rows))
-                is_whole = label in stay or tasks == 1
-                if is_whole or not leaving:
-                    parts[k].append(np.sort(rows))
-                    continue
-                staying = rows[leaving:]
-                parts[k].append(np.sort(staying))
+                rows = random.permutation(classes.rows([label]))
+                leaving = round(self.blurry / 100 * len(rows))
+                if label in stay or not len(others):
+                    leaving = 0
+                parts[k].append(np.sort(rows[leaving:]))
                 destinations = random.choice(others, leaving)
                 for other in others:
                     leavers = rows[:leaving][destinations == other]
@@ -207,7 +196,7 @@ class TaskFree(Stream):
         self.seed = seed
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
-        """Return the positions of the training samples of each task."""
+        """Return the rows of the training samples of each task."""
         tasks = [classes.rows(task) for task in classes.tasks]
         return _cut(tasks, self.every, self.seed)
 
@@ -261,23 +250,18 @@ class LongTailed(Stream):
         self.seed = seed
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
-        """Return the positions of the training samples of each task."""
+        """Return the rows of the training samples of each task."""
         order = classes.order
-        if self.order == "descending":
-            ranked = order
-        else:
+        ranked = order
+        if self.order == "shuffled":
             generator = np.random.default_rng(self.seed)
             ranked = generator.permutation(order).tolist()
-        sizes = [len(classes.rows([label])) for label in order]
-        largest = max(sizes)
+        largest = max(len(classes.rows([label])) for label in order)
         last_rank = max(1, len(order) - 1)
         rows_of: dict[int, np.ndarray] = {}
         for rank, label in enumerate(ranked):
-            exponent = -rank / last_rank
-            share = self.ratio**exponent
-            size = round(largest * share)
-            shuffled = classes.shuffled(self.seed, label)
-            kept = shuffled[: max(1, size)]
+            size = round(largest * self.ratio ** (-rank / last_rank))
+            kept = classes.shuffled(self.seed, label)[: max(1, size)]
             rows_of[label] = np.sort(kept)
         tasks = []
         for task in classes.tasks:
@@ -296,20 +280,15 @@ class Domains(Stream):
     def __init__(self, order: list[str] | None = None):
         self.order = order
 
-    def evaluated(self, source: Source) -> Grouping | None:
-        """Return the domains in the order of learning, then those that no task learns."""
-        domains = _grouping(source.domains, "domains")
-        order = self._order(domains)
-        untrained = [name for name in domains.names if name not in order]
-        order += untrained
-        places = [order.index(name) for name in domains.names]
-        position = np.array(places)
-        train = position[domains.train]
-        val = position[domains.val]
-        return Grouping(order, train, val)
+    def evaluated(self, source: Source) -> pd.Categorical | None:
+        """Return the domain of each test sample."""
+        trained = self._order(source)
+        domains = pd.Categorical(_groups(source.val, "domain"))
+        others = [name for name in domains.categories if name not in trained]
+        return domains.set_categories([*trained, *others])
 
-    def _order(self, domains: Grouping) -> list[str]:
-        present = _trained_groups(domains)
+    def _order(self, source: Source) -> list[str]:
+        present = _trained(source, "domain")
         if self.order is None:
             return present
         chosen = [class_name(str(name)) for name in self.order]
@@ -321,45 +300,40 @@ class Domains(Stream):
         return chosen
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
-        """Return the positions of the training samples of each task."""
-        domains = _grouping(classes.source.domains, "domains")
-        return _divided(classes, domains, self._order(domains))
+        """Return the rows of the training samples of each task."""
+        return _divided(classes, "domain", self._order(classes.source))
 
 
 class Listed(Stream):
     """The tasks of the source itself, such as the column ``task`` of a manifest, sorted."""
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
-        """Return the positions of the training samples of each task."""
-        tasks = _grouping(classes.source.tasks, "tasks")
-        return _divided(classes, tasks, _trained_groups(tasks))
+        """Return the rows of the training samples of each task."""
+        return _divided(classes, "task", _trained(classes.source, "task"))
 
 
-def _grouping(grouping: Grouping | None, stream: str) -> Grouping:
-    if grouping is None:
+def _groups(samples: SampleTable, column: str) -> pd.Series[str]:
+    """Return the column of domains or tasks; UsageError where the source has none."""
+    if column not in samples.table:
         raise UsageError(
-            f"this data source knows no {stream}: use a manifest with a column"
-            f" {stream.removesuffix('s')}"
+            f"this data source knows no {column}s: use a manifest with a column {column}"
         )
-    return grouping
+    return samples.table[column]
 
 
-def _trained_groups(grouping: Grouping) -> list[str]:
-    """Return the names of the groups that have training samples."""
-    present = np.unique(grouping.train)
-    return [grouping.names[i] for i in present]
+def _trained(source: Source, column: str) -> list[str]:
+    """Return the names of the groups that have training samples, in their order."""
+    groups = pd.Categorical(_groups(source.train, column))
+    return list(groups.remove_unused_categories().categories)
 
 
-def _divided(
-    classes: Classes, groups: Grouping, order: Sequence[str]
-) -> list[np.ndarray]:
+def _divided(classes: Classes, column: str, order: Sequence[str]) -> list[np.ndarray]:
     """Return the rows of each group, class by class in the order of learning."""
     rows = classes.rows(classes.order)
+    groups = _groups(classes.source.train, column).to_numpy()[rows]
     tasks = []
     for name in order:
-        number = groups.names.index(name)
-        group_numbers = groups.train[rows]
-        task = rows[group_numbers == number]
+        task = rows[groups == name]
         if not len(task):
             raise DataError(
                 f"no training sample of the chosen classes is in '{name}': leave it out"

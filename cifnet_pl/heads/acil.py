@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.base import Dtype, Head
+from cifnet_pl.heads.base import Dtype, Head, scalar
 from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
     ClassMoments,
@@ -82,7 +82,7 @@ class ACILHead(SumsHead):
         self.fingerprint: Tensor = nn.Buffer(
             torch.tensor(projection_fingerprint(matrix))
         )
-        self.ridge_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.ridge_used: Tensor = scalar(0.0)
 
     def _draw(self) -> Tensor:
         """Return the (B, d) float64 projection that the seed gives."""
@@ -146,12 +146,9 @@ class ACILHead(SumsHead):
         return [RidgeChoice(float(self.ridge_used), self.position)]
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        h = self._features(z)
-        whitened = whitened_rows(self.sums.gram, self.ridge_used.to(h), h)
-        weight = torch.ones_like(whitened[:, 0])
         targets = torch.nn.functional.one_hot(columns, len(self.labels))
-        return partial(
-            left_out_together, h @ self.weights, products(whitened), weight, targets
+        return leaving_out_of_stream(
+            self.sums, self.ridge_used, self.weights, self._features(z), targets
         )
 
     def _same_kind(self, other: Head) -> None:
@@ -206,6 +203,24 @@ def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, RidgeCh
     weights, choice = solve(sums.gram, moment, ridge, tss, samples)
     # Row-major, as after loading: products round differently with the solver's column-major result.
     return weights.contiguous(), choice
+
+
+def leaving_out_of_stream(
+    sums: Sums, ridge: Tensor, weights: Tensor, features: Tensor, targets: Tensor
+) -> LeftOut:
+    """Prepare the leave-one-group-out scores of a stream for learned samples.
+
+    Args:
+        sums: over the features of the stream.
+        ridge: () of its solve.
+        weights: (p, C), solved.
+        features: (n, p) of the samples.
+        targets: (n, C) of the samples.
+    """
+    whitened = whitened_rows(sums.gram, ridge.to(features), features)
+    weight = torch.ones_like(whitened[:, 0])
+    scores = features @ weights
+    return partial(left_out_together, scores, products(whitened), weight, targets)
 
 
 class DSALHead(ACILHead):
@@ -269,9 +284,7 @@ class DSALHead(ACILHead):
         self.compensation_weights: Tensor = nn.Buffer(
             torch.zeros(self.width, 0, dtype=self.dtype)
         )
-        self.compensation_ridge: Tensor = nn.Buffer(
-            torch.zeros((), dtype=torch.float64)
-        )
+        self.compensation_ridge: Tensor = scalar(0.0)
         # (C,) squared norm of each class's residual targets, which GCV of the second λ needs.
         self.residual_energy: Tensor = nn.Buffer(torch.zeros(0, dtype=self.dtype))
 
@@ -364,17 +377,11 @@ class DSALHead(ACILHead):
         residual = targets - projected.relu() @ self.weights
         # Residual targets are 0 for classes of other tasks, as in _fit_residuals.
         is_own_task = self.task_of[columns][:, None] == self.task_of
-        phi = projected.tanh_()
-        whitened = whitened_rows(
-            self.compensation.gram, self.compensation_ridge.to(phi), phi
-        )
-        scores = phi @ self.compensation_weights
-        weight = torch.ones_like(whitened[:, 0])
-        compensation = partial(
-            left_out_together,
-            scores,
-            products(whitened),
-            weight,
+        compensation = leaving_out_of_stream(
+            self.compensation,
+            self.compensation_ridge,
+            self.compensation_weights,
+            projected.tanh_(),
             residual * is_own_task,
         )
 

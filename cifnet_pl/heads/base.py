@@ -120,6 +120,11 @@ def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> No
             raise UsageError("sample weights must be positive and finite")
 
 
+def scalar(value: float) -> nn.Buffer:
+    """Return a buffer of a single float64 number."""
+    return nn.Buffer(torch.tensor(value, dtype=torch.float64))
+
+
 NOVELTY_RIDGE = 3.0
 """λ of the novelty score, as a share of the mean eigenvalue of the scatter within classes.
 
@@ -205,8 +210,8 @@ class Head(nn.Module, ABC):
         self.task_of: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.solved: Tensor = nn.Buffer(torch.tensor(True))
         self.under_way: Tensor = nn.Buffer(torch.tensor(False))
-        self.temperature: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
-        self.odds_power: Tensor = nn.Buffer(torch.ones((), dtype=torch.float64))
+        self.temperature: Tensor = scalar(1.0)
+        self.odds_power: Tensor = scalar(1.0)
 
     # ------------------------------------------------------------------ what a subclass implements
 
@@ -374,11 +379,10 @@ class Head(nn.Module, ABC):
         """
         check_samples(z, y, weight, self.in_features)
         columns = self._columns(y)
-        earlier = self.task_of[columns] < self.task_of.max()
-        if earlier.any():
-            label = y[earlier][0].item()
+        earlier = y[self.task_of[columns] < self.task_of.max()]
+        if len(earlier):
             raise UsageError(
-                f"label {label} is not a class of the current task {self.tasks[-1]}"
+                f"label {int(earlier[0])} is not a class of the current task {self.tasks[-1]}"
             )
         if len(z):
             self.solved.fill_(False)
@@ -808,10 +812,6 @@ class Head(nn.Module, ABC):
         new = [operator.index(c) for c in classes]
         if not new:
             raise UsageError("a task needs at least one class, none was given")
-        if not -(2**63) <= min(new) <= max(new) < 2**63:
-            raise UsageError(
-                f"classes {new} hold a label that does not fit into 64 bits"
-            )
         if len(set(new)) < len(new):
             raise UsageError(f"classes {new} of one task hold a label twice")
         known = sorted(set(new) & set(self.classes))

@@ -399,10 +399,7 @@ class CIFNetHead(Head):
         # The first cohort has seen the samples of all classes, each once.
         first = self._cohorts[0].sums
         sums = torch.cat([cohort.sums.class_sums for cohort in self._cohorts])
-        gram = first.gram
-        return ClassMoments.of(
-            gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], first.mass
-        )
+        return ClassMoments.of_augmented(first.gram, sums, first.mass)
 
     # ------------------------------------------------------------------ the life of a model
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.heads.acil import ACILHead
-from cifnet_pl.heads.base import Dtype, Metric, in_full_precision
+from cifnet_pl.heads.base import Dtype, Metric, in_full_precision, scalar
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     Centred,
@@ -114,7 +114,7 @@ class SLDAHead(SumsHead):
     ):
         super().__init__(in_features, in_features + 1, dtype)
         self.shrinkage = check_shrinkage(shrinkage)
-        self.shrinkage_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.shrinkage_used: Tensor = scalar(0.0)
 
     def _solve(self) -> None:
         self._commit_increment()
@@ -272,7 +272,7 @@ class KLDAHead(SLDAHead):
         self.seed = seed
         phases = draw_phases(width, seed)
         directions = math.sqrt(2 * gamma) * draw_normal(width, in_features, seed)
-        self.shrinkage_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.shrinkage_used: Tensor = scalar(0.0)
         self.directions: Tensor = nn.Buffer(directions.to(self.dtype), persistent=False)
         self.fingerprint: Tensor = nn.Buffer(
             torch.tensor(projection_fingerprint(directions))
@@ -335,10 +335,7 @@ class FeCAMHead(SumsHead):
 
     def _moments(self) -> ClassMoments:
         gram = unpack(self.sums.class_grams.sum(dim=0), self.sums.width)
-        sums = self.sums.class_sums
-        return ClassMoments.of(
-            gram[1:, 1:], sums[:, 1:], sums[:, 0], None, sums[:, 0].sum()
-        )
+        return ClassMoments.of_augmented(gram, self.sums.class_sums, gram[0, 0])
 
     def _correlation(self, column: int) -> Tensor:
         """Return (d, d) shrunk correlation matrix of the class at ``column``, float64."""

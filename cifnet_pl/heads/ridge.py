@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.base import Dtype, in_full_precision
+from cifnet_pl.heads.base import Dtype, in_full_precision, scalar
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     ClassMoments,
@@ -120,7 +120,7 @@ class RidgeHead(SumsHead):
         if decision == "ridge":
             rule = [0.0, 1.0]
         self.rule_weights: Tensor = nn.Buffer(torch.tensor(rule, dtype=torch.float64))
-        self.ridge_used: Tensor = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.ridge_used: Tensor = scalar(0.0)
         self.removed_sums: Tensor = nn.Buffer(
             torch.zeros(0, in_features + 1, dtype=self.dtype)
         )
@@ -163,9 +163,7 @@ class RidgeHead(SumsHead):
         rows = 1 + self.in_features
         gram = self.sums.gram[:rows, :rows]
         sums = self.sums.class_sums[:, :rows]
-        return ClassMoments.of(
-            gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], self.sums.mass
-        )
+        return ClassMoments.of_augmented(gram, sums, self.sums.mass)
 
     # ------------------------------------------------------------------ solve
 

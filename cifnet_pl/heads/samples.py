@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,20 +16,6 @@ from cifnet_pl.statistics import augment
 from cifnet_pl.statistics.leaving_out import ROWS_PER_STEP
 from cifnet_pl.utilities.errors import CheckpointError, check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule
-
-
-class Chunk(NamedTuple):
-    """Rows that were added in one call.
-
-    Attributes:
-        z: (n, d) embeddings.
-        y: (n,) int64 labels.
-        weight: (n,) float64 sample weights.
-    """
-
-    z: Tensor
-    y: Tensor
-    weight: Tensor
 
 
 class Samples(GrowingModule):
@@ -47,10 +33,12 @@ class Samples(GrowingModule):
         self.z: Tensor = nn.Buffer(torch.zeros(0, width, dtype=dtype))
         self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.weight: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.float64))
-        self._chunks: list[Chunk] = []
+        # Columns z, y and weight of what was added and is not in the buffers yet.
+        self._added: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def __len__(self) -> int:
-        return len(self.y) + sum(len(chunk.y) for chunk in self._chunks)
+        self.gather()
+        return len(self.y)
 
     def add(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
         """Append copies of rows.
@@ -63,17 +51,14 @@ class Samples(GrowingModule):
         if weight is None:
             weight = torch.ones(len(y), dtype=torch.float64, device=y.device)
         copied = z.detach().to(self.z.dtype, copy=True)
-        self._chunks.append(Chunk(copied, y.clone(), weight.double()))
+        self._added.append((copied, y.clone(), weight.double()))
 
     def gather(self) -> None:
         """Copy what was added since the last call into the buffers: one copy for many batches."""
-        if not self._chunks:
-            return
-        chunks = self._chunks
-        self.z = torch.cat([self.z, *(chunk.z for chunk in chunks)])
-        self.y = torch.cat([self.y, *(chunk.y for chunk in chunks)])
-        self.weight = torch.cat([self.weight, *(chunk.weight for chunk in chunks)])
-        self._chunks = []
+        if self._added:
+            parts = [(self.z, self.y, self.weight), *self._added]
+            self.z, self.y, self.weight = map(torch.cat, zip(*parts, strict=True))
+            self._added = []
 
     def extend(self, other: Samples) -> None:
         """Append all rows of ``other``."""
@@ -100,7 +85,7 @@ class Samples(GrowingModule):
 
     def clear(self) -> None:
         """Drop all rows."""
-        self._chunks = []
+        self._added = []
         self.keep(self.y.new_zeros(0))
 
     def sort(self) -> None:
@@ -135,7 +120,7 @@ class Samples(GrowingModule):
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
-        self._chunks = []
+        self._added = []
         stored = state.get("z")
         if isinstance(stored, Tensor) and stored.shape[1:] != (self.width,):
             raise CheckpointError(
@@ -144,7 +129,36 @@ class Samples(GrowingModule):
             )
 
 
-class KNNHead(Head):
+class SamplesHead(Head):
+    """A head that observes a task into samples, which it has until the task is solved.
+
+    Attributes:
+        pending: samples of the current task.
+    """
+
+    def __init__(self, in_features: int, dtype: Dtype):
+        super().__init__(in_features, dtype)
+        self.pending = Samples(in_features, self.dtype)
+
+    def _samples(self) -> list[Samples]:
+        return [child for child in self.children() if isinstance(child, Samples)]
+
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+        self.pending.add(z, self.labels[columns], weight)
+
+    def _discard(self) -> None:
+        self.pending.clear()
+
+    def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
+        for samples in self._samples():
+            samples.rename(new)
+
+    def _keep(self, columns: Tensor) -> None:
+        for samples in self._samples():
+            samples.keep_labels(self.labels[columns])
+
+
+class KNNHead(SamplesHead):
     """k nearest neighbours, each voting with its sample weight divided by its distance.
 
     Keeps every embedding: N·d values, which grow with the data and not with the classes. A
@@ -179,13 +193,9 @@ class KNNHead(Head):
         self.neighbours = neighbours
         self.metric = metric
         self.samples = Samples(in_features, self.dtype)
-        self.pending = Samples(in_features, self.dtype)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         """Do nothing: samples need no room in advance."""
-
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        self.pending.add(z, self.labels[columns], weight)
 
     def _solve(self) -> None:
         if len(self.pending):
@@ -246,28 +256,17 @@ class KNNHead(Head):
         self.solved.fill_(False)
         self.under_way.fill_(False)
 
-    def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
-        for samples in (self.samples, self.pending):
-            samples.rename(new)
-
     def class_counts(self) -> dict[int, int]:
         """Return the number of samples kept of each class, by label."""
         counts = self.samples.counts(self.labels) + self.pending.counts(self.labels)
         return dict(zip(self.classes, counts.tolist(), strict=True))
-
-    def _discard(self) -> None:
-        self.pending.clear()
-
-    def _keep(self, columns: Tensor) -> None:
-        for samples in (self.samples, self.pending):
-            samples.keep_labels(self.labels[columns])
 
     def state_elements(self) -> dict[str, int]:
         """Count the values kept between tasks: N·d, with N the number of all samples seen."""
         return {"embeddings": self.samples.z.numel()}
 
 
-class ReplayHead(Head):
+class ReplayHead(SamplesHead):
     """A linear classifier that is fitted anew after each task, on its samples and the buffer's.
 
     Samples are sorted before the fit, so that batch order and size do not matter, and are discarded
@@ -282,7 +281,6 @@ class ReplayHead(Head):
             torch.zeros(in_features + 1, 0, dtype=self.dtype)
         )
         self.counts: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.pending = Samples(in_features, self.dtype)
         self.past = Samples(in_features, self.dtype)
 
     @abstractmethod
@@ -296,9 +294,6 @@ class ReplayHead(Head):
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.counts = torch.cat([self.counts, self.counts.new_zeros(new)])
-
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        self.pending.add(z, self.labels[columns], weight)
 
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
         self.past.add(z, self.labels[columns], weight)
@@ -314,22 +309,17 @@ class ReplayHead(Head):
     def _scores(self, z: Tensor) -> Tensor:
         return (augment(z.to(self.dtype)) @ self.weights).double()
 
-    def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
-        for samples in (self.pending, self.past):
-            samples.rename(new)
-
     def class_counts(self) -> dict[int, int]:
         """Return the number of samples of each class in its task, duplicates included."""
         counts = self.counts + self.pending.counts(self.labels)
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
     def _discard(self) -> None:
-        self.pending.clear()
+        super()._discard()
         self.past.clear()
 
     def _keep(self, columns: Tensor) -> None:
-        for samples in (self.pending, self.past):
-            samples.keep_labels(self.labels[columns])
+        super()._keep(columns)
         self.counts = self.counts[columns]
         self.weights = kept_weights(self.weights, columns)
 

@@ -70,11 +70,8 @@ class SumsHead(Head):
         return self._features(z)[:, 1:]
 
     def _moments(self) -> ClassMoments:
-        gram = self.sums.gram
-        sums = self.sums.class_sums
-        return ClassMoments.of(
-            gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], self.sums.mass
-        )
+        sums = self.sums
+        return ClassMoments.of_augmented(sums.gram, sums.class_sums, sums.mass)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.sums.grow(new)

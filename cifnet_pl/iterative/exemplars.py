@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.buffer import select_herding
-from cifnet_pl.data.sets import ImageSet
+from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import GrowingModule
@@ -157,7 +157,7 @@ class Candidates(NamedTuple):
 
 
 def decode_squares(
-    images: ImageSet, rows: Tensor, size: int, crop_ratio: float
+    images: SampleTable, rows: Tensor, size: int, crop_ratio: float
 ) -> Tensor:
     """Decode training images again, as all images of a task need not fit into memory.
 

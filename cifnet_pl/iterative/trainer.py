@@ -19,7 +19,6 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.backbones.structures import frozen, grown
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.data.loading import Batch, ImageBatch
-from cifnet_pl.data.sets import ImageSet
 from cifnet_pl.iterative.augmentation import AUGMENTATION_OPTIONS, Policy
 from cifnet_pl.iterative.descent import (
     BatchStatistics,
@@ -53,7 +52,6 @@ from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import (
     TaskModule,
     explaining_full_memory,
-    no_images,
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import (
@@ -63,6 +61,7 @@ from cifnet_pl.utilities.errors import (
     check_choice,
     check_that,
     explained,
+    no_images,
 )
 from cifnet_pl.utilities.run_folders import COMPLETE
 
@@ -457,8 +456,7 @@ class IterativeModule(TaskModule):
     def decode(self, rows: Tensor) -> Tensor:
         """Return (n, 3, s, s) uint8 training images at positions (n,)."""
         size, crop_ratio = self.data.image_shape(self.backbone.preprocessing)
-        samples = cast(ImageSet, self.data.source.train)
-        return decode_squares(samples, rows, size, crop_ratio)
+        return decode_squares(self.data.source.train, rows, size, crop_ratio)
 
     @contextmanager
     def seeded(self, *purpose: int) -> Iterator[None]:
@@ -480,7 +478,7 @@ class IterativeModule(TaskModule):
                 image, which have no statistics.
         """
         name = type(self).__name__
-        if not isinstance(self.data.source.train, ImageSet):
+        if not self.data.source.train.are_images:
             raise UsageError(
                 f"{name} trains a network on images, but --data.source {self.data.source_name} has"
                 " none"
@@ -507,7 +505,7 @@ class IterativeModule(TaskModule):
         """Refuse a run with more classes than exemplars."""
         super().on_fit_start()
         if self.capacity:
-            classes = self.data.stream(self.learned_tasks).classes()
+            classes = self.data.plan(self.learned_tasks).classes
             quota(self.capacity, self.per_class, len(classes))
 
     # ------------------------------------------------------------------ a task

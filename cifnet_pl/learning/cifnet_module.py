@@ -24,7 +24,6 @@ from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import (
     TaskModule,
     explaining_full_memory,
-    no_images,
 )
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
@@ -179,7 +178,7 @@ class CIFNetModule(TaskModule):
             self._learn_backbone(patches)
         super().on_fit_start()
         if self.buffer is not None:
-            self.buffer.quota(len(self.data.stream(self.learned_tasks).classes()))
+            self.buffer.quota(len(self.data.plan(self.learned_tasks).classes))
 
     def _learn_backbone(self, network: Patches) -> None:
         """Fit the backbone to the first task's images; all processes get the first one's."""
@@ -202,7 +201,7 @@ class CIFNetModule(TaskModule):
             self.head.require("merges_sites")
         except UnsupportedError as error:
             raise UnsupportedError(
-                f"with --data.stream {type(self.data.plan.kind).__name__} classes return with new"
+                f"with --data.stream {type(self.data.kind).__name__} classes return with new"
                 f" samples, which {type(self.head).__name__} cannot add: {error}; RidgeHead can"
             ) from error
 
@@ -210,7 +209,7 @@ class CIFNetModule(TaskModule):
         """Begin the task in the model: its new classes, and those that return."""
         self.model.record_engines([self.engine])
         self._earlier_head = None
-        if labels[:1] != [0] and self.data.plan.kind.samples_return:
+        if labels[:1] != [0] and self.data.kind.samples_return:
             self._earlier_head = copy.deepcopy(self.head)
             known = len(self.class_names) - len(names)
             row = PrequentialRow(len(self.learned_tasks), 0, 0, known)
@@ -222,8 +221,9 @@ class CIFNetModule(TaskModule):
         """Embed a batch; the model observes it now, or on a GPU at the latest in ``end_pass``."""
         with explaining_full_memory(self.data.batch_size):
             self._embed(batch, learned=True)
-        if self.data.source.groups is not None:
-            groups = self.data.source.groups[batch.row.cpu().numpy()]
+        groups_of_rows = self.data.source.train.groups
+        if groups_of_rows is not None:
+            groups = groups_of_rows[batch.row.cpu().numpy()]
             self._groups.append((batch.key.cpu(), torch.from_numpy(groups)))
 
     def finish_task(self) -> None:
@@ -232,11 +232,6 @@ class CIFNetModule(TaskModule):
         Raises:
             DataError: a class of which no image could be learned.
         """
-        self.model.add_up(self.sum_over_processes)
-        counts = self.head.class_counts()
-        for label, count in counts.items():
-            if not count:
-                raise no_images(self.class_names[label])
         for local in of_all_processes(self._groups):
             for keys, groups in local:
                 self.calibration.add_given_groups(keys, groups)
@@ -248,7 +243,7 @@ class CIFNetModule(TaskModule):
             row.samples = sum(part.samples for part in parts)
             row.correct = sum(part.correct for part in parts)
             self.record.prequential.append(row)
-        self.model.finish_task()
+        self.model.finish_task(self.sum_over_processes)
         message = self.model.ridge_message()
         if message is not None and not self._ridge_message_shown:
             rank_zero_info(message)

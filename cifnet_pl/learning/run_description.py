@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cifnet_pl.data.sets import Source
+from cifnet_pl.data.samples import Source
 from cifnet_pl.data.streams import Stream
 from cifnet_pl.images.reader import usable_cores
 from cifnet_pl.learning.cifnet_module import CIFNetModule

@@ -19,7 +19,6 @@ from torch import Tensor
 from cifnet_pl.backbones import Backbone, backbone_imports
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.data.sets import ImageSet
 from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.learning.run_state import (
     image_options,
@@ -30,7 +29,7 @@ from cifnet_pl.learning.run_state import (
 from cifnet_pl.model.bundle import FORMAT
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.task_evaluation import TaskEvaluation
-from cifnet_pl.utilities.errors import CifnetError, DataError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.plugins import (
     code_hash,
@@ -53,14 +52,6 @@ def explaining_full_memory(batch_size: int) -> Iterator[None]:
         raise CifnetError(
             f"the GPU's memory is full: set a smaller --data.batch_size (now {batch_size})"
         ) from error
-
-
-def no_images(name: str) -> DataError:
-    """Return the error of a class of which no image was learned."""
-    return DataError(
-        f"no image of class '{name}' was learned: none could be read, or trainer options limit the"
-        " batches"
-    )
 
 
 class TaskModule(LightningModule):
@@ -154,7 +145,7 @@ class TaskModule(LightningModule):
         """
         raise UsageError(
             f"{type(self).__name__} learns each class in one task, but with --data.stream"
-            f" {type(self.data.plan.kind).__name__} classes return: leave that out, or choose"
+            f" {type(self.data.kind).__name__} classes return: leave that out, or choose"
             " LongTailed"
         )
 
@@ -228,7 +219,7 @@ class TaskModule(LightningModule):
             self.learned_tasks.pop()
             self.abort_task()
             self._under_way = False
-        if self.data.plan.kind.samples_return:
+        if self.data.kind.samples_return:
             self.check_returning()
         # Hashes are cached from here on: files may be edited while the run goes on.
         self.plugin_hashes()
@@ -236,7 +227,7 @@ class TaskModule(LightningModule):
         _ = self.data.found_duplicates
         # What every run needs, however its Trainer was made.
         trainer = self.trainer
-        tasks = len(self.data.stream(self.learned_tasks))
+        tasks = len(self.data.plan(self.learned_tasks).tasks)
         if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:
             rank_zero_info(
                 f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all {tasks}"
@@ -306,10 +297,10 @@ class TaskModule(LightningModule):
             raise UsageError(
                 "nothing is learned yet: give a checkpoint with --ckpt_path"
             )
-        domains = self.data.plan.evaluated
+        domains = self.data.evaluated
         self.evaluation = TaskEvaluation(
             [len(names) for names in self.learned_tasks],
-            None if domains is None else len(domains.names),
+            None if domains is None else len(domains.categories),
             self.classifiers,
             self.device,
         )
@@ -325,11 +316,11 @@ class TaskModule(LightningModule):
         assert self.evaluation is not None
         with explaining_full_memory(self.data.batch_size):
             probabilities = self.probabilities(batch)
-        domains = self.data.plan.evaluated
+        domains = self.data.evaluated
         domain = None
         if domains is not None:
-            positions = domains.val[batch.row.cpu().numpy()]
-            domain = torch.from_numpy(positions).to(self.device)
+            codes = domains.codes[batch.row.cpu().numpy()]
+            domain = torch.from_numpy(codes).to(self.device, torch.int64)
         self.evaluation.update(probabilities, batch.label, domain, self.by_classifier)
         return probabilities
 
@@ -352,7 +343,7 @@ class TaskModule(LightningModule):
         """Add the last task to the record; callbacks fill in what they have measured."""
         elements = self.state_elements()
         cached = 0
-        if isinstance(self.data.source.train, ImageSet):
+        if self.data.source.train.are_images:
             cached = sum(of_all_processes(self.cached_embeddings))
         loader = self.trainer.train_dataloader
         row = self.record.add(

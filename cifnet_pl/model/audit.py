@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,16 +18,15 @@ from torch import Tensor
 
 from cifnet_pl.backbones.embedding_cache import EmbeddingCache, log, pipeline_folder
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
-from cifnet_pl.data.sets import FileSet, Source
+from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.base import NOVELTY_RIDGE
 from cifnet_pl.heads.probabilities import fit_probabilities, to_probabilities
 from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.metrics import MIN_TEST_IMAGES, Evaluation, calibration_error
 from cifnet_pl.model.unknowns import COVERAGE
-from cifnet_pl.statistics import factorise, near_duplicates, whiten
+from cifnet_pl.statistics import near_duplicates
 from cifnet_pl.utilities.errors import CifnetError, DataError
 
 
@@ -113,15 +112,15 @@ class Audit:
     Attributes:
         evaluation: the predictions for all images; ``rows`` are 0 … n−1.
         self_confidence: (n,) probability of the image's own label (Northcutt et al., 2021).
-        distance: (n,) Mahalanobis distance to the mean of the others of its class, divided by the
-            class's median; NaN for images that cannot be judged.
+        novelty: (n,) novelty without the image and its group (:meth:`Head.novelty`); NaN for images
+            that cannot be judged.
         duplicated: (n,) bool, whether the image has a near-duplicate in its class.
         judged: (n,) bool, whether the image can be judged, see :class:`NearDuplicates`.
     """
 
     evaluation: Evaluation
     self_confidence: np.ndarray
-    distance: np.ndarray
+    novelty: np.ndarray
     duplicated: np.ndarray
     judged: np.ndarray
 
@@ -142,11 +141,8 @@ class Audit:
         names = self.evaluation.class_names
         unjudged_labels = self.evaluation.target[~self.judged]
         labels, counts = np.unique(unjudged_labels, return_counts=True)
-        unjudged = {}
         counted = zip(labels.tolist(), counts.tolist(), strict=True)
-        for label, count in counted:
-            unjudged[names[label]] = count
-        return unjudged
+        return {names[label]: count for label, count in counted}
 
     @property
     def accuracy_without_duplicates(self) -> float | None:
@@ -164,26 +160,21 @@ class Audit:
         """
         unlikely = self.self_confidence < 1 - COVERAGE
         confident = self.evaluation.confidence > 0.5
-        found = self.judged & unlikely & confident
-        rows = np.flatnonzero(found)
-        likelihood = self.self_confidence[rows]
-        order = np.argsort(likelihood, kind="stable")
+        rows = np.flatnonzero(self.judged & unlikely & confident)
+        order = np.argsort(self.self_confidence[rows], kind="stable")
         return np.asarray(rows[order])
 
-    def farthest(self) -> np.ndarray:
-        """Return the positions of outliers of their class, the farthest first.
+    def outliers(self) -> np.ndarray:
+        """Return the positions of images unlike all classes, the most novel first.
 
-        Their distance is above the upper quartile of all by more than 1.5 times the interquartile
-        range (Tukey, 1977).
+        Their novelty is above the upper quartile by more than 1.5 times the interquartile range
+        (Tukey, 1977).
         """
         if not self.judged.any():
             return np.zeros(0, dtype=np.int64)
-        judged_distances = self.distance[self.judged]
-        lower, upper = np.quantile(judged_distances, [0.25, 0.75])
-        limit = upper + 1.5 * (upper - lower)
-        rows = np.flatnonzero(self.distance > limit)
-        distances = self.distance[rows]
-        order = np.argsort(-distances, kind="stable")
+        lower, upper = np.nanquantile(self.novelty, [0.25, 0.75])
+        rows = np.flatnonzero(self.novelty > upper + 1.5 * (upper - lower))
+        order = np.argsort(-self.novelty[rows], kind="stable")
         return np.asarray(rows[order])
 
 
@@ -219,46 +210,15 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         ece=calibration_error(confidence[judged].numpy(), correct[judged].numpy())
         or 0.0,
     )
+    groups = torch.from_numpy(found.groups)
+    novelty = head.leave_one_out_novelty(torch.from_numpy(z), y, groups)
     return Audit(
         evaluation,
         probabilities.gather(1, y[:, None])[:, 0].numpy(),
-        _distances(z, labels, found),
+        novelty.masked_fill(~judged, torch.nan).numpy(),
         found.duplicated,
         found.judged,
     )
-
-
-def _distances(z: np.ndarray, labels: np.ndarray, found: NearDuplicates) -> np.ndarray:
-    """Return (n,) Mahalanobis distances of the embeddings, scaled to a median of 1 in each class.
-
-    Embeddings are scaled to length 1. The distance is to the mean of the class without the image's
-    group, under the within-class scatter with the ridge of the novelty score; NaN for images that
-    cannot be judged.
-    """
-    rows = torch.from_numpy(z).double()
-    x = torch.nn.functional.normalize(rows, dim=1)
-    within = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
-    for of_class in rows_of_classes(labels):
-        centred = x[of_class] - x[of_class].mean(dim=0)
-        within += centred.T @ centred / len(labels)
-    rounding = torch.finfo(torch.float64).eps
-    ridge = NOVELTY_RIDGE * within.diagonal().mean() + rounding
-    factor = factorise(within, ridge)
-    distances = np.full(len(labels), np.nan)
-    for of_class in rows_of_classes(labels):
-        own = x[of_class]
-        group = torch.from_numpy(
-            np.unique(found.groups[of_class], return_inverse=True)[1]
-        )
-        size = group.bincount()
-        sums = own.new_zeros(len(size), own.shape[1]).index_add(0, group, own)
-        others = (len(own) - size).clamp_min(1)
-        means = (own.sum(dim=0) - sums) / others[:, None]
-        length = whiten(factor, own - means[group]).norm(dim=1)
-        scaled = length / length.quantile(0.5).clamp_min(rounding)
-        distances[of_class] = scaled.numpy()
-    distances[~found.judged] = np.nan
-    return distances
 
 
 # ---------------------------------------------------------------------- learning curve
@@ -425,7 +385,7 @@ def embeddings_of(
     hash_batches = []
     files = []
     for name, samples in (("train", source.train), ("val", source.val)):
-        images = LabelledImages(source.class_names, cast(FileSet, samples))
+        images = LabelledImages(source.class_names, samples)
         cache = None
         if pipeline is not None:
             cache = EmbeddingCache(images.files, images.class_names, pipeline / name)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,14 +30,10 @@ independent, so that both accuracies are the same; groups found among the buffer
 images that were not learned; groups that the user gave; none, as without its group nothing is known
 of most classes."""
 
-NOT_KNOWN = -1.0
-"""Stands for an accuracy that is not known."""
-
 MIN_IMAGES_PER_CLASS = 20
 """Images of a class, on average, from which the accuracy on new groups is estimated.
 
-With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high
-(docs/how_to/serve.md).
+With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high.
 """
 
 MIN_NEW_IMAGES = round(1 / UNKNOWN_SHARE)
@@ -52,7 +47,8 @@ class Calibration(GrowingModule):
         kind: () int64, position in :data:`Kind`.
         groups: (n,) int64, equal for buffer samples of one group, in the buffer's order; empty if
             not known.
-        accuracy: (2,) float64 leave-one-out accuracy and accuracy on new groups, in percent.
+        accuracy: (2,) float64 leave-one-out accuracy and accuracy on new groups, in percent;
+            negative where not known.
         interval: (2, 2) float64 95 % interval of each, lower and upper end.
         given_key: (l,) int64 content hashes of learned images of which the user gave the group.
         given: (l,) int64 their groups.
@@ -67,12 +63,8 @@ class Calibration(GrowingModule):
     def __init__(self) -> None:
         super().__init__()
         self.kind: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
-        self.accuracy: Tensor = nn.Buffer(
-            torch.full((2,), NOT_KNOWN, dtype=torch.float64)
-        )
-        self.interval: Tensor = nn.Buffer(
-            torch.full((2, 2), NOT_KNOWN, dtype=torch.float64)
-        )
+        self.accuracy: Tensor = nn.Buffer(-torch.ones(2, dtype=torch.float64))
+        self.interval: Tensor = nn.Buffer(-torch.ones(2, 2, dtype=torch.float64))
         self.z: Tensor = nn.Buffer(torch.zeros(0, 0))
         self.groups: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
@@ -108,15 +100,15 @@ class Calibration(GrowingModule):
 
     def _estimate(self, position: int) -> Estimate | None:
         accuracy = float(self.accuracy[position])
-        if accuracy == NOT_KNOWN:
+        if accuracy < 0:
             return None
         return Estimate(accuracy, Interval(*self.interval[position].tolist()))
 
     def _record(self, kind: Kind, loo: Estimate | None, new: Estimate | None) -> None:
         """Record leave-one-out accuracy and accuracy on new groups."""
         self.kind.fill_(get_args(Kind).index(kind))
-        self.accuracy.fill_(NOT_KNOWN)
-        self.interval.fill_(NOT_KNOWN)
+        self.accuracy.fill_(-1)
+        self.interval.fill_(-1)
         for position, estimate in enumerate((loo, new)):
             if estimate is not None:
                 self.accuracy[position] = estimate.accuracy
@@ -394,16 +386,12 @@ def forecast(share: float, groups: int) -> Interval:
         share: of predictions that are right, 0 to 1.
         groups: number of groups that they are of.
     """
-    from scipy.special import betaln  # scipy.stats has it too, but takes long to import
+    from scipy.stats import betabinom  # imported here: to classify needs none of it
 
     hits = share * groups + 0.5
     misses = (1 - share) * groups + 0.5
-    right = np.arange(groups + 1)
-    ways = -np.log(groups + 1) - betaln(groups - right + 1, right + 1)
-    log_share = ways + betaln(right + hits, groups - right + misses)
-    cumulative = np.exp(log_share - betaln(hits, misses)).cumsum()
-    low, high = np.searchsorted(cumulative, [0.025, 0.975]).tolist()
-    return Interval(100 * low / groups, 100 * min(high, groups) / groups)
+    low, high = betabinom(groups, hits, misses).ppf([0.025, 0.975]).tolist()
+    return Interval(100 * low / groups, 100 * high / groups)
 
 
 def of_groups(estimate: Estimate | None, groups: Tensor | None) -> Estimate | None:

@@ -28,7 +28,7 @@ from cifnet_pl.images.reader import (
 from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports, write_bundle
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.embedding import embed_squares
-from cifnet_pl.model.task_learner import TaskLearner
+from cifnet_pl.model.task_learner import ModelLearner
 from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
@@ -61,8 +61,8 @@ class Prediction(OpenSetDecision):
 
 
 @dataclass
-class Classifier(TaskLearner):
-    """A model that embeds, classifies, and learns task by task as a :class:`TaskLearner`.
+class Classifier(ModelLearner):
+    """A model that embeds, classifies, and learns task by task as a :class:`ModelLearner`.
 
     Attributes:
         backbone: the frozen backbone.
@@ -214,6 +214,21 @@ class Classifier(TaskLearner):
         if sentences and self.head.decision_rule is not None:
             sentences.insert(0, f"Decision rule: {self.head.decision_rule}")
         return sentences
+
+    def ridge_message(self) -> str | None:
+        """Return a message where generalised cross-validation chose the upper edge of its range."""
+        ridges = [
+            choice.ridge
+            for choice in self.head.ridge_choices()
+            if choice.position == "largest"
+        ]
+        if not ridges:
+            return None
+        return (
+            "note: the images are too few, or nothing in them separates their classes: add"
+            " images, and check that they are in the right folders (the ridge is at the upper"
+            f" edge of its range, {max(ridges):.3g})"
+        )
 
     def state_elements(self) -> dict[str, int]:
         """Count the elements kept between tasks: the head's by component, and the buffer's."""
@@ -419,10 +434,10 @@ class Classifier(TaskLearner):
     def _classify_embeddings(
         self, file: Path, top: int, predictor: OpenSetPredictor
     ) -> Iterator[Prediction]:
-        samples = open_table(file).unlabelled()
+        samples = open_table(file).samples(labels=None)
         for rows in pieces(np.arange(len(samples)), EMBEDDED_BATCH):
             names = [samples.names[row] for row in rows.tolist()]
-            places = [Path(f"{samples.file}#{name}") for name in names]
+            places = [Path(f"{file}#{name}") for name in names]
             z = samples.get(rows).to(self.device)
             yield from self._predict(z, places, top, predictor)
 

@@ -30,7 +30,7 @@ MAX_NUMBERED_CLASSES = 30
 MAX_LABEL_LENGTH = 24
 
 MAX_NUMBERED_TASKS = 16
-"""Up to this number of tasks every cell of the accuracy matrix has its number."""
+"""Up to this number of tasks each has a tick, and every cell of the accuracy matrix a number."""
 
 
 @dataclass(frozen=True)
@@ -321,6 +321,8 @@ def draw_trajectory(
     _draw_accuracy_matrix(lower, colour_axes, matrix)
     for axis in (upper.xaxis, lower.xaxis, lower.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if len(classes_seen) <= MAX_NUMBERED_TASKS:
+        upper.set_xticks(classes_seen)
     return figure
 
 

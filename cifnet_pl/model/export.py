@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.onnx_graphs import exclusive_export
 from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
 from cifnet_pl.heads.probabilities import to_probabilities
-from cifnet_pl.images.image import square
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.utilities.errors import CifnetError, explained
@@ -167,17 +165,14 @@ class Graph(HeadGraph):
 
 
 class ExportCheck(NamedTuple):
-    """Largest differences between the exported graph and this package.
+    """Largest differences between onnxruntime and torch.
 
     Attributes:
-        torch: of a probability, between onnxruntime and torch.
-        pillow: of a probability, between the graph and Pillow's resize; None for a graph of
-            embeddings.
-        novelty: relative, of the novelty; None for a graph without it.
+        probability: of a probability.
+        novelty: of the novelty, relative; None for a graph without it.
     """
 
-    torch: float
-    pillow: float | None
+    probability: float
     novelty: float | None = None
 
 
@@ -214,7 +209,7 @@ def onnx_bytes(model: Classifier) -> Export:
     onnx.helper.set_model_props(proto, metadata)
     _strip(proto.graph)
     content = proto.SerializeToString()
-    return Export(content, check_onnx(content, graph, model))
+    return Export(content, check_onnx(content, graph))
 
 
 def _metadata(model: Classifier, graph: HeadGraph) -> dict[str, str]:
@@ -277,13 +272,12 @@ def _strip(graph: Any) -> None:
 # ---------------------------------------------------------------------- check
 
 
-def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> ExportCheck:
+def check_onnx(content: bytes, graph: HeadGraph) -> ExportCheck:
     """Compare onnxruntime with torch on two images (whole, cut, in a batch) or on embeddings.
 
     Args:
         content: of the ONNX file.
         graph: what was exported.
-        model: what it was made from.
 
     Raises:
         CifnetError: a probability differs by more than ``TOLERANCE``, or the novelty relatively.
@@ -291,55 +285,38 @@ def check_onnx(content: bytes, graph: HeadGraph, model: Classifier) -> ExportChe
     session = import_onnxruntime().InferenceSession(
         content, providers=["CPUExecutionProvider"]
     )
-    takes_images = isinstance(graph, Graph)
-    batches = _embeddings(model.head.in_features)
-    if takes_images:
+    batches = _embeddings(graph.example.shape[-1])
+    if isinstance(graph, Graph):
         batches = _natural_images()
-    from_torch = [0.0]
-    from_pillow = [0.0]
-    of_novelty = [0.0]
+    probability = [0.0]
+    novelty = [0.0]
     for batch in batches:
-        probabilities, *novelty = session.run(None, {graph.input_name: batch})
+        found = session.run(None, {graph.input_name: batch})
         with torch.no_grad():
-            expected, *expected_novelty = graph(torch.from_numpy(batch))
-        from_torch.append(_difference(probabilities, expected))
-        if takes_images:
-            by_pillow = _predict_by_pillow(model, batch)
-            from_pillow.append(_difference(probabilities, by_pillow))
-        if novelty:
-            size = float(expected_novelty[0].abs().max().clamp_min(1))
-            of_novelty.append(_difference(novelty[0], expected_novelty[0]) / size)
+            expected = graph(torch.from_numpy(batch))
+        probability.append(_difference(found[0], expected[0]))
+        if len(expected) > 1:
+            size = float(expected[1].abs().max().clamp_min(1))
+            novelty.append(_difference(found[1], expected[1]) / size)
+    # numpy's maximum is NaN if a value is, and the negation is true for NaN.
     differences = {
-        "a probability": float(np.max(from_torch)),
-        "the novelty, relatively,": float(np.max(of_novelty)),
+        "a probability": float(np.max(probability)),
+        "the novelty, relatively,": float(np.max(novelty)),
     }
     for what, difference in differences.items():
-        if not difference <= TOLERANCE:  # NaN, too
+        if not difference <= TOLERANCE:
             raise CifnetError(
                 f"onnxruntime differs from torch by {difference:.1g} in {what} more than"
                 f" {TOLERANCE:g}"
             )
-    return ExportCheck(
-        torch=max(from_torch),
-        pillow=max(from_pillow) if takes_images else None,
-        novelty=max(of_novelty) if "novelty" in graph.outputs else None,
-    )
+    if "novelty" not in graph.outputs:
+        return ExportCheck(max(probability))
+    return ExportCheck(max(probability), max(novelty))
 
 
 def _difference(a: np.ndarray, b: Tensor) -> float:
     differences = np.abs(a - b.numpy())
     return float(differences.max())
-
-
-def _predict_by_pillow(model: Classifier, images: np.ndarray) -> Tensor:
-    """Return the probabilities of images (n, h, w, 3) that Pillow resizes."""
-    squares = []
-    for image in images:
-        pixels = Image.fromarray(image)
-        squares.append(square(pixels, model.image_size, model.crop_ratio))
-    return model.probabilities(
-        torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
-    ).cpu()
 
 
 def _natural_images() -> Iterator[np.ndarray]:

@@ -11,21 +11,14 @@ import numpy as np
 from torch import Tensor
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
-from cifnet_pl.data.sets import FileSet
-from cifnet_pl.data.sources.folders import (
-    class_folders,
-    file_set,
-    find_splits,
-    nesting_message,
-    strays_message,
-)
-from cifnet_pl.data.sources.tables import EmbeddingSet, open_table
+from cifnet_pl.data.samples import SampleTable, labelled
+from cifnet_pl.data.sources.folders import class_samples, find_splits
+from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.data.splitting import held_out, held_out_together
 from cifnet_pl.images import duplicates as image_duplicates
 from cifnet_pl.images.duplicates import Duplicates, Repeats
 from cifnet_pl.images.files import listing, require_folder
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
-from cifnet_pl.images.names import PassedOver
 from cifnet_pl.images.reader import (
     LEFT_OUT,
     DecodedBatch,
@@ -61,7 +54,7 @@ class LabelledImages:
     """
 
     class_names: list[str]
-    files: FileSet | EmbeddingSet
+    files: SampleTable
     looks: list[Look | None] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
@@ -101,14 +94,9 @@ class LabelledImages:
                         f"note: {folder} has {splits.train.name} and {splits.test.name}: taking"
                         f" {root.name}"
                     )
-            folders = class_folders(root)
-            passed_over = PassedOver()
-            files = file_set(root, folders, passed_over)
-            notes += passed_over.notes()
-            strays = strays_message(root)
-            if strays:
-                notes.append(strays)
-            return cls(list(folders), files, notes=tuple(notes))
+            samples = class_samples(root, notes=notes)
+        class_names, files = labelled(samples)
+        return cls(class_names, files, notes=files.notes)
 
     def of_classes(self, wanted: set[str]) -> LabelledImages:
         """Select the images of the classes in ``wanted``."""
@@ -124,8 +112,8 @@ class LabelledImages:
         rows = np.flatnonzero(mask)
         labels = self.files.labels[rows]
         classes = np.unique(labels)
-        files = self.files.subset(rows)
-        files.labels = np.searchsorted(classes, labels)
+        places = np.searchsorted(classes, labels)
+        files = self.files.subset(rows).with_columns(label=places)
         names = [self.class_names[label] for label in classes]
         looks = []
         if self.looks:
@@ -134,8 +122,7 @@ class LabelledImages:
 
     def path(self, row: int) -> Path:
         """Return the file of an image."""
-        files = cast(FileSet, self.files)
-        return files.root / files.names[row]
+        return self.files.file(row)
 
     def held_out(self, rows: np.ndarray, share: float) -> np.ndarray:
         """Choose the held-out images of one class; near-duplicates are on the same side.
@@ -149,14 +136,10 @@ class LabelledImages:
         Returns:
             (n,) bool.
         """
-        names = []
-        for row in rows:
-            names.append(self.files.names[row])
-        if isinstance(self.files, EmbeddingSet):
+        names = [self.files.names[row] for row in rows]
+        if not self.files.are_images:
             return held_out(names, share, 0)
-        looks = []
-        for row in rows:
-            looks.append(self.looks[row] or UNREAD)
+        looks = [self.looks[row] or UNREAD for row in rows]
         return held_out_together(names, looks, share, 0)
 
     def embedded(
@@ -181,14 +164,12 @@ class LabelledImages:
         Yields:
             Rows (m,) of the images and their embeddings (m, d).
         """
-        if isinstance(self.files, EmbeddingSet):
+        if not self.files.are_images:
             every_row = np.arange(len(self.files))
             for rows in pieces(every_row, EMBEDDED_BATCH):
                 yield rows, self.files.get(rows).to(model.device)
             return
-        files = []
-        for row in range(len(self.files)):
-            files.append(self.path(row))
+        files = [self.path(row) for row in range(len(self.files))]
         batches = decode_images(
             files, model.image_size, model.crop_ratio, look, skip, model.device.type
         )
@@ -218,10 +199,9 @@ class LabelledImages:
             if look is not None:
                 rows.append(row)
                 hashes.append(look.hash)
-        files = cast(FileSet, self.files)
         known_rows = np.array(rows, dtype=np.int64)
         known_hashes = np.array(hashes, dtype=np.int64)
-        files.note_hashes(known_rows, known_hashes)
+        self.files.note_hashes(known_rows, known_hashes)
 
 
 def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:
@@ -249,12 +229,12 @@ def samples_of(
     """
     if model.backbone.takes_images:
         return LabelledImages.find(place, option, tested)
-    table = open_table(Path(place))
-    names, samples = table.labelled()
+    names, samples = labelled(open_table(Path(place)).samples())
     width = model.head.in_features
-    if samples.features != width:
+    found = samples.features
+    if found != width:
         raise DataError(
-            f"{samples.file}: embeddings of width {samples.features}, expected the model's {width}"
+            f"{samples.where}: embeddings of width {found}, expected the model's {width}"
         )
     return LabelledImages(names, samples)
 
@@ -354,7 +334,7 @@ def duplicates_among(
             shown = listed(list(in_two_classes.values()))
             reason = (
                 f"every image is learned already or lies in two classes, {shown}; to correct a"
-                " learned label, forget the image first (cifnet forget --images)"
+                " learned label, cifnet forget its class with --images, then extend"
             )
         raise DataError(f"{reason}: there is nothing to learn")
     names = []
@@ -366,8 +346,6 @@ def duplicates_among(
         ),
         image_duplicates.duplicates_message(names, treatment),
     ]
-    if isinstance(images.files, FileSet):
-        messages.insert(0, nesting_message(images.files, images.class_names))
     return DuplicatesFound(
         rows, list(in_two_classes), [text for text in messages if text]
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.model.classifier import Classifier

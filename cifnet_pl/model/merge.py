@@ -137,7 +137,7 @@ def subtract_base(model: Classifier, base: Classifier) -> None:
     before = model.images.duplicates - shared.images.duplicates
     shared.images.relabel(labels)
     model.images.subtract(shared.images)
-    model.count_duplicates(before)
+    model.head.count_duplicates(model.images.duplicates - before)
 
 
 def absorb(model: Classifier, other: Classifier) -> None:
@@ -177,7 +177,7 @@ def absorb(model: Classifier, other: Classifier) -> None:
     other.images.relabel(labels)
     for label, hashes in other.images.by_label().items():
         model.images.add(np.full(len(hashes), label), hashes)
-    model.count_duplicates(duplicates)
+    model.head.count_duplicates(model.images.duplicates - duplicates)
     model.held_out = None  # the split of one says nothing of the other's images
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals

@@ -23,7 +23,7 @@ import torch
 from pydantic import Field, Strict
 
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches
-from cifnet_pl.data.sets import SampleSet, Source
+from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import StoredModel, StoredRecord, parse
 from cifnet_pl.model.classifier import Classifier
@@ -177,7 +177,7 @@ def _joined(shards: Sequence[ShardRecord]) -> list[ShardRecord]:
     return joined
 
 
-def set_hash(samples: SampleSet, class_names: Sequence[str]) -> str:
+def set_hash(samples: SampleTable, class_names: Sequence[str]) -> str:
     """Hash a set of samples: names, labels, and the contents of the first and the last sample.
 
     The contents are needed because names are often only positions.
@@ -342,13 +342,14 @@ class ShardLearner:
     def __post_init__(self) -> None:
         self.empty.head.require("merges_sites")
         width = self.empty.head.in_features
-        features = getattr(self.source.train, "features", width)
+        train = self.source.train
+        features = width if train.are_images else train.features
         if features != width:
             raise UsageError(
                 f"embeddings of width {features}, expected none:{features} as backbone"
             )
         names = self.source.class_names
-        self._set_hash = set_hash(self.source.train, names)
+        self._set_hash = set_hash(train, names)
 
     def record(self, shard: Shard) -> ShardRecord:
         """Return the positions of a shard.

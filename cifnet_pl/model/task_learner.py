@@ -20,7 +20,7 @@ from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
 from cifnet_pl.model.calibration import Calibration
 from cifnet_pl.model.image_hashes import ImageHashes
-from cifnet_pl.utilities.errors import UsageError, prefixed
+from cifnet_pl.utilities.errors import UsageError, no_images, prefixed
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.text import printable
@@ -34,10 +34,6 @@ def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
 
     This is ``OversampleBuffer`` of the paper's Algorithm 1. It applies the factors r_c of
     eq:oversampling (:meth:`CalibrationBuffer.oversampling`): each buffer sample counts r_c times.
-
-    Args:
-        head: it has observed all samples of its current task.
-        buffer: its samples are of past tasks.
     """
     if len(buffer.y):
         counts = head.class_counts()
@@ -47,7 +43,7 @@ def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
 
 
 @dataclass
-class TaskLearner:
+class ModelLearner:
     """What of a model learns: its head, its buffer, and the samples that calibrate it.
 
     A task is ``begin_task``, ``observe`` for every batch, then ``finish_task``; between tasks the
@@ -88,9 +84,6 @@ class TaskLearner:
 
     def check_task(self, names: Sequence[str]) -> None:
         """Check that this model can learn new classes, or more samples of known ones.
-
-        Args:
-            names: of the classes.
 
         Raises:
             UnsupportedError: a known class, where the head cannot take in more samples of it.
@@ -157,7 +150,7 @@ class TaskLearner:
         samples = BufferSamples(z.to(device), y.to(device), key.to(device))
         if self.buffer is not None:
             self.buffer.add(*samples)
-        self._observed.append((y.cpu(), key.cpu()))
+        self._observed.append((samples.y, samples.key))
         self._waiting.append(samples)
         # Each update reads and writes a whole Gram matrix, and a GPU is waited for.
         if sum(len(batch.y) for batch in self._waiting) >= EMBEDDED_BATCH:
@@ -177,13 +170,10 @@ class TaskLearner:
             self.head.observe(samples.z, samples.y)
 
     def add_up(self, reduce: Reduce | None = None) -> None:
-        """Bring all that was observed by all processes into the statistics and the hashes.
-
-        Args:
-            reduce: None for a single process.
-        """
+        """Bring all that was observed by all processes into the statistics and the hashes."""
         self._update_statistics()
-        observed = self._observed
+        # Only now is a GPU waited for.
+        observed = [(labels.cpu(), hashes.cpu()) for labels, hashes in self._observed]
         self._observed = []
         if reduce is not None:
             if self.head.under_way:
@@ -192,7 +182,7 @@ class TaskLearner:
                 self._additions.reduce_(reduce)
             observed = list(chain.from_iterable(of_all_processes(observed)))
             if self.buffer is not None:
-                _join_candidates(self.buffer)
+                self.buffer.join_candidates()
         if observed:
             before = self.images.duplicates
             labels = torch.cat([labels for labels, _ in observed])
@@ -207,14 +197,19 @@ class TaskLearner:
         past tasks before the head is solved; only then the task's own samples enter the buffer.
 
         Args:
-            reduce: as for :meth:`add_up`, for what was not added up yet.
+            reduce: None for a single process.
 
         Raises:
             UsageError: no task has begun.
+            DataError: a class of which no sample was observed.
         """
         if self._waiting is None:
             raise UsageError("no task has begun: call begin_task() first")
         self.add_up(reduce)
+        counts = self.head.class_counts().values()
+        for name, count in zip(self.class_names, counts, strict=True):
+            if not count:
+                raise no_images(name)
         self._waiting = None
         additions = self._additions
         self._additions = None
@@ -250,21 +245,6 @@ class TaskLearner:
             self.observe(part.z, labels[part.y], part.key)
         self.finish_task(reduce)
 
-    def ridge_message(self) -> str | None:
-        """Return a message where generalised cross-validation chose the upper edge of its range."""
-        ridges = [
-            choice.ridge
-            for choice in self.head.ridge_choices()
-            if choice.position == "largest"
-        ]
-        if not ridges:
-            return None
-        return (
-            "note: the images are too few, or nothing in them separates their classes: add"
-            " images, and check that they are in the right folders (the ridge is at the upper"
-            f" edge of its range, {max(ridges):.3g})"
-        )
-
     def abort_task(self) -> None:
         """Discard the task that was begun, and all that was observed since."""
         self.head.abort_task()
@@ -274,13 +254,6 @@ class TaskLearner:
         self._waiting = None
         self._additions = None
         self._observed = []
-
-    def count_duplicates(self, before: int) -> None:
-        """Tell the head how many duplicates were learned since there were ``before``.
-
-        Call it before the solve.
-        """
-        self.head.count_duplicates(self.images.duplicates - before)
 
     def solve(self) -> None:
         """Solve the head, let the buffer select among its candidates, and calibrate again."""
@@ -296,26 +269,16 @@ class TaskLearner:
         Samples of one group are left out together.
         """
         stored = self.buffer_samples
-        fits_temperature = self.fits_temperature
+        head = self.head
+        fits_temperature = self.calibrated or float(head.temperature) != 1
         self.calibration.forget_buffer()
-        if stored is not None and self.calibrates:
-            self.calibration.assess_buffer(self.head, stored)
-        self.calibration.assess_new_images(self.head, self.images.content)
+        calibrates = fits_temperature or head.selects_rule
+        if stored is not None and head.leaves_one_out and calibrates:
+            self.calibration.assess_buffer(head, stored)
+        self.calibration.assess_new_images(head, self.images.content)
         new_images = self.calibration_samples()
         if fits_temperature and new_images is not None and not new_images.learned:
             calibrate(new_images)
-
-    @property
-    def fits_temperature(self) -> bool:
-        """Whether the temperature is fitted after every change: wanted, or fitted once."""
-        return self.calibrated or float(self.head.temperature) != 1
-
-    @property
-    def calibrates(self) -> bool:
-        """Whether buffer samples calibrate the head or select its decision rule."""
-        return self.head.leaves_one_out and (
-            self.fits_temperature or self.head.selects_rule
-        )
 
     def calibration_samples(self) -> CalibrationSamples | None:
         """Return the samples by which this model is calibrated; None if there are none."""
@@ -335,14 +298,3 @@ def _counts(
     if count_of is None:
         return None
     return [count_of[name] for name in names]
-
-
-def _join_candidates(buffer: CalibrationBuffer) -> None:
-    """Give the buffer of each process the candidates of all processes."""
-    buffer.n_candidates = sum(of_all_processes(buffer.n_candidates))
-    own = [tensor.cpu() for tensor in buffer.pending()]
-    parts = [BufferSamples(*part) for part in of_all_processes(own) if len(part[1])]
-    if parts:
-        candidates = concatenate(parts)
-        device = buffer.z.device
-        buffer.replace_pending(*(tensor.to(device) for tensor in candidates))

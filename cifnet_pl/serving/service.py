@@ -23,8 +23,7 @@ from PIL import Image
 from pydantic import Field
 from torch import Tensor
 
-from cifnet_pl.data.sets import FileSet
-from cifnet_pl.images.reader import look_at_images
+from cifnet_pl.data.samples import SampleTable, table_of
 from cifnet_pl.model.bundle import Event, class_names
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
@@ -162,10 +161,8 @@ class EmbeddedUploads(LabelledImages):
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield rows and embeddings, as :meth:`LabelledImages.embedded` does."""
         names = self.files.names
-        self.looks[:] = look_at_images([self.files.root / name for name in names])
         rows = np.arange(len(names))
-        hashes = [look.hash for look in self.looks if look]
-        self.files.note_hashes(rows, np.array(hashes, dtype=np.int64))
+        self.looks[:] = self.files.look(rows)
         yield rows, torch.stack([self.known[name] for name in names])
 
 
@@ -440,7 +437,8 @@ class Service:
             label_of.update(dict.fromkeys(files, label))
         present, z = self.gallery.embeddings(list(label_of), self._report)
         labels = [label_of[file] for file in present]
-        images = FileSet(self.workspace.images_folder, present, labels)
+        table = table_of(name=present).assign(label=labels)
+        images = SampleTable(table, root=self.workspace.images_folder)
         known = dict(zip(present, z, strict=True))
         return EmbeddedUploads(list(classes), images, known=known)
 

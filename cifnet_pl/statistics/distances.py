@@ -69,6 +69,17 @@ class ClassMoments:
             weights = torch.cat([weights, rest_weight[None]])
         return cls(gram, sums, weights, classes, mass, rounding)
 
+    @classmethod
+    def of_augmented(cls, gram: Tensor, sums: Tensor, mass: Tensor) -> ClassMoments:
+        """Take the moments from sums over ``[1; x]``.
+
+        Args:
+            gram: (p+1, p+1).
+            sums: (C, p+1) of the classes.
+            mass: () total weight.
+        """
+        return cls.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], mass)
+
     @property
     def group_means(self) -> Tensor:
         """(G, p) mean of each group."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -69,14 +70,11 @@ def experiment_folder(logs: str, experiment: str) -> Path:
 def versions(base: Path) -> list[Path]:
     """Return the folders ``version_N`` in ``base``, oldest first."""
     numbers = []
-    for entry in base.iterdir() if base.is_dir() else ():
-        number = entry.name.removeprefix("version_")
-        if (
-            entry.name.startswith("version_")
-            and number.isascii()
-            and number.isdecimal()
-        ):
-            numbers.append(int(number))
+    if base.is_dir():
+        for entry in base.iterdir():
+            number = re.fullmatch("version_([0-9]+)", entry.name)
+            if number:
+                numbers.append(int(number[1]))
     return [base / f"version_{number}" for number in sorted(numbers)]
 
 
@@ -108,27 +106,21 @@ def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
         CheckpointError: ``checkpoint`` is neither "last" nor a file.
     """
     present = versions(base)
-    fresh = (
-        base
-        / f"version_{int(present[-1].name.removeprefix('version_')) + 1 if present else 0}"
-    )
+    fresh = base / "version_0"
+    if present:
+        fresh = next_version(present[-1])
+    if checkpoint is None:
+        return RunChoice(fresh)
     if checkpoint != "last":
-        return RunChoice(fresh, existing(checkpoint) if checkpoint else None)
-    begun = []
-    for folder in present:
-        if (folder / "config.yaml").is_file():
-            begun.append(folder)
+        return RunChoice(fresh, existing(checkpoint))
+    begun = [folder for folder in present if (folder / "config.yaml").is_file()]
     if not begun:
-        return RunChoice(
-            fresh,
-            None,
-            f"no run of experiment '{base.name}' in {base.parent} yet: starting with task 1",
-        )
+        message = f"no run of experiment '{base.name}' in {base.parent} yet"
+        return RunChoice(fresh, message=f"{message}: starting with task 1")
     folder = begun[-1]
     if not (folder / CHECKPOINT).is_file():
-        return RunChoice(
-            folder, None, f"{folder} has no checkpoint yet: starting with task 1"
-        )
+        message = f"{folder} has no checkpoint yet: starting with task 1"
+        return RunChoice(folder, message=message)
     return RunChoice(folder, folder / CHECKPOINT)
 
 
@@ -186,16 +178,11 @@ def place_evaluation(
         )
     if checkpoint != "last":
         path = existing(checkpoint)
-        return RunChoice(
-            path.parent.parent
-            if path.parent.name == CHECKPOINT.parent.name
-            else path.parent,
-            path,
-        )
-    named = []
-    for path in configs:
-        if path.name == "config.yaml":
-            named.append(path.parent)
+        folder = path.parent
+        if folder.name == CHECKPOINT.parent.name:
+            folder = folder.parent
+        return RunChoice(folder, path)
+    named = [path.parent for path in configs if path.name == "config.yaml"]
     candidates = [*reversed(named), *reversed(versions(base))]
     for folder in candidates:
         if (folder / CHECKPOINT).is_file():
@@ -214,15 +201,11 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
             folder goes even if the first task had begun, as long as nothing of it was learned. An
             interrupted run keeps it, to go on there.
     """
-    if folder.is_dir():
-        entries = list(folder.iterdir())
-    else:
-        entries = []
-    if all(
-        entry.is_file()
-        and entry.name.startswith(FIRST_FILES if failed else LOGGER_FILES)
-        for entry in entries
-    ):
+    if not folder.is_dir():
+        return
+    removed = FIRST_FILES if failed else LOGGER_FILES
+    entries = list(folder.iterdir())
+    if all(entry.is_file() and entry.name.startswith(removed) for entry in entries):
         with suppress(OSError):  # Windows keeps files that are open
             for entry in entries:
                 entry.unlink()

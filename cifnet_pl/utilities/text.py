@@ -31,10 +31,6 @@ JOINERS = "\u200c\u200d"
 """Invisible characters that Persian words and emoji of several people hold."""
 
 
-DIRECTION_MARKS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-"""Bidirectional classes of characters that turn around what follows them on a screen."""
-
-
 def printable(text: str) -> str:
     r"""Return ``text`` on one line; line breaks, control characters and other bytes are escaped.
 
@@ -220,16 +216,6 @@ def is_or_are(count: int) -> str:
     if count == 1:
         return "is"
     return "are"
-
-
-def has_controls(text: str) -> bool:
-    """Return whether a text holds control characters, line breaks or marks of direction."""
-    for character in text:
-        if unicodedata.category(character) in ("Cc", "Zl", "Zp"):
-            return True
-        if unicodedata.bidirectional(character) in DIRECTION_MARKS:
-            return True
-    return False
 
 
 def similar_spellings_message(

@@ -20,7 +20,7 @@ from cifnet_pl.backbones.embedding_cache import (
     _digest,
     pipeline_folder,
 )
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from tests.command_line import (
     BUFFER,

@@ -306,7 +306,7 @@ def test_a_learned_model_is_extended_and_forgets(run, tmp_path):
 def test_a_learned_model_is_exported(run):
     content, check = onnx_bytes(cifnet_pl.load(run))
     assert content
-    assert check.torch < 1e-4
+    assert check.probability < 1e-4
 
 
 def test_models_with_different_dictionaries_do_not_merge(run, tmp_path, capsys):

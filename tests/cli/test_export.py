@@ -121,7 +121,7 @@ def test_network_and_head_in_one_graph(
         == 0
     )
     assert re.search(
-        r"from classify on two images: .*[\d.]+ points of probability\n",
+        r"Largest difference from torch on two images: .*[\d.]+\n",
         capsys.readouterr().out,
     )
     content = target.read_bytes()
@@ -156,7 +156,7 @@ def test_network_and_head_in_one_graph(
 def test_every_head_and_names_in_any_language(head: str):
     tasks = [["Ströme", "図書館"], ["\udcff", '"quoted"', "five"]]
     content, check = onnx_bytes(learned(head, tasks))
-    assert check.torch <= 1e-4
+    assert check.probability <= 1e-4
     assert run(content, IMAGES[0][None, :90, :70]).shape == (1, 5)
     metadata = {p.key: p.value for p in onnx.load_from_string(content).metadata_props}
     assert json.loads(metadata["class_names"]) == [
@@ -260,7 +260,7 @@ def test_the_check_would_notice():
     with pytest.raises(
         CifnetError, match=r"onnxruntime differs from torch by .* more than 0\.0001"
     ):
-        check_onnx(content, Graph(other).eval(), other)
+        check_onnx(content, Graph(other).eval())
 
 
 def test_a_model_of_embeddings_is_a_graph_of_its_head(

@@ -20,7 +20,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from cifnet_pl.data.sets import Source, SourceOptions
+from cifnet_pl.data.samples import Source, SourceOptions
 from cifnet_pl.data.sources import build_source, hugging_face
 
 

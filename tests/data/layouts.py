@@ -21,7 +21,7 @@ import pyarrow.parquet
 import pytest
 from torchvision import datasets
 
-from cifnet_pl.data.sets import Source, SourceOptions
+from cifnet_pl.data.samples import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from tests.data.tree import COLOURS, class_tree, fill, image
 

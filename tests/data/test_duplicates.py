@@ -13,7 +13,7 @@ import cifnet_pl
 from cifnet_pl.backbones.embedding_cache import EmbeddingCache
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.duplicates import find_duplicates
-from cifnet_pl.data.sets import FileSet, SourceOptions
+from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.image import EncodedImage
 from tests.command_line import (
@@ -115,17 +115,20 @@ def test_held_out_duplicates_are_tested_once_and_those_in_two_classes_not_at_all
     found = find_duplicates(source, [np.arange(len(source.train))])
     train = source.train.names
     val = source.val.names
-    assert [(val[a], val[b]) for a, b in found.test] == [
-        ("bee/a.png", "bee/9.png"),
-        ("bee/b.png", "bee/9.png"),
-    ]
-    assert {val[row] for row in found.ambiguous_test} == {
+    assert found.of_originals("train") == {}
+    assert [
+        [val[original], *(val[row] for row in again)]
+        for original, again in found.of_originals("val").items()
+    ] == [["bee/9.png", "bee/a.png", "bee/b.png"]]
+    two_classes = [one for one in found if one.kind == "two classes"]
+    assert {val[one.row] for one in two_classes if one.part == "val"} == {
         "ant/10.png",
         "dog/wrong.png",
         "dog/cow.png",
     }
-    assert {train[row] for row in found.ambiguous} == {"cow/3.png"}
-    assert (found.train, found.across) == ([], [])
+    assert [train[one.row] for one in two_classes if one.part == "train"] == [
+        "cow/3.png"
+    ]
     learned_out, tested_out = found.left_out(source)
     assert (int(learned_out.sum()), int(tested_out.sum())) == (1, 5)
     assert ("two classes", "dog/wrong.png", "ant") in found.table(source)
@@ -159,9 +162,9 @@ def test_a_class_with_duplicates_is_cached(
     ]
     first = run(tmp_path / "a", repeated, *cache)
     read: list[str] = []
-    given = FileSet.given
+    given = SampleTable.given
     monkeypatch.setattr(
-        FileSet,
+        SampleTable,
         "image",
         lambda self, i: read.append(self.names[i]) or EncodedImage(given(self, i)),
     )
@@ -179,7 +182,7 @@ def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
     first = names.index("ant/5.png")
     for tasks in ([[first], [copy]], [[copy], [first]]):
         found = find_duplicates(source, [np.array(task) for task in tasks])
-        assert found.train == [(tasks[1][0], tasks[0][0])]
+        assert found.of_originals("train") == {tasks[0][0]: tasks[1]}
 
 
 def test_damaged_hashes_are_not_used(tmp_path: Path) -> None:

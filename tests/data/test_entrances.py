@@ -12,7 +12,7 @@ import pytest
 
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.plan import order_classes
-from cifnet_pl.data.sets import ImageSet, Source, SourceOptions
+from cifnet_pl.data.samples import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import CifnetError, DataError
 from cifnet_pl.utilities.names import DIRECTION_MARKS
@@ -359,7 +359,7 @@ def test_files_that_may_be_images_are_counted(
 
 def unreadable(images: Any) -> set[str]:
     """Return the names of the images of a set that cannot be decoded."""
-    assert isinstance(images, ImageSet)
+    assert images.are_images
     loader = ImageLoader(images, 4, 1.0, 1)
     reasons = list(loader.unreadable())
     places = [images.place(row) for row in range(len(images))]

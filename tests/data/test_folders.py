@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cifnet_pl.data.sets import FileSet, SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.folders import nesting_message
 from cifnet_pl.model.labelled_images import LabelledImages
@@ -146,16 +146,9 @@ def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(tmp_path, c
     assert run(root.parent, tmp_path / "logs") == 0
     said = f"name the folder {root}"
     assert said in caplog.text
-    assert (
-        nesting_message(
-            FileSet(root, ["a/1/x.png", "a/2/x.png", "a/x.png"], [0, 0, 0]), ["a"]
-        )
-        is None
-    )
-    assert (
-        nesting_message(FileSet(root, ["a/1/x.png", "b/2/x.png"], [0, 1]), ["a", "b"])
-        is None
-    )
+    mixed = ["a/1/x.png", "a/2/x.png", "a/x.png"]
+    assert nesting_message(root, mixed, ["a"] * 3) is None
+    assert nesting_message(root, ["a/1/x.png", "b/2/x.png"], ["a", "b"]) is None
 
 
 @pytest.mark.parametrize("held", ["val", "test"])
@@ -193,8 +186,9 @@ def test_images_to_learn_and_to_test_with_are_told_apart(
 # ---------------------------------------------------------------------- refused
 
 
-def empty_class(root: Path) -> None:
-    (root / "amber").mkdir()
+def no_images(root: Path) -> None:
+    for file in root.rglob("*.png"):
+        file.unlink()
 
 
 def no_folders(root: Path) -> None:
@@ -225,7 +219,7 @@ def train_is_empty(root: Path) -> None:
 
 
 REFUSED: list[tuple[Callable[[Path], None], str]] = [
-    (empty_class, "class folder {root}/amber holds no image (.apng .avif"),
+    (no_images, "no class folder in {root} holds an image: add images"),
     (no_folders, "{root} has no sub-folders"),
     (no_root, "no folder {root}: set --data.root"),
     (into_train, "{root} has train, expected train and test"),
@@ -290,18 +284,24 @@ def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> 
     assert "amber/2024/0.png" in names
 
 
-@pytest.mark.parametrize(
-    ("target", "sentence"),
-    [
-        (".", "class folder .*copy holds no image"),
-        ("gone", "the link .*copy leads nowhere: repair or remove it"),
-    ],
-)
-def test_misleading_links(tmp_path: Path, target: str, sentence: str) -> None:
+def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
     root = class_tree(tmp_path, 3)
-    (root / "copy").symlink_to(root / target)
-    with pytest.raises(DataError, match=sentence):
+    (root / "copy").symlink_to(root / "gone")
+    with pytest.raises(
+        DataError, match=r"the link .*copy leads nowhere: repair or remove it"
+    ):
         build_source("folder", SourceOptions(root))
+
+
+def test_an_empty_folder_is_no_class(tmp_path: Path) -> None:
+    root = class_tree(tmp_path, 3)
+    (root / "amber").mkdir()
+    (root / "copy").symlink_to(root)
+    source = build_source("folder", SourceOptions(root))
+    assert source.class_names == ["blue", "green", "red"]
+    assert source.notes == (
+        f"note: class folders without images left out: {root}/amber, {root}/copy",
+    )
 
 
 def test_folder_without_permission(

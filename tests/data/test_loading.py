@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -23,7 +24,7 @@ from cifnet_pl.data.loading import (
     planned_batches,
     shard_batches,
 )
-from cifnet_pl.data.sets import FileSet, ImageSet
+from cifnet_pl.data.samples import SampleTable, table_of
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.utilities.errors import DataError
@@ -31,12 +32,14 @@ from tests.command_line import make_images
 from tests.simulated_device import simulated_device
 
 
-class Numbers(ImageSet):
+class Numbers(SampleTable):
     """Images of one colour, their number; those in ``broken`` cannot be decoded."""
 
     def __init__(self, count: int, broken: tuple[int, ...] = ()):
-        self.labels = np.arange(count, dtype=np.int64) % 2
-        self.names = [f"{i}\n.png" for i in range(count)]
+        labels = np.arange(count, dtype=np.int64) % 2
+        names = [f"{i}\n.png" for i in range(count)]
+        super().__init__(pd.DataFrame({"label": labels, "name": names}), prefix="")
+        self.in_files = False
         self.broken = broken
         self.decoded = 0
 
@@ -45,9 +48,6 @@ class Numbers(ImageSet):
         if index in self.broken:
             raise UnreadableImage("of no known format")
         return Image.new("RGB", (2, 2), (index, 0, 0))
-
-    def subset(self, rows: np.ndarray) -> ImageSet:
-        raise NotImplementedError
 
 
 # ---------------------------------------------------------------------- shards
@@ -144,7 +144,8 @@ def test_unreadable_images_are_named_at_once(
     make_images(tmp_path, ["ant"], 3)
     for name in ("b.png", "c.png"):
         (tmp_path / "ant" / name).write_bytes(b"no image")
-    files = FileSet(tmp_path, ["ant/0.png", "ant/b.png", "ant/c.png"], [0, 0, 0])
+    names = ["ant/0.png", "ant/b.png", "ant/c.png"]
+    files = SampleTable(table_of(name=names).assign(label=0), root=tmp_path)
     loader = ImageLoader(files, 8, 1.0, 2)
     broken = list(loader.unreadable())
     assert [line.split(": ")[0] for line in broken] == [

@@ -5,18 +5,16 @@ images alone.
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.plan import (
-    TaskStream,
-    order_classes,
-    task_sizes,
-    without_test_images,
-)
-from cifnet_pl.data.sets import ArraySet, Grouping, Source
+from cifnet_pl.data.plan import class_tasks, order_classes, task_sizes
+from cifnet_pl.data.samples import SampleTable, SourceOptions
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.splitting import tuning_source
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.names import class_name
 from tests.command_line import make_images
@@ -59,10 +57,9 @@ def test_every_class_is_in_exactly_one_task(
     plan: tuple[list[str], int, int, int | None],
 ) -> None:
     classes, seed, per_task, initial = plan
-    stream = TaskStream.plan(classes, seed, per_task, initial)
-    assert sorted(stream.classes()) == sorted(classes)
-    assert stream.classes() == order_classes(classes, seed)
-    sizes = [len(task) for task in stream.tasks]
+    tasks = class_tasks(classes, seed, per_task, initial)
+    assert [name for task in tasks for name in task] == order_classes(classes, seed)
+    sizes = [len(task) for task in tasks]
     if initial is not None:
         assert sizes.pop(0) == initial
     assert all(size == per_task for size in sizes[:-1])
@@ -80,26 +77,26 @@ def test_list_sizes(classes: list[str], data: st.DataObject) -> None:
         ):
             task_sizes(len(classes), sizes, initial)
     else:
-        stream = TaskStream.plan(classes, None, sizes, initial)
-        assert [len(task) for task in stream.tasks] == wanted
-        assert stream.classes() == classes[: sum(wanted)]
+        tasks = class_tasks(classes, None, sizes, initial)
+        assert [len(task) for task in tasks] == wanted
+        assert [name for task in tasks for name in task] == classes[: sum(wanted)]
 
 
 @given(plans(), st.data())
 def test_learned_tasks_never_move_when_classes_are_added(plan, data):
     classes, seed, per_task, initial = plan
-    before = TaskStream.plan(classes, seed, per_task, initial)
-    learned = before.tasks[: data.draw(st.integers(0, len(before)))]
+    before = class_tasks(classes, seed, per_task, initial)
+    learned = before[: data.draw(st.integers(0, len(before)))]
     added = data.draw(
         st.lists(st.text(min_size=5, max_size=6), max_size=6, unique=True)
     )
     grown = data.draw(st.permutations([*classes, *added]))
     assume(learned or initial is not None or per_task <= len(grown))
-    after = TaskStream.plan(grown, seed, per_task, initial, learned)
-    assert after.tasks[: len(learned)] == learned
-    assert sorted(after.classes()) == sorted(grown)
+    after = class_tasks(grown, seed, per_task, initial, learned)
+    assert after[: len(learned)] == learned
+    assert sorted(name for task in after for name in task) == sorted(grown)
     if learned:
-        assert all(len(task) == per_task for task in after.tasks[len(learned) : -1])
+        assert all(len(task) == per_task for task in after[len(learned) : -1])
 
 
 @pytest.mark.parametrize(
@@ -160,25 +157,17 @@ def test_the_test_images_are_left_alone() -> None:
     )
 
 
-def test_domains_and_tasks_go_with_their_samples() -> None:
+def test_each_domain_gives_its_share() -> None:
     labels = np.repeat([0, 1], 20)
-    domain = np.tile([0, 1], 20)
-    images = ArraySet(lambda row: None, labels.tolist())  # type: ignore[arg-type,return-value]
-    source = Source(
-        ["a", "b"],
-        images,
-        images.subset(np.arange(2)),
-        Grouping(["x", "y"], domain, domain[:2]),
-    )
-    tuned = without_test_images(source, 0.5, 0)
-    for split, domains in (
-        (tuned.train, tuned.domains.train),
-        (tuned.val, tuned.domains.val),
-    ):
-        assert domains.tolist() == [int(name) % 2 for name in split.names]
-        assert [
-            np.sum((split.labels == c) & (domains == d)) for c in (0, 1) for d in (0, 1)
-        ] == [5] * 4
+    domains = np.tile(["x", "y"], 20)
+    table = pd.DataFrame({"label": labels, "domain": domains})
+    test = pd.DataFrame({"label": [0], "domain": ["x"], "split": ["test"]})
+    table = pd.concat([table.assign(split="train"), test], ignore_index=True)
+    samples = SampleTable(table, embeddings=np.zeros((41, 1)))
+    tuned = tuning_source(build_source(samples, SourceOptions()), 0.5, 0)
+    for part in (tuned.train, tuned.val):
+        counts = part.table.groupby(["label", "domain"], observed=True).size()
+        assert counts.tolist() == [5] * 4
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from cifnet_pl import CalibrationBuffer, CIFNetDataModule, Classifier, build_backbone
-from cifnet_pl.data.sets import ImageSet, SourceOptions
-from cifnet_pl.data.sources import source_of
+from cifnet_pl.data.samples import SourceOptions
+from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.streams import Blurry, Returning, Stream, TaskFree
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import CifnetError, UsageError
@@ -58,11 +58,11 @@ CASES: list[tuple[Any, tuple[str, ...], tuple[int, int]]] = [
 
 @pytest.mark.parametrize(("given", "classes", "sizes"), CASES)
 def test_images(given: Any, classes: tuple[str, ...], sizes: tuple[int, int]) -> None:
-    source = source_of(given, SourceOptions())
+    source = build_source(given, SourceOptions())
     assert tuple(source.class_names) == classes
     assert (len(source.train), len(source.val)) == sizes
     for images in (source.train, source.val):
-        assert isinstance(images, ImageSet)
+        assert images.are_images
         for i, name in enumerate(images.names):
             original = Image.fromarray(PIXELS[int(name)]).resize(
                 (4, 4), Image.Resampling.BICUBIC, (0, 1, 4, 5)
@@ -214,4 +214,4 @@ def test_classes_return_with_the_labels_that_they_have() -> None:
 )
 def test_what_is_no_source(given: Any, sentence: str) -> None:
     with pytest.raises(CifnetError, match=sentence):
-        source_of(given, SourceOptions())
+        build_source(given, SourceOptions())

@@ -10,7 +10,7 @@ from PIL import ExifTags, Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import held_out, held_out_together
 from cifnet_pl.images.reader import look_at_image, look_at_images
@@ -81,15 +81,15 @@ def test_images_without_a_date_stand_alone(tmp_path: Path):
 @pytest.mark.parametrize(
     ("group", "said"),
     [
-        ("day", "note: all 12 images without a date: held out one by one"),
+        ("day", "note: 12 of 12 images without a date: held out one by one"),
         (
             "burst",
-            "note: all 12 images without another one of the same burst: held out one by one",
+            "note: 12 of 12 images without another one of the same burst: held out one by one",
         ),
-        ("folder", "note: all 12 images in no sub-folder: held out one by one"),
+        ("folder", "note: 12 of 12 images in no sub-folder: held out one by one"),
         (
             "name:shelf(.)",
-            "note: all 12 images without a match of name:shelf(.): held out one by one",
+            "note: 12 of 12 images without a match of name:shelf(.): held out one by one",
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_images_of_no_group_are_told(tmp_path: Path, group: str, said: str):
         )
     notes = build_source("folder", SourceOptions(tmp_path, 0.25, 0, group=group)).notes
     assert notes == (
-        () if group == "burst" else (said.replace("all 12 images", "12 images of 20"),)
+        () if group == "burst" else (said.replace("12 of 12", "12 of 20"),)
     )
 
 
@@ -122,16 +122,13 @@ def test_a_class_of_one_group_is_learned_and_untested(tmp_path: Path):
         "folder", SourceOptions(tmp_path, 0.25, 0, group="folder")
     ).notes
     assert (
-        "note: all images of class ant are one group by --data.group folder, so that none is"
+        "note: all images of ant are one group by --data.group folder, so that none is"
         " held out" in notes
     )
     notes = build_source(
         "folder", SourceOptions(tmp_path, 0.25, 0, group="name:")
     ).notes
-    assert (
-        "each of the classes ant, bee are one group by --data.group name:, so"
-        in notes[0]
-    )
+    assert "all images of ant, bee are one group by --data.group name:, so" in notes[0]
 
 
 def test_the_share_of_images_is_met_although_groups_are_uneven(tmp_path: Path):

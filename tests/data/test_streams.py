@@ -2,13 +2,18 @@
 twice.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cifnet_pl.data.plan import Plan
-from cifnet_pl.data.sets import ArraySet, Grouping, Source
+from cifnet_pl.data.datamodule import CIFNetDataModule
+from cifnet_pl.data.plan import Plan, make_plan
+from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
+from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.streams import (
     Blurry,
     Disjoint,
@@ -29,23 +34,30 @@ def source(sizes: list[int] | None = None, groups: int = 0) -> Source:
     a class.
     """
     counts = sizes or [40] * len(CLASSES)
-    labels = [label for label, count in enumerate(counts) for _ in range(count)]
-    tests = [label for label in range(len(counts)) for _ in range(5)]
-    made = Source(
-        CLASSES[: len(counts)], *(ArraySet(lambda i: None, y) for y in (labels, tests))
-    )  # type: ignore[arg-type, return-value, misc]
-    if groups:
-        parts = [np.arange(len(y)) % groups for y in (labels, tests)]
-        made.domains = made.tasks = Grouping([f"g{i}" for i in range(groups)], *parts)
-    return made
+    parts = []
+    for split, of_split in (("train", counts), ("test", [5] * len(counts))):
+        labels = np.repeat(np.arange(len(counts)), of_split)
+        part = pd.DataFrame({"label": labels, "split": split})
+        if groups:
+            part["domain"] = [f"g{i % groups}" for i in range(len(part))]
+            part["task"] = part["domain"]
+        parts.append(part)
+    table = pd.concat(parts, ignore_index=True)
+    vectors = np.zeros((len(table), 1), dtype=np.float32)
+    samples = SampleTable(table, embeddings=vectors, class_names=CLASSES)
+    return build_source(samples, SourceOptions())
 
 
-def plan(stream: Stream | None, data: Source | None = None, per_task: int = 2) -> Plan:
-    return Plan(data or source(), stream, 3, per_task, None, None)
+def plan(
+    stream: Stream | None,
+    data: Source | None = None,
+    learned: Sequence[Sequence[str]] = (),
+) -> Plan:
+    return make_plan(data or source(), stream, 3, 2, learned=learned)
 
 
-def rows(made: Plan) -> list[np.ndarray]:
-    return [made.rows(k, ()) for k in range(len(made.tasks(())))]
+LABELS = source().train.labels
+"""Of the training samples where all classes have 40."""
 
 
 KINDS = [
@@ -64,31 +76,31 @@ def test_every_sample_is_in_one_task_and_every_class_is_introduced_once(
     kind: Stream,
 ) -> None:
     made = plan(kind, source(groups=4))
-    result = rows(made)
+    result = made.rows
     assert sorted(np.concatenate(result).tolist()) == list(range(8 * 40))
-    assert sorted(made.tasks(()).classes()) == CLASSES
+    assert sorted(made.classes) == CLASSES
     seen: set[str] = set()
-    for part, new in zip(result, made.tasks(()).tasks, strict=True):
-        present = {CLASSES[label] for label in made.source.train.labels[part]}
+    for part, new in zip(result, made.tasks, strict=True):
+        present = {CLASSES[label] for label in LABELS[part]}
         assert set(new) == present - seen
         seen |= present
-    again = rows(plan(kind, source(groups=4)))
+    again = plan(kind, source(groups=4)).rows
     assert all((one == two).all() for one, two in zip(result, again, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: type(kind).__name__)
 def test_going_on_is_the_same_plan(kind: Stream) -> None:
-    made = plan(kind, source(groups=4))
-    whole = made.tasks(())
+    data = source(groups=4)
+    whole = plan(kind, data).tasks
     for k in range(len(whole) + 1):
-        assert made.tasks(whole.tasks[:k]) == whole
+        assert plan(kind, data, whole[:k]).tasks == whole
     with pytest.raises(DataError, match="not those of this stream"):
-        made.tasks([["c0", "c7", "c1"]])
+        plan(kind, data, [["c0", "c7", "c1"]])
 
 
 def test_disjoint_is_the_order_of_classes_and_then_of_samples() -> None:
     made = plan(None)
-    for part, task in zip(rows(made), made.tasks(()).tasks, strict=True):
+    for part, task in zip(made.rows, made.tasks, strict=True):
         assert part.tolist() == [
             i for name in task for i in range(40 * int(name[1]), 40 * int(name[1]) + 40)
         ]
@@ -96,11 +108,8 @@ def test_disjoint_is_the_order_of_classes_and_then_of_samples() -> None:
 
 def test_returning_classes_come_in_every_later_task() -> None:
     made = plan(Returning(0.6))
-    counts = [
-        np.bincount(made.source.train.labels[split], minlength=8)
-        for split in rows(made)
-    ]
-    for k, task in enumerate(made.tasks(()).tasks):
+    counts = [np.bincount(LABELS[split], minlength=8) for split in made.rows]
+    for k, task in enumerate(made.tasks):
         for label in (int(name[1]) for name in task):
             assert counts[k][label] == (16 if k < 3 else 40)
             assert [counts[j][label] for j in range(k)] == [0] * k
@@ -114,11 +123,10 @@ def test_returning_classes_come_in_every_later_task() -> None:
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 5))
 def test_blurry_has_its_two_percentages(disjoint: int, blurry: int, seed: int) -> None:
     made = plan(Blurry(disjoint, blurry, seed))
-    labels = made.source.train.labels
-    given_tasks = Plan(made.source, None, 3, 2, None, None).tasks(()).tasks
+    given_tasks = plan(None).tasks
     elsewhere = []
     for k, task in enumerate(given_tasks):
-        counts_of_task = np.bincount(labels[rows(made)[k]], minlength=8)
+        counts_of_task = np.bincount(LABELS[made.rows[k]], minlength=8)
         elsewhere += [40 - int(counts_of_task[int(name[1])]) for name in task]
     moved = round(blurry / 100 * 40)
     if moved:
@@ -127,11 +135,10 @@ def test_blurry_has_its_two_percentages(disjoint: int, blurry: int, seed: int) -
 
 
 def test_task_free_solves_every_so_many_samples() -> None:
-    result = rows(plan(TaskFree(33)))
+    result = plan(TaskFree(33)).rows
     assert [len(part) for part in result] == [33] * 9 + [23]
-    labels = source().train.labels
     firsts = [
-        labels[np.concatenate(result)[start : start + 80]]
+        LABELS[np.concatenate(result)[start : start + 80]]
         for start in range(0, 320, 80)
     ]
     assert all(
@@ -141,27 +148,29 @@ def test_task_free_solves_every_so_many_samples() -> None:
 
 @pytest.mark.parametrize("order", ["shuffled", "descending"])
 def test_long_tailed_sizes_fall_exponentially(order: str) -> None:
-    made = plan(LongTailed(20, order), source([100] * 8))  # type: ignore[arg-type]
-    counts = np.bincount(
-        made.source.train.labels[np.concatenate(rows(made))], minlength=8
-    )
+    data = source([100] * 8)
+    made = plan(LongTailed(20, order), data)  # type: ignore[arg-type]
+    counts = np.bincount(data.train.labels[np.concatenate(made.rows)], minlength=8)
     expected = [round(100 * 20 ** (-r / 7)) for r in range(8)]
     assert sorted(counts.tolist(), reverse=True) == expected
-    in_order = [int(counts[int(name[1])]) for name in made.tasks(()).classes()]
+    in_order = [int(counts[int(name[1])]) for name in made.classes]
     assert (in_order == expected) == (order == "descending")
-    assert len(made.tasks(())) == 4
+    assert len(made.tasks) == 4
 
 
 def test_domains_bring_all_classes_and_are_tested_one_by_one() -> None:
-    made = plan(Domains(["g2", "g0", "g1"]), source(groups=3))
-    assert [len(task) for task in made.tasks(()).tasks] == [8, 0, 0]
-    for part, group in zip(rows(made), (2, 0, 1), strict=True):
-        assert set((part % 3).tolist()) <= set(range(3))
-        assert set(made.source.domains.train[part].tolist()) == {group}
-    assert made.evaluated.names == ["g2", "g0", "g1"]
-    tested = [np.concatenate(made.test_rows(CLASSES, k)) for k in (1, 2, 3)]
+    data = source(groups=3)
+    made = plan(Domains(["g2", "g0", "g1"]), data)
+    assert [len(task) for task in made.tasks] == [8, 0, 0]
+    for part, group in zip(made.rows, ("g2", "g0", "g1"), strict=True):
+        assert set(data.train.table["domain"].iloc[part]) == {group}
+    kind = Domains(["g2", "g0", "g1"])
+    module = CIFNetDataModule(data, stream=kind, classes_per_task=2)
+    assert module.evaluated is not None
+    assert module.evaluated.categories.tolist() == ["g2", "g0", "g1"]
+    tested = [np.concatenate(module.test_rows(CLASSES, k)) for k in (1, 2, 3)]
     assert [len(part) for part in tested] == [13, 27, 40]
-    assert set(made.evaluated.val[tested[0]].tolist()) == {0}
+    assert set(module.evaluated.codes[tested[0]].tolist()) == {0}
 
 
 @pytest.mark.parametrize(
@@ -174,15 +183,15 @@ def test_domains_bring_all_classes_and_are_tested_one_by_one() -> None:
         (lambda: LongTailed(0.5), "ratio is 0.5, expected at least 1"),
         (lambda: LongTailed(10, "up"), "unknown order of a long-tailed stream 'up'"),
         (
-            lambda: plan(Domains()).tasks(()),
+            lambda: plan(Domains()),
             "this data source knows no domains: use a manifest with a column domain",
         ),
         (
-            lambda: plan(Listed()).tasks(()),
+            lambda: plan(Listed()),
             "this data source knows no tasks: use a manifest with a column task",
         ),
         (
-            lambda: plan(Domains(["g0"]), source(groups=2)).tasks(()),
+            lambda: plan(Domains(["g0"]), source(groups=2)),
             "expected each of g0, g1 once",
         ),
     ],

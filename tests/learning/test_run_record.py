@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.reader import usable_cores
 from cifnet_pl.learning.run_description import (

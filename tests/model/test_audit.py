@@ -54,9 +54,8 @@ def test_each_image_is_judged_by_all_others(images):
             == found.evaluation.predicted[row]
         )
     assert found.label_errors()[0] == 5
-    assert found.farthest().tolist() == [5, 20]
+    assert found.outliers()[0] == 20
     assert found.evaluation.predicted[5] == 0
-    assert np.median(found.distance[labels == 1]) == pytest.approx(1)
 
 
 def test_wrong_labels_and_other_things_among_scans_of_digits_are_found():
@@ -73,8 +72,8 @@ def test_wrong_labels_and_other_things_among_scans_of_digits_are_found():
     assert np.isin(named, planted).mean() > 0.65
     images[:20] = draw.permuted(images[:20], axis=1)  # no digits any more
     found = audit((images / 16).astype(np.float32), right, list("0123456789"))
-    assert np.isin(np.arange(20), found.farthest()).all()
-    assert len(found.farthest()) < 60
+    assert np.isin(np.arange(20), found.outliers()).all()
+    assert len(found.outliers()) < 60
 
 
 def test_calibration_error_is_that_of_all_probabilities():
@@ -94,9 +93,9 @@ def assert_left_out(found, rows: list[int], names: dict[str, int]) -> None:
     """
     assert np.flatnonzero(~found.judged).tolist() == rows
     assert found.unjudged == names
-    assert np.isnan(found.distance[rows]).all()
-    assert np.isfinite(found.distance[found.judged]).all()
-    assert not set(rows) & {*found.label_errors(), *found.farthest()}
+    assert np.isnan(found.novelty[rows]).all()
+    assert np.isfinite(found.novelty[found.judged]).all()
+    assert not set(rows) & {*found.label_errors(), *found.outliers()}
     assert found.scored.accuracy == 100 * found.evaluation.correct[found.judged].mean()
     assert len(found.scored.rows) == found.judged.sum()
     assert not {true for true, *_ in found.scored.confused_pairs()} & set(names)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cifnet_pl
-from cifnet_pl.model.bundle import CONFIG, FORMAT, check_format
+from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import load_bundle
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import environment
@@ -104,21 +104,7 @@ def test_foreign_folders_are_never_overwritten(tmp_path: Path):
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["a.jpg", "file", "images"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../up",
-        "/root",
-        "a/../b",
-        "a\nb",
-        "nul\0",
-        "a\x1b[31m",
-        "",
-        "x" * 1001,
-        "a//b",
-        "a\\..\\b",
-    ],
-)
+@pytest.mark.parametrize("name", ["../up", "/root", "a\nb", "a\x1b[31m", "", "a//b"])
 def test_names_that_are_no_names_are_not_stored(name: str, tmp_path: Path):
     with pytest.raises(CheckpointError, match="class name"):
         learned(tasks=[["ant", name]]).save(tmp_path / "b")
@@ -161,13 +147,3 @@ def test_damaged_bundles_are_refused(
     damage(tmp_path / "b")
     with pytest.raises(CheckpointError, match=reason):
         load_bundle(tmp_path / "b")
-
-
-def test_the_format_of_this_version_is_read():
-    check_format(FORMAT, "the file")
-
-
-@pytest.mark.parametrize("number", [FORMAT + 1, str(FORMAT), None])
-def test_formats_of_other_versions_are_refused(number: object):
-    with pytest.raises(CheckpointError, match="the file has format"):
-        check_format(number, "the file")

@@ -13,7 +13,7 @@ import pytest
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import DataError
 from tests.data import test_sources

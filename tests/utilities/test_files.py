@@ -37,14 +37,11 @@ def untouched(target: Path) -> bool:
     return target.read_bytes() == b"old" and os.listdir(target.parent) == [target.name]
 
 
-def test_new_file_and_folders(tmp_path: Path) -> None:
+def test_new_and_replaced_files(tmp_path: Path, target: Path) -> None:
     path = tmp_path / "a" / "b" / "c.txt"
     write_text(path, "ä 🐈\n")
     assert path.read_bytes() == "ä 🐈\n".encode()
     assert os.listdir(path.parent) == ["c.txt"]
-
-
-def test_replaces_and_leaves_nothing_beside(target: Path) -> None:
     write_atomic(target, lambda file: file.write(b"new"))
     assert target.read_bytes() == b"new"
     assert os.listdir(target.parent) == [target.name]
@@ -59,11 +56,6 @@ def test_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CIFNET_CACHE", raising=False)
     with pytest.raises(UsageError, match=r"~/\.cache/cifnet_pl: this account has no"):
         user_cache()
-
-
-@pytest.mark.parametrize("name", ["~nobody-of-this-name/a", "./~", "a~", "a/~/b"])
-def test_other_names_with_a_tilde(name: str) -> None:
-    assert str(expanded(name)) == str(Path(name))
 
 
 def test_readable_as_the_umask_says(tmp_path: Path) -> None:

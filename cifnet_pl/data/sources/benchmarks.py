@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
 import json
 import re
 from collections import Counter
-from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from cifnet_pl.data.sets import (
-    ArraySet,
-    FileSet,
-    SampleGroups,
-    Source,
+from cifnet_pl.data.samples import (
+    SampleTable,
     SourceOptions,
     array_image,
-    checked_source,
     dataset_image,
-    held_out_rows,
-    source_by_mask,
-    source_of_splits,
-    split_by_seed,
+    joined,
+    table_of,
 )
 from cifnet_pl.data.sources.folders import (
     class_folders,
-    file_set,
+    class_samples,
     find_splits,
     folder,
     required_root,
 )
-from cifnet_pl.data.sources.tables import open_table, parquet_schema
+from cifnet_pl.data.sources.tables import open_table, parquet_schema, readable
+from cifnet_pl.data.splitting import held_out_rows
 from cifnet_pl.images.files import is_folder, listing, shown_path
-from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import split_of
@@ -79,7 +71,7 @@ def set_names() -> list[str]:
     return sorted(set(names) - NOT_FOR_CLASSIFICATION)
 
 
-def digits(options: SourceOptions) -> Source:
+def digits(options: SourceOptions) -> SampleTable:
     """Load scikit-learn's bundled digits: 1797 real 8x8 scans of ten classes, split by seed."""
     from sklearn.datasets import load_digits
 
@@ -87,16 +79,14 @@ def digits(options: SourceOptions) -> Source:
     squares = pixels.reshape(-1, 8, 8)
     scaled = squares * (255 / 16)
     images = scaled.round().astype(np.uint8)
-    class_names = [str(digit) for digit in range(10)]
-    return split_by_seed(
-        class_names, ArraySet(partial(array_image, images), labels), options
-    )
+    table = pd.DataFrame({"label": labels})
+    return SampleTable(table, partial(array_image, images))
 
 
 # ---------------------------------------------------------------------- torchvision
 
 
-def torchvision_set(name: str, options: SourceOptions) -> Source:
+def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
     """Load a classification set of torchvision: its two splits, or a split by seed of its only one.
 
     Args:
@@ -107,23 +97,17 @@ def torchvision_set(name: str, options: SourceOptions) -> Source:
         UsageError: the set is not one of images with one class each.
         DataError: it is not on this machine, or damaged.
     """
-    opened = []
+    parts = []
     for arguments in _split_arguments(name):
-        opened.append(_open(name, options, arguments))
-    train_classes = getattr(opened[0], "classes", None)
-    test_classes = getattr(opened[-1], "classes", None)
-    if train_classes != test_classes:
-        raise DataError(
-            f"torchvision's {name} has other classes for testing than for training: fetch it again"
+        opened = _open(name, options, arguments)
+        samples = SampleTable(
+            pd.DataFrame({"label": _labels(opened)}),
+            partial(dataset_image, opened),
+            class_names=_class_names(opened),
+            where=f"torchvision's {name}",
         )
-
-    def make(part: int, labels: np.ndarray) -> ArraySet:
-        read = partial(dataset_image, opened[part])
-        return ArraySet(read, labels)
-
-    labels = [_labels(part) for part in opened]
-    class_names = _class_names(opened[0])
-    return source_of_splits(labels, make, options, f"torchvision's {name}", class_names)
+        parts.append(samples)
+    return joined(parts)
 
 
 def _split_arguments(name: str) -> tuple[dict[str, Any], ...]:
@@ -153,17 +137,11 @@ def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
 
     builder = getattr(datasets, name)
     parameters = inspect.signature(builder).parameters
-    given = expanded(options.root or DEFAULT_ROOT)
-    root = given.absolute()
+    root = expanded(options.root or DEFAULT_ROOT).absolute()
     keywords: dict[str, Any] = {"root": str(root), **arguments}
     # EMNIST and QMNIST take the option of their parent without naming it.
     if "download" in parameters or issubclass(builder, datasets.MNIST):
         keywords["download"] = options.download
-    for parameter in parameters.values():
-        optional_one = parameter.default is not parameter.empty
-        variable = parameter.kind is parameter.VAR_KEYWORD
-        if parameter.name not in keywords and not optional_one and not variable:
-            raise _unsuitable(name, f"needs {parameter.name}")
     absent = f"torchvision's {name} is not in {shown_path(root)}"
     remedies = (
         "; set --data.root to the folder that holds it, or fetch it with --data.download"
@@ -176,7 +154,7 @@ def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
     ):
         try:
             return builder(**keywords)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise _unsuitable(name, first_line(error)) from error
 
 
@@ -208,28 +186,22 @@ def _labels(dataset: Any) -> list[int]:
         raise _unsuitable(kind, first_line(error)) from error
 
 
-def _class_names(dataset: Any) -> list[str]:
-    """Return the name of each label.
+def _class_names(dataset: Any) -> list[str] | None:
+    """Return the name of each label, or None where the set has no names.
 
     A name that occurs twice (ImageNet has two cranes) gets its label behind it.
     """
-    class_list = getattr(dataset, "classes", None)
-    declared = class_list or getattr(dataset, "categories", None)
+    declared = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
     if declared is None:
-        largest = max(_labels(dataset))
-        return [str(label) for label in range(largest + 1)]
+        return None
     names = []
     for name in declared:
-        if isinstance(name, tuple):
-            text = ", ".join(name)
-        else:
-            text = str(name)
-        names.append(text)
+        names.append(", ".join(name) if isinstance(name, tuple) else str(name))
     counts = Counter(names)
-    return [
-        name if counts[name] == 1 else f"{name} ({label})"
-        for label, name in enumerate(names)
-    ]
+    for label, name in enumerate(names):
+        if counts[name] > 1:
+            names[label] = f"{name} ({label})"
+    return names
 
 
 # ---------------------------------------------------------------------- ImageNet
@@ -250,7 +222,7 @@ TINY = (
 )
 
 
-def imagenet100(options: SourceOptions) -> Source:
+def imagenet100(options: SourceOptions) -> SampleTable:
     """Read 100 classes of a tree ``train/<class>/…`` and ``val/<class>/…``.
 
     Of ImageNet's 1000 classes those are used that the literature draws, with NumPy's legacy
@@ -268,36 +240,30 @@ def imagenet100(options: SourceOptions) -> Source:
             raise DataError(
                 f"{shown_path(root)} has no train and val: set --data.root to {IMAGENET}"
             )
-        folders = class_folders(train)
-        names = list(folders)
+        names = list(class_folders(train))
         if len(names) == IMAGENET_CLASSES:
             # The generator that the published draws were made with.
             generator = np.random.RandomState(USUAL_SEED)
-            rows = generator.permutation(IMAGENET_CLASSES)[:CLASSES]
-            usual = [names[i] for i in rows]
-            names = sorted(usual)
+            drawn = generator.permutation(IMAGENET_CLASSES)[:CLASSES]
+            names = sorted(names[i] for i in drawn)
         if len(names) != CLASSES:
             raise DataError(
                 f"{shown_path(root)} has {len(names)} classes, expected {CLASSES} or"
                 f" {IMAGENET_CLASSES}"
             )
-        val_folders = class_folders(val)
-        for name in names:
-            if name not in val_folders:
-                raise DataError(
-                    f"class '{name}' is not in val of {shown_path(root)}: --data.root must be"
-                    f" {IMAGENET}"
-                )
-        passed_over = PassedOver()
-        train_folders = {name: folders[name] for name in names}
-        train_set = file_set(train, train_folders, passed_over)
-        tested_folders = {name: val_folders[name] for name in names}
-        val_set = file_set(val, tested_folders, passed_over)
-        notes = tuple(passed_over.notes())
-        return Source(names, train_set, val_set, notes=notes)
+        samples = class_samples(root, {"train": train, "val": val}, only=names)
+    is_test = samples.table["split"] == "val"
+    validated = set(samples.table["label"][is_test])
+    for name in names:
+        if name not in validated:
+            raise DataError(
+                f"class '{name}' is not in val of {shown_path(root)}: --data.root must be"
+                f" {IMAGENET}"
+            )
+    return samples
 
 
-def tinyimagenet(options: SourceOptions) -> Source:
+def tinyimagenet(options: SourceOptions) -> SampleTable:
     """Read Tiny-ImageNet-200 as it is distributed.
 
     The folders are ``train/<class>/images``, and ``val/images`` with ``val/val_annotations.txt``.
@@ -316,12 +282,11 @@ def tinyimagenet(options: SourceOptions) -> Source:
             raise DataError(
                 f"{shown_path(root)} has no train: set --data.root to {TINY}"
             )
-        folders = class_folders(root / "train")
-        passed_over = PassedOver()
-        train_set = file_set(root / "train", folders, passed_over)
-        val_set = _validation(annotations, list(folders))
-        notes = tuple(passed_over.notes())
-        return Source(list(folders), train_set, val_set, notes=notes)
+        train = class_samples(root, {"train": root / "train"})
+        val = _validation(root, set(train.table["label"]))
+    table = pd.concat([train.table, val], ignore_index=True)
+    table["position"] = np.arange(len(table))
+    return SampleTable(table, root=root, where=train.where, notes=train.notes)
 
 
 def _inner_folder(root: Path, name: str) -> Path:
@@ -332,40 +297,33 @@ def _inner_folder(root: Path, name: str) -> Path:
     return root
 
 
-def _validation(annotations: Path, class_names: list[str]) -> FileSet:
+def _validation(root: Path, class_names: set[str]) -> pd.DataFrame:
     """Return the validation images of some classes, in the order of their annotations.
 
     Raises:
         DataError: no image of the classes, or one that is listed but not there.
     """
-    images = annotations.parent / "images"
-    if images.is_dir():
-        present = {path.name for path in images.iterdir()}
-    else:
-        present = set()
-    position = {}
-    for i, name in enumerate(class_names):
-        position[name] = i
-    names: list[str] = []
-    labels: list[int] = []
-    with annotations.open(newline="", encoding="utf-8") as file:
-        for row in csv.reader(file, delimiter="\t"):
-            if len(row) < 2 or row[1] not in position:
-                continue
-            if row[0] not in present:
-                raise _incomplete(
-                    annotations, f"{row[0]}, which is not in {shown_path(images)}"
-                )
-            names.append(row[0])
-            labels.append(position[row[1]])
-    if not names:
-        raise _incomplete(annotations, "no image of the classes in train")
-    return FileSet(images, names, labels)
-
-
-def _incomplete(annotations: Path, content: str) -> DataError:
-    return DataError(
-        f"{shown_path(annotations)} lists {content}: unpack the data set again"
+    annotations = root / "val" / "val_annotations.txt"
+    images = root / "val" / "images"
+    with readable(annotations):
+        rows = pd.read_csv(
+            annotations, sep="\t", header=None, dtype=str, keep_default_na=False
+        )
+        rows = rows[rows[1].isin(class_names)]
+    names = rows[0].tolist()
+    present = {path.name for path in images.glob("*")}
+    missing = [name for name in names if name not in present]
+    if missing or not names:
+        listed_images = ", ".join(missing[:1]) or "no image of the classes in train"
+        raise DataError(
+            f"{shown_path(annotations)} lists {listed_images}, and {shown_path(images)} has"
+            f" {len(present)} images: unpack the data set again"
+        )
+    return table_of(
+        name=names,
+        label=rows[1].tolist(),
+        path=[f"val/images/{name}" for name in names],
+        split=["val"] * len(names),
     )
 
 
@@ -388,7 +346,7 @@ class Core50Frame(NamedTuple):
     path: str
 
 
-def core50(options: SourceOptions) -> Source:
+def core50(options: SourceOptions) -> SampleTable:
     """Read the tree ``core50_128x128/sN/oM/C_NN_MM_FFF.png``; one class per object, o1 to o50.
 
     Sessions 3, 7 and 10 are for testing, as usual.
@@ -398,7 +356,7 @@ def core50(options: SourceOptions) -> Source:
             frame; with 10, as in the paper, 16,486 of the 164,866.
 
     Raises:
-        DataError: no such tree, or a class without training frames.
+        DataError: no such tree.
         UsageError: a stride that makes no sense.
     """
     stride = options.own.get("stride", 10)
@@ -406,8 +364,8 @@ def core50(options: SourceOptions) -> Source:
     check_that(type(stride) is int and stride > 0, "stride", stride, expected)
     with listing():
         root = _inner_folder(required_root(options, WHAT_CORE50), "core50_128x128")
-        frames = _frames(root)
-    sessions = sorted({frame.session for frame in frames})
+        frames = pd.DataFrame(_frames(root), columns=Core50Frame._fields)
+    sessions = sorted(set(frames["session"]))
     if not set(sessions) > TEST_SESSIONS:
         numbers = [f"s{session}" for session in sessions]
         present = ", ".join(numbers) or "no frame"
@@ -415,26 +373,27 @@ def core50(options: SourceOptions) -> Source:
             f"{shown_path(root)} holds {present}, expected s1 to s11: set --data.root to"
             f" {WHAT_CORE50}"
         )
-    objects = sorted({frame.object for frame in frames})
     # The stride-th frame and each stride-th one after it: ⌊n / stride⌋ of n.
-    frames = frames[stride - 1 :: stride]
-    labels = []
-    for frame in frames:
-        labels.append(objects.index(frame.object))
-    paths = [frame.path for frame in frames]
-    whole = FileSet(root, paths, labels)
-    session_numbers = []
-    for frame in frames:
-        session_numbers.append(sessions.index(frame.session))
-    domains = SampleGroups(
-        [f"s{session}" for session in sessions],
-        np.array(session_numbers, dtype=np.int64),
+    kept = frames.iloc[stride - 1 :: stride]
+    is_test = kept["session"].isin(TEST_SESSIONS)
+    sessions_kept = "s" + kept["session"].astype(str)
+    table = pd.DataFrame(
+        {
+            "name": kept["path"],
+            "label": kept["object"],
+            "split": np.where(is_test, "test", "train"),
+            "domain": pd.Categorical(
+                sessions_kept, [f"s{session}" for session in sessions]
+            ),
+        }
+    ).reset_index(drop=True)
+    last = int(frames["object"].max())
+    return SampleTable(
+        table,
+        root=root,
+        class_names=[f"o{number}" for number in range(last + 1)],
+        where=f"{shown_path(root)} with stride {stride}",
     )
-    is_test = [frame.session in TEST_SESSIONS for frame in frames]
-    test = np.array(is_test, dtype=bool)
-    names = [f"o{number}" for number in objects]
-    source = source_by_mask(names, whole, test, domains)
-    return checked_source(source, f"{shown_path(root)} with stride {stride}")
 
 
 def _frames(root: Path) -> list[Core50Frame]:
@@ -461,7 +420,7 @@ WHAT_DOMAINS = (
 )
 
 
-def domains(options: SourceOptions) -> Source:
+def domains(options: SourceOptions) -> SampleTable:
     """Read ``root/<domain>/<class>/…``; a share of each class in each domain is held out by seed.
 
     A class may be missing in some domains. Learn the domains one after the other with
@@ -479,32 +438,23 @@ def domains(options: SourceOptions) -> Source:
                 f"{shown_path(root)} has {named}, which are splits and not domains: use"
                 " --data.source folder"
             )
-        folders_of_domain: list[dict[str, list[Path]]] = []
-        for homes in domain_folders.values():
-            folders: dict[str, list[Path]] = {}
+        parts = []
+        notes: list[str] = []
+        for name, homes in domain_folders.items():
             for home in homes:
-                for name, paths in class_folders(home).items():
-                    folders.setdefault(name, []).extend(paths)
-            folders_of_domain.append(folders)
-        class_names = sorted(set(chain.from_iterable(folders_of_domain)))
-        passed_over = PassedOver()
-        names: list[str] = []
-        labels: list[int] = []
-        numbers: list[int] = []
-        for number, folders in enumerate(folders_of_domain):
-            images = file_set(root, folders, passed_over)
-            classes = list(folders)
-            names += images.names
-            labels += [class_names.index(classes[label]) for label in images.labels]
-            numbers += [number] * len(images)
-    whole = FileSet(root, names, labels)
-    of_samples = np.array(numbers)
-    groups = SampleGroups(list(domain_folders), of_samples)
+                samples = class_samples(home)
+                inner = [f"{home.name}/{path}" for path in samples.names]
+                parts.append(samples.table.assign(name=inner, domain=name))
+                notes += samples.notes
+    table = pd.concat(parts, ignore_index=True)
+    kind = pd.CategoricalDtype(list(domain_folders), ordered=True)
+    table = table.assign(domain=table["domain"].astype(kind))
+    table["position"] = np.arange(len(table))
+    whole = SampleTable(table, root=root, where=shown_path(root), notes=tuple(notes))
     held = held_out_rows(
-        whole, groups.numbers, options.val_fraction, options.split_seed
+        whole, options.val_fraction, options.split_seed, by=("label", "domain")
     )
-    source = source_by_mask(class_names, whole, held, groups)
-    return replace(source, notes=tuple(passed_over.notes()))
+    return whole.with_columns(split=np.where(held, "test", "train"))
 
 
 # ---------------------------------------------------------------------- CIFAR-100
@@ -515,7 +465,7 @@ LABEL = "fine_label"
 """Columns of the Parquet files: {"bytes": content of a PNG file, …}, and the class's number."""
 
 
-def cifar100(options: SourceOptions) -> Source:
+def cifar100(options: SourceOptions) -> SampleTable:
     """Read CIFAR-100; its classes are sorted by name, as torchvision's fine labels are.
 
     ``--data.root`` holds ``train.parquet`` and ``test.parquet``, as the Hugging Face hub has them;
@@ -528,10 +478,7 @@ def cifar100(options: SourceOptions) -> Source:
     """
     root = expanded(options.root or DEFAULT_ROOT)
     files = [root / name for name in PARQUET]
-    missing = []
-    for file in files:
-        if not file.is_file():
-            missing.append(file.name)
+    missing = [file.name for file in files if not file.is_file()]
     if len(missing) == 1:
         raise DataError(
             f"{shown_path(root)} has no {missing[0]}, which belongs to the other Parquet file:"
@@ -541,49 +488,37 @@ def cifar100(options: SourceOptions) -> Source:
         if is_folder(root) and find_splits(root) is not None:
             return folder(options)
         return torchvision_set("CIFAR100", options)
-    parts = [ParquetImages(file) for file in files]
-
-    def make(part: int, positions: np.ndarray) -> ArraySet:
-        where = f"{shown_path(files[part])}#"
-        return ArraySet(parts[part], positions, where=where)
-
-    labels = [part.labels for part in parts]
-    class_names = parts[0].class_names
-    return source_of_splits(labels, make, options, shown_path(root), class_names)
+    return joined([_parquet_images(file) for file in files])
 
 
-class ParquetImages:
-    """The images of one Parquet file, as the bytes of image files, in memory.
-
-    Attributes:
-        file: the Parquet file.
-        labels: label of each image, as the file has it.
-        class_names: name of class 0, 1, …, or None where the file does not tell them.
+def _parquet_images(file: Path) -> SampleTable:
+    """Return the images of one Parquet file, as the contents of image files in memory.
 
     Raises:
         DataError: the file is damaged, or lacks a column.
     """
+    table = open_table(file)
+    images = table.array(IMAGE)
+    labels = table.array(LABEL).tolist()
+    metadata = parquet_schema(file).metadata or {}
+    description = json.loads(metadata.get(b"huggingface", b"{}"))
+    features = description.get("info", {}).get("features", {})
 
-    def __init__(self, file: Path):
-        table = open_table(file)
-        self.file = file
-        self._images = table.array(IMAGE)
-        self.labels: list[Any] = table.array(LABEL).tolist()
-        metadata = parquet_schema(file).metadata or {}
-        description = json.loads(metadata.get(b"huggingface", b"{}"))
-        features = description.get("info", {}).get("features", {})
-        label_feature = features.get(LABEL, {})
-        self.class_names: list[str] | None = label_feature.get("names")
-
-    def __call__(self, row: int) -> bytes:
-        """Return the content of an image's file; DataError if there is none."""
-        cell = self._images[row]
+    def read(row: int) -> bytes:
+        cell = images[row]
         content = None
         if isinstance(cell, dict):
             content = cell.get("bytes")
         if not isinstance(content, bytes):
             raise DataError(
-                f"{shown_path(self.file)}: row {row} of column {IMAGE} (counted from 0) holds no"
-                " image"
+                f"{shown_path(file)}: row {row} of column {IMAGE} (counted from 0) holds no image"
             )
         return content
+
+    return SampleTable(
+        table_of(label=labels),
+        read,
+        class_names=features.get(LABEL, {}).get("names"),
+        where=shown_path(file.parent),
+        prefix=f"{shown_path(file)}#",
+    )

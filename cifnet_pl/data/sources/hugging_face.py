@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cifnet_pl.data.sets import (
-    ArraySet,
-    Source,
-    SourceOptions,
-    classes_of,
-    source_with_split,
-)
+from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
 from cifnet_pl.images.files import read_bytes
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.files import expanded
@@ -32,7 +25,7 @@ FEATURES = {"image": "Image", "label": "ClassLabel"}
 """Meaning of a column → the feature of ``datasets`` that has it."""
 
 
-def hugging_face(name: str, options: SourceOptions) -> Source:
+def hugging_face(name: str, options: SourceOptions) -> SampleTable:
     """Read a data set of images: ``hf:NAME`` of the hub, or ``hf`` with a local folder or file.
 
     Data on this machine is used without the network. Other data is fetched only with
@@ -44,8 +37,7 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
 
     Options:
         image, label: names of the columns; found by their features and names if not given.
-        train, test: names of the splits; without a test split a share of each class is held out by
-            seed. A test split without labels is not used.
+        train, test: names of the splits. A test split without labels is not used.
         config: name of the configuration, of a data set with several.
 
     Raises:
@@ -61,9 +53,7 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
     train = parts[splits_found["train"]]
     image = _column(train, "image", options, where)
     label = _column(train, "label", options, where)
-    labels: list[Any] = []
-    names: list[str] = []
-    splits: list[Split] = []
+    columns: dict[str, list[Any]] = {"name": [], "label": [], "split": []}
     read = []
     notes = []
     for meaning, split in splits_found.items():
@@ -74,23 +64,20 @@ def hugging_face(name: str, options: SourceOptions) -> Source:
             )
             continue
         read.append(part)
-        part_labels = part.select_columns([label])[label]
-        labels += part_labels
-        part_names = [f"{split}/{i}" for i in range(len(part))]
-        names += part_names
-        splits += [meaning] * len(part)
-    described = f"{where}: column '{printable(label)}'"
-    label_names = getattr(train.features[label], "names", None)
-    class_names, positions = classes_of(labels, described, label_names)
-    reader = row_reader(read, image, where)
-    where_read = f"{where}#"
-    whole = ArraySet(reader, positions, names, where=where_read, sequential=True)
-    given = None
-    if len(read) > 1:
-        given = splits
-    source = source_with_split(class_names, whole, given, options, where)
-    all_notes = (*notes, *source.notes)
-    return replace(source, notes=all_notes)
+        columns["label"] += part.select_columns([label])[label]
+        columns["name"] += [f"{split}/{i}" for i in range(len(part))]
+        columns["split"] += [meaning] * len(part)
+    if len(read) == 1:
+        columns.pop("split")
+    return SampleTable(
+        table_of(**columns),
+        row_reader(read, image, where),
+        class_names=getattr(train.features[label], "names", None),
+        where=where,
+        prefix=f"{where}#",
+        sequential=True,
+        notes=tuple(notes),
+    )
 
 
 def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
@@ -137,9 +124,7 @@ def network(allowed: bool) -> Iterator[None]:
     import datasets
     import huggingface_hub.constants as hub
 
-    loud = datasets.is_progress_bar_enabled()
-    datasets_offline = datasets.config.HF_HUB_OFFLINE
-    hub_offline = hub.HF_HUB_OFFLINE
+    before = (datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE)
     datasets.disable_progress_bars()
     if not allowed:
         datasets.config.HF_HUB_OFFLINE = True
@@ -147,10 +132,7 @@ def network(allowed: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        datasets.config.HF_HUB_OFFLINE = datasets_offline
-        hub.HF_HUB_OFFLINE = hub_offline
-        if loud:
-            datasets.enable_progress_bars()
+        datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE = before
 
 
 def _named_splits(
@@ -163,18 +145,20 @@ def _named_splits(
     """
     known = ", ".join(map(printable, parts))
     splits: dict[Split, str] = {}
-    for kind in ("train", "test"):
-        chosen = options.own.get(kind)
-        if chosen is None:
-            continue
-        if chosen not in parts:
-            raise DataError(
-                f"{where} has no split '{printable(str(chosen))}', it has {known}"
-            )
-        splits["train" if kind == "train" else "test"] = str(chosen)
+    chosen: dict[Split, Any] = {
+        "train": options.own.get("train"),
+        "test": options.own.get("test"),
+    }
+    for kind, name in chosen.items():
+        if name is not None:
+            if name not in parts:
+                raise DataError(
+                    f"{where} has no split '{printable(str(name))}', it has {known}"
+                )
+            splits[kind] = str(name)
     for name in parts:
         split = split_of(name)
-        if split == "train" or (split is not None and options.own.get("test") is None):
+        if split == "train" or (split is not None and chosen["test"] is None):
             splits.setdefault(split, name)
     if "train" not in splits:
         raise DataError(
@@ -185,12 +169,10 @@ def _named_splits(
 
 def _has_labels(part: Any, label: str) -> bool:
     """Return whether a split has labels; hubs give -1 or nothing to those of a competition."""
-    if label in part.column_names:
-        labels = part.select_columns([label])[label]
-    else:
-        labels = []
-    known = [value not in (None, -1) for value in labels]
-    return any(known)
+    if label not in part.column_names:
+        return False
+    labels = part.select_columns([label])[label]
+    return any(value not in (None, -1) for value in labels)
 
 
 def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> str:
@@ -202,25 +184,23 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     features: dict[str, str] = {}
     for name, feature in (dataset.features or {}).items():
         features[name] = type(feature).__name__
-    kinds = [f"{printable(name)} ({kind})" for name, kind in features.items()]
-    known = ", ".join(kinds)
+    known = ", ".join(f"{printable(name)} ({kind})" for name, kind in features.items())
     column = options.own.get(meaning)
+    if column is not None and column not in features:
+        raise DataError(
+            f"{where} has no column '{printable(str(column))}', it has {known}"
+        )
     if column is not None:
-        if column not in features:
-            raise DataError(
-                f"{where} has no column '{printable(str(column))}', it has {known}"
-            )
         return str(column)
-    for name, kind in features.items():
-        if kind == FEATURES[meaning]:
-            return name
-    for name in USUAL[meaning]:
-        if name in features:
-            return name
-    raise DataError(
-        f"{where} has no column of {meaning}s, it has {known}: name it with"
-        f" --data.options.{meaning}"
-    )
+    of_kind = [name for name, kind in features.items() if kind == FEATURES[meaning]]
+    usual = [name for name in USUAL[meaning] if name in features]
+    candidates = of_kind + usual
+    if not candidates:
+        raise DataError(
+            f"{where} has no column of {meaning}s, it has {known}: name it with"
+            f" --data.options.{meaning}"
+        )
+    return candidates[0]
 
 
 def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], bytes]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cifnet_pl.data.sets import (
-    ArraySet,
-    SampleSet,
-    Source,
+from cifnet_pl.data.samples import (
+    SampleTable,
     SourceOptions,
     array_image,
     dataset_image,
+    joined,
     pillow_image,
-    source_of_splits,
+    table_of,
 )
-from cifnet_pl.data.sources.tables import EmbeddingSet
 from cifnet_pl.utilities.errors import UsageError, explained
 
 EXPECTED = (
@@ -29,48 +24,24 @@ EXPECTED = (
 )
 
 
-@dataclass(frozen=True)
-class LabelledObject:
-    """One part of the data as Python programs hold it.
-
-    Attributes:
-        labels: label of each sample.
-        class_names: names of the labels 0, 1, …, where the data have them.
-        make: function of class positions (n,) that makes the sample set.
-    """
-
-    labels: Sequence[Any]
-    class_names: Sequence[str] | None
-    make: Callable[[np.ndarray], SampleSet]
-
-
-def source_of(given: Any, options: SourceOptions) -> Source:
-    """Return a source of Python objects.
+def source_of(given: Any, options: SourceOptions) -> SampleTable:
+    """Return samples of Python objects.
 
     Args:
         given: arrays (X, y), with X embeddings (n, d) of floats or images (n, h, w, 3) or (n, 3, h,
             w) of uint8, and y (n,) integers or names; a torch ``Dataset`` whose items are (image,
             label), an image being one of Pillow or an array of uint8; or a pair of either, to learn
-            and to test with.
-        options: share and seed of the held-out split where there is nothing to test with.
+            and to test with; or :class:`~cifnet_pl.data.samples.SampleTable`.
+        options: not needed; all sources have them.
 
     Raises:
         UsageError: something else.
-        DataError: labels that do not fit, or a class without a training sample.
     """
-    if isinstance(given, Source):
+    if isinstance(given, SampleTable):
         return given
     if _is_pair(given) and all(_is_pair(part) or _is_data_set(part) for part in given):
-        parts = [_read(part) for part in given]
-    else:
-        parts = [_read(given)]
-
-    def make(part: int, positions: np.ndarray) -> SampleSet:
-        return parts[part].make(positions)
-
-    labels = [part.labels for part in parts]
-    class_names = parts[0].class_names
-    return source_of_splits(labels, make, options, "the data", class_names)
+        return joined([_read(part) for part in given])
+    return _read(given)
 
 
 def _is_pair(given: Any) -> bool:
@@ -83,7 +54,7 @@ def _is_data_set(given: Any) -> bool:
     return hasattr(given, "__getitem__") and hasattr(given, "__len__")
 
 
-def _read(part: Any) -> LabelledObject:
+def _read(part: Any) -> SampleTable:
     """Inspect a pair of arrays or a torch data set."""
     tensors = getattr(part, "tensors", ())  # of a TensorDataset
     if len(tensors) == 2:
@@ -96,7 +67,7 @@ def _read(part: Any) -> LabelledObject:
     return _read_data_set(part)
 
 
-def _read_arrays(samples: Any, labels: Any) -> LabelledObject:
+def _read_arrays(samples: Any, labels: Any) -> SampleTable:
     """Read arrays X and y.
 
     Raises:
@@ -108,22 +79,18 @@ def _read_arrays(samples: Any, labels: Any) -> LabelledObject:
         raise UsageError(
             f"X has shape {x.shape} and y {y.shape}, expected a label for each sample: {EXPECTED}"
         )
+    table = table_of(label=y.tolist())
     if x.ndim == 2 and x.dtype.kind == "f":
-
-        def make_embeddings(positions: np.ndarray) -> SampleSet:
-            return EmbeddingSet(x, positions, Path("X"))
-
-        return LabelledObject(y.tolist(), None, make_embeddings)
+        return SampleTable(table, embeddings=x, where="X")
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         raise UsageError(
             f"X has shape {x.shape} and dtype {x.dtype}, expected (n, d) floats or (n, h, w, 3)"
             " uint8"
         )
-    read = partial(array_image, x)
-    return LabelledObject(y.tolist(), None, partial(ArraySet, read))
+    return SampleTable(table, partial(array_image, x))
 
 
-def _read_data_set(dataset: Any) -> LabelledObject:
+def _read_data_set(dataset: Any) -> SampleTable:
     """Read the labels of a torch data set: its ``targets``, or those of all items.
 
     Raises:
@@ -140,7 +107,8 @@ def _read_data_set(dataset: Any) -> LabelledObject:
                 targets.append(dataset[i][1])
         pillow_image(dataset[0][0], "the first item of the data set")
     labels = [label.item() if hasattr(label, "item") else label for label in targets]
-    class_names = getattr(dataset, "classes", None)
-    return LabelledObject(
-        labels, class_names, partial(ArraySet, partial(dataset_image, dataset))
+    return SampleTable(
+        table_of(label=labels),
+        partial(dataset_image, dataset),
+        class_names=getattr(dataset, "classes", None),
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cifnet_pl.data.sets import Source, SourceOptions
+from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
 from cifnet_pl.data.sources.benchmarks import (
     cifar100,
     core50,
@@ -22,6 +22,7 @@ from cifnet_pl.data.sources.hugging_face import hugging_face
 from cifnet_pl.data.sources.python_objects import source_of
 from cifnet_pl.data.sources.tables import embeddings, manifest
 from cifnet_pl.data.sources.tar_shards import webdataset
+from cifnet_pl.data.splitting import NEAR, SINGLE, divided
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.plugins import (
     entry_point,
@@ -31,7 +32,7 @@ from cifnet_pl.utilities.plugins import (
     offered,
 )
 
-SOURCES: dict[str, Callable[[SourceOptions], Source]] = {
+SOURCES: dict[str, Callable[[SourceOptions], SampleTable]] = {
     "digits": digits,
     "folder": folder,
     "cifar100": cifar100,
@@ -44,7 +45,7 @@ SOURCES: dict[str, Callable[[SourceOptions], Source]] = {
     "tinyimagenet": tinyimagenet,
     "webdataset": webdataset,
 }
-"""Name → function that builds the source.
+"""Name → function that reads the samples.
 
 Other names are looked up in ``torchvision.datasets``, in any case.
 """
@@ -83,17 +84,23 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
         UsageError: unknown name, or an option that is missing or unknown.
         DataError: data that is missing or has no classes.
     """
+    if isinstance(name, Source):
+        return name
     if not isinstance(name, str):
-        return source_of(name, options)
+        return divided(source_of(name, options), options)
     plugin = _plugin_path(name)
     if plugin is not None:
-        return _from_plugin(plugin, options)
+        return divided(_from_plugin(plugin, options), options)
     _check_options(name, options)
     if name.startswith(HUB_PREFIX):
-        return hugging_face(name.removeprefix(HUB_PREFIX), options)
-    if name in SOURCES:
-        return SOURCES[name](options)
-    return torchvision_set(_torchvision_class(name), options)
+        samples = hugging_face(name.removeprefix(HUB_PREFIX), options)
+    elif name in SOURCES:
+        samples = SOURCES[name](options)
+    else:
+        samples = torchvision_set(_torchvision_class(name), options)
+    if name == "folder":
+        return divided(samples, options, NEAR)
+    return divided(samples, options, SINGLE)
 
 
 def _plugin_path(name: str) -> str | None:
@@ -105,16 +112,16 @@ def _plugin_path(name: str) -> str | None:
     return entry_point("sources", name)
 
 
-def _from_plugin(name: str, options: SourceOptions) -> Source:
+def _from_plugin(name: str, options: SourceOptions) -> SampleTable:
     make = import_object(name)
     with naming(f"data source {name}"):
-        source = make(options)
-    if not isinstance(source, Source):
+        samples = make(options)
+    if not isinstance(samples, SampleTable):
         raise UsageError(
-            f"data source {name} gives a {type(source).__name__}, not a Source"
+            f"data source {name} gives a {type(samples).__name__}, not SampleTable"
             " (docs/how_to/plugins.md)"
         )
-    return source
+    return samples
 
 
 def _check_options(name: str, options: SourceOptions) -> None:

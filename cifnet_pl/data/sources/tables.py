@@ -8,38 +8,27 @@ import struct
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
-from cifnet_pl.data.sets import (
-    FileSet,
-    SampleGroups,
-    SampleSet,
-    Source,
-    SourceOptions,
-    classes_of,
-    source_with_split,
-)
+from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
 from cifnet_pl.images.files import shown_path
-from cifnet_pl.images.image import content_hash
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
-from cifnet_pl.utilities.text import listed, number_of, printable
+from cifnet_pl.utilities.text import number_of, printable
 
 ALIASES = {"embeddings": "embedding", "labels": "label", "ids": "id"}
 """Names of columns → another name that they are looked for by."""
 
 
 @dataclass
-class SampleTable:
+class ArrayFile:
     """Named arrays of one file; each is read when it is asked for.
 
     Attributes:
@@ -58,13 +47,9 @@ class SampleTable:
         Raises:
             DataError: there is none; names those that exist.
         """
-        if name in self.columns:
-            column = name
-        else:
-            column = ALIASES.get(name, name)
+        column = name if name in self.columns else ALIASES.get(name, name)
         if column not in self.columns:
-            known_columns = ", ".join(map(printable, self.columns))
-            known = known_columns or "nothing"
+            known = ", ".join(map(printable, self.columns)) or "nothing"
             raise DataError(
                 f"{shown_path(self.path)} has no '{printable(name)}', it has {known}"
             )
@@ -72,86 +57,64 @@ class SampleTable:
             return self.read(column)
 
     def matrix(self, name: str) -> np.ndarray:
-        """Return an (n, d) array of floats.
-
-        Raises:
-            DataError: the array has another shape or dtype.
-        """
+        """Return an (n, d) array of floats; DataError for another shape or dtype."""
         array = self.array(name)
         if array.ndim != 2 or array.dtype.kind != "f" or not array.size:
-            raise self._wrong_shape(
-                name, f"{array.shape} and dtype {array.dtype}, expected (n, d) floats"
+            raise DataError(
+                f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape} and dtype"
+                f" {array.dtype}, expected (n, d) floats"
             )
         return array
 
-    def vector(self, name: str, length: int) -> np.ndarray:
-        """Return an (n,) array.
-
-        Raises:
-            DataError: its length is not ``length``, or it has another shape.
-        """
+    def vector(self, name: str, length: int) -> list[Any]:
+        """Return the cells of an (n,) array; DataError for another shape."""
         array = self.array(name)
         if array.shape != (length,):
-            raise self._wrong_shape(name, f"{array.shape}, expected ({length},)")
-        return array
-
-    def _wrong_shape(self, name: str, shape: str) -> DataError:
-        return DataError(
-            f"{shown_path(self.path)}: '{printable(name)}' has shape {shape}"
-        )
+            raise DataError(
+                f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape}, expected"
+                f" ({length},)"
+            )
+        cells: list[Any] = array.tolist()
+        return cells
 
     def samples(
-        self, z: np.ndarray, labels: np.ndarray, ids: str | None = None
-    ) -> EmbeddingSet:
-        """Return embeddings of this file as samples.
-
-        Args:
-            z: (n, d), one of the arrays.
-            labels: (n,) class positions.
-            ids: name of the array of the samples' identities; None for "ids", if there is one.
-
-        Raises:
-            DataError: two samples have the same identity.
-        """
-        id_columns = {"ids", "id"} & set(self.columns)
-        if ids is None and not id_columns:
-            return EmbeddingSet(z, labels, self.path)
-        column = ids or "ids"
-        identities = self.vector(column, len(z))
-        values, counts = np.unique(identities, return_counts=True)
-        if len(values) < len(z):
-            repeated = values[counts.argmax()]
-            duplicate = printable(str(repeated))
-            raise DataError(
-                f"{shown_path(self.path)}: id '{duplicate}' stands there twice, expected one per"
-                " sample"
-            )
-        return EmbeddingSet(z, labels, self.path, ids=identities)
-
-    def labelled(
         self,
         embeddings: str = "embeddings",
-        labels: str = "labels",
+        labels: str | None = "labels",
         ids: str | None = None,
-    ) -> tuple[list[str], EmbeddingSet]:
-        """Return the names of the classes, and all embeddings with their labels.
+        split: str | None = None,
+    ) -> SampleTable:
+        """Return the embeddings of this file.
 
         Args:
-            embeddings, labels, ids: names of the arrays.
+            embeddings, labels, ids, split: names of the arrays; None for no labels, and for the
+                usual names of the others where the file has them.
 
         Raises:
-            DataError: arrays that are missing or do not fit.
+            DataError: arrays that are missing or do not fit; two samples with one identity.
         """
         z = self.matrix(embeddings)
-        cells = self.vector(labels, len(z)).tolist()
-        class_names, positions = classes_of(cells, shown_path(self.path))
-        return class_names, self.samples(z, positions, ids)
-
-    def unlabelled(self) -> EmbeddingSet:
-        """Return all embeddings without their labels."""
-        z = self.matrix("embeddings")
-        zeros = np.zeros(len(z), dtype=np.int64)
-        return self.samples(z, zeros)
+        where = shown_path(self.path)
+        columns: dict[str, Any] = {"label": np.zeros(len(z), dtype=np.int64)}
+        if labels is not None:
+            columns["label"] = self.vector(labels, len(z))
+        if ids is None and {"ids", "id"} & set(self.columns):
+            ids = "ids"
+        if ids is not None:
+            names = [str(name) for name in self.vector(ids, len(z))]
+            refuse_repeated(names, where, "id")
+            columns["name"] = names
+        if split is None and "split" in self.columns:
+            split = "split"
+        if split is not None and labels is not None:
+            words = self.vector(split, len(z))
+            columns["split"] = [read_split(word, where) for word in words]
+        return SampleTable(
+            pd.DataFrame(columns, dtype=object),
+            embeddings=z,
+            where=where,
+            prefix=f"{where}#",
+        )
 
 
 def readable(path: Path) -> Any:
@@ -159,7 +122,7 @@ def readable(path: Path) -> Any:
     return explained(DataError, f"cannot read {shown_path(path)}")
 
 
-def _npz(path: Path) -> SampleTable:
+def _npz(path: Path) -> ArrayFile:
     with zipfile.ZipFile(path) as archive:
         members = {}
         for info in archive.infolist():
@@ -174,7 +137,7 @@ def _npz(path: Path) -> SampleTable:
         with np.load(path, allow_pickle=False) as arrays:
             return np.asarray(arrays[name])
 
-    return SampleTable(path, list(members), read)
+    return ArrayFile(path, list(members), read)
 
 
 def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
@@ -203,7 +166,7 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
     return np.memmap(path, dtype, "r", start, shape, "C")
 
 
-def _parquet(path: Path) -> SampleTable:
+def _parquet(path: Path) -> ArrayFile:
     names = parquet_schema(path).names
 
     def read(name: str) -> np.ndarray:
@@ -216,7 +179,7 @@ def _parquet(path: Path) -> SampleTable:
             raise DataError(f"'{printable(name)}' has nothing in row {missing[0]}")
         return np.asarray(cells)
 
-    return SampleTable(path, names, read)
+    return ArrayFile(path, names, read)
 
 
 def parquet_schema(path: Path) -> Any:
@@ -232,7 +195,7 @@ def require_pyarrow() -> None:
     optional("pyarrow", "a Parquet file", "tables")
 
 
-READERS: dict[str, Callable[[Path], SampleTable]] = {".npz": _npz, ".parquet": _parquet}
+READERS: dict[str, Callable[[Path], ArrayFile]] = {".npz": _npz, ".parquet": _parquet}
 """Ending of a file's name → function that opens it."""
 
 WHAT = "a file of embeddings (.npz or .parquet) with (n, d) embeddings and (n,) labels"
@@ -245,104 +208,11 @@ TRUTH_VALUES: dict[str, Split] = {
 """Values of a column ``split`` that say whether a sample is tested with, in small letters."""
 
 
-class EmbeddingSet(SampleSet):
-    """Rows of an array of embeddings, read from its memory-mapped file when they are asked for.
-
-    Args:
-        embeddings: (N, d) array of floats.
-        labels: (n,) class position of each sample.
-        file: where the array comes from, for messages.
-        rows: (n,) row of each sample in ``embeddings``; None for all.
-        ids: (N,) identity of each row, or None for its number.
-    """
-
-    def __init__(
-        self,
-        embeddings: np.ndarray,
-        labels: np.ndarray,
-        file: Path,
-        rows: np.ndarray | None = None,
-        ids: np.ndarray | None = None,
-    ):
-        self.embeddings = embeddings
-        self.labels = labels
-        self.ids = ids
-        self.file = file
-        if rows is None:
-            self.rows = np.arange(len(labels))
-        else:
-            self.rows = rows
-        if ids is None:
-            identities = self.rows
-        else:
-            identities = ids[self.rows]
-        self.names = []
-        for name in identities.tolist():
-            self.names.append(str(name))
-
-    @property
-    def root(self) -> Path:
-        """The file, below which the samples are, as images are below a folder."""
-        return self.file
-
-    @property
-    def features(self) -> int:
-        """Width d of the embeddings."""
-        return int(self.embeddings.shape[1])
-
-    def get(self, rows: np.ndarray) -> Tensor:
-        """Return (n, d) float32 embeddings of the samples at positions ``rows``.
-
-        Raises:
-            DataError: some of them hold NaN or infinity; names their rows in the file.
-        """
-        file_rows = self.rows[rows]
-        if len(file_rows) and (np.diff(file_rows) == 1).all():
-            # A view of consecutive rows is read from the file in one piece.
-            first = file_rows[0]
-            last = file_rows[-1]
-            part = self.embeddings[first : last + 1]
-        else:
-            part = self.embeddings[file_rows]
-        with np.errstate(over="ignore"):  # values too large become infinity
-            in_order = np.array(part, dtype=np.float32, order="C")
-            z = torch.from_numpy(in_order)
-        is_finite = torch.isfinite(z).all(dim=1)
-        finite = is_finite.numpy()
-        if not finite.all():
-            broken = []
-            for row in file_rows[~finite]:
-                broken.append(str(row))
-            raise DataError(
-                f"{shown_path(self.file)}: no finite float32 in row {listed(broken)} of the"
-                " embeddings (counted from 0): repair or remove them"
-            )
-        return z
-
-    def place(self, index: int) -> str:
-        """Return the file and the sample's name in it."""
-        name = printable(self.names[index])
-        return f"{shown_path(self.file)}#{name}"
-
-    def subset(self, rows: np.ndarray) -> EmbeddingSet:
-        """Return the samples at positions ``rows``."""
-        own_rows = self.rows[rows]
-        labels = self.labels[rows]
-        return EmbeddingSet(self.embeddings, labels, self.file, own_rows, self.ids)
-
-    def content_hash(self, index: int) -> int:
-        """Return the hash of the embedding's bytes."""
-        vector = self.embeddings[self.rows[index]]
-        row = np.ascontiguousarray(vector)
-        return content_hash(row.tobytes())
-
-
-def embeddings(options: SourceOptions) -> Source:
+def embeddings(options: SourceOptions) -> SampleTable:
     """Read embeddings and their labels from one file.
 
     The file has ``embeddings`` (n, d) and ``labels`` (n,), integers or names. Optional are ``ids``
-    (n,), the identity of each sample, and ``split`` (n,), "train" or "test". Without a test split a
-    share of each class is held out by seed.
+    (n,), the identity of each sample, and ``split`` (n,), "train" or "test".
 
     Options:
         embeddings, labels, ids, split: names of the columns or arrays, where they have other ones.
@@ -352,22 +222,18 @@ def embeddings(options: SourceOptions) -> Source:
         DataError: a file that is missing, damaged or of another kind; columns that are missing or
             do not fit.
     """
-    table = open_table(options.root)
-    where = shown_path(table.path)
-    names = {}
-    for key, value in options.own.items():
-        names[key] = str(value)
-    default = None
-    if "split" in table.columns:
-        default = "split"
-    split_column = names.pop("split", default)
-    class_names, whole = table.labelled(**names)
-    splits = None
-    if split_column is not None:
-        cells = table.vector(split_column, len(whole))
-        words = cells.tolist()
-        splits = [read_split(word, where) for word in words]
-    return source_with_split(class_names, whole, splits, options, where)
+    names = {key: str(value) for key, value in options.own.items()}
+    return open_table(options.root).samples(**names)
+
+
+def refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
+    """Raise DataError where two samples have one name."""
+    counts = Counter(names)
+    name, times = counts.most_common(1)[0]
+    if times > 1:
+        raise DataError(
+            f"{where}: {noun} '{printable(name)}' stands there twice, expected one per sample"
+        )
 
 
 def read_split(word: Any, where: str) -> Split:
@@ -386,7 +252,7 @@ def read_split(word: Any, where: str) -> Split:
     return split
 
 
-def open_table(root: Path | None) -> SampleTable:
+def open_table(root: Path | None) -> ArrayFile:
     """Open a file of arrays without reading them; its ending says the format.
 
     Raises:
@@ -442,13 +308,13 @@ MEANINGS = ("path", "label", "split", "task", "domain")
 """Roles of the columns of a manifest; the first two are needed."""
 
 
-def manifest(options: SourceOptions) -> Source:
+def manifest(options: SourceOptions) -> SampleTable:
     """Read the images that a table lists; ``--data.root`` is the table.
 
     Columns are ``path``, relative to the table's folder; ``label``, the name of the class; and, if
     wanted, ``split`` (train or test), ``task`` and ``domain``. Tasks are learned with
     ``--data.stream Listed``, in sorted order, numbers as numbers; domains with ``--data.stream
-    Domains``. Without a split a share of each class is held out by seed.
+    Domains``.
 
     Options:
         path, label, split, task, domain: names of the columns, where they have other ones.
@@ -466,28 +332,17 @@ def manifest(options: SourceOptions) -> Source:
         raise DataError(f"{where} lists no image")
     cells = _by_meaning(rows, options.own, where)
     paths = _existing_files(cells["path"], file.parent, where)
-    class_names, labels = classes_of(cells["label"], where)
-    whole = FileSet(file.parent, paths, labels.tolist())
-    splits = None
+    columns = {"name": paths, "label": cells["label"]}
+    for meaning in ("domain", "task"):
+        if meaning in cells:
+            columns[meaning] = cells[meaning]
     if "split" in cells:
-        splits = []
-        for word in cells["split"]:
-            splits.append(read_split(word, where))
-    domains = None
-    if "domain" in cells:
-        domains = _groups(cells["domain"])
-    tasks = None
-    if "task" in cells:
-        tasks = _groups(cells["task"])
-    source = source_with_split(
-        class_names, whole, splits, options, where, domains, tasks
-    )
+        columns["split"] = [read_split(word, where) for word in cells["split"]]
+    notes: tuple[str, ...] = ()
     empty_rows = rows.attrs.get("empty_rows", 0)
-    if not empty_rows:
-        return source
-    note = f"note: {where}: {number_of(empty_rows, 'empty row')} passed over"
-    notes = (note, *source.notes)
-    return replace(source, notes=notes)
+    if empty_rows:
+        notes = (f"note: {where}: {number_of(empty_rows, 'empty row')} passed over",)
+    return SampleTable(table_of(**columns), root=file.parent, where=where, notes=notes)
 
 
 def read_rows(path: Path) -> pd.DataFrame:
@@ -619,26 +474,5 @@ def _existing_files(paths: Sequence[Any], root: Path, where: str) -> list[str]:
             f"{where} lists {len(missing)} files that are not there, the first is"
             f" {shown_path(root / missing[0])}: paths are relative to the table's folder"
         )
-    counts = Counter(found)
-    name, times = counts.most_common(1)[0]
-    if times > 1:
-        raise DataError(
-            f"{where} lists an image twice ({printable(name)}): an image has one row"
-        )
+    refuse_repeated(found, where, "image")
     return found
-
-
-def _groups(column: list[Any]) -> SampleGroups:
-    """Return the groups that a column names, sorted, numbers as numbers."""
-    cells = [str(cell) for cell in column]
-    names = sorted(set(cells), key=_number_order)
-    position = {name: i for i, name in enumerate(names)}
-    numbers = [position[cell] for cell in cells]
-    return SampleGroups(names, np.array(numbers, dtype=np.int64))
-
-
-def _number_order(name: str) -> tuple[bool, int, str]:
-    """Return a key that sorts numbers by their value, and before other names."""
-    if name.isdecimal():
-        return (False, int(name), name)
-    return (True, 0, name)

@@ -10,19 +10,11 @@ from __future__ import annotations
 import json
 import re
 import tarfile
-from collections import Counter
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple
 
-import numpy as np
-
-from cifnet_pl.data.sets import (
-    ArraySet,
-    Source,
-    SourceOptions,
-    classes_of,
-    source_with_split,
-)
+from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
+from cifnet_pl.data.sources.tables import refuse_repeated
 from cifnet_pl.images.files import file_identity, matching_paths
 from cifnet_pl.images.names import EXTENSIONS, is_hidden
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
@@ -36,20 +28,16 @@ IMAGES = (*(ending.removeprefix(".") for ending in sorted(EXTENSIONS)), "img")
 LABELS = ("cls", "txt", "json")
 """Endings of a sample's label: a number, a text, or {"label": …}."""
 
-HEADER_BYTES = 2**20
-"""Largest name, or attributes, of a member; and its largest label."""
-
 Members = dict[str, tarfile.TarInfo]
 """Ending of a name → the member of one sample."""
 
 
-def webdataset(options: SourceOptions) -> Source:
+def webdataset(options: SourceOptions) -> SampleTable:
     """Read tar shards; ``--data.root`` is a folder of them, or a pattern (``part-*.tar``).
 
     A sample is the members with one name up to its first dot: an image, and ``.cls`` (a number),
     ``.txt`` (a name) or ``.json`` with an entry "label". Hidden members are skipped. Shards in a
-    folder ``train`` or ``test``, or whose names begin so, are that split; without both a share of
-    each class is held out by seed.
+    folder ``train`` or ``test``, or whose names begin so, are that split.
 
     Options:
         label: entry of the .json member, or the ending of another member with the label.
@@ -60,28 +48,34 @@ def webdataset(options: SourceOptions) -> Source:
         DataError: a shard that is missing, cut off or no tar file; a sample without an image or a
             label.
     """
-    names_of_numbers = _class_list(options)
-    label_name = str(options.own.get("label", "label"))
-    has_names = names_of_numbers is not None
-    reader = ShardReader(find_shards(options), label_name, has_names)
+    class_names = _class_list(options)
+    label = str(options.own.get("label", "label"))
+    shards = find_shards(options)
+    marks = {shard: file_identity(Path(shard)) for shard in shards}
+    samples: list[ShardSample] = []
+    for shard in shards:
+        samples += read_headers(shard, label, class_names is not None)
     where = printable(str(options.root))
-    counts = Counter(reader.names)
-    name, times = counts.most_common(1)[0]
-    if times > 1:
-        raise DataError(
-            f"{where}: sample {printable(name)} stands there twice: give each sample a name of"
-            " its own"
-        )
-    class_names, labels = classes_of(reader.labels, where, names_of_numbers)
-    whole = ArraySet(reader, labels, reader.names, where="", sequential=True)
-    split_of_shards = [split_of_shard(shard) for shard in reader.shards]
-    splits: list[Split] | None = None
-    tested = {"test", "val"} & set(split_of_shards)
-    if "train" in split_of_shards and tested:
-        splits = []
-        for number in reader.shard:
-            splits.append(split_of_shards[number] or "train")
-    return source_with_split(class_names, whole, splits, options, where)
+    names = [sample.name for sample in samples]
+    refuse_repeated(names, where, "sample")
+    columns = {"name": names, "label": [sample.label for sample in samples]}
+    splits = {shard: split_of_shard(shard) for shard in shards}
+    given = set(splits.values())
+    if "train" in given and given & {"test", "val"}:
+        columns["split"] = [splits[sample.shard] or "train" for sample in samples]
+
+    def read(position: int) -> bytes:
+        sample = samples[position]
+        return read_member(sample, marks[sample.shard])
+
+    return SampleTable(
+        table_of(**columns),
+        read,
+        class_names=class_names,
+        where=where,
+        prefix="",
+        sequential=True,
+    )
 
 
 def find_shards(options: SourceOptions) -> list[str]:
@@ -129,19 +123,89 @@ def _class_list(options: SourceOptions) -> list[str] | None:
 # ---------------------------------------------------------------------- reading
 
 
-def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
-    """Return the members of each sample of a shard, by the samples' keys.
+class ShardSample(NamedTuple):
+    """A sample of a shard.
+
+    Attributes:
+        name: the tar file's name with the key of the sample.
+        label: content of its label member.
+        shard: path of the tar file.
+        offset, size: place of its image there, in bytes.
+    """
+
+    name: str
+    label: Any
+    shard: str
+    offset: int
+    size: int
+
+
+def read_headers(shard: str, label: str, numbered: bool) -> list[ShardSample]:
+    """Read the headers of a tar file, and the labels of its samples.
 
     Args:
-        file: the shard.
-        shard: its path, for messages.
+        shard: path of the tar file.
+        label: entry of the .json member, or the ending of another member with the label.
+        numbered: whether labels are numbers of classes whose names are elsewhere.
+
+    Raises:
+        DataError: the file cannot be read, is cut off or no tar file; a sample without an image or
+            a label.
+    """
+    shown = printable(shard)
+    if not Path(shard).is_file():
+        raise DataError(f"shard {shown} is no regular file: remove it")
+    found = []
+    with (
+        explained(DataError, f"shard {shown} is damaged, cut off or no tar file"),
+        open(shard, "rb") as file,
+    ):
+        for key, members in _members(file, shown).items():
+            where = f"{shown}: sample {printable(key)}"
+            image = _first(members, IMAGES)
+            if image is None:
+                known = ", ".join(map(printable, members))
+                raise DataError(f"{where} has no image, it has {known}")
+            name = f"{Path(shard).name}/{key}"
+            value = _label(file, members, label, numbered, where)
+            place = members[image]
+            sample = ShardSample(name, value, shard, place.offset_data, place.size)
+            found.append(sample)
+    return found
+
+
+def read_member(sample: ShardSample, mark: tuple[int, ...]) -> bytes:
+    """Return the content of a sample's image.
+
+    Args:
+        sample: the sample.
+        mark: size and times of its shard when the headers were read.
+
+    Raises:
+        DataError: the shard cannot be read, or was changed since.
+    """
+    shown = printable(sample.shard)
+    with (
+        explained(DataError, f"cannot read shard {shown}"),
+        open(sample.shard, "rb") as file,
+    ):
+        file.seek(sample.offset)
+        content = file.read(sample.size)
+        if file_identity(Path(sample.shard)) != mark or len(content) != sample.size:
+            raise DataError(
+                f"shard {shown} changed while it was read: start the run again"
+            )
+    return content
+
+
+def _members(file: IO[bytes], shard: str) -> dict[str, Members]:
+    """Return the members of each sample of a shard, by the samples' keys.
 
     Raises:
         DataError: the shard is cut off, has no samples, or one with two members of one ending.
     """
     samples: dict[str, Members] = {}
-    bounded = cast(IO[bytes], _BoundedReads(file))
-    with tarfile.open(fileobj=bounded, mode="r:") as archive:
+    with tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             if member.isreg() and not is_hidden(member.name.removeprefix("./")):
                 _add_member(samples, member, shard)
@@ -152,22 +216,6 @@ def _samples(file: IO[bytes], shard: str) -> dict[str, Members]:
     if not samples:
         raise DataError(f"shard {shard} has no samples, or is cut off")
     return samples
-
-
-class _BoundedReads:
-    """A shard of which little is read at once: long names and attributes are read as a whole."""
-
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-
-    def read(self, size: int = -1) -> bytes:
-        """Read as the file does; DataError if that is too much at once."""
-        if not 0 <= size <= HEADER_BYTES:
-            raise DataError(f"a header of more than {HEADER_BYTES} bytes")
-        return self._file.read(size)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
 
 
 def _add_member(
@@ -185,10 +233,6 @@ def _add_member(
     members[ending.lower()] = member
 
 
-def _listed(members: Members) -> str:
-    return ", ".join(map(printable, members))
-
-
 def _label(
     file: IO[bytes], members: Members, name: str, numbered: bool, where: str
 ) -> Any:
@@ -204,16 +248,11 @@ def _label(
         numbered: whether texts are numbers of classes whose names are elsewhere.
         where: the sample, for messages.
     """
-    ending = _first_ending(members, (name, *LABELS))
+    ending = _first(members, (name, *LABELS))
     if ending is None:
-        raise DataError(
-            f"{where} has no label (.cls, .txt or .json), it has {_listed(members)}"
-        )
+        known = ", ".join(map(printable, members))
+        raise DataError(f"{where} has no label (.cls, .txt or .json), it has {known}")
     member = members[ending]
-    if member.size > HEADER_BYTES:
-        raise DataError(
-            f"{where} has a label of {member.size} bytes, expected at most {HEADER_BYTES}"
-        )
     file.seek(member.offset_data)
     with explained(
         DataError, f"{where} has no readable label '{printable(name)}' in .{ending}"
@@ -227,83 +266,6 @@ def _label(
     return text
 
 
-def _first_ending(members: Members, endings: tuple[str, ...]) -> str | None:
-    for ending in endings:
-        if ending in members:
-            return ending
-    return None
-
-
-class ShardReader:
-    """Read the headers of tar files once, then the image of any sample.
-
-    Args:
-        shards: paths of the tar files.
-        label: entry of the .json member, or the ending of another member with the label.
-        numbered: whether labels are numbers of classes whose names are elsewhere.
-
-    Attributes:
-        marks: size and times of each tar file, which change with its content.
-        shard, offset, size: (n,) the tar file of each image, and its place there in bytes.
-        names: (n,) the tar file's name with the key of each sample.
-        labels: (n,) content of each sample's label member.
-
-    Raises:
-        DataError: a shard that cannot be read, is cut off or no tar file; a sample without an image
-            or a label.
-    """
-
-    def __init__(self, shards: list[str], label: str, numbered: bool = False):
-        self.shards = shards
-        self.marks = []
-        for shard in shards:
-            self.marks.append(file_identity(Path(shard)))
-        self.names: list[str] = []
-        self.labels: list[Any] = []
-        places: list[tuple[int, int, int]] = []
-        for number, shard in enumerate(shards):
-            shown = printable(shard)
-            if not Path(shard).is_file():
-                raise DataError(f"shard {shown} is no regular file: remove it")
-            with (
-                explained(
-                    DataError, f"shard {shown} is damaged, cut off or no tar file"
-                ),
-                open(shard, "rb") as file,
-            ):
-                for key, members in _samples(file, shown).items():
-                    where = f"{shown}: sample {printable(key)}"
-                    ending = _first_ending(members, IMAGES)
-                    if ending is None:
-                        raise DataError(
-                            f"{where} has no image, it has {_listed(members)}"
-                        )
-                    image = members[ending]
-                    self.labels.append(_label(file, members, label, numbered, where))
-                    name = f"{Path(shard).name}/{key}"
-                    self.names.append(name)
-                    place = (number, image.offset_data, image.size)
-                    places.append(place)
-        columns = np.array(places, dtype=np.int64)
-        self.shard, self.offset, self.size = columns.T
-
-    def __call__(self, row: int) -> bytes:
-        """Return the bytes of an image.
-
-        Raises:
-            DataError: its shard cannot be read, or was changed since its headers were read.
-        """
-        number = int(self.shard[row])
-        shard = self.shards[number]
-        size = int(self.size[row])
-        with (
-            explained(DataError, f"cannot read shard {printable(shard)}"),
-            open(shard, "rb") as file,
-        ):
-            file.seek(int(self.offset[row]))
-            content = file.read(size)
-            if file_identity(Path(shard)) != self.marks[number] or len(content) != size:
-                raise DataError(
-                    f"shard {printable(shard)} changed while it was read: start the run again"
-                )
-        return content
+def _first(members: Members, endings: tuple[str, ...]) -> str | None:
+    """Return the first of the endings that a sample has a member of."""
+    return next((ending for ending in endings if ending in members), None)

@@ -117,8 +117,9 @@ class HeldOutImages(Callback):
         tested = np.flatnonzero(list(counts.values()))
         classes = np.searchsorted(tested, data.learner_labels(rows))
         hashes = torch.from_numpy(data.source.val.hashes(rows))
-        if data.source.val_groups is not None:
-            groups = torch.from_numpy(data.source.val_groups[rows])
+        groups_of_rows = data.source.val.groups
+        if groups_of_rows is not None:
+            groups = torch.from_numpy(groups_of_rows[rows])
             for keys, given in of_all_processes((hashes, groups)):
                 model.calibration.add_given_groups(keys, given)
         samples = BufferSamples(

@@ -243,11 +243,14 @@ class RunTable(Callback):
         self._printed_lines = 0
         if not trainer.is_global_zero:
             return
-        stream = module.data.stream(module.learned_tasks)
+        plan = module.data.plan(module.learned_tasks)
         done = module.tasks_finished
-        summary = f"{number_of(len(stream.classes()), 'class')} in {number_of(len(stream), 'task')}"
+        tasks = len(plan.tasks)
+        summary = (
+            f"{number_of(len(plan.classes), 'class')} in {number_of(tasks, 'task')}"
+        )
         device = module.device.type
-        if done == len(stream):
+        if done == tasks:
             print_text(
                 f"{summary}: all tasks are learned already, nothing is left to do"
             )

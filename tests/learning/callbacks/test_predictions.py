@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.data.sets import SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import CIFNetHead
 from cifnet_pl.learning.run_record import PrequentialRow, RunRecord

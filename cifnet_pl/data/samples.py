@@ -1,0 +1,458 @@
+"""One table of samples, what reads one of them, and their classes and splits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cifnet_pl.images.files import file_identity, file_size
+from cifnet_pl.images.image import (
+    UNREADABLE_HASH,
+    EncodedImage,
+    ImageLike,
+    Look,
+    UnreadableImage,
+    content_hash,
+)
+from cifnet_pl.images.reader import look_at_images
+from cifnet_pl.utilities.errors import CifnetError, DataError
+from cifnet_pl.utilities.names import class_name, class_name_problem
+from cifnet_pl.utilities.text import first_line, listed, printable
+
+
+@dataclass(eq=False)
+class SampleTable:
+    """Labelled samples: a table with a row for each, and what reads one.
+
+    Args:
+        table: with the column ``label``, and where they are known
+
+            * ``name``, unique within a split; by default the sample's position in the data,
+            * ``split`` ("train", "val" or "test"),
+            * ``domain``, ``task``: the session or place that a sample is from, and the task that
+              the source gives it; sorted by name, or as an ordered categorical,
+            * ``group``: equal numbers for samples of one group that the user named,
+            * ``path``: the file below ``root``; by default ``root`` and the name,
+            * ``position``: where the sample is in the data; by default 0, 1, …
+        read: position → image, which is a decoded one or the content of a file; several threads
+            call it. None for files and for embeddings.
+        root: folder or Zip archive of the files, if the samples are images in files.
+        embeddings: (N, d) floats, computed elsewhere; row ``position`` is that of a sample.
+        class_names: names of the labels 0, 1, …; None where labels are names, or numbers without
+            names.
+        where: the data, for messages.
+        prefix: start of a sample's name in messages.
+        sequential: whether samples are best read in ascending order, because they lie one after the
+            other in large files.
+        notes: sentences for the user about what was read.
+        hash_of: (n,) int64 content hashes as far as they are known, else -1.
+
+    Attributes:
+        labels: (n,) int64, position of each sample's class in the source's ``class_names``; as the
+            source gives them before :func:`labelled`.
+        names: name of each sample.
+        positions: (n,) int64, where each sample is in the data.
+        paths: path of each file below ``root``.
+        groups: (n,) int64, the column ``group``; None without groups.
+        are_images: whether the samples are images, and not embeddings.
+        in_files: whether each sample is an image in a file of its own.
+    """
+
+    table: pd.DataFrame
+    read: Callable[[int], ImageLike] | None = None
+    root: Path | None = None
+    embeddings: np.ndarray | None = None
+    class_names: Sequence[str] | None = None
+    where: str = "the data"
+    prefix: str = "number "
+    sequential: bool = False
+    notes: tuple[str, ...] = ()
+    hash_of: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
+
+    def __post_init__(self) -> None:
+        count = len(self.table)
+        if "position" not in self.table:
+            self.table = self.table.assign(position=np.arange(count))
+        if "name" not in self.table:
+            names = [str(position) for position in self.table["position"].tolist()]
+            column = pd.Series(names, self.table.index, dtype=object)
+            self.table = self.table.assign(name=column)
+        if not len(self.hash_of):
+            self.hash_of = np.full(count, -1, dtype=np.int64)
+        self.names: Sequence[str] = self.table["name"].tolist()
+        self.positions: np.ndarray = self.table["position"].to_numpy(
+            np.int64, copy=True
+        )
+        self.paths: Sequence[str] = self.table.get("path", self.table["name"]).tolist()
+        self.labels: np.ndarray = self.table["label"].to_numpy(copy=True)
+        self.groups: np.ndarray | None = None
+        if "group" in self.table:
+            self.groups = self.table["group"].to_numpy(np.int64, copy=True)
+        self.are_images = self.embeddings is None
+        self.in_files = self.are_images and self.read is None
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @cached_property
+    def rows_of(self) -> dict[int, np.ndarray]:
+        """Label → rows of its samples, ascending."""
+        order = np.argsort(self.labels, kind="stable")
+        sorted_labels = self.labels[order]
+        classes, starts = np.unique(sorted_labels, return_index=True)
+        rows_by_class = np.split(order, starts)[1:]
+        return dict(zip(classes.tolist(), rows_by_class, strict=True))
+
+    def names_of(self, rows: np.ndarray) -> list[str]:
+        """Return the names of the samples of some rows (n,)."""
+        return [self.names[row] for row in rows.tolist()]
+
+    # ------------------------------------------------------------------ other sets
+
+    def subset(self, rows: np.ndarray) -> SampleTable:
+        """Return the samples of some rows, with their hashes as far as they are known."""
+        table = self.table.iloc[rows].reset_index(drop=True)
+        if not len(rows):
+            return replace(self, table=table, hash_of=np.zeros(0, dtype=np.int64))
+        return replace(self, table=table, hash_of=self.hash_of[rows])
+
+    def with_columns(self, **columns: Any) -> SampleTable:
+        """Return the samples with other columns; their hashes are shared."""
+        return replace(self, table=self.table.assign(**columns))
+
+    # ------------------------------------------------------------------ one sample
+
+    @property
+    def features(self) -> int:
+        """Width d of embeddings."""
+        assert self.embeddings is not None
+        return int(self.embeddings.shape[1])
+
+    @property
+    def noun(self) -> str:
+        """Noun for one sample in messages."""
+        if self.are_images:
+            return "image"
+        return "sample"
+
+    def file(self, row: int) -> Path:
+        """Return the file of an image."""
+        assert self.root is not None
+        return self.root / self.paths[row]
+
+    def place(self, row: int) -> str:
+        """Return where a sample is, for messages, on one line."""
+        if self.in_files:
+            return printable(str(self.file(row)))
+        return printable(f"{self.prefix}{self.names[row]}")
+
+    def given(self, row: int) -> ImageLike:
+        """Return an image: its file, the content of one, or a decoded image.
+
+        Raises:
+            CifnetError: the reader says that the data are damaged or were changed.
+            UnreadableImage: the reader failed otherwise.
+        """
+        if self.read is None:
+            return self.file(row)
+        try:
+            position = int(self.positions[row])
+            return self.read(position)
+        except CifnetError:
+            raise
+        except Exception as error:  # each object and decoder fails in its own way
+            raise UnreadableImage(first_line(error)) from error
+
+    def image(self, row: int) -> EncodedImage:
+        """Read an image; UnreadableImage where that fails."""
+        return EncodedImage(self.given(row))
+
+    def get(self, rows: np.ndarray) -> Tensor:
+        """Return the embeddings (n, d) float32 of some rows (n,).
+
+        Raises:
+            DataError: some of them hold NaN or infinity; names their rows in the file.
+        """
+        assert self.embeddings is not None
+        positions = self.positions[rows]
+        if len(positions) and (np.diff(positions) == 1).all():
+            # A view of consecutive rows is read from the file in one piece.
+            part = self.embeddings[positions[0] : positions[-1] + 1]
+        else:
+            part = self.embeddings[positions]
+        with np.errstate(over="ignore"):  # values too large become infinity
+            in_order = np.array(part, dtype=np.float32, order="C")
+        z = torch.from_numpy(in_order)
+        is_finite = torch.isfinite(z).all(dim=1).numpy()
+        if not is_finite.all():
+            broken = [str(position) for position in positions[~is_finite]]
+            raise DataError(
+                f"{self.where}: no finite float32 in row {listed(broken)} of the"
+                " embeddings (counted from 0): repair or remove them"
+            )
+        return z
+
+    # ------------------------------------------------------------------ identity
+
+    def content_hash(self, row: int) -> int:
+        """Return the hash of a sample's content; ``UNREADABLE_HASH`` if it cannot be read."""
+        if self.embeddings is not None:
+            vector = self.embeddings[self.positions[row]]
+            return content_hash(np.ascontiguousarray(vector).tobytes())
+        try:
+            return self.image(row).hash
+        except UnreadableImage:  # it is reported when it is decoded
+            return UNREADABLE_HASH
+
+    def hashes(self, rows: np.ndarray) -> np.ndarray:
+        """Return the content hashes (n,) int64 of some rows (n,); each is computed once."""
+        is_unread = self.hash_of[rows] < 0
+        for row in rows[is_unread].tolist():
+            self.hash_of[row] = self.content_hash(row)
+        known: np.ndarray = self.hash_of[rows]
+        return known
+
+    def note_hashes(self, rows: np.ndarray, hashes: np.ndarray) -> None:
+        """Store content hashes (n,) int64 that are known already of some rows (n,)."""
+        self.hash_of[rows] = hashes
+
+    def look(self, rows: np.ndarray) -> list[Look]:
+        """Read hash, time and thumbnail of the images of some rows (n,)."""
+        looks = look_at_images([self.file(row) for row in rows])
+        self.note_hashes(rows, np.array([look.hash for look in looks], dtype=np.int64))
+        return looks
+
+    def size(self, row: int) -> int:
+        """Return the size of a file in bytes; -1 for other samples."""
+        if self.in_files:
+            return file_size(self.file(row))
+        return -1
+
+    def change_stamp(self, row: int) -> tuple[int, ...] | int:
+        """Return a cheap fingerprint that detects changes: size, inode and times of a file.
+
+        No program can set back the time of change. Of other samples it is the hash of the content.
+        """
+        if not self.in_files:
+            return int(self.hashes(np.array([row]))[0])
+        try:
+            return file_identity(self.file(row))
+        except (OSError, KeyError):  # it is reported when it is decoded
+            return ()
+
+
+def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
+    """Return the names of the classes, and the samples with positions in them as labels.
+
+    Raises:
+        DataError: as :func:`classes_of`.
+    """
+    cells = samples.table["label"].tolist()
+    class_names, labels = classes_of(cells, samples.where, samples.class_names)
+    return class_names, samples.with_columns(label=labels)
+
+
+def joined(parts: Sequence[SampleTable]) -> SampleTable:
+    """Join samples to learn and, if there is a second part, samples to test with.
+
+    Args:
+        parts: one or two, which are read by functions of their own, or embeddings.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    train, test = parts
+    first = len(train)
+
+    def read(position: int) -> ImageLike:
+        if position < first:
+            return train.given(position)
+        return test.given(position - first)
+
+    tables = [train.table.assign(split="train"), test.table.assign(split="test")]
+    table = pd.concat(tables, ignore_index=True)
+    table["position"] = np.arange(len(table))
+    if train.embeddings is not None and test.embeddings is not None:
+        vectors = np.concatenate([train.embeddings, test.embeddings])
+        return replace(train, table=table, embeddings=vectors, hash_of=np.zeros(0))
+    return replace(train, table=table, read=read, hash_of=np.zeros(0))
+
+
+def table_of(**columns: Sequence[Any]) -> pd.DataFrame:
+    """Return a table of columns as they are: names of files may hold bytes that are not UTF-8."""
+    return pd.DataFrame(columns, dtype=object)
+
+
+@dataclass
+class Source:
+    """A training and a test set over the same classes: what :func:`divided` makes of a table.
+
+    Attributes:
+        class_names: name of each class; labels are positions in it.
+        train, val: samples to learn, and to test with.
+        notes: sentences for the user about how the two sets were made.
+        held_out: whether ``val`` was held out here because the data have no test split.
+    """
+
+    class_names: list[str]
+    train: SampleTable
+    val: SampleTable
+    notes: tuple[str, ...] = ()
+    held_out: bool = False
+
+    @cached_property
+    def position(self) -> dict[str, int]:
+        """Class name → label."""
+        return {name: label for label, name in enumerate(self.class_names)}
+
+    def untested(self) -> Source:
+        """Return the source with all samples in the training set."""
+        table = pd.concat([self.train.table, self.val.table], ignore_index=True)
+        hashes = np.concatenate([self.train.hash_of, self.val.hash_of])
+        whole = replace(self.train, table=table, hash_of=hashes)
+        nothing = whole.subset(np.arange(0))
+        return Source(self.class_names, whole, nothing, self.notes)
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Options to build a source from; a source uses those that it needs.
+
+    Attributes:
+        root: folder or file of the data.
+        val_fraction: share of each class that is held out if the data have no test split.
+        split_seed: seed of that split.
+        download: whether data may be fetched.
+        own: options of one source alone.
+        group: kind of the groups that are held out together (:mod:`cifnet_pl.data.splitting`).
+    """
+
+    root: Path | None = None
+    val_fraction: float = 0.2
+    split_seed: int = 0
+    download: bool = False
+    own: Mapping[str, Any] = field(default_factory=dict)
+    group: str | None = None
+
+
+# ---------------------------------------------------------------------- images of Python objects
+
+
+def pillow_image(image: Any, where: str) -> Image.Image:
+    """Convert an array or tensor of pixels to an image of Pillow.
+
+    Args:
+        image: (h, w), (h, w, 3) or (3, h, w) uint8, or an image of Pillow, which stays as it is.
+        where: the image's place, for messages.
+
+    Raises:
+        DataError: another shape or dtype.
+    """
+    if isinstance(image, Image.Image):
+        return image
+    pixels = np.asarray(image)
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
+        pixels = np.moveaxis(pixels, 0, -1)
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+        hint = ""
+        if pixels.dtype.kind == "f":
+            hint = "; leave ToTensor and Normalize out of the transform"
+        found = f"shape {pixels.shape} and dtype {pixels.dtype}"
+        raise DataError(f"{where} is an image of {found}, expected uint8 pixels{hint}")
+    return Image.fromarray(pixels.squeeze())
+
+
+def dataset_image(dataset: Any, index: int) -> Image.Image:
+    """Return the image of an item (image, …) of a torch data set; DataError if it is none."""
+    item = dataset[index][0]
+    return pillow_image(item, f"item {index}")
+
+
+def array_image(pixels: np.ndarray, index: int) -> Image.Image:
+    """Return an image of an array (n, h, w), (n, h, w, 3) or (n, 3, h, w) uint8."""
+    return pillow_image(pixels[index], f"X[{index}]")
+
+
+# ---------------------------------------------------------------------- classes
+
+
+def classes_of(
+    labels: Sequence[Any], where: str, names: Sequence[str] | None = None
+) -> tuple[list[str], np.ndarray]:
+    """Find the classes of a list of labels.
+
+    Args:
+        labels: (n,) integers or texts.
+        where: the data, for messages.
+        names: names of the integers 0, 1, …, if the data have them; names that do not occur are
+            left out.
+
+    Returns:
+        The names of all classes in the order of their labels, and the position (n,) int64 of each
+        label among them.
+
+    Raises:
+        DataError: labels that are missing or neither integers nor texts; one without a name; a name
+            that no class can have, or of two classes.
+    """
+    if {type(label) for label in labels} - {int, str}:
+        for row, label in enumerate(labels):
+            _check_label(label, row, where)
+    cells = np.empty(len(labels), dtype=object)
+    cells[:] = labels
+    codes, found = pd.factorize(cells)
+    read = [class_name(label) if isinstance(label, str) else label for label in found]
+    distinct = sorted(set(read), key=lambda label: (isinstance(label, str), label))
+    class_names = []
+    for label in distinct:
+        if names is None or isinstance(label, str):
+            class_names.append(str(label))
+        elif 0 <= label < len(names):
+            class_names.append(class_name(names[label]))
+        else:
+            last = len(names) - 1
+            raise DataError(
+                f"{where}: a label is {label}, but there are names of 0 to {last}"
+            )
+    require_class_names(class_names, where)
+    position = {label: i for i, label in enumerate(distinct)}
+    positions = np.array([position[label] for label in read], dtype=np.int64)
+    return class_names, positions[codes]
+
+
+def require_class_names(names: Sequence[str], where: str) -> None:
+    """Raise DataError where a name cannot be that of a class, or is that of two."""
+    for name, count in Counter(names).items():
+        problem = class_name_problem(name)
+        if problem is not None:
+            raise DataError(
+                f"{where}: class name '{printable(name)}' {problem}: rename the class"
+            )
+        if count > 1:
+            raise DataError(
+                f"{where}: two classes have the name '{printable(name)}': rename one"
+            )
+
+
+def _check_label(label: Any, row: int, where: str) -> None:
+    """Raise DataError where a label is missing, or neither an integer nor a text."""
+    is_number = isinstance(label, int | np.integer) and not isinstance(label, bool)
+    if is_number or isinstance(label, str):
+        return
+    if label is None:
+        found = "missing"
+    else:
+        text = printable(str(label)[:60])
+        found = f"{text} ({type(label).__name__})"
+    raise DataError(
+        f"{where}: the label in row {row} (counted from 0) is {found}, expected integers or names"
+    )
