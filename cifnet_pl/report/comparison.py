@@ -226,16 +226,16 @@ def bootstrap_interval(frames: Sequence[pd.DataFrame]) -> Any:
     samples: tuple[Any, ...] = (np.arange(n_images),)
     if n_seeds > 1:
         samples = (np.arange(n_images), np.arange(n_seeds))
+    first = np.zeros(1, dtype=int)
 
-    def mean_difference(images: np.ndarray, seeds: Any = 0) -> float:
-        drawn = differences[:, images][seeds]
-        return float(np.nanmean(drawn))
+    def mean_difference(images: np.ndarray, seeds: Any = first, axis: int = -1) -> Any:
+        drawn = differences[seeds[..., :, None], images[..., None, :]]
+        return np.nanmean(drawn, axis=(axis - 1, axis))
 
     result = stats.bootstrap(
         samples,
         mean_difference,
-        vectorized=False,
-        batch=1,  # else the images of all draws are in memory at once
+        batch=10,  # else the images of all draws are in memory at once
         method="percentile",
         random_state=0,
     )
