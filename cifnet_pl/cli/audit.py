@@ -14,7 +14,7 @@ from cifnet_pl.cli.evaluate import (
     confusion_line,
     write_class_tables,
 )
-from cifnet_pl.cli.outputs import warn, writing
+from cifnet_pl.cli.outputs import IMAGES_SHOWN, warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
@@ -23,7 +23,13 @@ from cifnet_pl.utilities.files import (
     write_text,
 )
 from cifnet_pl.utilities.run_folders import images_of_run
-from cifnet_pl.utilities.text import listed, number_of, print_text, printable
+from cifnet_pl.utilities.text import (
+    LISTED_NAMES,
+    listed,
+    number_of,
+    print_text,
+    printable,
+)
 
 if TYPE_CHECKING:
     from cifnet_pl.data.samples import Source
@@ -31,18 +37,6 @@ if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.metrics import ConfusedPair
     from cifnet_pl.report.page import ImageRow, Section
-
-IMAGES_IN_SECTION = 60
-"""Images in one section of the page; the tables have all."""
-
-PAIRS_ON_PAGE = 8
-IMAGES_OF_PAIR = 4
-
-FEW_IMAGES = 10
-"""Images of a class below which the page names the class."""
-
-LISTED_CLASSES = 10
-"""Classes that a sentence names."""
 
 IMAGE_COLUMNS = (
     "file",
@@ -244,7 +238,7 @@ def curve_line(curve: LearningCurve, names: Sequence[str]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return listed([printable(name) for name in names], LISTED_CLASSES)
+    return listed([printable(name) for name in names])
 
 
 # ---------------------------------------------------------------------- files
@@ -330,7 +324,7 @@ def _ambiguous_section(audited: AuditedImages) -> list[Section]:
 
     if not audited.ambiguous:
         return []
-    shown = list(audited.ambiguous.items())[:IMAGES_IN_SECTION]
+    shown = list(audited.ambiguous.items())[:IMAGES_SHOWN]
     images = [page_image(file, where) for file, where in shown]
     return [
         Section(
@@ -347,7 +341,7 @@ def _label_error_section(audited: AuditedImages) -> Section:
     names = evaluation.class_names
     rows = result.label_errors()
     captions = {}
-    for row in rows[:IMAGES_IN_SECTION].tolist():
+    for row in rows[:IMAGES_SHOWN].tolist():
         own = (
             f"{names[evaluation.target[row]]} {100 * result.self_confidence[row]:.0f} %"
         )
@@ -366,7 +360,7 @@ def _pair_section(audited: AuditedImages) -> Section:
     from cifnet_pl.report.page import Section
 
     pairs = []
-    for pair in audited.result.scored.confused_pairs()[:PAIRS_ON_PAGE]:
+    for pair in audited.result.scored.confused_pairs()[:LISTED_NAMES]:
         pairs.append(_pair_rows(audited, pair))
     return Section("Most confused classes", [] if pairs else ["None."], pairs=pairs)
 
@@ -392,13 +386,14 @@ def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
             self_confidence,
         ),
     ):
-        best = members[np.argsort(-order[members], kind="stable")][:IMAGES_OF_PAIR]
+        best = members[np.argsort(-order[members], kind="stable")][:LISTED_NAMES]
         images = [page_image(audited.files[row]) for row in evaluation.rows[best]]
         rows.append(ImageRow(title, images))
     return rows
 
 
 def _class_section(result: Audit) -> Section:
+    from cifnet_pl.model.metrics import MIN_TEST_IMAGES
     from cifnet_pl.report.page import Section
 
     counts = {score.name: score.images for score in result.scored.class_scores()}
@@ -411,10 +406,10 @@ def _class_section(result: Audit) -> Section:
     few = [
         f"{printable(name)} ({count})"
         for name, count in counts.items()
-        if count < FEW_IMAGES
+        if count < MIN_TEST_IMAGES
     ]
     if few:
-        texts.append(f"Fewer than {FEW_IMAGES} images: {', '.join(few)}.")
+        texts.append(f"Fewer than {MIN_TEST_IMAGES} images: {', '.join(few)}.")
     rows = class_rows(result.scored)
     for name, count in result.unjudged.items():
         rows.append((printable(name), str(count), "not judged", "", ""))
@@ -425,7 +420,7 @@ def _outlier_section(audited: AuditedImages) -> Section:
     result = audited.result
     names = result.evaluation.class_names
     captions = {}
-    for row in result.outliers()[:IMAGES_IN_SECTION].tolist():
+    for row in result.outliers()[:IMAGES_SHOWN].tolist():
         name = names[result.evaluation.target[row]]
         captions[row] = f"{name}, novelty {result.novelty[row]:.3g}"
     text = "Images unlike all classes, the most novel first."

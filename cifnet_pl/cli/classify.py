@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import csv
-import heapq
 import io
 import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
 from cifnet_pl.cli.commands import Engine
-from cifnet_pl.cli.outputs import STANDARD_OUTPUT, require_table, writing
+from cifnet_pl.cli.outputs import (
+    IMAGES_SHOWN,
+    STANDARD_OUTPUT,
+    require_table,
+    warn,
+    writing,
+)
 from cifnet_pl.images.names import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
@@ -36,24 +41,13 @@ from cifnet_pl.utilities.text import (
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier, Prediction
 
-GALLERY_IMAGES = 24
-"""Images in one gallery."""
-
-UNKNOWN_SHARE = 0.05
-"""Share of images of known classes that are called unknown, where only ``coverage`` is given."""
-
 SHIFTED_SHARE = 0.25
 """Share of unknown images above which prediction sets have no guaranteed coverage."""
 
-GALLERY_CLASSES = 3
-"""Classes below each image of a gallery."""
-
-GALLERY_COLUMNS = 6
-GALLERY_PIXELS = 160
-UNKNOWN_COLOUR = "#b2182b"
-
 LONGEST_NAME = 22
-"""Characters of a class name that a gallery shows."""
+"""Characters of a name that a gallery shows."""
+
+UNKNOWN_COLOUR = "#b2182b"
 
 
 def classify(
@@ -86,7 +80,7 @@ def classify(
             .parquet).
         output: the CSV file, or - for the standard output; messages are then on standard error.
         top: number of classes per image.
-        gallery: picture (PNG) of up to 24 of the images, drawn at random, with their three most
+        gallery: picture (PNG) of up to 24 of the images, drawn at random, with their most
             probable classes.
         precision: of the backbone: 32-true, bf16-mixed or 16-mixed; null for the one that the model
             was learned in.
@@ -129,7 +123,7 @@ def classify(
         table = ClassificationTable(classifier, images, top, unknown, coverage)
         _write(table, target)
         if picture is not None:
-            write_gallery(table.gallery(), picture)
+            write_gallery(table.gallery, classifier.image_size, picture)
     count = number_of(table.classified, classifier.sample)
     stream = sys.stderr if target is None else sys.stdout
     place = target or "the standard output"
@@ -140,7 +134,7 @@ def classify(
         print_text(note, sys.stderr)
     if picture is not None:
         print_text(
-            f"Gallery of {number_of(len(table.gallery()), 'image')} in {picture}",
+            f"Gallery of {number_of(len(table.gallery), 'image')} in {picture}",
             stream,
         )
 
@@ -151,14 +145,6 @@ def _write(table: ClassificationTable, target: Path | None) -> None:
         table.write(sys.stdout.buffer)
     else:
         write_atomic(target, table.write)
-
-
-class GalleryEntry(NamedTuple):
-    """An image that a gallery may show; entries with the largest random numbers are drawn."""
-
-    chance: float
-    number: int
-    prediction: Prediction
 
 
 class ClassificationTable:
@@ -178,6 +164,7 @@ class ClassificationTable:
         unknown_count: number of images called unknown.
         set_sizes: sum of the sizes of the prediction sets.
         passed_over: files that were skipped although they may be images.
+        gallery: predictions that were drawn at random.
 
     Raises:
         UsageError: a share outside (0, 1), or a model without calibration samples.
@@ -192,6 +179,7 @@ class ClassificationTable:
         unknown: float | None,
         coverage: float | None,
     ):
+        from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 
         self.model = model
         self.images = images
@@ -203,7 +191,7 @@ class ClassificationTable:
         self.unknown_count = 0
         self.set_sizes = 0
         self.passed_over = PassedOver()
-        self._entries: list[GalleryEntry] = []
+        self.gallery: list[Prediction] = []
         self._random = random.Random(0)
         if unknown is None and coverage is not None:  # many unknown images show a shift
             unknown = model.available_shares(UNKNOWN_SHARE)[0]
@@ -227,36 +215,31 @@ class ClassificationTable:
             write_through=True,
         )
         rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(self._header())
         for prediction in self._predictions():
-            rows.writerow(self._row(prediction))
+            cells = self._cells(prediction)
+            if self.classified == 1:
+                rows.writerow(cells)
+            rows.writerow(cells.values())
         text.detach()
         if not self.classified:
             where = printable(", ".join(self.images))
             files = number_of(self.unreadable, "file")
             raise DataError(f"no image of {where} can be read ({files})")
 
-    def _header(self) -> list[str]:
-        header = ["file", "class", "probability"]
-        for k in range(2, self.top + 1):
-            header += [f"class_{k}", f"probability_{k}"]
-        if self.unknown is not None:
-            header += ["known", "novelty", "p_value"]
-        if self.coverage is not None:
-            header.append("prediction_set")
-        return header
-
-    def _row(self, prediction: Prediction) -> list[str]:
-        cells = [str(prediction.file)]
+    def _cells(self, prediction: Prediction) -> dict[str, str]:
+        """Return the cells of a row, by the names of the columns."""
+        cells = {"file": str(prediction.file)}
         ranked = zip(prediction.classes, prediction.probabilities, strict=True)
-        for name, probability in list(ranked)[: self.top]:
-            cells += [name, f"{probability:.6f}"]
+        for rank, (name, probability) in enumerate(islice(ranked, self.top), 1):
+            ending = f"_{rank}" if rank > 1 else ""
+            cells[f"class{ending}"] = name
+            cells[f"probability{ending}"] = f"{probability:.6f}"
         if self.unknown is not None:
-            cells.append(str(prediction.known).lower())
-            cells.append(f"{prediction.novelty:.6g}")
-            cells.append(f"{prediction.p_value:.6f}")
+            cells["known"] = str(prediction.known).lower()
+            cells["novelty"] = f"{prediction.novelty:.6g}"
+            cells["p_value"] = f"{prediction.p_value:.6f}"
         if prediction.prediction_set is not None:
-            cells.append(list_cell(prediction.prediction_set))
+            cells["prediction_set"] = list_cell(prediction.prediction_set)
         return cells
 
     def _predictions(self) -> Iterator[Prediction]:
@@ -264,29 +247,28 @@ class ClassificationTable:
         for prediction in self._all_predictions():
             if prediction.unreadable is not None:
                 self.unreadable += 1
-                file = printable(str(prediction.file))
-                print_text(f"skipped {file}: {prediction.unreadable}", sys.stderr)
+                warn([], [(prediction.file, prediction.unreadable)])
                 continue
             self.classified += 1
             self.unknown_count += prediction.known is False
             self.set_sizes += len(prediction.prediction_set or ())
             if self.unknown is None:
                 prediction = replace(prediction, known=None)
-            self._remember(prediction)
+            self._draw_lots(prediction)
             yield prediction
 
     def _all_predictions(self) -> Iterator[Prediction]:
-        top = max(self.top, GALLERY_CLASSES)
         total = None
         if self.model.backbone.takes_images:
             if on_terminal():
                 total = sum(1 for _ in self._find_images())
-            predictions = self.model.classify(self._find_images(), top, **self._judged)
+            found = self._find_images()
+            predictions = self.model.classify(found, self.top, **self._judged)
         else:
-            files = (
-                self.model.classify_embeddings(f, top, **self._judged)
-                for f in self.images
-            )
+            files = []
+            for file in self.images:
+                part = self.model.classify_embeddings(file, self.top, **self._judged)
+                files.append(part)
             predictions = chain.from_iterable(files)
         return counted(predictions, "classifying", total)
 
@@ -298,17 +280,14 @@ class ClassificationTable:
         found = [find_images(source, self.passed_over) for source in self.images]
         return chain.from_iterable(found)
 
-    def _remember(self, prediction: Prediction) -> None:
-        """Sample images for the gallery: those with the largest random numbers so far."""
-        entry = GalleryEntry(self._random.random(), self.classified, prediction)
-        heapq.heappush(self._entries, entry)
-        if len(self._entries) > GALLERY_IMAGES:
-            heapq.heappop(self._entries)
-
-    def gallery(self) -> list[Prediction]:
-        """Return the images of the gallery, sorted by name."""
-        predictions = [entry.prediction for entry in self._entries]
-        return sorted(predictions, key=lambda prediction: str(prediction.file))
+    def _draw_lots(self, prediction: Prediction) -> None:
+        """Put an image into the gallery with the same chance as any other."""
+        if len(self.gallery) < IMAGES_SHOWN:
+            self.gallery.append(prediction)
+            return
+        place = self._random.randrange(self.classified)
+        if place < IMAGES_SHOWN:
+            self.gallery[place] = prediction
 
     def summary(self) -> Iterator[str]:
         """Yield sentences about unknown images and the sizes of prediction sets.
@@ -323,24 +302,25 @@ class ClassificationTable:
                 yield self._warning
         if self.coverage is None:
             return
-        size = f"{self.set_sizes / self.classified:.1f} classes on average"
+        promise = (
+            f"coverage {100 * self.coverage:g} % for images of known classes without distribution"
+            " shift"
+        )
         if self.unknown_count > SHIFTED_SHARE * self.classified:
-            yield f"Prediction sets: {size}, no guaranteed coverage, {unknown}"
-        else:
-            yield (
-                f"Prediction sets: {size}, coverage {100 * self.coverage:g} % for images of known"
-                " classes without distribution shift"
-            )
+            promise = f"no guaranteed coverage, {unknown}"
+        size = self.set_sizes / self.classified
+        yield f"Prediction sets: {size:.1f} classes on average, {promise}"
 
 
 # ---------------------------------------------------------------------- the gallery
 
 
-def write_gallery(predictions: Sequence[Prediction], path: Path) -> None:
-    """Draw images in the order given, each above its most probable classes.
+def write_gallery(predictions: Sequence[Prediction], side: int, path: Path) -> None:
+    """Draw images, sorted by name, each above its most probable classes.
 
     Args:
         predictions: of the images.
+        side: of the squares in pixels.
         path: the PNG file, written atomically.
 
     Raises:
@@ -349,39 +329,35 @@ def write_gallery(predictions: Sequence[Prediction], path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    columns = min(GALLERY_COLUMNS, len(predictions))
+    columns = math.ceil(math.sqrt(len(predictions)))
     rows = math.ceil(len(predictions) / columns)
     texts = []
     for prediction in predictions:
-        texts += [_title(prediction), *prediction.classes[:GALLERY_CLASSES]]
+        texts += [str(prediction.file), *prediction.classes]
     with matplotlib.rc_context({"font.family": families(texts)}):
-        figure = Figure(figsize=(2.0 * columns, 2.85 * rows), layout="constrained")
-        for i, prediction in enumerate(predictions, 1):
-            _draw(
-                figure.add_subplot(rows, columns, i, xticks=[], yticks=[]), prediction
-            )
+        figure = Figure(figsize=(2.0 * columns, 3.0 * rows), layout="constrained")
+        in_order = sorted(predictions, key=lambda prediction: str(prediction.file))
+        for place, prediction in enumerate(in_order, 1):
+            axes = figure.add_subplot(rows, columns, place, xticks=[], yticks=[])
+            _draw(axes, prediction, side)
         write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=110))
 
 
-def _title(prediction: Prediction) -> str:
-    assert prediction.file is not None  # the command line names files
-    return f"{prediction.file.parent.name}/{prediction.file.name}"
-
-
-def _draw(axes: Any, prediction: Prediction) -> None:
+def _draw(axes: Any, prediction: Prediction, side: int) -> None:
     """Draw an image with its classes; an unknown one has a frame."""
     from cifnet_pl.images.image import read_square
 
-    assert prediction.file is not None
+    assert prediction.file is not None  # the command line names files
     unknown = prediction.known is False
     colour = UNKNOWN_COLOUR if unknown else "black"
-    axes.imshow(read_square(prediction.file, GALLERY_PIXELS), interpolation="nearest")
+    axes.imshow(read_square(prediction.file, side), interpolation="nearest")
     for spine in axes.spines.values():
         spine.set(visible=unknown, color=UNKNOWN_COLOUR, linewidth=4)
-    title = shortened(_title(prediction), LONGEST_NAME + 10)
+    name = f"{prediction.file.parent.name}/{prediction.file.name}"
+    title = shortened(name, LONGEST_NAME)
     axes.set_title(title, fontsize=7, color="0.4", pad=4, parse_math=False)
     lines = ["unknown, nearest:"] if unknown else []
     ranked = zip(prediction.classes, prediction.probabilities, strict=True)
-    for name, probability in list(ranked)[:GALLERY_CLASSES]:
+    for name, probability in ranked:
         lines.append(f"{shortened(name, LONGEST_NAME)}  {100 * probability:.0f} %")
     axes.set_xlabel("\n".join(lines), fontsize=8, color=colour, parse_math=False)

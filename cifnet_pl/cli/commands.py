@@ -120,19 +120,6 @@ def run_command(command: str, args: Sequence[str]) -> None:
     """
     function = _function(command)
     parameters = inspect.signature(function, eval_str=True).parameters
-    words = [word.partition("=")[0] for word in args]
-    # Other commands take several.
-    for option in parameters.keys() & {
-        "images",
-        "check",
-    }:
-        if (
-            parameters[option].annotation in (str, str | None)
-            and words.count(f"--{option}") > 1
-        ):
-            raise UsageError(
-                f"--{option} is given twice: it takes one folder or Zip archive"
-            )
     more: dict[str, Any] = {}
     if OVERRIDES in parameters:
         args, more[OVERRIDES] = split_overrides(args)

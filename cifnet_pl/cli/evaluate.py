@@ -19,6 +19,7 @@ from cifnet_pl.utilities.files import (
     write_text,
 )
 from cifnet_pl.utilities.text import (
+    LISTED_NAMES,
     is_or_are,
     listed,
     number,
@@ -33,11 +34,6 @@ if TYPE_CHECKING:
     from cifnet_pl.model.labelled_images import LabelledImages
     from cifnet_pl.model.metrics import ConfusedPair, Evaluation
     from cifnet_pl.model.recalibration import Outcomes, Recalibration
-
-CLASSES_ON_SCREEN = 25
-"""Classes in the table on the screen, the worst first."""
-
-PAIRS_ON_SCREEN = 5
 
 CLASS_HEADER = ("class", "images", "accuracy %", "95 % interval", "most confused with")
 
@@ -109,7 +105,7 @@ def evaluate(
         for line in [*summary_lines(evaluation), *duplicate_lines(evaluation)]:
             print_text(line)
         Console().print(class_table(evaluation))
-        for pair in evaluation.confused_pairs()[:PAIRS_ON_SCREEN]:
+        for pair in evaluation.confused_pairs()[:LISTED_NAMES]:
             print_text(confusion_line(pair))
         if target is not None:
             write_results(target, evaluation, known)
@@ -218,11 +214,12 @@ def class_rows(evaluation: Evaluation) -> list[tuple[str, str, str, str, str]]:
 
 
 def class_table(evaluation: Evaluation) -> Table:
-    """Tabulate the classes for the screen, the worst first."""
+    """Tabulate the classes for the screen, the worst first, as many as fit on it."""
     rows: list[Sequence[str]] = [*class_rows(evaluation)]
-    others = len(rows) - CLASSES_ON_SCREEN
+    shown = Console().height
+    others = len(rows) - shown
     if others > 0:
-        rows = [*rows[:CLASSES_ON_SCREEN], [f"… and {others} with a higher accuracy"]]
+        rows = [*rows[:shown], [f"… and {others} with a higher accuracy"]]
     return table(CLASS_HEADER, rows, names=(0, 4))
 
 

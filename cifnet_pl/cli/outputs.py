@@ -13,6 +13,9 @@ from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import next_command, print_text, printable
 
+IMAGES_SHOWN = 24
+"""Images in a gallery, or in one section of a page; tables have all."""
+
 STANDARD_OUTPUT = "-"
 """Name of the standard output, where a command writes one table."""
 
@@ -98,7 +101,9 @@ def require_table(target: Path | None) -> None:
     require_kind(target, "file")
 
 
-def warn(warnings: Iterable[str], unreadable: Iterable[tuple[Path, str]] = ()) -> None:
+def warn(
+    warnings: Iterable[str], unreadable: Iterable[tuple[Path | None, str]] = ()
+) -> None:
     """Print warnings, and the images that could not be read, to the standard error stream."""
     for warning in warnings:
         print_text(f"cifnet: {warning}", sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -16,6 +15,7 @@ from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
     did_you_mean,
+    explained,
     unknown_name,
 )
 from cifnet_pl.utilities.files import read_yaml
@@ -26,7 +26,6 @@ from cifnet_pl.utilities.plugins import (
     names_import,
     offered,
 )
-from cifnet_pl.utilities.text import printable
 
 DEFAULT_HEAD = "CIFNetHead"
 DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
@@ -57,120 +56,71 @@ class OneSentence(ArgumentParser):
         options = [
             option for action in parser._actions for option in action.option_strings
         ]
-        raise UsageError(sentence(message, options, parser.prog)) from ex
+        raise UsageError(sentence(message, options)) from ex
 
 
-def sentence(
-    message: str, options: Collection[str] = (), program: str = "cifnet"
-) -> str:
+def sentence(message: str, options: Collection[str] = ()) -> str:
     """Return jsonargparse's message as one sentence that the user can act on.
 
     Args:
         message: of jsonargparse.
         options: that exist.
-        program: beginning of the command line, such as ``cifnet report``.
     """
     if "--> trainer.max_epochs" in message:
         return MAX_EPOCHS_MESSAGE
+    if found := re.match(r"unrecognized arguments: (-\S+)", message):
+        return unknown_option(found[1], options)
     if found := re.match(r"the following arguments are required: (.*)", message):
         names = found[1].split(", ")
-        place = next(
-            (name for name in names if f"--{name.rstrip('_')}" not in options), None
-        )
-        if place is not None:
-            example = f"{program} {place.upper()} …"
-            return f"no {place} are given: name them before the options, {example}"
-        return f"the following arguments are required: {', '.join(f'--{name}' for name in names)}"
-    if found := re.match(
-        r"argument (?:-\w/)?(--[^\s/]+)\S*: expected (?:one|at least one) argument",
-        message,
-    ):
-        return f"{found[1]} needs a value"
-    if found := re.match(
-        r"(?:unrecognized arguments|ambiguous option): (\S+)", message
-    ):
-        return _unexpected(found[1], options)
+        needed = [f"--{name}" for name in names if f"--{name}" in options]
+        return f"required are {', '.join(needed or names)}"
     keys = re.findall(r'Parser key "([^"]+)"', message)
-    if found := re.search(r"Option '([^']+)' is not accepted", message):
-        owner = re.findall(r"class_path[ =]'([\w.]+)'", message)
-        path = "".join(f"{key}." for key in keys)
-        known = [
-            f"--{path}{name}"
-            for name in (arguments_of(owner[-1]) if owner else None) or ()
-        ]
-        return unknown_option(f"--{path}{found[1]}", [*known, "--print_config"])
-    return _bad_value(message, ".".join(keys))
-
-
-def _unexpected(word: str, options: Collection[str]) -> str:
-    if word.startswith("-"):
-        return unknown_option(word, options)
-    if "--data.root" in options:
-        also = "; images to learn are given as --data.root FOLDER"
-    else:
-        also = ""
-    return (
-        f"'{printable(word)}' is one word too many: an option takes one value, in quotes if it has"
-        f" spaces{also}"
-    )
+    if keys:
+        return _bad_value(message, f"--{'.'.join(keys)}")
+    line = message.strip().partition("\n")[0]
+    if line.startswith("unrecognized") and "--data.root" in options:
+        return f"{line} (images are given as --data.root FOLDER)"
+    return line
 
 
 def _bad_value(message: str, key: str) -> str:
-    """Return a sentence about the value of an option.
+    """Return a sentence about the value of an option, or about an option of its class.
 
     Args:
         message: of jsonargparse.
-        key: name of the option; "" where the message names none.
+        key: the option.
     """
-    lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
-    kind = re.compile(r"Expected an? (?!path)(.+?)(?:\. Got value.*|: .*)?$")
-    expected = [
-        found[1]
-        for line in lines
-        if (found := kind.search(line)) and "NoneType" not in found[1]
-    ]
+    if found := re.search(r"Option '([^']+)' is not accepted", message):
+        owner = re.findall(r"class_path[ =]'([\w.]+)'", message)
+        known = arguments_of(owner[-1]) or ()
+        return unknown_option(f"{key}.{found[1]}", [f"{key}.{name}" for name in known])
+    if found := re.search(
+        r"No module named .*|module '.*' has no attribute.*", message
+    ):
+        return f"{key}: {found[0]}"
     value = re.search(
         r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$", message, re.MULTILINE
     )
-    absent = re.search(
-        r"No module named '[^']*'|module '\S+' has no attribute '[^']*'", message
-    )
-    if absent:
-        return f"--{key}: {absent[0].replace('No', 'no')}"
-    if base := re.search(r"subclass of (?:<class ')?(?:[\w.]*\.)?(\w+)", message):
-        name = re.findall(r"Given value: ([\w.]+)$", message, re.MULTILINE)
-        return (
-            f"--{key} is '{name[0] if name else value and value[1]}', expected a subclass of"
-            f" {base[1]}"
-        )
-    if key == "data.class_order":
-        return (
-            f"--{key} is '{value and value[1]}', expected a seed, positions, or class names; quote"
-            " names that look like numbers"
-        )
-    if key and expected and value:
-        return (
-            f"--{key} is '{value[1]}', expected"
-            f" {' or '.join(dict.fromkeys(map(_plain_type, expected)))}"
-        )
-    reason = next(
-        line for line in reversed(lines) if line and not line.startswith('in "<')
-    )  # a place in YAML
-    if key:
-        return f"--{key}: {reason}"
-    return reason
+    lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
+    expected = []
+    for line in lines:
+        found = re.match(r"Expected an? (?!path)(.*?)(?:\. Got value.*|: .*)?$", line)
+        if found is not None and "NoneType" not in found[1]:
+            expected.append(_plain(found[1]))
+    if value is not None and expected:
+        return f"{key} is '{value[1]}', expected {' or '.join(dict.fromkeys(expected))}"
+    return f"{key}: {lines[-1]}"
 
 
-def _plain_type(kind: str) -> str:
-    plain = re.sub(r"<class '([\w.]+)'>", lambda found: found[1].split(".")[-1], kind)
-    if choices := re.fullmatch(r"typing\.Literal\[(.*)\]", plain):
-        if "," in choices[1]:
-            return f"one of {choices[1]}"
-        return choices[1].strip("'")
-    return {
-        "dot import path string": "the name of a class",
-        "float": "a finite number",
-    }.get(plain, plain)
+def _plain(kind: str) -> str:
+    """Return the name of a type, or the values of one that lists them.
+
+    Example:
+        >>> _plain("<class 'int'>"), _plain("typing.Literal['gcv']")
+        ('int', "'gcv'")
+    """
+    kind = re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind)
+    return kind.replace("dot import path string", "name of a class")
 
 
 def unknown_option(name: str, options: Collection[str]) -> str:
@@ -180,21 +130,13 @@ def unknown_option(name: str, options: Collection[str]) -> str:
         name: the unknown option.
         options: that exist.
     """
-    option = name.split("=")[0]
-    group, dot, rest = option.partition(".")
-    known = [
-        o for o in options if o.startswith("--") and not o.endswith(("+", ".help"))
-    ]
-    groups = {o.split(".")[0] for o in known}
-    known += [
-        f"{o}.{rest}" for o in difflib.get_close_matches(group, groups - {group}) if dot
-    ]
-    if "--print_config" in options:
-        everything = "--print_config shows all, --help explains them"
-    else:
-        everything = "see --help"
-    hint = did_you_mean(option, known, likeness=0.8) or everything
-    return f"unknown option {name}: {hint}"
+    option = name.partition("=")[0]
+    known = []
+    for other in options:
+        if other.startswith("--") and not other.endswith(("+", ".help")):
+            known.append(other)
+    hint = did_you_mean(option, known, likeness=0.8)
+    return f"unknown option {name}: {hint or 'see --help'}"
 
 
 @cache
@@ -250,84 +192,71 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
             not YAML; an option without a value.
     """
     result: list[str] = []
-    # first option of the head since the last configuration file
     current = DEFAULT_HEAD
-    first = len(args) + 1
+    first = None  # option of the head since the last configuration file
     for arg, following in zip(args, [*args[1:], ""], strict=True):
-        key, equals, attached = arg.partition("=")
-        value = attached if equals else following
-        dotted = key.startswith("--") and "." in key and not key.endswith(".help")
-        if dotted and not equals and (not value or value.startswith("--")):
-            raise UsageError(
-                f"{key} needs a value"
-            )  # jsonargparse drops such an option of a class without a word
-        new = None
-        chosen = list[str]()
+        key, equals, value = arg.partition("=")
+        if not equals:
+            value = following
+        is_dotted = key.startswith("--") and "." in key and not key.endswith(".help")
+        if is_dotted and not equals and (not value or value.startswith("--")):
+            # jsonargparse drops such an option of a class without a word
+            raise UsageError(f"{key} needs a value")
+        head = None
         if key in CONFIG_OPTIONS and value:
-            model = _read_config(Path(value)).get("model")
+            model = _model_of(Path(value))
             _import_method(model)
-            new = _class_name(_head_of(model))
-            first = len(args) + 1
+            head = _class_name(_options_of(model).get("head"))
+            first = None
         elif key in ("--model", "--model.class_path"):
             _import_method(value)
-        elif re.match(r"--model\.(init_args\.)?head(\.|$)", key):
-            first = min(first, len(result))
-            if key.endswith(("head", "head.class_path")):
-                new = _class_name(value)
-                chosen = ["--model.head", value]
-        if new is not None and new != current:
-            place = first if chosen else len(result)
-            result[place:place] = ["--model.head", "null", *chosen]
-            current = new
+        elif found := re.match(
+            r"--model\.(?:init_args\.)?head(\.class_path|)(\.|$)", key
+        ):
+            first = len(result) if first is None else first
+            if not found[2]:
+                head = _class_name(value)
+        if head not in (None, current):
+            if first is None:
+                result += ["--model.head", "null"]
+            else:
+                result[first:first] = ["--model.head", "null", "--model.head", value]
+            current = head
         result.append(arg)
     return result
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    content = read_yaml(path, "configuration file")
-    if not isinstance(content, dict | None):
-        raise UsageError(
-            f"configuration file {path} holds a {type(content).__name__}, expected sections"
-            " (name: …)"
-        )
-    trainer = (content or {}).get("trainer")
+def _model_of(path: Path) -> Any:
+    """Return the model of a configuration file."""
+    content = read_yaml(path, "configuration file") or {}
+    if not isinstance(content, dict):
+        raise UsageError(f"configuration file {path} holds no sections (name: …)")
+    trainer = content.get("trainer")
     if isinstance(trainer, dict) and trainer.get("max_epochs") is not None:
         raise UsageError(MAX_EPOCHS_MESSAGE)
-    _refuse_empty_arguments(content, path)
-    return content or {}
+    return content.get("model")
 
 
-def _refuse_empty_arguments(content: Any, path: Path, class_path: str = "") -> None:
-    """Raise UsageError for an empty ``init_args:``, which jsonargparse refuses without a reason."""
-    if isinstance(content, dict):
-        name = str(content.get("class_path", class_path))
-        if "init_args" in content and content["init_args"] is None:
-            raise UsageError(
-                f"configuration file {path}: init_args of {name} is empty: leave the line out"
-            )
-        for inner in content.values():
-            _refuse_empty_arguments(inner, path, name)
-
-
-def _head_of(model: Any) -> Any:
-    options = model.get("init_args", model) if isinstance(model, dict) else None
-    head = options.get("head") if isinstance(options, dict) else None
-    if isinstance(head, dict):
-        return head.get("class_path")
-    return head
+def _options_of(part: Any) -> dict[str, Any]:
+    """Return the options of a class in a configuration."""
+    options = part.get("init_args", part) if isinstance(part, dict) else None
+    return options if isinstance(options, dict) else {}
 
 
 def _class_name(head: Any) -> str | None:
     """Return the name of a head's class; UsageError for one without a module that is not known."""
-    if isinstance(head, str) and head.startswith("{"):
-        head = yaml.safe_load(head).get("class_path")
-    if not isinstance(head, str) or head in ("", "null") or head.startswith("-"):
+    if isinstance(head, str):
+        with explained(UsageError, f"head '{head}' is no YAML", yaml.YAMLError):
+            head = yaml.safe_load(head)
+    if isinstance(head, dict):
+        head = head.get("class_path")
+    if not isinstance(head, str):
         return None
     from cifnet_pl.heads import HEADS
 
     name = head.removeprefix("cifnet_pl.heads.")
     if "." in name:
-        import_object(name)  # else jsonargparse hides why it cannot be imported
+        import_object(head)  # else jsonargparse hides why it cannot be imported
     elif name not in HEADS and not _import_offered("heads", name):
         raise unknown_name("head", name, [*HEADS, *offered("heads")])
     return name

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import re
 import sys
 import time
 import urllib.request
@@ -42,10 +41,7 @@ IMAGES_PER_WRITE = 16
 """Images whose rows are written together; a killed process loses at most so many predictions."""
 
 TIMEOUT_SECONDS = 10.0
-"""Longest time that a receiver has to acknowledge a prediction."""
-
-LONGEST_PAUSE_SECONDS = 60.0
-"""Longest pause between two attempts; the first is one second, each later one twice as long."""
+"""Longest time that a receiver has to acknowledge a prediction, and the pause after a failure."""
 
 
 def watch(
@@ -99,7 +95,8 @@ def watch(
     from cifnet_pl.images.new_images import NewImages
 
     if webhook is not None:
-        check_webhook(webhook)
+        is_web = webhook.startswith(("http://", "https://"))
+        check_that(is_web, "--webhook", webhook, "an http or https address")
     check_that(every > 0, "--every", every, "more than 0")
     folder = expanded(images)
     require_folder(folder, "--images", "a folder of images")
@@ -130,19 +127,6 @@ def watch(
             if once and not batch and not (sender and sender.waiting):
                 break
         print_text(f"{number_of(len(ids), 'image')} classified in {target}")
-
-
-def check_webhook(address: str) -> None:
-    """Raise UsageError unless a webhook is an http or https address."""
-    from pydantic import HttpUrl, TypeAdapter, ValidationError
-
-    shown = f"--webhook {printable(address)} is no http or https address"
-    if re.search(r"\s", address):
-        raise UsageError(f"{shown}: it holds a space or a line break")
-    try:
-        TypeAdapter(HttpUrl).validate_python(address)
-    except ValidationError as error:
-        raise UsageError(shown) from error
 
 
 def model_source(
@@ -284,7 +268,6 @@ class Sender:
             urllib.request.ProxyHandler({}), NoRedirection
         )
         self._next_attempt = 0.0
-        self._pause = 1.0
 
     def send(self) -> None:
         """Send rows up to the first that is not acknowledged, and pause before the next attempt."""
@@ -299,12 +282,10 @@ class Sender:
                 # Whatever the receiver sends; a refusal is an HTTPError, which is an OSError.
                 problem = printable(str(error) or type(error).__name__)
                 count = number_of(len(self.waiting), "prediction")
-                pause = f"next attempt in {self._pause:.0f} s"
+                pause = f"next attempt in {TIMEOUT_SECONDS:.0f} s"
                 print_text(f"{request.host}: {problem}; {count} not sent yet, {pause}")
-                self._next_attempt = time.monotonic() + self._pause
-                self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+                self._next_attempt = time.monotonic() + TIMEOUT_SECONDS
                 return
-            self._pause = 1.0
             self._acknowledged.append(f"{row['id']}\n")
             del self.waiting[0]
 

@@ -698,7 +698,9 @@ class CIFNetDataModule(LightningDataModule):
         self.left_out = None
         self.untested = None
         self._memory = EvaluationMemory()
-        for name in ("_caches", "_loaders", "found_duplicates"):
+        for loader in self.__dict__.pop("_loaders", {}).values():
+            loader.close()
+        for name in ("_caches", "found_duplicates"):
             self.__dict__.pop(name, None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple, Protocol, cast
@@ -15,7 +15,7 @@ from torch import Tensor
 from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.image import EncodedImage, UnreadableImage
 from cifnet_pl.images.reader import (
-    ReadBatch,
+    DecodedBatch,
     ReadImage,
     decoding_batch_size,
     read_batches,
@@ -111,18 +111,29 @@ class ImageLoader:
         self._crop_ratio = crop_ratio
         self._workers = workers
         self._device = device
+        self._begun: list[Generator[ImageBatch, None, None]] = []
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
-        """Yield decoded batches.
+        """Return an iterator of decoded batches.
 
         Args:
             batches: positions of the images of each batch.
         """
-        lists = [batch.tolist() for batch in batches]
-        for rows, batch in read_batches(
-            lists, self._read, self._size, self._workers, self._device
+        begun = self._decode([batch.tolist() for batch in batches])
+        self._begun.append(begun)
+        return begun
+
+    def _decode(self, batches: list[list[int]]) -> Generator[ImageBatch, None, None]:
+        for batch in read_batches(
+            batches, self._read, self._size, self._workers, self._device
         ):
-            yield self._batch(rows, batch)
+            yield self._batch(batch)
+
+    def close(self) -> None:
+        """End the threads of iterators that were not run through, as after an error."""
+        for begun in self._begun:
+            begun.close()
+        self._begun.clear()
 
     def _read(self, row: int) -> ReadImage:
         """Decode an image; return its content hash, too, or why it cannot be read."""
@@ -132,11 +143,13 @@ class ImageLoader:
             return ReadImage(None, reason=str(error))
         return read_image(image, self._size, self._crop_ratio, EncodedImage.identify)
 
-    def _batch(self, rows: Sequence[int], batch: ReadBatch) -> ImageBatch:
+    def _batch(self, batch: DecodedBatch) -> ImageBatch:
         unreadable = []
         hashes = []
         readable = []
-        for row, look, reason in zip(rows, batch.looks, batch.reasons, strict=True):
+        for row, look, reason in zip(
+            batch.files, batch.looks, batch.unreadable, strict=True
+        ):
             if look is None:
                 unreadable.append(f"{self._images.place(row)}: {reason}")
             else:
@@ -144,7 +157,7 @@ class ImageLoader:
                 hashes.append(look.hash)
         rows_read = np.array(readable, dtype=np.int64)
         return ImageBatch(
-            batch.pixels,
+            batch.images,
             torch.from_numpy(self._images.labels[rows_read]),
             torch.tensor(hashes, dtype=torch.int64),
             torch.from_numpy(rows_read),

@@ -54,7 +54,6 @@ from cifnet_pl.learning.task_module import (
     explaining_full_memory,
 )
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.task_learner import no_images
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
@@ -62,6 +61,7 @@ from cifnet_pl.utilities.errors import (
     check_choice,
     check_that,
     explained,
+    no_images,
 )
 from cifnet_pl.utilities.run_folders import COMPLETE
 

@@ -190,15 +190,10 @@ class RunRecord:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> RunRecord:
         """Return the record that ``dataclasses.asdict`` describes, as checkpoints hold it."""
+        rows = [TaskRow(**row) for row in state["rows"]]
+        prequential = [PrequentialRow(**row) for row in state["prequential"]]
         return cls(
-            rows=[TaskRow(**row) for row in state["rows"]],
-            matrix=[list(row) for row in state["matrix"]],
-            energy=dict(state["energy"]),
-            class_counts=list(state["class_counts"]),
-            prequential=[PrequentialRow(**row) for row in state["prequential"]],
-            remarks=dict(state["remarks"]),
-            open_seconds=float(state["open_seconds"]),
-            energy_counts_other_processes=state["energy_counts_other_processes"],
+            **{**state, "rows": rows, "prequential": prequential, "tables": {}},
         )
 
     def add(self, evaluation: TaskEvaluation, **measured: Any) -> TaskRow:

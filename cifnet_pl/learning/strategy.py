@@ -24,7 +24,7 @@ class StatisticsDDPStrategy(DDPStrategy):
     """Lightning's DDP launcher, process group and reductions, without its gradient wrapper.
 
     For modules in which nothing has a gradient: their statistics are added over processes in
-    :meth:`TaskLearner.add_up <cifnet_pl.model.task_learner.TaskLearner.add_up>` and
+    :meth:`ModelLearner.add_up <cifnet_pl.model.task_learner.ModelLearner.add_up>` and
     :meth:`Sums.reduce <cifnet_pl.statistics.Sums.reduce>`. And for those that declare
     ``averages_gradients = True``, as they average gradients by themselves.
     """

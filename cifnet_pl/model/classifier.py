@@ -28,7 +28,7 @@ from cifnet_pl.images.reader import (
 from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports, write_bundle
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.embedding import embed_squares
-from cifnet_pl.model.task_learner import TaskLearner
+from cifnet_pl.model.task_learner import ModelLearner
 from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
@@ -61,8 +61,8 @@ class Prediction(OpenSetDecision):
 
 
 @dataclass
-class Classifier(TaskLearner):
-    """A model that embeds, classifies, and learns task by task as a :class:`TaskLearner`.
+class Classifier(ModelLearner):
+    """A model that embeds, classifies, and learns task by task as a :class:`ModelLearner`.
 
     Attributes:
         backbone: the frozen backbone.

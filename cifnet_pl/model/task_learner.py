@@ -20,7 +20,7 @@ from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples
 from cifnet_pl.model.calibration import Calibration
 from cifnet_pl.model.image_hashes import ImageHashes
-from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
+from cifnet_pl.utilities.errors import UsageError, no_images, prefixed
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.text import printable
@@ -29,23 +29,11 @@ Reduce = Callable[[Tensor], object]
 """Replaces a tensor by its sum over all processes."""
 
 
-def no_images(name: str) -> DataError:
-    """Return the error of a class of which no image was learned."""
-    return DataError(
-        f"no image of class '{name}' was learned: none could be read, or trainer options limit the"
-        " batches"
-    )
-
-
 def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
     """Let the classes of a head's current task observe the buffer samples, oversampled.
 
     This is ``OversampleBuffer`` of the paper's Algorithm 1. It applies the factors r_c of
     eq:oversampling (:meth:`CalibrationBuffer.oversampling`): each buffer sample counts r_c times.
-
-    Args:
-        head: it has observed all samples of its current task.
-        buffer: its samples are of past tasks.
     """
     if len(buffer.y):
         counts = head.class_counts()
@@ -55,7 +43,7 @@ def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
 
 
 @dataclass
-class TaskLearner:
+class ModelLearner:
     """What of a model learns: its head, its buffer, and the samples that calibrate it.
 
     A task is ``begin_task``, ``observe`` for every batch, then ``finish_task``; between tasks the
@@ -96,9 +84,6 @@ class TaskLearner:
 
     def check_task(self, names: Sequence[str]) -> None:
         """Check that this model can learn new classes, or more samples of known ones.
-
-        Args:
-            names: of the classes.
 
         Raises:
             UnsupportedError: a known class, where the head cannot take in more samples of it.
@@ -185,11 +170,7 @@ class TaskLearner:
             self.head.observe(samples.z, samples.y)
 
     def add_up(self, reduce: Reduce | None = None) -> None:
-        """Bring all that was observed by all processes into the statistics and the hashes.
-
-        Args:
-            reduce: None for a single process.
-        """
+        """Bring all that was observed by all processes into the statistics and the hashes."""
         self._update_statistics()
         # Only now is a GPU waited for.
         observed = [(labels.cpu(), hashes.cpu()) for labels, hashes in self._observed]
@@ -216,7 +197,7 @@ class TaskLearner:
         past tasks before the head is solved; only then the task's own samples enter the buffer.
 
         Args:
-            reduce: as for :meth:`add_up`, for what was not added up yet.
+            reduce: None for a single process.
 
         Raises:
             UsageError: no task has begun.

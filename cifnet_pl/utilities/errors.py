@@ -77,6 +77,14 @@ def refusal(error: OSError) -> str | None:
     return f"cannot use {printable(str(error.filename))}: {error.strerror}{end}"
 
 
+def no_images(name: str) -> DataError:
+    """Return the error of a class of which no image was learned."""
+    return DataError(
+        f"no image of class '{name}' was learned: none could be read, or trainer options limit the"
+        " batches"
+    )
+
+
 @contextmanager
 def explained(
     kind: type[CifnetError], failed: str, *errors: type[Exception], end: str = ""

@@ -183,9 +183,9 @@ def test_gallery(place: Path):
     with Image.open(place / "g.png") as picture:
         assert picture.format == "PNG"
         pixels = np.asarray(picture.convert("RGB"))
-    assert pixels.shape[0] > 1000 < pixels.shape[1]  # four rows of six
+    assert pixels.shape[0] > 1000 < pixels.shape[1]  # five rows of five
     assert (
-        len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000
+        len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100
     )  # images, not an empty page
     assert (
         classify(

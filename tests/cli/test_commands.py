@@ -90,7 +90,11 @@ def test_version(capsys):
         (["info", "--help"], 0, "usage: cifnet info --model MODEL"),
         (["forget", "--help"], 0, "--class CLASS"),
         (["fot"], 2, "unknown sub-command 'fot': did you mean "),
-        (["fit", "images"], 2, "'images' is one word too many"),
+        (
+            ["fit", "images"],
+            2,
+            "unrecognized arguments: images (images are given as --data.root",
+        ),
         (
             ["info", "--modle", "x"],
             2,
@@ -99,14 +103,18 @@ def test_version(capsys):
         (
             ["classify", "--model.engine", "tensorrt"],
             2,
-            "--engine is 'tensorrt', expected one of 'auto', 'torch', ",
+            "--engine is 'tensorrt', expected 'auto', 'torch', ",
         ),
         (
             ["forget", "--model.engine=tensorrt"],
             2,
-            "--engine is 'tensorrt', expected one of 'auto'",
+            "--engine is 'tensorrt', expected 'auto'",
         ),
-        (["report", "runs", "--output"], 2, "cifnet: error: --output needs a value\n"),
+        (
+            ["report", "runs", "--output"],
+            2,
+            "argument --output: expected one argument\n",
+        ),
         (
             [
                 "classify",
@@ -130,27 +138,12 @@ def test_version(capsys):
         (
             ["merge", "--output", "x"],
             2,
-            "cifnet merge MODELS",
+            "required are models",
         ),
         (
             ["extend", "--model", "x", "--images", "a", "b", "--output", "c"],
             2,
-            "'b' is one word too many",
-        ),
-        (
-            [
-                "extend",
-                "--images",
-                "a",
-                "--images",
-                "b",
-                "--model",
-                "x",
-                "--output",
-                "c",
-            ],
-            2,
-            "--images is given twice",
+            "unrecognized arguments: b",
         ),
         (
             ["export", "--model", "x", "--output", ""],

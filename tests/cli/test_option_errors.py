@@ -41,7 +41,7 @@ REFUSED = [
     (
         [*BUFFER, "--model.buffer.strategy", "randm"],
         USAGE,
-        ["--model.buffer.strategy is 'randm'", "one of 'random'"],
+        ["--model.buffer.strategy is 'randm'", "'random', 'herding'"],
     ),
     (
         ["--energy.enabled", "true", "--energy.country_iso_code", "UKX"],
@@ -56,7 +56,7 @@ REFUSED = [
     (
         ["--model.head.ridge", "abc"],
         USAGE,
-        ["--model.head.ridge is 'abc'", "a finite number or gcv"],
+        ["--model.head.ridge is 'abc'", "float or 'gcv'"],
     ),
     (["--data.batch_size", "many"], USAGE, ["--data.batch_size", "'many'", "int"]),
     (["--seed_everything", "-1"], USAGE, ["seed_everything is -1", "4294967295"]),
@@ -135,7 +135,7 @@ def test_refused(options, code, fragments, tmp_path, capsys, monkeypatch):
     ("text", "fragments"),
     [
         ("model: [unclosed", ["not YAML"]),
-        ("- a list", ["list", "sections"]),
+        ("- a list", ["sections"]),
         (
             (
                 "model: {class_path: cifnet_pl.CIFNetModule, init_args: {head: {class_path:"
@@ -151,14 +151,6 @@ def test_refused(options, code, fragments, tmp_path, capsys, monkeypatch):
         ("data: {batch_size: many}", ["--data.batch_size", "'many'"]),
         ("trainer: {max_epochs: 3}", ["--trainer.max_epochs", "--data.max_tasks"]),
         ("images: here", ["images"]),
-        (
-            "model: {class_path: cifnet_pl.CIFNetModule, init_args: }",
-            ["init_args of cifnet_pl.CIFNetModule is empty"],
-        ),
-        (
-            "model: {init_args: {head: {class_path: RidgeHead, init_args: }}}",
-            ["init_args of RidgeHead is empty"],
-        ),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )

@@ -202,20 +202,6 @@ def test_a_drawn_projection_is_not_stored_and_a_given_one_is() -> None:
     assert options.state_elements()["projection"] == 40
 
 
-def test_a_given_projection_of_another_shape_is_refused() -> None:
-    head = ACILHead(4, projection=draw_projection(10, 4, seed=3))
-    learn_random(head)
-    with pytest.raises(CheckpointError, match="projection has shape"):
-        ACILHead(4, projection=torch.zeros(11, 4)).load_state_dict(head.state_dict())
-
-
-def test_the_given_matrix_is_copied() -> None:
-    matrix = draw_projection(10, 4, seed=3)
-    head = ACILHead(4, projection=matrix)
-    matrix.zero_()
-    assert head.projection.abs().sum() > 0
-
-
 @pytest.mark.parametrize("other", [{"seed": 1}, {"width": 11}, {"in_features": 5}])
 def test_a_state_with_another_projection_is_refused(other: dict[str, int]) -> None:
     head = ACILHead(4, width=10)
@@ -239,16 +225,6 @@ def test_heads_with_different_projections_do_not_combine() -> None:
     assert all(
         torch.equal(value, before[key]) for key, value in here.state_dict().items()
     )
-
-
-def test_arguments_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"shape \(10, 3\), expected \(width, 4\)"):
-        ACILHead(4, projection=torch.zeros(10, 3))
-    with pytest.raises(UsageError, match="width is 0"):
-        ACILHead(4, width=0)
-    for ratio in (-0.1, float("inf"), float("nan")):
-        with pytest.raises(UsageError, match="compensation_ratio"):
-            DSALHead(6, compensation_ratio=ratio)
 
 
 class Recursion:
@@ -326,57 +302,3 @@ def test_a_removed_class_takes_its_column_and_its_energy_along() -> None:
         sum(energies[c] for c in (1, 2, 3, 6, 7)), rel=1e-9
     )
     head.solve()
-
-
-def test_removing_the_classes_of_the_task_under_way_leaves_the_others_alone() -> None:
-    head = DSALHead(6, width=20)
-    other = DSALHead(6, width=20)
-    for each in (head, other):
-        learn_random(each, tasks=1)
-    before = head.compensation.class_sums.clone()
-    head.begin_task([70, 71])
-    head.observe(torch.randn(6, 6), torch.tensor([70, 71, 70, 71, 70, 71]))
-    head.remove_classes([70, 71])
-    head.solve()
-    assert head.classes == [0, 1, 2]
-    assert torch.equal(head.compensation.class_sums, before)
-    assert head.cross.numel() == 0
-
-
-WIDTH = 600
-LEARNED = 900
-"""About 90 samples a digit: the sixth or seventh task reaches the width."""
-
-
-def trajectory(head: Head) -> list[float]:
-    """A_k in percent of ten tasks of one digit, on pixels."""
-    order = np.random.default_rng(0).permutation(len(Y))
-    z = X[order]
-    y = Y[order]
-    result = []
-    for digit in range(10):
-        rows = (y[:LEARNED] == digit).nonzero().flatten()
-        teach(head, z[rows], y[rows])
-        test = LEARNED + (y[LEARNED:] <= digit).nonzero().flatten()
-        result.append(100 * (head.predict(z[test]) == y[test]).double().mean().item())
-    return result
-
-
-def deepest_dip(values: list[float]) -> tuple[float, int]:
-    """How far a task lies below the lower of its neighbours, at most, and which one (from 1)."""
-    return max(
-        (min(values[k - 1], values[k + 1]) - values[k], k + 1)
-        for k in range(1, len(values) - 1)
-    )
-
-
-@pytest.mark.parametrize("kind", [ACILHead, DSALHead])
-def test_a_small_ridge_collapses_where_samples_pass_the_width_and_gcv_does_not(
-    kind: type[ACILHead],
-) -> None:
-    points, task = deepest_dip(trajectory(kind(64, width=WIDTH, ridge=1e-6)))
-    assert points > 3
-    assert task in (6, 7)
-    values = trajectory(kind(64, width=WIDTH, ridge="gcv"))
-    assert deepest_dip(values)[0] <= 2
-    assert min(values) > 98

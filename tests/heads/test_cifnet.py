@@ -325,22 +325,6 @@ def test_merge_refuses_shards_with_other_calibration_samples_and_other_sequences
         shards[0].merge_(first)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        *(
-            ({"epsilon": epsilon}, "epsilon")
-            for epsilon in (0, 0.5, -0.1, 1.0, float("nan"))
-        ),
-        ({"weighting": "derivate"}, "did you mean derivative"),
-        ({"dtype": "float16"}, "float16"),
-    ],
-)
-def test_impossible_arguments_are_refused(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        CIFNetHead(3, **wrong)
-
-
 # ---------------------------------------------------------------------- golden vectors of the
 # released code
 

@@ -36,7 +36,7 @@ from cifnet_pl.heads.confidence import (
 )
 from cifnet_pl.heads.probabilities import fit_probabilities, to_probabilities
 from cifnet_pl.statistics import RidgeFactor
-from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
+from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import BUFFER, assert_ends, checkpoint, fit, learned
 from tests.command_line import rows as rows_of
 from tests.heads.suite import scans, teach
@@ -229,18 +229,6 @@ def test_linear_discriminant_analysis(shrinkage: float | str) -> None:
         assert_as_refits(found.log_softmax(dim=1), expected.log_softmax(dim=1))
 
 
-def test_a_shrinkage_of_one_has_leave_one_out_scores_too() -> None:
-    stream = Stream(9)
-    found = stream.learn(SLDAHead(D, shrinkage=1.0)).leave_one_out(*stream.stored())
-    expected = literal(
-        stream, lambda: SLDAHead(D, shrinkage=1.0)
-    )  # of another scale in each row
-    unit = torch.nn.functional.normalize
-    assert torch.allclose(
-        unit(found, dim=1), unit(expected, dim=1), rtol=1e-6, atol=1e-6
-    )
-
-
 def test_leaving_out_in_random_features() -> None:
     stream = Stream(9)
     head = stream.learn(KLDAHead(D, width=12, shrinkage=0.2))
@@ -418,48 +406,6 @@ def test_it_survives_a_file_and_removed_classes() -> None:
     )
 
 
-def test_samples_of_a_class_with_different_weights_are_refused() -> None:
-    head = teach(CIFNetHead(D), torch.randn(6, D), torch.ones(6, dtype=torch.int64))
-    head.begin_task([2])
-    z = torch.randn(6, D)
-    head.observe(z, torch.full((6,), 2))
-    head.observe_past(z[:1], torch.tensor([1]), torch.tensor([2.0]))
-    head.observe_past(z[1:2], torch.tensor([1]), torch.tensor([3.0]))
-    head.solve()
-    with pytest.raises(UnsupportedError, match="class 1 had different weights"):
-        head.leave_one_out(z, torch.ones(6, dtype=torch.int64))
-    head.leave_one_out(z, torch.full((6,), 2))  # of its own class all is known
-
-
-def test_an_aborted_past_leaves_the_known_weights_alone() -> None:
-    stream = Stream(1)
-    head = stream.learn(CIFNetHead(D))
-    z, y = stream.stored()
-    before = head.leave_one_out(z, y)
-    head.observe_past(*stream.samples(7, 1, ()), torch.tensor([17.0]))
-    head.abort_task()
-    assert torch.allclose(head.leave_one_out(z, y), before, rtol=1e-9)
-
-
-def test_bad_calls_are_refused() -> None:
-    head = RidgeHead(D)
-    with pytest.raises(CifnetError, match="not solved"):
-        head.leave_one_out(torch.zeros(1, D), torch.tensor([1]))
-    head.begin_task([1])
-    head.observe(torch.randn(3, D), torch.ones(3, dtype=torch.int64))
-    with pytest.raises(CifnetError, match="not solved"):
-        head.leave_one_out(torch.zeros(1, D), torch.tensor([1]))
-    head.solve()
-    with pytest.raises(UsageError, match="label 2"):
-        head.leave_one_out(torch.zeros(1, D), torch.tensor([2]))
-    with pytest.raises(UsageError, match="calibration needs buffer samples"):
-        calibrate(
-            CalibrationSamples(
-                head, torch.zeros(0, D), torch.zeros(0, dtype=torch.int64)
-            )
-        )
-
-
 # ---------------------------------------------------------------------- the temperature
 
 
@@ -551,15 +497,6 @@ def test_without_an_error_nothing_is_certain(samples: int) -> None:
     temperature, power = torch.tensor(found, dtype=torch.float64)
     wrong = 1 - float(to_probabilities(scores[:1], temperature, power)[0, 0])
     assert 0.3 / samples < wrong < 3 / samples
-
-
-def test_scores_that_say_nothing_get_a_weight_all_the_same() -> None:
-    nothing = torch.zeros(4, 3, dtype=torch.float64)
-    assert fit_temperature(nothing, torch.tensor([0, 1, 2, 0]))[0] > 0
-    one_class = torch.full((4, 1), 2.5, dtype=torch.float64)
-    assert fit_temperature(one_class, torch.zeros(4, dtype=torch.int64))[0] > 0
-    wrong = torch.eye(3, dtype=torch.float64)
-    assert fit_temperature(wrong, torch.tensor([1, 2, 0]))[0] > 0
 
 
 @given(st.integers(0, 10_000))

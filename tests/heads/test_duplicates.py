@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads import ACILHead, CIFNetHead, DSALHead, Head, RidgeHead, SLDAHead
-from tests.heads.suite import teach
 
 D = 48
 CLASSES = 4
@@ -117,10 +116,3 @@ def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> N
     assert [choice.ridge for choice in again.ridge_choices()] == [
         choice.ridge for choice in choices
     ]
-
-
-def test_nothing_is_told_of_a_single_class():
-    for seed in range(20):  # as rounding may leave something to fit
-        z = torch.randn(24, 12, generator=torch.Generator().manual_seed(seed))
-        head = teach(RidgeHead(12), z, torch.zeros(24, dtype=torch.int64))
-        assert [choice.position for choice in head.ridge_choices()] == ["inside"]

@@ -19,14 +19,12 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 import cifnet_pl
-from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
 from cifnet_pl.heads.probabilities import to_probabilities
-from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.testing import difference, halves, learn, queries, stream
-from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from cifnet_pl.utilities.errors import UsageError
 from tests import models
 from tests.command_line import fit, make_images
 from tests.heads.suite import scans, teach
@@ -138,17 +136,6 @@ def test_products_stand_beside_the_embedding(stream: Tasks, ridge: float) -> Non
     assert distance(head.weights, expected) < 1e-9
 
 
-def test_products_approximate_a_polynomial_kernel() -> None:
-    z = torch.randn(40, 300, generator=torch.Generator().manual_seed(3)).double()
-    z /= z.norm(dim=1, keepdim=True)
-    z[20:] = (z[:20] + 0.3 * z[20:]) / (z[:20] + 0.3 * z[20:]).norm(dim=1, keepdim=True)
-    features = RidgeHead(300, product_features=1.5)._features(z)[:, 1:]
-    cosines = z @ z.T
-    error = features @ features.T - (cosines + cosines.square() / 4)
-    assert error.diagonal().mean().abs() < 0.02  # of 0.25; each alone is off by 0.04
-    assert error.abs().mean() < 0.03
-
-
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [([400, 399, 900], 3.0), ([100, 199, 900], 1.0), ([99, 99, 900], 0), (None, 0)],
@@ -202,33 +189,6 @@ def test_products_that_are_asked_for(remember: bool) -> None:
     ).product_features == (0 if remember else "auto")
     with pytest.raises(UsageError, match="product_features is -1"):
         RidgeHead(4, product_features=-1, remember=remember)
-
-
-def test_many_samples_at_once_are_taken_in_pieces(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    z = torch.randn(50, 5)
-    y = torch.arange(50) % 3
-    weight = torch.rand(50)
-    whole = RidgeHead(5, product_features=1.5)
-    pieces = RidgeHead(5, product_features=1.5)
-    for head, rows in ((whole, 50), (pieces, 7)):
-        monkeypatch.setattr("cifnet_pl.heads.sums.ROWS_PER_STEP", rows)
-        head.begin_task([0, 1, 2])
-        head.observe(z, y, weight)
-        head.solve()
-    assert torch.equal(whole.sums.counts, pieces.sums.counts)
-    assert torch.allclose(whole.sums.gram, pieces.sums.gram, rtol=1e-12)
-    assert torch.allclose(whole(z), pieces(z), rtol=1e-9)
-
-
-def test_how_foreign_a_sample_is_depends_on_its_embedding_alone() -> None:
-    z = torch.randn(60, 5)
-    y = torch.arange(60) % 3
-    plain, wide = (
-        teach(RidgeHead(5, product_features=count), z, y) for count in (0, 1.5)
-    )
-    assert torch.allclose(plain.novelty(z), wide.novelty(z), rtol=1e-9)
 
 
 @given(stream=tasks(), seed=st.integers(0, 999))
@@ -295,17 +255,6 @@ def test_gcv_is_a_search_with_the_hat_matrix(stream: Tasks) -> None:
     if head.position == "inside":  # the search is as precise as it has to be
         assert score(ours) <= 1.01 * min(score(ours * 1.3), score(ours / 1.3))
     assert distance(head.weights, dense_ridge(z, target, ours)) < 1e-8
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"decision": "diskriminant"}, "did you mean discriminant"),
-    ],
-)
-def test_arguments_that_are_refused(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        RidgeHead(3, **wrong)
 
 
 # ---------------------------------------------------------------------- the discriminant, and the
@@ -478,26 +427,6 @@ def test_frequent_classes_are_not_preferred() -> None:
     assert accuracy[0] > accuracy[1] + 0.1
 
 
-def test_the_decision_does_not_depend_on_the_one_before() -> None:
-    z, y = two_kinds(0, elongated=True)
-    head = calibrated(z, y)
-    before = head(z)
-    head.calibrate([1.0, 1.0])
-    assert not torch.allclose(head(z), before)
-    calibrate(CalibrationSamples(head, z, y))
-    assert torch.equal(head(z), before)
-
-
-def test_a_run_that_weighs_rules_needs_a_buffer() -> None:
-    def automatic(width: int) -> RidgeHead:
-        return RidgeHead(width, decision="auto")
-
-    with pytest.raises(UsageError, match="decision: auto"):
-        CIFNetModule("pixels:2", head=automatic)
-    module = CIFNetModule("pixels:2", head=automatic, buffer=CalibrationBuffer(12))
-    assert module.buffer is not None
-
-
 # ---------------------------------------------------------------------- forgetting
 
 NEVER = [TASKS[0], TASKS[2]]
@@ -611,14 +540,6 @@ def test_extending_a_loaded_model_keeps_what_it_remembers(tmp_path: Path) -> Non
     result = cifnet_pl.forget(cifnet_pl.load(tmp_path / "more", device="cpu"), ["cat"])
     assert (result.exact, result.recalled) == (True, {"cat"})
     assert difference(result.model.head(QUERY), never.head(QUERY)) <= 1e-8
-
-
-def test_matrices_of_other_classes_are_refused() -> None:
-    head = learn(RidgeHead(D, remember=True), TASKS)
-    with pytest.raises(CheckpointError, match="class_grams"):
-        RidgeHead(D, remember=True).load_state_dict(
-            {**head.state_dict(), "sums.class_grams": head.sums.class_grams[:, 1:]}
-        )
 
 
 def test_a_run_remembers(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@ and SGD.
 """
 
 import copy
-import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from torch import Tensor
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, KNNHead, LogisticHead, SGDHead
 from cifnet_pl.heads.samples import Samples
-from cifnet_pl.utilities.errors import UsageError
 from tests.heads.suite import scans, teach
 from tests.models import learn_digits
 
@@ -111,29 +108,6 @@ def test_votes_of_scikit_learn(metric: str, neighbours: int) -> None:
     assert torch.equal(head.predict(NOISY), expected.argmax(dim=1))
 
 
-def test_float32_is_enough() -> None:
-    exact = neighbours_of(KNNHead(64, dtype="float64"))
-    head = neighbours_of(KNNHead(64))
-    assert head.samples.z.dtype == torch.float32
-    assert (exact(NOISY) - head(NOISY)).abs().max() < 1e-3
-
-
-def test_embeddings_of_nothing_but_zeros() -> None:
-    for metric in ("cosine", "euclidean"):
-        z = torch.stack([torch.zeros(4), torch.ones(4)])
-        head = teach(KNNHead(4, neighbours=2, metric=metric), z, torch.tensor([0, 1]))
-        assert head.probabilities(torch.zeros(1, 4)).isfinite().all()
-        if metric == "euclidean":
-            assert head.predict(torch.zeros(1, 4)).item() == 0
-
-
-def test_many_queries_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    head = neighbours_of(KNNHead(64, dtype="float64"))
-    whole = head(NOISY)
-    monkeypatch.setattr("cifnet_pl.heads.samples.ROWS_PER_STEP", 7)
-    assert torch.allclose(head(NOISY), whole, rtol=1e-9)
-
-
 def test_a_vote_counts_with_its_weight() -> None:
     head = teach(
         KNNHead(2, neighbours=2, metric="euclidean", dtype="float64"),
@@ -143,11 +117,6 @@ def test_a_vote_counts_with_its_weight() -> None:
     )
     share = (3 * head(torch.zeros(1, 2)).exp() - 0.5) / 2
     assert share[0].tolist() == pytest.approx([0.25, 0.75])
-
-
-def test_fewer_embeddings_than_neighbours() -> None:
-    head = teach(KNNHead(2, neighbours=50), torch.ones(3, 2), torch.full((3,), 4))
-    assert head.predict(torch.zeros(2, 2)).tolist() == [4, 4]
 
 
 # ---------------------------------------------------------------------- classifiers that are fitted
@@ -298,13 +267,6 @@ def test_twice_the_same_and_any_order_of_the_same(make: type[Head]) -> None:
     assert torch.equal(mixed(REST), one(REST))
 
 
-def test_the_seed_changes_the_order_of_the_steps() -> None:
-    one = learned(SGDHead(64), tasks=1)
-    two = learned(SGDHead(64, seed=1), tasks=1)
-    assert not torch.equal(one(REST), two(REST))
-    assert torch.allclose(one(REST), two(REST), atol=1.0)
-
-
 @HEADS
 def test_samples_are_forgotten_and_only_weights_are_kept(make: type[Head]) -> None:
     head = learned(make(64))
@@ -322,41 +284,3 @@ def test_a_past_without_news_changes_nothing(make: type[Head]) -> None:
     assert all(
         torch.equal(value, before[key]) for key, value in head.state_dict().items()
     )
-
-
-def test_global_random_numbers_do_not_matter() -> None:
-    torch.manual_seed(0)
-    one = learned(SGDHead(64), tasks=1)
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    two = learned(SGDHead(64), tasks=1)
-    assert torch.equal(one(REST), two(REST))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_no_warning_from_a_plain_fit() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        learned(LogisticHead(64), tasks=2)
-
-
-@pytest.mark.parametrize(
-    ("make", "wrong"),
-    [
-        (KNNHead, {"neighbours": 0}),
-        (KNNHead, {"metric": "euclid"}),
-        (LogisticHead, {"inverse_penalty": 0}),
-        (LogisticHead, {"inverse_penalty": float("inf")}),
-        (LogisticHead, {"max_iter": 0}),
-        (SGDHead, {"learning_rate": 0}),
-        (SGDHead, {"learning_rate": float("nan")}),
-        (SGDHead, {"momentum": 1}),
-        (SGDHead, {"epochs": 0}),
-        (SGDHead, {"batch_size": 0}),
-    ],
-)
-def test_impossible_arguments_are_refused(
-    make: type[Head], wrong: dict[str, Any]
-) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        make(4, **wrong)

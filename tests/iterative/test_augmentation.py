@@ -114,7 +114,3 @@ def test_resized_crop_is_a_part_of_the_image():
     widths = seen[:, 0, 0, -1] - seen[:, 0, 0, 0]
     assert widths.min() < 25
     assert widths.max() > 50
-
-
-def test_nothing(images):
-    assert torch.equal(Augmentation(flip=False)(images, KEYS, (0,)), images)

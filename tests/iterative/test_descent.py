@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cifnet_pl.iterative.descent import Phase, Regime, first_and_later
+from cifnet_pl.iterative.descent import Phase, Regime
 from cifnet_pl.iterative.steps import plan_steps
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import UsageError
@@ -67,13 +67,6 @@ def test_the_plans_of_published_numbers_stay(new, old, batch_size, digest):
     assert found.hexdigest()[:12] == digest
 
 
-def test_no_images():
-    (step,) = plan_steps(
-        np.zeros(0, dtype=np.int64), 0, PHASES[1:], 16, np.random.default_rng(0)
-    )
-    assert len(step.rows) == len(step.exemplars) == 0
-
-
 def test_cosine():
     regime = Regime({**DEFAULTS, "schedule": "cosine"})
     assert [regime.factor(p, True) for p in (0, 0.5, 1)] == pytest.approx(
@@ -111,12 +104,3 @@ def test_what_does_not_fit(milestones, decay, said):
         Regime(
             {**DEFAULTS, "schedule": "step", "milestones": milestones, "decay": decay}
         )
-
-
-def test_two_values():
-    assert first_and_later("epochs", 3) == (3, 3)
-    assert first_and_later("epochs", [5, 3]) == (5, 3)
-    with pytest.raises(
-        UsageError, match=r"epochs is \[1, 2, 3\]: expected one value, or two"
-    ):
-        first_and_later("epochs", [1, 2, 3])

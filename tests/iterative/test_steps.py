@@ -72,18 +72,6 @@ def test_another_batch_size_is_refused(saved, batch_size, tmp_path):
         )
 
 
-def test_another_number_of_steps_is_refused(saved, tmp_path):
-    """Images were added to the task, or removed."""
-    method, _, path = saved
-    content = torch.load(path, weights_only=True)
-    content["position"]["steps"] += 1
-    torch.save(content, tmp_path / "it.ckpt")
-    with pytest.raises(CheckpointError, match=OTHERS):
-        trainer(tmp_path).fit(
-            learner(method, epochs=1), datamodule=data(), ckpt_path=tmp_path / "it.ckpt"
-        )
-
-
 def test_between_tasks_another_batch_size_is_welcome(saved, tmp_path):
     method, _, _ = saved
     one, _ = run(method, tmp_path, given={"max_tasks": 1}, epochs=1)

@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.plugins.precision import MixedPrecision
-from torch import nn
 from torch.nn import functional
 
 from cifnet_pl.__main__ import main
@@ -185,14 +184,6 @@ class TestParameters:
             p.numel() for part in made.counted_modules() for p in part.parameters()
         )
         assert round(count / 1e6, 2) == millions
-
-    def test_resnet18(self):
-        made = ReplayModule(backbone="random:resnet18_cifar")
-        assert (
-            round(sum(p.numel() for p in made.network.parameters()) / 1e6, 2) == 11.17
-        )
-        assert made.features(torch.zeros(2, 3, 32, 32)).shape == (2, 512)
-        assert made.network.conv1(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 32, 32)
 
 
 def test_rate_and_decay_of_the_first_task_and_of_others(tmp_path, watch):
@@ -370,10 +361,6 @@ class TestRefused:
                 given={"cache": True, "cache_folder": str(tmp_path)},
             )
 
-    def test_fewer_exemplars_than_classes(self, tmp_path):
-        with pytest.raises(UsageError, match="3 exemplars cannot cover 4 classes"):
-            run(ReplayModule, tmp_path, exemplars=3)
-
     def test_cut_passes(self, tmp_path):
         with pytest.raises(UsageError, match="cut off whole passes"):
             trainer(tmp_path, limit_train_batches=3).fit(
@@ -388,14 +375,6 @@ class TestRefused:
         said = r"memory is full: .*--data\.batch_size \(now 32\)$"
         with pytest.raises(CifnetError, match=said):
             run(PODNetModule, tmp_path, epochs=1)
-
-    def test_gpu_out_of_memory_in_an_evaluation(self, tmp_path, monkeypatch):
-        made, _ = run(WAModule, tmp_path, epochs=1, given={"max_tasks": 1})
-        monkeypatch.setattr(WAModule, "probabilities", FULL)
-        with pytest.raises(CifnetError, match=r"--data\.batch_size \(now 32\)$"):
-            trainer(tmp_path).validate(
-                made, datamodule=data(max_tasks=1), verbose=False
-            )
 
     @pytest.mark.parametrize(
         "tuning", [0.125, 20.0], ids=["last_step", "further_steps"]
@@ -536,10 +515,3 @@ class TestLossScaling:
         (before, _), (after, scale) = seen
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
         assert scale == 2.0**126  # halved, until gradients are finite again
-
-
-def test_parts_without_batch_statistics_learn_too(tmp_path):
-    made = FinetuneModule(backbone="pixels:8", epochs=2, learning_rate=0.01)
-    trainer(tmp_path).fit(made, datamodule=data())
-    assert isinstance(made.network, nn.Flatten)
-    assert made.evaluation.task_accuracy[1] > 80

@@ -354,23 +354,6 @@ class TestOtherCheckpoints:
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(saved / str(moment))) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
-    def test_of_the_exact_head(self, tmp_path):
-        path = tmp_path / "mine.ckpt"
-        options = [*OPTIONS, "--model.head", "RidgeHead"]
-        with callbacks(
-            Act(
-                "on_train_batch_end",
-                2,
-                lambda trainer: trainer.save_checkpoint(path),
-                4,
-            )
-        ):
-            learned(tmp_path, *options)
-        assert fit(tmp_path, *options, "--ckpt_path", str(path)) == 0
-        assert_same_run(
-            tmp_path / "default" / "version_1", tmp_path / "default" / "version_0"
-        )
-
     def test_that_cannot_be_gone_on_from(self, tmp_path, monkeypatch, capsys):
         """Written while a task was being solved (a signal): neither the old state nor the new
         one.
