@@ -333,7 +333,7 @@ def test_an_embedding_that_is_not_finite_is_named_before_it_is_learned(
     with gpu():
         assert fit(tmp_path, *PASS, *THERE, *options) == 1
     message = capsys.readouterr().err
-    assert "batch 2, image" in message
+    assert "image 441" in message
     assert "NaN" in message
     assert observed == [16, 16]
 
