@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from benchmarks.measure import Row, ratio, side_by_side, spread
-from cifnet_pl.images.image import EncodedImage, opened_square
+from cifnet_pl.images.image import EncodedImage, square
 from cifnet_pl.images.reader import decode_images, decoding_cores
 
 SIZE = 224
@@ -87,7 +87,7 @@ def by_us(content: bytes) -> np.ndarray:
 def by_pillow(content: bytes) -> np.ndarray:
     """Decode an image by Pillow alone, and resize it in the same way."""
     with Image.open(io.BytesIO(content)) as image:
-        return opened_square(image, SIZE, CROP_RATIO)
+        return square(image, SIZE, CROP_RATIO)
 
 
 def rows(count: int = 1000, repeats: int = 5) -> list[Row]:

@@ -22,9 +22,6 @@ from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import one_line
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
 CPU_BATCH = 64
 """Images that torch embeds at once on a CPU: more are not faster, and need more memory."""
 
@@ -36,14 +33,14 @@ class Preprocessing:
     Attributes:
         image_size: side in pixels.
         crop_ratio: share of the short side that is kept, around the centre.
-        mean: of each channel in [0, 1], RGB.
+        mean: of each channel in [0, 1], RGB; by default ImageNet's.
         std: standard deviation, likewise.
     """
 
     image_size: int
     crop_ratio: float = 1.0
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
 
 class BuiltNetwork(NamedTuple):

@@ -5,13 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-RESNET18_FEATURES = 512
-RESNET32_FEATURES = 64
-
-CIFAR100_MEAN = (0.5071, 0.4865, 0.4409)
-CIFAR100_STD = (0.2673, 0.2564, 0.2762)
-"""Mean and standard deviation of the training pixels of CIFAR-100 in [0, 1]."""
-
 
 def small_stem_resnet18() -> nn.Module:
     """Build a ResNet-18 for sides of 32 pixels: images (n, 3, h, w) → embeddings (n, 512).
@@ -75,7 +68,7 @@ class ResNet32(nn.Module):
         self.bn1 = nn.BatchNorm2d(16)
         self.layer1 = _stage(16, 16, 1)
         self.layer2 = _stage(16, 32, 2)
-        self.layer3 = _stage(32, RESNET32_FEATURES, 2)
+        self.layer3 = _stage(32, 64, 2)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight)

@@ -29,16 +29,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from cifnet_pl.backbones.onnx_graphs import ENGINE_TOLERANCE
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import write_atomic
 
 log = logging.getLogger(__name__)
-
-OUTPUT_TOLERANCE = 1e-4
-"""Largest difference between outputs of one network, relative to the largest value.
-
-Rounding depends on the number of threads and on the processor.
-"""
 
 DECODERS = ("Pillow", PIL.__version__, "simplejpeg", simplejpeg.__version__)
 """Packages that decode images: other versions round otherwise, so a cache keeps them apart."""
@@ -114,7 +109,7 @@ def _agree(stored: np.ndarray, outputs: np.ndarray) -> bool:
     differences = np.abs(stored - outputs)
     difference = differences.max()
     largest = np.abs(stored).max()
-    limit = OUTPUT_TOLERANCE * largest
+    limit = ENGINE_TOLERANCE * largest
     return bool(difference <= limit)
 
 

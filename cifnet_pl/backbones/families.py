@@ -23,14 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.backbone import BuiltNetwork, NoNetwork, Preprocessing
-from cifnet_pl.backbones.cifar_resnets import (
-    CIFAR100_MEAN,
-    CIFAR100_STD,
-    RESNET18_FEATURES,
-    RESNET32_FEATURES,
-    ResNet32,
-    small_stem_resnet18,
-)
+from cifnet_pl.backbones.cifar_resnets import ResNet32, small_stem_resnet18
 from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.backbones.weight_files import fill, read_tensors
 from cifnet_pl.utilities.errors import (
@@ -41,12 +34,6 @@ from cifnet_pl.utilities.errors import (
     unknown_name,
 )
 from cifnet_pl.utilities.plugins import import_object, naming, optional
-
-CENTRES_LIMIT = 10_000
-"""Largest number of centres of a dictionary of patches."""
-
-CELLS_LIMIT = 16
-"""Largest number of cells on a side of the grid that its responses are averaged over."""
 
 
 class _Pool(nn.Module):
@@ -95,21 +82,15 @@ def patch_dictionary(
     There are 400 centres and 2 cells on a side by default.
 
     Raises:
-        UsageError: the numbers are out of range.
+        UsageError: the numbers are none.
     """
-    found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d?))?", rest or "400")
-    centres = 0
-    cells = 0
-    if found:
-        centres = int(found[1])
-        cells = int(found[2] or 2)
-    if not (0 < centres <= CENTRES_LIMIT and 0 < cells <= CELLS_LIMIT):
+    found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", rest or "400")
+    if not found:
         raise UsageError(
-            f"backbone 'patches:{rest}': expected patches:<centres> with at most {CENTRES_LIMIT},"
-            f" or patches:<centres>x<cells of the grid on a side> with at most {CELLS_LIMIT}, e.g."
-            " patches:400x2"
+            f"backbone 'patches:{rest}': expected patches:<centres>, or patches:<centres>x<cells of"
+            " the grid on a side>, e.g. patches:400x2"
         )
-    network = Patches(centres, cells)
+    network = Patches(int(found[1]), int(found[2] or 2))
     scale = 1 / 255  # the network takes images in 0–255
     preprocessing = Preprocessing(32, mean=(0.0, 0.0, 0.0), std=(scale, scale, scale))
     return BuiltNetwork(network, network.features, preprocessing)
@@ -187,28 +168,16 @@ def torchvision_weights(
 
 def _torchvision_weights(name: str) -> Any:
     """Return torchvision's enumeration member for the weights of an image classifier."""
-    from torchvision.models import get_model_weights, get_weight, list_models
-    from torchvision.transforms._presets import ImageClassification
+    from torchvision import models
 
-    try:
-        weights: Any = get_weight(name)
-    except (ValueError, AttributeError, KeyError):
-        weights = None
-    # Quantised weights, whose class has another ending, run on the CPU only.
-    if not type(weights).__name__.endswith("_Weights"):
-        known = []
-        for model in list_models():
-            if "." not in model:  # not of detection, segmentation or video
-                members = [str(member) for member in get_model_weights(model)]
-                known += members
-        raise unknown_name(
-            "torchvision weights", name, [k for k in known if "_Weights." in k]
-        )
-    if not isinstance(weights.transforms(), ImageClassification):
-        raise UsageError(
-            f"torchvision's {name} are not of an image classifier: choose weights of one"
-        )
-    return weights
+    known: dict[str, Any] = {}
+    for model in models.list_models(module=models):
+        members = models.get_model_weights(model).__members__
+        for alias, weights in members.items():  # such as DEFAULT
+            known[f"{type(weights).__name__}.{alias}"] = weights
+    if name not in known:
+        raise unknown_name("torchvision weights", name, known)
+    return known[name]
 
 
 def headless(network: nn.Module) -> tuple[nn.Module, int]:
@@ -333,10 +302,15 @@ def weight_file(rest: str, architecture: str | None, download: bool) -> BuiltNet
 
 
 CIFAR_ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "resnet32_cifar": (ResNet32, RESNET32_FEATURES),
-    "resnet18_cifar": (small_stem_resnet18, RESNET18_FEATURES),
+    "resnet32_cifar": (ResNet32, 64),
+    "resnet18_cifar": (small_stem_resnet18, 512),
 }
 """Architectures for images of 32 pixels: name → function without arguments, feature width."""
+
+CIFAR100 = Preprocessing(
+    32, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)
+)
+"""Mean and standard deviation of the training pixels of CIFAR-100."""
 
 
 def random_weights(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
@@ -359,18 +333,13 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> Built
         )
     if rest in CIFAR_ARCHITECTURES:
         build, features = CIFAR_ARCHITECTURES[rest]
-        preprocessing = Preprocessing(32, mean=CIFAR100_MEAN, std=CIFAR100_STD)
-        return BuiltNetwork(build(), features, preprocessing)
+        return BuiltNetwork(build(), features, CIFAR100)
     if rest not in list_models():
         known = [*CIFAR_ARCHITECTURES, *list_models()]
         raise unknown_name("architecture", rest, known)
     build = get_model_builder(rest)
     network, features = headless(build(weights=None))
     return BuiltNetwork(network, features, Preprocessing(224, 0.875))
-
-
-REQUIRED_ATTRIBUTES = ("features", "image_size", "mean", "std")
-"""Attributes that a network from outside the package declares."""
 
 
 def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
@@ -391,33 +360,25 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
         raise UsageError(
             f"import:{rest} gives a {type(network).__name__}, expected a torch.nn.Module"
         )
-    missing = []
-    for name in REQUIRED_ATTRIBUTES:
-        if not hasattr(network, name):
-            missing.append(name)
-    if missing:
-        raise UsageError(
-            f"import:{rest} does not say its {missing[0]}: give the module the attributes features"
-            " (width of its embeddings), image_size (side in pixels), mean and std (three numbers"
-            " each)"
-        )
     with explained(
-        UsageError, f"the attributes of import:{rest} do not fit", TypeError, ValueError
+        UsageError,
+        f"import:{rest} needs the attributes features (width of its embeddings), image_size (side"
+        " in pixels), mean and std (three numbers each)",
+        AttributeError,
+        TypeError,
+        ValueError,
     ):
         features, preprocessing = _declared_preprocessing(network)
     side = preprocessing.image_size
     with naming(f"import:{rest}"), torch.inference_mode():
         images = torch.zeros(2, 3, side, side)
         z = network.eval()(images)
-    if z.shape == (2, features) and z.isfinite().all():
-        return BuiltNetwork(network, features, preprocessing)
-    if z.shape != (2, features):
-        what = f"shape {tuple(z.shape)}"
-    else:
-        what = "numbers that are not finite"
-    raise UsageError(
-        f"import:{rest} embeds two images of {side} pixels as {what}, expected (2, {features})"
-    )
+    if z.shape != (2, features) or not z.isfinite().all():
+        raise UsageError(
+            f"import:{rest} embeds two images of {side} pixels as shape {tuple(z.shape)}, or as"
+            f" numbers that are not finite, expected (2, {features})"
+        )
+    return BuiltNetwork(network, features, preprocessing)
 
 
 def _declared_preprocessing(network: Any) -> tuple[int, Preprocessing]:

@@ -30,9 +30,6 @@ from cifnet_pl.utilities.text import one_line
 
 log = logging.getLogger(__name__)
 
-GRAPH_FORMAT = 1
-"""Version of the graphs that :func:`exported` makes."""
-
 ENGINE_TOLERANCE = 1e-4
 """Largest difference between the engines, relative to the largest value of the embeddings."""
 
@@ -158,7 +155,7 @@ def graph_key(identity: str) -> str:
     """
     packages = ("torch", "onnx", "onnxscript", "onnxruntime")
     versions = [f"{name} {version(name)}" for name in packages]
-    parts = (GRAPH_FORMAT, identity, *versions, platform.machine())
+    parts = (identity, *versions, platform.machine())
     return _digest(repr(parts).encode())
 
 

@@ -25,17 +25,9 @@ WHITENING_REGULARISATION = 0.1
 THRESHOLD = 0.25
 """Responses to a centre that are smaller than this count as none."""
 
+
 DRAWN_PATCHES = 100_000
 """Patches from which the dictionary is learned."""
-
-K_MEANS_ITERATIONS = 10
-"""Passes of k-means over the patches."""
-
-K_MEANS_BATCH = 10_000
-"""Patches that k-means compares with the centres at once."""
-
-STANDARDISATION_IMAGES = 1000
-"""Images by which the features are standardised."""
 
 
 class Patches(nn.Module):
@@ -105,12 +97,18 @@ class Patches(nn.Module):
         return pooled.flatten(1).sqrt()
 
     @torch.inference_mode()
-    def learn_from(self, images: Tensor, seed: int) -> None:
+    def learn_from(
+        self,
+        images: Tensor,
+        seed: int,
+        standardised_by: int = 1000,
+    ) -> None:
         """Learn the dictionary, and the scale of the features, from images without labels.
 
         Args:
             images: (n, 3, h, w) uint8; h and w at least 5 pixels more than the number of cells.
             seed: of the draw of patches and of the first centres.
+            standardised_by: images by which the features are standardised.
 
         Raises:
             CifnetError: there are no images, they are smaller, or they have no contrast.
@@ -143,13 +141,12 @@ class Patches(nn.Module):
         white_mean = mean @ whitening
         offset = white_mean @ centres.T
         self.offset.copy_(offset)
-        self._standardise(images, generator)
-
-    def _standardise(self, images: Tensor, generator: torch.Generator) -> None:
-        """Measure the mean and deviation of the features on some of the images."""
         order = torch.randperm(len(images), generator=generator)
-        drawn_rows = order[:STANDARDISATION_IMAGES]
-        drawn = images[drawn_rows].to(self.filters.device)
+        self._standardise(images[order[:standardised_by]])
+
+    def _standardise(self, images: Tensor) -> None:
+        """Measure the mean and deviation of the features on images."""
+        drawn = images.to(self.filters.device)
         parts = torch.split(drawn, self.cpu_batch)
         roots_of_parts = []
         for part in parts:
@@ -169,8 +166,8 @@ def _drawn_patches(images: Tensor, generator: torch.Generator) -> Tensor:
     image = torch.randint(count, (DRAWN_PATCHES,), generator=generator)
     row = torch.randint(rows, (DRAWN_PATCHES,), generator=generator)
     column = torch.randint(columns, (DRAWN_PATCHES,), generator=generator)
-    drawn = windows[image, :, row, column]
-    return drawn.float().flatten(1)
+    patches = windows[image, :, row, column]
+    return patches.float().flatten(1)
 
 
 def normalised(patches: Tensor) -> Tensor:
@@ -183,13 +180,21 @@ def normalised(patches: Tensor) -> Tensor:
     return centred / regularised.sqrt()
 
 
-def spherical_k_means(x: Tensor, centres: int, generator: torch.Generator) -> Tensor:
+def spherical_k_means(
+    x: Tensor,
+    centres: int,
+    generator: torch.Generator,
+    iterations: int = 10,
+    batch: int = 10_000,
+) -> Tensor:
     """Cluster rows by direction; a row and its negative count as the same direction.
 
     Args:
         x: (n, p) rows.
         centres: number of centres.
         generator: draws the first ones.
+        iterations: passes over the rows.
+        batch: rows that are compared with the centres at once.
 
     Returns:
         (centres, p) of length 1.
@@ -200,9 +205,9 @@ def spherical_k_means(x: Tensor, centres: int, generator: torch.Generator) -> Te
     noise = torch.randn(centres, width, generator=generator)
     start = x[first] + 1e-3 * noise
     found = functional.normalize(start)
-    for _ in range(K_MEANS_ITERATIONS):
+    for _ in range(iterations):
         total = torch.zeros_like(found)
-        for part in torch.split(x, K_MEANS_BATCH):
+        for part in torch.split(x, batch):
             response = part @ found.T
             nearest = response.abs().argmax(dim=1)
             column = nearest[:, None]

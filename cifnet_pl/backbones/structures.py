@@ -162,10 +162,6 @@ def without_last_relu(network: nn.Module) -> nn.Module:
     return network
 
 
-BRANCHES_LIMIT = 1000
-"""Largest number of branches that a name may ask for."""
-
-
 def structured(structure: str, build: Callable[[], nn.Module]) -> tuple[nn.Module, int]:
     """Build a network of a structure.
 
@@ -183,8 +179,8 @@ def structured(structure: str, build: Callable[[], nn.Module]) -> tuple[nn.Modul
         return build(), 1
     if structure == "no_last_relu":
         return without_last_relu(build()), 1
-    found = re.fullmatch(r"(branches|last_stages)\.([1-9]\d{0,3})", structure)
-    if not found or int(found[2]) > BRANCHES_LIMIT:
+    found = re.fullmatch(r"(branches|last_stages)\.([1-9]\d*)", structure)
+    if not found:
         raise UsageError(
             f"unknown structure '{structure}' of a learned network, expected plain or branches.10"
         )

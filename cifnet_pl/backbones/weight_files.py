@@ -43,9 +43,6 @@ STATE_KEYS = (
 )
 """Keys under which frameworks store a state dict inside a checkpoint, the likelier first."""
 
-NAMES_SHOWN = 10
-"""Tensors that an error message names."""
-
 
 def match_names(
     stored: Mapping[str, Tensor], names: Collection[str]
@@ -104,28 +101,14 @@ def fill(network: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
     Raises:
         CheckpointError: tensors are missing or have another shape.
     """
-    parameters = network.state_dict()
-    matched = match_names(stored, parameters)
-    missing = []
-    for name in sorted(parameters):
-        unused = name.endswith("num_batches_tracked")  # in evaluation mode
-        if name not in matched and not unused:
-            missing.append(name)
-    misshapen = sorted(
-        name
-        for name, tensor in matched.items()
-        if tensor.shape != parameters[name].shape
-    )
-    wrong = missing + misshapen
-    if wrong:
-        shown = ", ".join(wrong[:NAMES_SHOWN])
-        if len(wrong) > NAMES_SHOWN:
-            shown += ", …"
-        raise CheckpointError(
-            f"{source} does not fill the network: {len(missing)} tensors missing and"
-            f" {len(misshapen)} of another shape, of {len(parameters)} ({shown})"
-        )
-    network.load_state_dict(parameters | matched)
+    filling = match_names(stored, network.state_dict())
+    for name, value in network.state_dict().items():
+        if name.endswith("num_batches_tracked"):  # unused in evaluation mode
+            filling.setdefault(name, value)
+    with explained(
+        CheckpointError, f"{source} does not fill the network", RuntimeError
+    ):
+        network.load_state_dict(filling)
 
 
 def load_tensors(path: Path, map_location: Any = "cpu") -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.image import EncodedImage, UnreadableImage
 from cifnet_pl.images.reader import (
-    ReadBatch,
+    DecodedBatch,
     ReadImage,
     decoding_batch_size,
     read_batches,
@@ -124,10 +124,10 @@ class ImageLoader:
         return begun
 
     def _decode(self, batches: list[list[int]]) -> Generator[ImageBatch, None, None]:
-        for rows, batch in read_batches(
+        for batch in read_batches(
             batches, self._read, self._size, self._workers, self._device
         ):
-            yield self._batch(rows, batch)
+            yield self._batch(batch)
 
     def close(self) -> None:
         """End the threads of iterators that were not run through, as after an error."""
@@ -143,11 +143,13 @@ class ImageLoader:
             return ReadImage(None, reason=str(error))
         return read_image(image, self._size, self._crop_ratio, EncodedImage.identify)
 
-    def _batch(self, rows: Sequence[int], batch: ReadBatch) -> ImageBatch:
+    def _batch(self, batch: DecodedBatch) -> ImageBatch:
         unreadable = []
         hashes = []
         readable = []
-        for row, look, reason in zip(rows, batch.looks, batch.reasons, strict=True):
+        for row, look, reason in zip(
+            batch.files, batch.looks, batch.unreadable, strict=True
+        ):
             if look is None:
                 unreadable.append(f"{self._images.place(row)}: {reason}")
             else:
@@ -155,7 +157,7 @@ class ImageLoader:
                 hashes.append(look.hash)
         rows_read = np.array(readable, dtype=np.int64)
         return ImageBatch(
-            batch.pixels,
+            batch.images,
             torch.from_numpy(self._images.labels[rows_read]),
             torch.tensor(hashes, dtype=torch.int64),
             torch.from_numpy(rows_read),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -42,9 +43,8 @@ BURST_PAUSE = 30.0
 LARGEST_EXCESS = 2.0
 """How many times the wanted number of images may be held out, so that groups stay whole."""
 
-NameGroups = Callable[[Sequence[str], Sequence[Look]], list[str]]
-"""Function of the names of one class's images, and the looks at them: name of each image's group.
-"""
+GroupOf = Callable[[str, datetime | None], str]
+"""Function of an image's name and time: name of its group, or its own where it stands alone."""
 
 
 # ---------------------------------------------------------------------- the two sets
@@ -333,13 +333,22 @@ def _nearest(
 
 def _grouped(class_names: list[str], whole: SampleTable, kind: str) -> pd.DataFrame:
     """Return a table with the group of each sample: its class, name and number."""
-    name_groups = groups_by(kind)
+    group_of = groups_by(kind)
     table = pd.DataFrame({"label": whole.labels, "name": whole.names}, dtype=object)
     table["group"] = table["name"]
     table["number"] = 0
     for label, rows in whole.rows_of.items():
-        looks = whole.look(rows) if kind in ("day", "burst") else []
-        groups = name_groups(whole.names_of(rows), looks)
+        names = whole.names_of(rows)
+        times: list[datetime | None] = [None] * len(rows)
+        if kind in ("day", "burst"):
+            looks = whole.look(rows)
+            times = [look.taken for look in looks]
+        groups = [
+            group_of(name, taken) for name, taken in zip(names, times, strict=True)
+        ]
+        if kind == "burst":
+            for earlier, later in bursts(looks, BURST_PAUSE):
+                groups[later] = groups[earlier]
         keys = [f"{class_names[label]}\0{group}" for group in groups]
         numbers = [int.from_bytes(_hash(key), "big", signed=True) for key in keys]
         table.loc[rows, "group"] = np.array(groups, dtype=object)
@@ -383,8 +392,8 @@ WITHOUT_GROUP = {
 """Kind of group → why an image is in no group."""
 
 
-def groups_by(kind: str) -> NameGroups:
-    """Return the function that names the groups of images of one class.
+def groups_by(kind: str) -> GroupOf:
+    """Return the function that names the group of an image.
 
     Args:
         kind: ``folder``, ``day``, ``burst`` or ``name:REGULAR EXPRESSION``.
@@ -401,54 +410,34 @@ def groups_by(kind: str) -> NameGroups:
     with explained(UsageError, f"--data.group {kind} is no regular expression"):
         pattern = re.compile(kind.removeprefix(NAME_PATTERN))
 
-    def groups_by_pattern(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-        return [_match(pattern, name) for name in names]
+    def match(name: str, taken: datetime | None) -> str:
+        found = pattern.search(PurePosixPath(name).name)
+        if found is None:
+            return name
+        return "\0".join(found.groups("") or (found[0],))
 
-    return groups_by_pattern
+    return match
 
 
-def _match(pattern: re.Pattern[str], name: str) -> str:
-    """Return a pattern's match in a file's name; a name without a match is its own group."""
-    file_name = PurePosixPath(name).name
-    found = pattern.search(file_name)
-    if found is None:
+def _folder(name: str, taken: datetime | None) -> str:
+    """Return the sub-folder of an image; one directly in the class folder stands alone."""
+    parent = PurePosixPath(name).parent
+    if len(parent.parts) > 1:
+        return str(parent)
+    return name
+
+
+def _day(name: str, taken: datetime | None) -> str:
+    """Return the day on which an image was taken; one without a date stands alone."""
+    if taken is None:
         return name
-    parts = found.groups("") or (found[0],)
-    return "\0".join(parts)
+    return taken.date().isoformat()
 
 
-def _folders(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-    """Return the sub-folder of each image; an image directly in the class folder stands alone."""
-    groups = []
-    for name in names:
-        parent = PurePosixPath(name).parent
-        if len(parent.parts) > 1:
-            group = str(parent)
-        else:
-            group = name
-        groups.append(group)
-    return groups
+def _alone(name: str, taken: datetime | None) -> str:
+    """Return the image itself: bursts are joined by :func:`bursts`."""
+    return name
 
 
-def _days(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-    """Return the day on which each image was taken; an image without a date is its own group."""
-    groups = []
-    for name, look in zip(names, looks, strict=True):
-        if look.taken is None:
-            group = name
-        else:
-            group = look.taken.date().isoformat()
-        groups.append(group)
-    return groups
-
-
-def _bursts(names: Sequence[str], looks: Sequence[Look]) -> list[str]:
-    """Return the first image of each image's burst; a longer pause than ``BURST_PAUSE`` ends it."""
-    groups = list(names)
-    for earlier, later in bursts(looks, BURST_PAUSE):
-        groups[later] = groups[earlier]
-    return groups
-
-
-GROUPS: dict[str, NameGroups] = {"folder": _folders, "day": _days, "burst": _bursts}
-"""Kind of group → function that names the groups."""
+GROUPS: dict[str, GroupOf] = {"folder": _folder, "day": _day, "burst": _alone}
+"""Kind of group → function that names the group of an image."""

@@ -28,7 +28,7 @@ NEAR_DUPLICATE_PAUSE = 2.0
 """Longest pause between two images of one burst, in seconds, that makes them near-duplicates."""
 
 CORRELATIONS_SIDE = 1024
-"""Images whose thumbnails are compared with as many others at once."""
+"""Images whose thumbnails are compared with the others at once."""
 
 
 # ---------------------------------------------------------------------- duplicates
@@ -194,14 +194,12 @@ def bursts(looks: Sequence[Look], pause: float) -> list[tuple[int, int]]:
 
 
 def _similar_pairs(vectors: np.ndarray) -> list[tuple[int, int]]:
-    """Return the positions of images whose vectors (n, p) of length 1 are alike, block by block."""
+    """Return the positions of images whose vectors (n, p) of length 1 are alike, part by part."""
     pairs: list[tuple[int, int]] = []
-    side = CORRELATIONS_SIDE
-    for row_start in range(0, len(vectors), side):
-        rows = vectors[row_start : row_start + side]
-        for column_start in range(0, row_start + 1, side):
-            columns = vectors[column_start : column_start + side]
-            alike = np.argwhere(rows @ columns.T > NEAR_DUPLICATE_CORRELATION)
-            alike += (row_start, column_start)
-            pairs += [(row, column) for row, column in alike.tolist() if row > column]
+    for start in range(0, len(vectors), CORRELATIONS_SIDE):
+        rows = vectors[start : start + CORRELATIONS_SIDE]
+        alike = np.argwhere(rows @ vectors.T > NEAR_DUPLICATE_CORRELATION)
+        for row, column in alike.tolist():
+            if start + row > column:
+                pairs.append((start + row, column))
     return pairs

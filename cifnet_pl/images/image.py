@@ -207,7 +207,7 @@ class EncodedImage:
                 stored = decode_square(content, *image.size, size, crop_ratio)
                 if stored is not None:
                     return finished(stored, image)
-            pixels = opened_square(image, size, crop_ratio)
+            pixels = square(image, size, crop_ratio)
         if is_incomplete(content):
             raise UnreadableImage("the file is cut off before the end of its pixels")
         return pixels
@@ -334,12 +334,7 @@ COLOUR_MODES = ("RGB", "RGBA", "RGBX", "P", "PA")
 """Modes of Pillow whose colour profiles are those of RGB."""
 
 
-def square(
-    image: Image.Image,
-    size: int,
-    crop_ratio: float = 1.0,
-    extent: tuple[float, float] | None = None,
-) -> np.ndarray:
+def square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray:
     """Convert an image to sRGB, resize it and crop its centre; EXIF orientation is applied.
 
     :func:`cifnet_pl.images.jpeg.decode_square` and :class:`cifnet_pl.model.export.Square` crop in
@@ -354,8 +349,6 @@ def square(
         image: of any mode.
         size: side of the result in pixels.
         crop_ratio: share of the short side that is kept.
-        extent: width and height of the picture within the image, from its upper left corner; the
-            whole by default.
 
     Returns:
         (size, size, 3) uint8, sRGB.
@@ -366,7 +359,7 @@ def square(
     with decoding():
         image.load()
         rgb = to_rgb(image)
-    width, height = extent or rgb.size
+    width, height = rgb.size
     side = min(width, height) * crop_ratio
     left = (width - side) / 2
     top = (height - side) / 2
@@ -395,29 +388,3 @@ def finished(stored: np.ndarray, image: Image.Image) -> np.ndarray:
     if image.mode in COLOUR_MODES:
         profile = image.info.get("icc_profile")
     return in_srgb(upright, profile)
-
-
-def opened_square(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray:
-    """Decode an image as :func:`square`, at a lower resolution if that is enough.
-
-    Args:
-        image: opened, but not decoded.
-        size: as for :func:`square`.
-        crop_ratio: likewise.
-
-    Returns:
-        (size, size, 3) uint8, sRGB.
-
-    Raises:
-        UnreadableImage: the image's pixels cannot be decoded.
-    """
-    # Pillow decodes JPEG files at a half, quarter or eighth where twice the wanted resolution is
-    # still there. Sides that the fraction does not divide are decoded to the next whole pixel: the
-    # picture ends before it.
-    wanted = int(2 * size / crop_ratio)
-    with decoding():
-        drafted = image.draft(image.mode, (wanted, wanted))
-    if drafted is None:
-        return square(image, size, crop_ratio)
-    _, (_, _, width, height) = drafted
-    return square(image, size, crop_ratio, (width, height))

@@ -29,38 +29,25 @@ PROFILE = b"iCCP"
 
 
 class PngChunk(NamedTuple):
-    """A part of a PNG file.
-
-    Attributes:
-        kind: its type.
-        start: position of its length field.
-        end: position after its checksum.
-    """
+    """A part of a PNG file: its type, its data, and all its bytes."""
 
     kind: bytes
-    start: int
-    end: int
+    data: bytes
+    content: bytes
 
 
 def plain_png(content: bytes) -> bytes:
     """Return a PNG file without texts and unusable profiles; other content as it is."""
     if not content.startswith(SIGNATURE):
         return content
-    left_out = []
+    kept = [SIGNATURE]
+    length = len(SIGNATURE)
     for chunk in _chunks(content):
-        if chunk.kind == PROFILE or chunk.kind in TEXTS:
-            data = content[chunk.start + 8 : chunk.end - 4]
-            if not _is_usable(chunk.kind, data):
-                left_out.append(chunk)
-    if not left_out:
-        return content
-    parts = []
-    position = 0
-    for chunk in left_out:
-        parts.append(content[position : chunk.start])
-        position = chunk.end
-    parts.append(content[position:])
-    return b"".join(parts)
+        length += len(chunk.content)
+        if _is_usable(chunk):
+            kept.append(chunk.content)
+    kept.append(content[length:])  # what is cut off
+    return b"".join(kept)
 
 
 def significant_bits(content: bytes) -> int:
@@ -71,8 +58,8 @@ def significant_bits(content: bytes) -> int:
     """
     if content.startswith(SIGNATURE):
         for chunk in _chunks(content):
-            if chunk.kind == SIGNIFICANT_BITS:
-                return min(max(content[chunk.start + 8], 8), 16)
+            if chunk.kind == SIGNIFICANT_BITS and chunk.data:
+                return min(max(chunk.data[0], 8), 16)
     return 16
 
 
@@ -81,24 +68,21 @@ def _chunks(content: bytes) -> Iterator[PngChunk]:
     start = len(SIGNATURE)
     while start + 12 <= len(content):
         length, kind = struct.unpack_from(">I4s", content, start)
-        end = start + 12 + length
-        if end > len(content):
+        chunk = content[start : start + 12 + length]
+        if len(chunk) < 12 + length:
             return
-        yield PngChunk(kind, start, end)
-        start = end
+        yield PngChunk(kind, chunk[8:-4], chunk)
+        start += len(chunk)
 
 
-def _is_usable(kind: bytes, data: bytes) -> bool:
-    """Return whether a text or profile is wanted, and Pillow reads it.
-
-    Args:
-        kind: type of its chunk.
-        data: content of its chunk, which begins with a keyword.
-    """
-    keyword, _, rest = data.partition(b"\0")
-    if kind in TEXTS and keyword not in ORIENTATION_TEXTS:
+def _is_usable(chunk: PngChunk) -> bool:
+    """Return whether a chunk is neither text nor profile, or one that Pillow should read."""
+    keyword, _, rest = chunk.data.partition(b"\0")
+    if chunk.kind in TEXTS and keyword not in ORIENTATION_TEXTS:
         return False
-    if kind in (b"tEXt", b"iTXt"):
+    if chunk.kind == b"iTXt":
+        return not rest.startswith(b"\x01")  # compressed
+    if chunk.kind not in (PROFILE, b"zTXt"):
         return True
     decompressor = zlib.decompressobj()
     try:

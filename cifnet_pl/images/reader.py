@@ -159,32 +159,42 @@ Item = TypeVar("Item")
 Reader = Callable[[Item], ReadImage]
 
 
-class ReadBatch(NamedTuple):
-    """Results of reading n images.
+class DecodedBatch(NamedTuple):
+    """Decoded images.
 
     Attributes:
-        pixels: (m, 3, s, s) uint8, channels last in memory, of those that could be read.
-        looks: of each image; None if it could not be read.
-        reasons: why an image has no pixels, or None.
+        files: all n images of the batch, as they were given.
+        images: (m, 3, s, s) uint8, channels last in memory, those that could be read.
+        unreadable: for each of ``files`` the reason why it has no pixels, or None.
+        looks: for each of ``files`` what was wanted besides its pixels; None if it could not be
+            read.
         errors: what ends the whole reading.
     """
 
-    pixels: Tensor
+    files: Sequence[Any]
+    images: Tensor
+    unreadable: tuple[str | None, ...]
     looks: tuple[Look | None, ...]
-    reasons: tuple[str | None, ...]
-    errors: tuple[CifnetError, ...]
+    errors: tuple[CifnetError, ...] = ()
+
+    @property
+    def readable(self) -> list[Any]:
+        """Those of the files that could be read, as ``images`` has them."""
+        pairs = zip(self.files, self.unreadable, strict=True)
+        return [file for file, reason in pairs if reason is None]
 
 
-def _batch(size: int, results: Sequence[ReadImage]) -> ReadBatch:
+def _batch(size: int, results: Sequence[ReadImage]) -> DecodedBatch:
     squares = [np.empty((0, size, size, 3), np.uint8)]
     for result in results:
         if result.pixels is not None:
             squares.append(result.pixels[None])
     pixels = torch.from_numpy(np.concatenate(squares))
-    return ReadBatch(
+    return DecodedBatch(
+        (),
         pixels.permute(0, 3, 1, 2),
-        tuple(result.look for result in results),
         tuple(result.reason for result in results),
+        tuple(result.look for result in results),
         tuple(result.error for result in results if result.error is not None),
     )
 
@@ -195,7 +205,7 @@ def read_batches(
     size: int,
     workers: int,
     device: str = "cpu",
-) -> Iterator[tuple[Sequence[Item], ReadBatch]]:
+) -> Iterator[DecodedBatch]:
     """Read batches of images in order.
 
     Args:
@@ -204,9 +214,6 @@ def read_batches(
         size: side of the squares in pixels.
         workers: number of threads or processes.
         device: type of the device that embeds the images.
-
-    Yields:
-        Each batch, and what was read of it.
 
     Raises:
         CifnetError: the data are damaged or were changed.
@@ -217,15 +224,16 @@ def read_batches(
         return
     with ThreadPoolExecutor(max(1, workers), "decode") as pool:
         for items in batches:
-            yield items, collate(list(pool.map(read, items)))
+            results = list(pool.map(read, items))
+            yield collate(results)._replace(files=items)
 
 
 def _read_by_processes(
     batches: Iterable[Sequence[Item]],
     read: Reader[Item],
-    collate: Callable[[Sequence[ReadImage]], ReadBatch],
+    collate: Callable[[Sequence[ReadImage]], DecodedBatch],
     workers: int,
-) -> Iterator[tuple[Sequence[Item], ReadBatch]]:
+) -> Iterator[DecodedBatch]:
     given, asked = tee(batches)
     loader = DataLoader(
         _Items(read),
@@ -238,7 +246,7 @@ def _read_by_processes(
     for items, batch in zip(given, loader, strict=False):
         if batch.errors:
             raise batch.errors[0]
-        yield items, batch
+        yield batch._replace(files=items)
 
 
 class _Items(Dataset[ReadImage]):
@@ -255,29 +263,6 @@ class _Items(Dataset[ReadImage]):
             return self._read(item)
         except CifnetError as error:
             return ReadImage(None, error=error)
-
-
-class DecodedBatch(NamedTuple):
-    """Decoded images.
-
-    Attributes:
-        files: all images of the batch.
-        images: (m, 3, s, s) uint8, those that could be read, in the order of ``files``.
-        unreadable: for each of ``files`` the reason why it could not be read, or None.
-        looks: for each of ``files`` what ``look`` of :func:`decode_images` gave; None if it could
-            not be read.
-    """
-
-    files: tuple[ImageLike, ...]
-    images: Tensor
-    unreadable: tuple[str | None, ...]
-    looks: tuple[Look | None, ...]
-
-    @property
-    def readable(self) -> list[ImageLike]:
-        """Those of the files that could be read, as ``images`` has them."""
-        pairs = zip(self.files, self.unreadable, strict=True)
-        return [file for file, reason in pairs if reason is None]
 
 
 def decode_images(
@@ -310,9 +295,8 @@ def decode_images(
     count = decoding_batch_size(size)
     numbered = enumerate(files)
     batches = iter(lambda: list(islice(numbered, count)), [])
-    for items, batch in read_batches(batches, read, size, decoding_cores(), device):
-        files_read = tuple(file for _, file in items)
-        yield DecodedBatch(files_read, batch.pixels, batch.reasons, batch.looks)
+    for batch in read_batches(batches, read, size, decoding_cores(), device):
+        yield batch._replace(files=[file for _, file in batch.files])
 
 
 def decoding_batch_size(size: int) -> int:

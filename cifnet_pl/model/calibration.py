@@ -247,18 +247,23 @@ class Calibration(GrowingModule):
         self.y = y
         self.key = key
 
-    def assess_new_images(self, head: Head, learned: Tensor) -> None:
+    def assess_new_images(
+        self, head: Head, learned: Tensor, fits_temperature: bool
+    ) -> None:
         """Measure a head's accuracy on the labelled images that it has not learned since.
 
         Args:
             head: solved.
             learned: (n,) int64 content hashes of all images learned.
+            fits_temperature: whether the head is calibrated by the labelled images.
         """
         new = torch.isin(self.y, head.labels) & ~torch.isin(self.key, learned)
         self.replace_new_images(self.z[new], self.y[new], self.key[new])
         if len(self.y):
             new_images = CalibrationSamples(head, self.z, self.y, learned=False)
             self._record("measured", self.loo, estimated(new_images))
+            if fits_temperature:
+                calibrate(new_images)
 
     def forget_buffer(self) -> None:
         """Forget groups and accuracy of the buffer samples, which have changed."""

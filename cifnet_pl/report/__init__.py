@@ -78,30 +78,23 @@ def write_report(
     for section in dict.fromkeys([*tables, *pictures]):
         own = tables.get(section, [])
         for table in own:
-            path = folder / "tables" / table.name
-            write_text(path.with_name(f"{table.name}.csv"), table.to_csv())
-            write_text(path.with_name(f"{table.name}.tex"), table.to_latex())
-            write_text(path.with_name(f"{table.name}.md"), table.to_markdown())
+            path = f"{folder}/tables/{table.name}"
+            write_text(Path(f"{path}.csv"), table.values.to_csv(index=False))
+            write_text(Path(f"{path}.tex"), table.to_latex())
+            write_text(Path(f"{path}.md"), table.to_markdown())
         drawn = []
         for picture in pictures.get(section, []):
-            png, svg = render(picture)
-            write_bytes(folder / "figures" / f"{picture.name}.png", png)
-            write_bytes(folder / "figures" / f"{picture.name}.svg", svg)
-            caption = picture.caption
-            drawn.append({"name": picture.name, "caption": caption, "svg": svg})
+            path = f"{folder}/figures/{picture.name}"
+            svg = render(picture.figure, "svg")
+            write_bytes(Path(f"{path}.svg"), svg)
+            write_bytes(Path(f"{path}.png"), render(picture.figure, "png"))
+            drawn.append({"picture": picture, "svg": svg})
         if own or drawn:
             parts.append({"name": section, "tables": own, "pictures": drawn})
-    settings = results.measured.drop_duplicates("setting").set_index("setting")
-    titles = []
-    for name in results.settings:
-        row = settings.loc[name]
-        tasks = number_of(row["n_tasks"], "task")
-        titles.append(
-            f"{name} ({tasks}, {row['n_classes']} classes, {row['backbone']})"
-        )
+    runs = number_of(len(results.measured), "run")
     content = {
         "title": TITLE,
-        "lead": f"{number_of(len(results.measured), 'run')}. {'; '.join(titles)}.",
+        "lead": f"{runs}. {'; '.join(results.settings)}.",
         "warnings": warnings(results),
         "parts": parts,
         "notes": report_notes(results),

@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import stats
 
 from cifnet_pl.report.results import Results, last_rows
-from cifnet_pl.report.tables import ReportTable, number_text
+from cifnet_pl.report.tables import ReportTable, file_name, number_text
 from cifnet_pl.utilities.errors import (
     CifnetError,
     DataError,
@@ -20,7 +20,6 @@ from cifnet_pl.utilities.errors import (
     unknown_name,
 )
 from cifnet_pl.utilities.plugins import optional
-from cifnet_pl.utilities.text import slug
 
 QUANTITIES = {"A_K": "final accuracy A_K", "A_bar": "average accuracy Ā"}
 
@@ -42,14 +41,13 @@ def compare_methods(results: Results, names: Sequence[str]) -> list[ReportTable]
         raise UsageError(
             f"--compare takes two methods, but got {len(names)}: {', '.join(names)}"
         )
-    first_groups = _groups_named(results, names[0])
-    second_groups = _groups_named(results, names[1])
     pairs = []
-    for first in first_groups:
-        for second in second_groups:
-            is_same = first["label"].iloc[0] == second["label"].iloc[0]
-            is_same &= first["setting"].iloc[0] == second["setting"].iloc[0]
-            if first["data"].iloc[0] == second["data"].iloc[0] and not is_same:
+    for first in _groups_named(results, names[0]):
+        for second in _groups_named(results, names[1]):
+            a = first.iloc[0]
+            b = second.iloc[0]
+            is_same = a["label"] == b["label"] and a["setting"] == b["setting"]
+            if a["data"] == b["data"] and not is_same:
                 pairs.append((first, second))
     if not pairs:
         raise UsageError(
@@ -73,7 +71,7 @@ def _groups_named(results: Results, name: str) -> list[pd.DataFrame]:
     rows = last_rows(results.table)
     rows = rows[rows["origin"] != "published"]
     with_backbone = rows["label"] + ", " + rows["backbone"]
-    is_reference = (rows["method"] == name) & (rows["changes"].map(len) == 0)
+    is_reference = (rows["method"] == name) & (rows["changed"] == "")
     exact = rows[(rows["label"] == name) | (with_backbone == name)]
     others = rows[is_reference & ~rows["setting"].isin(exact["setting"])]
     named = pd.concat([exact, others])
@@ -109,11 +107,18 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
         " seeds, and of the seeds. p over images: McNemar's exact test."
     ]
     for pair in both.to_dict("records"):
-        common, note = _common_predictions(pair)
-        if common is not None:
+        folders = [Path(pair["run_a"]), Path(pair["run_b"])]
+        files = [folder / "predictions.parquet" for folder in folders]
+        if not all(file.exists() for file in files):
+            continue
+        try:
+            correct = [correct_predictions(file) for file in files]
+        except CifnetError as error:
+            notes.append(f"Seed {pair['seed_a']} has no images to compare: {error}.")
+            continue
+        common = pd.concat(correct, axis=1, join="inner", keys=["a", "b"])
+        if len(common):
             predictions[pair["seed_a"]] = common
-        if note:
-            notes.append(note)
     if not predictions:
         notes.append(
             "No test images are compared: run with --predictions.every_task true to keep the"
@@ -125,7 +130,7 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
     values = pd.DataFrame(rows, dtype=object).dropna(axis=1, how="all")
     values = values.rename(columns=names)
     return ReportTable(
-        name=f"comparison_{slug(data.lower())}",
+        name=file_name("comparison", data),
         title=f"{first} against {second}: {data}",
         texts=values.map(_cell),
         values=values,
@@ -155,25 +160,27 @@ def _over_seeds(both: pd.DataFrame) -> list[dict[str, Any]]:
             continue
         first = known[f"{key}_a"].to_numpy()
         second = known[f"{key}_b"].to_numpy()
-        row = _difference(f"{title}, over seeds", first.mean(), second.mean())
-        row["seeds"] = len(known)
+        interval = None
+        more: dict[str, Any] = {"seeds": len(known)}
         # Methods that no seed changes give one measurement however often they are run.
         if not np.allclose(first - second, first[0] - second[0]):
             test = stats.ttest_rel(first, second)
-            row |= _interval(test.confidence_interval())
-            row["p"] = f"{test.pvalue:.2g}"
-        rows.append(row)
+            interval = test.confidence_interval()
+            more["p"] = f"{test.pvalue:.2g}"
+        means = [first.mean(), second.mean()]
+        rows.append(_difference(f"{title}, over seeds", means, interval) | more)
     return rows
 
 
-def _difference(quantity: str, first: float, second: float) -> dict[str, Any]:
-    difference = float(first - second)
-    accuracies = {"first": float(first), "second": float(second)}
-    return {"quantity": quantity, **accuracies, "difference (points)": difference}
-
-
-def _interval(interval: Any) -> dict[str, float]:
-    return {"95 % from": float(interval.low), "95 % to": float(interval.high)}
+def _difference(quantity: str, means: Sequence[float], interval: Any) -> dict[str, Any]:
+    """Return a row: two accuracies, and the interval of their difference if it is known."""
+    first, second = map(float, means)
+    row = {"quantity": quantity, "first": first, "second": second}
+    row["difference (points)"] = first - second
+    if interval is not None:
+        row["95 % from"] = float(interval.low)
+        row["95 % to"] = float(interval.high)
+    return row
 
 
 # ---------------------------------------------------------------------- over test images
@@ -186,18 +193,15 @@ def _over_images(predictions: Mapping[Any, pd.DataFrame]) -> list[dict[str, Any]
         frames = list(predictions.values())
         means = 100 * pd.DataFrame([frame.mean() for frame in frames]).mean()
         title = f"{QUANTITIES['A_K']}, over seeds and images"
-        row = _difference(title, means["a"], means["b"])
-        row |= _interval(bootstrap_interval(frames))
-        row |= {"seeds": len(frames), "images": min(map(len, frames))}
-        rows.append(row)
+        row = _difference(title, means, bootstrap_interval(frames))
+        rows.append(row | {"seeds": len(frames), "images": min(map(len, frames))})
     for seed, frame in predictions.items():
-        means = 100 * frame.mean()
         title = f"{QUANTITIES['A_K']}, over images, seed {seed}"
-        row = _difference(title, means["a"], means["b"])
-        row |= _interval(bootstrap_interval([frame]))
+        row = _difference(title, 100 * frame.mean(), bootstrap_interval([frame]))
+        only_first = int((frame["a"] & ~frame["b"]).sum())
+        only_second = int((frame["b"] & ~frame["a"]).sum())
         row |= {"seeds": 1, "images": len(frame)}
-        row["only_first"] = only_first = int((frame["a"] & ~frame["b"]).sum())
-        row["only_second"] = only_second = int((frame["b"] & ~frame["a"]).sum())
+        row |= {"only_first": only_first, "only_second": only_second}
         if only_first + only_second:
             test = stats.binomtest(only_first, only_first + only_second)
             row["p"] = f"{test.pvalue:.2g}"
@@ -259,34 +263,6 @@ def correct_predictions(path: Path) -> pd.Series:
     last = last.drop_duplicates(["label", "image"])
     correct = last["label"] == last["top_1"]
     return correct.set_axis(pd.MultiIndex.from_frame(last[["label", "image"]]))
-
-
-def _common_predictions(pair: Mapping[str, Any]) -> tuple[pd.DataFrame | None, str]:
-    """Return whether two runs are correct on the test images that both have.
-
-    Returns:
-        The columns ``a`` and ``b``, a row for each image, or None without common images; and a note
-        if one has further images, or if a file cannot be read.
-    """
-    first_file = Path(pair["run_a"]) / "predictions.parquet"
-    second_file = Path(pair["run_b"]) / "predictions.parquet"
-    if not first_file.exists() or not second_file.exists():
-        return None, ""
-    try:
-        first = correct_predictions(first_file)
-        second = correct_predictions(second_file)
-    except CifnetError as error:
-        return None, f"Seed {pair['seed_a']} is not compared over images: {error}."
-    common = pd.concat([first, second], axis=1, join="inner", keys=["a", "b"])
-    note = ""
-    if len(common) < max(len(first), len(second)):
-        note = (
-            f"Seed {pair['seed_a']}: {len(common)} test images are common to both, of"
-            f" {len(first)} and {len(second)}."
-        )
-    if common.empty:
-        return None, note
-    return common, note
 
 
 def comparison_lines(table: ReportTable) -> list[str]:

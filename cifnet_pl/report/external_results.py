@@ -13,7 +13,7 @@ import pandas as pd
 from cifnet_pl.model.metrics import max_drop
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "no buffer": {"buffer": None},
     "no oversampling": {"buffer.oversample": False},
     "random": {"buffer.strategy": "random"},
@@ -49,7 +49,7 @@ def row_of(setting: Mapping[str, Any], method: str, origin: str) -> dict[str, An
     row = {column: setting[column] for column in SHARED_COLUMNS}
     row |= {"origin": origin, "method": method, "label": method}
     row["variant"] = "full method"
-    row |= {"config": {}, "changes": {}, "components": {}, "machine": "", "pair": ""}
+    row |= {"config": {}, "changed": "", "components": {}, "machine": "", "pair": ""}
     row["run"] = f"{origin}: {method}, {setting['setting']}"
     return row
 
@@ -98,7 +98,8 @@ def published_rows(setting: Mapping[str, Any]) -> list[dict[str, Any]]:
         if variant:
             row |= {"run": f"{row['run']}, {variant}", "variant": variant}
             row["label"] = f"{method}, {variant}"
-            row |= {"changes": VARIANTS[variant], "config": VARIANTS[variant]}
+            row["config"] = VARIANTS[variant]
+            row["changed"] = next(iter(VARIANTS[variant]))
         else:
             kept = memory[memory["method"] == method].set_index("variant")["value"]
             row["state_bytes"] = 4e6 * kept.get("total", 0)  # as the paper counts

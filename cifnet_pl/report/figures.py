@@ -18,11 +18,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from cifnet_pl.report.results import ABLATIONS, Results, last_rows
 from cifnet_pl.report.tables import (
     ACCURACIES,
+    file_name,
     heading,
     memory_rows,
     number_text,
@@ -30,7 +31,6 @@ from cifnet_pl.report.tables import (
     value_rows,
     with_units,
 )
-from cifnet_pl.utilities.text import slug
 
 COLOURS = (
     "#000000",
@@ -91,22 +91,10 @@ def wrapped(text: str, width: int) -> str:
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """Add a legend below the axes, where it hides no data: in two columns if names are short."""
-    handles, labels = axes.get_legend_handles_labels()
-    longest = max(map(len, labels))
-    names = [wrapped(label, 50) for label in labels]
-    columns = 1
-    if longest <= 26:
-        columns = 2
-    place = cast(Any, "outside lower center")
-    figure.legend(handles, names, loc=place, ncols=columns)
-
-
-def legend_beside(axes: Axes) -> None:
-    """Add a legend at the right of the axes."""
+    """Add a legend below the axes, where it hides no data."""
     handles, labels = axes.get_legend_handles_labels()
     names = [wrapped(label, 26) for label in labels]
-    axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    figure.legend(handles, names, loc=cast(Any, "outside lower center"), ncols=2)
 
 
 def line_style(position: int) -> dict[str, Any]:
@@ -152,16 +140,13 @@ def draw_lines(stats: pd.DataFrame, title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def render(picture: Picture) -> tuple[bytes, bytes]:
-    """Return a figure as PNG and SVG; the same figure gives the same bytes."""
-    png = io.BytesIO()
-    svg = io.BytesIO()
+def render(figure: Figure, kind: str) -> bytes:
+    """Return a figure as "png" or "svg"; the same figure gives the same bytes."""
+    content = io.BytesIO()
+    metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
     with matplotlib.rc_context(STYLE):
-        picture.figure.savefig(png, format="png", metadata={"Software": None})
-        picture.figure.savefig(
-            svg, format="svg", metadata={"Date": None, "Creator": None}
-        )
-    return png.getvalue(), svg.getvalue()
+        figure.savefig(content, format=kind, metadata=metadata[kind])
+    return content.getvalue()
 
 
 # ---------------------------------------------------------------------- lines over tasks
@@ -183,13 +168,13 @@ def trajectories(results: Results) -> list[Picture]:
         parts.setdefault(name, compared[compared["setting"] == name])
     pictures = []
     for title, rows in parts.items():
-        file = results.file("trajectory", title)
+        file = file_name("trajectory", title)
         pictures.append(line_picture(file, title, rows))
     for family in results.families(*ABLATIONS):
         measured = family[family["origin"] == "measured"]
         title = family_title(family)
         rows = measured.assign(label=measured["variant"])
-        file = results.file("ablation_curves", title)
+        file = file_name("ablation_curves", title)
         pictures.append(line_picture(file, title, rows))
     return [picture for picture in pictures if picture is not None]
 
@@ -263,7 +248,7 @@ def value_curves(results: Results, *keys: str) -> list[Picture]:
         if len("".join(texts)) > 40:
             axes.tick_params(axis="x", rotation=90)
         axes.set(xlabel=heading(key), ylabel="final accuracy $A_K$ (%)")
-        name = f"by_{slug(key)}"
+        name = file_name("by", key)
         if key == "buffer.capacity":
             name = "buffer_size"
         pictures.append(Picture(name, f"{title}.{DEVIATIONS}", figure))
@@ -286,7 +271,7 @@ def ablation_bars(results: Results) -> list[Picture]:
         title = family_title(family)
         caption = f"{title}, without one of its parts.{DEVIATIONS}"
         figure = draw_bars(bars, title)
-        pictures.append(Picture(results.file("ablation", title), caption, figure))
+        pictures.append(Picture(file_name("ablation", title), caption, figure))
     return pictures
 
 
@@ -355,7 +340,7 @@ def calibration_maps(results: Results) -> list[Picture]:
             " last task. Above the diagonal neurons of later tasks fire on earlier classes unless"
             " they are calibrated."
         )
-        picture = Picture(results.file("calibration", title), caption, draw_maps(maps))
+        picture = Picture(file_name("calibration", title), caption, draw_maps(maps))
         pictures.append(picture)
     return pictures
 
@@ -438,25 +423,23 @@ def time_bubbles(results: Results, data: str) -> Picture | None:
     stats = summarise(rows, by, numbers).xs("mean", axis=1, level=1)
     stats = stats.reindex(columns=list(numbers.values()))
     panels = list(stats.groupby(level=[0, 1], sort=False))
-    heights = [1.6 + 0.45 * len(own) for _, own in panels]
-    figure = new_figure(0.5 + sum(heights))
+    figure = new_figure(0.8 + 2.6 * len(panels))
     figure.suptitle(wrapped(data, 52))
-    layout: dict[str, Any] = {"squeeze": False, "height_ratios": heights}
-    grid = figure.subplots(len(panels), 1, sharex=True, **layout)
+    grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
     for axes, (conditions, own) in zip(grid[:, 0], panels, strict=True):
-        title = ", ".join(filter(None, conditions))
-        axes.set_title(wrapped(title, 64), fontsize="small")
+        axes.set_title(
+            wrapped(", ".join(filter(None, conditions)), 64), fontsize="small"
+        )
         draw_bubbles(axes, own.droplevel([0, 1]), stats["energy"].max())
     axes.margins(x=0.25)
     axes.set(xscale="log", xlabel="training time (minutes, all tasks)")
-    axes.xaxis.set_major_formatter(LogFormatter())
-    axes.xaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
+    axes.xaxis.set_major_formatter("{x:g}")
     figure.supylabel(r"average accuracy $\bar{A}$ (%)")
     caption = (
         f"{data}: average accuracy against training time. The area of a bubble is proportional to"
         " the energy of training; a mark without a bubble has none measured, or little."
     )
-    return Picture(results.file("time", data), caption, figure)
+    return Picture(file_name("time", data), caption, figure)
 
 
 def draw_bubbles(axes: Axes, points: pd.DataFrame, most: float) -> None:
@@ -468,21 +451,18 @@ def draw_bubbles(axes: Axes, points: pd.DataFrame, most: float) -> None:
         most: energy in kWh of the largest bubble of the figure.
     """
     ordered = points.sort_values("accuracy", ascending=False)
-    for i, (name, minutes, accuracy, energy) in enumerate(
-        ordered[["minutes", "accuracy", "energy"]].itertuples(name=None)
-    ):
-        style = line_style(i) | {"linestyle": "none"}
-        label = name
-        if not np.isnan(energy):
-            label = f"{name}, {number_text(energy)}\u00a0kWh"
+    for i, row in enumerate(ordered.itertuples()):
+        style = line_style(i) | {"linestyle": "none", "label": row.Index}
+        if not np.isnan(row.energy):
+            style["label"] = f"{row.Index}, {number_text(row.energy)}\u00a0kWh"
+            area = LARGEST_BUBBLE * row.energy / most
             colour = style["color"]
-            area = LARGEST_BUBBLE * energy / most
-            axes.scatter(
-                minutes, accuracy, area, edgecolor=colour, facecolor=(colour, 0.35)
-            )
-        axes.plot(minutes, accuracy, label=label, **style)
+            axes.scatter(row.minutes, row.accuracy, area, color=colour, alpha=0.35)
+        axes.plot(row.minutes, row.accuracy, **style)
     axes.margins(y=0.25)
-    legend_beside(axes)
+    handles, labels = axes.get_legend_handles_labels()
+    names = [wrapped(label, 26) for label in labels]
+    axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 # ---------------------------------------------------------------------- memory
@@ -503,7 +483,7 @@ def memory_points(results: Results, setting: str) -> Picture | None:
     kept = pd.DataFrame(list(rows["components"]), index=line_names(rows))
     kept = kept[~kept.index.duplicated()]
     kept.insert(0, "total", kept.sum(axis=1))
-    figure = new_figure(1.9 + 0.45 * len(kept))
+    figure = new_figure(1.9 + 0.5 * len(kept))
     axes = figure.subplots()
     places = range(len(kept))
     for i, component in enumerate(kept):
@@ -511,18 +491,16 @@ def memory_points(results: Results, setting: str) -> Picture | None:
         if component != "total":
             style["markerfacecolor"] = "none"
         axes.plot(kept[component], places, label=component, **style)
-    axes.set_yticks(places, [wrapped(name, 26) for name in kept.index])
+    names = []
+    for name, total in kept["total"].items():
+        names.append(f"{wrapped(name, 26)}\n{total / 1e6:,.3g} M")
+    axes.set_yticks(places, names)
     axes.set_ylim(len(kept) - 0.4, -0.6)
-    totals = axes.secondary_yaxis("right")
-    totals.set_yticks(places, [f"{total / 1e6:,.3g} M" for total in kept["total"]])
     axes.set(xlabel="elements kept besides the backbone", xscale="log")
     axes.set_title(wrapped(setting, 52))
     legend_below(figure, axes)
-    caption = (
-        f"{setting}: memory besides the backbone after the last task by component; right: the"
-        " total."
-    )
-    return Picture(results.file("memory", setting), caption, figure)
+    caption = f"{setting}: memory besides the backbone after the last task, by component, in all."
+    return Picture(file_name("memory", setting), caption, figure)
 
 
 # ---------------------------------------------------------------------- all of them

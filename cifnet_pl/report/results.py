@@ -6,8 +6,9 @@ configuration is named by its method and by the settings in which it differs fro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
@@ -30,7 +31,7 @@ from cifnet_pl.report.runs import (
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import expanded, flatten
 from cifnet_pl.utilities.plugins import defaults_of, title_of
-from cifnet_pl.utilities.text import number_of, printable, slug
+from cifnet_pl.utilities.text import number_of, printable
 
 DATASETS = {
     "cifar100": "CIFAR-100",
@@ -65,7 +66,8 @@ METHODS = {
 JOINT = "Joint logistic regression (bound)"
 """Logistic regression on all embeddings ever seen: a reference, not a method for streams."""
 
-BUFFER_DEFAULTS = flatten({"buffer": defaults_of(CalibrationBuffer)})
+BUFFER_DEFAULTS = {"buffer": "yes"}
+BUFFER_DEFAULTS |= flatten({"buffer": defaults_of(CalibrationBuffer)})
 
 SETTING_TEXTS: dict[tuple[str, Any], str] = {
     ("buffer", None): "no buffer",
@@ -120,13 +122,11 @@ class Results:
             ``energy_from``), and ``origin``: "measured", "external" or "published".
         left_out: a sentence for each folder that was not read, or not used.
         missing: a sentence for each point of a sweep that has no complete run.
-        files: names of files → what they are about.
     """
 
     table: pd.DataFrame
     left_out: list[str]
     missing: list[str]
-    files: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def measured(self) -> pd.DataFrame:
@@ -146,24 +146,9 @@ class Results:
         in_order = self.measured.sort_values(DATA_COLUMNS)
         return list(in_order["data"].unique())
 
-    def file(self, kind: str, name: str) -> str:
-        """Return the name of a file on a setting; a number tells apart names that look alike.
-
-        Args:
-            kind: beginning of the name.
-            name: of a setting or of data, perhaps with that of a method.
-        """
-        used = self.files.setdefault(f"{kind}_{slug(name.lower())}", [])
-        if name not in used:
-            used.append(name)
-        number = used.index(name) + 1
-        if number == 1:
-            return f"{kind}_{slug(name.lower())}"
-        return f"{kind}_{slug(name.lower())}_{number}"
-
     def compared(self) -> pd.DataFrame:
         """Return the rows of one configuration for each method and setting, and of all others."""
-        return self.table[self.table["changes"].map(len) == 0]
+        return self.table[self.table["changed"] == ""]
 
     def families(self, *keys: str) -> list[pd.DataFrame]:
         """Return the rows of each reference and of its variants that differ from it in one setting.
@@ -174,29 +159,16 @@ class Results:
         families = []
         inner = self.table[self.table["origin"] != "external"]
         for _, rows in inner.groupby(["setting", "method"], sort=False):
-            is_reference = rows["changes"].map(len) == 0
-            is_variant = rows["changes"].map(lambda changes: _only(changes) in keys)
-            is_measured = rows["origin"] == "measured"
-            if (is_variant & is_measured).any():
-                families.append(rows[is_reference | is_variant])
+            is_variant = rows["changed"].isin(keys)
+            if (is_variant & (rows["origin"] == "measured")).any():
+                families.append(rows[is_variant | (rows["changed"] == "")])
         return families
 
     def other_keys(self) -> list[str]:
         """Return the settings, beyond the paper's ablations, that runs vary by themselves."""
-        papers = {*ABLATIONS, "buffer.capacity", "buffer.strategy"}
-        keys = set()
-        for changes in self.measured["changes"]:
-            key = _only(changes)
-            if key is not None and key not in papers:
-                keys.add(key)
-        return sorted(keys)
-
-
-def _only(changes: Mapping[str, Any]) -> str | None:
-    """Return the one setting that changed; None for none or several."""
-    if len(changes) == 1:
-        return next(iter(changes))
-    return None
+        changed = set(self.measured["changed"])
+        changed -= {"", *ABLATIONS, "buffer.capacity", "buffer.strategy"}
+        return sorted(key for key in changed if " " not in key)
 
 
 def last_rows(rows: pd.DataFrame) -> pd.DataFrame:
@@ -230,8 +202,7 @@ def read_results(
     runs = every.drop_duplicates(identity, keep="last")
     for folder in every["run"][~every.index.isin(runs.index)]:
         left_out.append(f"{folder}: a later run of the same configuration and seed")
-    add_labels(runs)
-    runs = runs.sort_values("order", kind="stable")
+    runs = with_labels(runs)
     tasks = []
     for run in complete:
         own = run.tasks[["task", "classes_seen", "A_k"]]
@@ -458,77 +429,70 @@ def method_of(run: Run) -> str:
     return str(run.summary.get("title") or known)
 
 
-def add_labels(runs: pd.DataFrame) -> None:
-    """Name the configuration of each run by its differences from its method's main one.
+def with_labels(runs: pd.DataFrame) -> pd.DataFrame:
+    """Name the configuration of each run by what is unusual for its method, and sort by it.
 
-    The reference of a setting, which its ablations are variants of, may be another configuration;
-    its label then says so. The new columns are ``label``, ``changes`` (against the reference of the
-    setting), ``variant`` (as text) and ``order`` (a key to sort by).
+    The reference of a setting, which its ablations are variants of, has the most usual settings;
+    its label says what is not usual. The new columns are ``label``, ``variant`` (what differs from
+    the reference of the setting), and ``changed``: the keys of these settings.
 
     Args:
         runs: a row for each run.
     """
-    labels = {}
-    for method, family in runs.groupby("method", sort=False):
-        main = _reference(family)
-        for setting, same in family.groupby("setting", sort=False):
-            reference = main
-            if main["configuration"] not in set(same["configuration"]):
-                reference = _reference(same)
-            for row in same.drop_duplicates("configuration").to_dict("records"):
-                named = differences(main["config"], row["config"])
-                changes = differences(reference["config"], row["config"])
-                label = ", ".join(filter(None, [method, _text(row, named)]))
-                variant = _text(row, changes) or "full method"
-                order = (*_method_order(method), len(changes), natural_order(variant))
-                key = (setting, method, row["configuration"])
-                labels[key] = (label, changes, variant, order)
-    keys = zip(runs["setting"], runs["method"], runs["configuration"], strict=True)
-    found = [labels[key] for key in keys]
-    columns = ["label", "changes", "variant", "order"]
-    for column, values in zip(columns, zip(*found, strict=True), strict=True):
-        runs[column] = list(values)
-
-
-def _reference(family: pd.DataFrame) -> dict[str, Any]:
-    """Return the configuration with the fewest differences to all others together.
-
-    Ties go to the one that is nearest to the package's defaults, then to the one with the most
-    seeds.
-    """
-    seeds = family.groupby("configuration")["pair"].nunique()
-    rows = family.drop_duplicates(["setting", "configuration"]).to_dict("records")
-
-    def cost(row: dict[str, Any]) -> tuple[Any, ...]:
-        distance = 0
-        for other in rows:
-            distance += len(differences(row["config"], other["config"]))
-            distance += len(differences(other["config"], row["config"]))
-        departures = 0
-        for key, value in row["defaults"].items():
-            departures += row["config"].get(key) != value
-        return distance, departures, -seeds[row["configuration"]], row["configuration"]
-
-    return min(rows, key=cost)
-
-
-def _text(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Return settings, and the parts that a configuration lacks, as text."""
-    mentioned = dict(settings)
-    if row["method"] != JOINT:  # the joint bound keeps its buffer for another purpose
-        for key, value in ABLATIONS.items():
-            if row["config"].get(key, "") == value:
-                mentioned.setdefault(key, value)
-    texts = [setting_text(key, mentioned[key]) for key in sorted(mentioned)]
-    return ", ".join(texts)
-
-
-def _method_order(method: str) -> tuple[int, str]:
-    """Return the sort key of a method: that of its head, then its name."""
     known = [*METHODS.values(), JOINT]
-    if method in known:
-        return known.index(method), ""
-    return len(known), natural_order(method)
+    found = {}
+    for method, family in runs.groupby("method", sort=False):
+        usual = usual_settings(family)
+        position = len(known)
+        if method in known:
+            position = known.index(method)
+        for _, same in family.groupby("setting", sort=False):
+            sizes = [len(differences(usual, config)) for config in same["config"]]
+            reference = same["config"].iloc[sizes.index(min(sizes))]
+            for index, config in same["config"].items():
+                named = _text(method, config, differences(usual, config))
+                changes = differences(reference, config)
+                variant = _text(method, config, changes)
+                found[index] = {
+                    "label": ", ".join(filter(None, [method, named])),
+                    "variant": variant or "full method",
+                    "changed": " ".join(changes),
+                    "order": (
+                        position,
+                        method,
+                        len(changes),
+                        [*changes, natural_order(variant)],
+                    ),
+                }
+    labels = pd.DataFrame.from_dict(found, orient="index")
+    return runs.join(labels).sort_values("order", kind="stable")
+
+
+def usual_settings(family: pd.DataFrame) -> dict[str, Any]:
+    """Return the value of each setting that most runs of a method have; defaults win ties."""
+    usual: dict[str, Any] = {}
+    values: dict[str, dict[str, Any]] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for config in family["config"]:
+        for key, value in config.items():
+            counts[key, repr(value)] += 2  # a default wins ties
+            values.setdefault(key, {})[repr(value)] = value
+    for key, default in family["defaults"].iloc[0].items():
+        if (key, repr(default)) in counts:
+            counts[key, repr(default)] += 1
+    for (key, text), _ in counts.most_common():
+        usual.setdefault(key, values[key][text])
+    return usual
+
+
+def _text(method: str, config: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+    """Return settings, and the parts that a configuration lacks, as text."""
+    mentioned = dict(changes)
+    for key, value in ABLATIONS.items():
+        # The joint bound keeps its buffer for another purpose.
+        if config.get(key, "") == value and method != JOINT:
+            mentioned[key] = value
+    return ", ".join(setting_text(key, mentioned[key]) for key in sorted(mentioned))
 
 
 def setting_text(key: str, value: Any) -> str:

@@ -6,7 +6,8 @@ Each is a ``groupby`` of the rows of results; pandas writes CSV, Markdown, LaTeX
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,10 +93,6 @@ class ReportTable:
     text_columns: int
     notes: list[str] = field(default_factory=list)
 
-    def to_csv(self) -> str:
-        """Return CSV."""
-        return str(self.values.to_csv(index=False))
-
     def to_markdown(self) -> str:
         """Return a pipe table with the title above and the notes below."""
         escaped = self.texts.map(lambda text: text.replace("|", "\\|"))
@@ -155,16 +152,13 @@ def summarise(
     return stats
 
 
-def table_of(
-    name: str, title: str, stats: pd.DataFrame, notes: Iterable[str] = ()
-) -> ReportTable:
+def table_of(name: str, title: str, stats: pd.DataFrame) -> ReportTable:
     """Return the table of summarised groups, in the order of their rows.
 
     Args:
         name: of its files.
         title: above the table.
         stats: as :func:`summarise` returns it.
-        notes: sentences below the table.
     """
     labels = stats.index.to_frame(index=False).map(printable)
     numbers = stats.reset_index(drop=True)
@@ -178,7 +172,7 @@ def table_of(
         texts[header] = _column_texts(column, counts, "%" in header)
         for key, suffix in SUFFIXES.items():
             values[f"{header}{suffix}"] = column[key].where(column["mean"].notna())
-    return ReportTable(name, title, texts, values, len(labels.columns), list(notes))
+    return ReportTable(name, title, texts, values, len(labels.columns))
 
 
 def _column_texts(
@@ -199,6 +193,16 @@ def _column_texts(
             text = f"{text} (n = {column['count'][row]:.0f})"
         texts.append(text)
     return texts
+
+
+def file_name(*words: str) -> str:
+    """Return words as the name of a file: letters of any script, digits and underscores.
+
+    Example:
+        >>> file_name("memory", "CIFAR-100, 10 cls/task")
+        'memory_cifar_100_10_cls_task'
+    """
+    return re.sub(r"\W+", "_", " ".join(words).lower()).strip("_")
 
 
 def number_text(
@@ -229,16 +233,28 @@ def text_table(name: str, title: str, rows: pd.DataFrame) -> ReportTable:
 # ---------------------------------------------------------------------- accuracy
 
 
-def _across(stats: pd.DataFrame, settings: Sequence[str]) -> pd.DataFrame:
-    """Return the accuracies with the settings, the last level of the index, as columns."""
+def by_setting(
+    results: Results, name: str, title: str, rows: pd.DataFrame, first: str
+) -> ReportTable:
+    """Return the table of the accuracies of some rows, with Ā and A_K of each setting as columns.
+
+    Args:
+        results: of the report.
+        name: of the table's files.
+        title: above the table.
+        rows: of results, whose labels are the names of the rows.
+        first: header of the first column.
+    """
+    by = {"label": first, "origin": "origin", "setting": "setting"}
+    stats = summarise(rows, by, ACCURACIES)
     parts = {}
-    for setting in settings:
-        if setting in stats.index.get_level_values("setting"):
+    for setting in results.settings:
+        if (rows["setting"] == setting).any():
             own = stats.xs(setting, level="setting")
-            for header in own.columns.get_level_values(0).unique():
+            for header in own.columns.unique(0):
                 parts[f"{setting}: {header}"] = own[header]
     order = stats.index.droplevel("setting").unique()
-    return pd.concat(parts, axis=1).reindex(order)
+    return table_of(name, title, pd.concat(parts, axis=1).reindex(order))
 
 
 def accuracy_table(results: Results) -> ReportTable:
@@ -250,16 +266,15 @@ def accuracy_table(results: Results) -> ReportTable:
     names = compared["origin"] + compared["label"]
     every = results.table["origin"] + results.table["label"]
     rows = results.table[every.isin(names)]
-    stats = summarise(rows, ROW | {"setting": "setting"}, ACCURACIES)
     title = "Average accuracy Ā and final accuracy A_K"
-    return table_of("accuracy", title, _across(stats, results.settings))
+    return by_setting(results, "accuracy", title, rows, "method")
 
 
 def results_table(results: Results, setting: str) -> ReportTable:
     """Tabulate everything that was measured in one setting, but for the costs."""
     rows = results.table[results.table["setting"] == setting]
     stats = summarise(rows[rows["origin"] != "published"], ROW, QUALITY)
-    return table_of(results.file("results", setting), setting, stats)
+    return table_of(file_name("results", setting), setting, stats)
 
 
 # ---------------------------------------------------------------------- variants
@@ -271,11 +286,9 @@ def ablation_table(results: Results) -> ReportTable | None:
     if not families:
         return None
     rows = pd.concat(families)
-    rows["variant"] = rows["method"] + ", " + rows["variant"]
-    by = {"variant": "variant", "origin": "origin", "setting": "setting"}
-    stats = summarise(rows, by, ACCURACIES)
+    rows["label"] = rows["method"] + ", " + rows["variant"]
     title = "The method without one of its parts"
-    return table_of("ablation", title, _across(stats, results.settings))
+    return by_setting(results, "ablation", title, rows, "variant")
 
 
 def heading(key: str) -> str:
@@ -352,12 +365,8 @@ def efficiency_table(results: Results, data: str) -> ReportTable:
     rows.loc[rows["origin"] != "measured", "backbone"] = ""
     by = ROW | {"backbone": "backbone", "machine": "machine"}
     stats = summarise(rows, by | {"energy_from": "energy from"}, COSTS)
-    note = (
-        "Training: all tasks, without evaluation. Epochs: passes over the images of a task. With"
-        " embeddings from the cache, times and energies are without the backbone's."
-    )
-    name = results.file("efficiency", data)
-    return table_of(name, f"Accuracy and costs: {data}", stats, [note])
+    name = file_name("efficiency", data)
+    return table_of(name, f"Accuracy and costs: {data}", stats)
 
 
 def memory_table(results: Results, setting: str) -> ReportTable | None:
@@ -377,13 +386,8 @@ def memory_table(results: Results, setting: str) -> ReportTable | None:
     numbers |= {"state_mb": "stored (MB)", "backbone_m": "backbone (M)"}
     joined = with_units(rows).join(kept)
     stats = summarise(joined, ROW, numbers)
-    note = (
-        "After the last task. M: millions of elements, as the paper counts. Stored: in the"
-        " precision that each is kept in; a projection that is drawn from its seed is not stored."
-        " Parameters of a trained method are counted without one network."
-    )
-    name = results.file("memory", setting)
-    return table_of(name, f"Memory besides the backbone: {setting}", stats, [note])
+    name = file_name("memory", setting)
+    return table_of(name, f"Memory besides the backbone: {setting}", stats)
 
 
 def memory_rows(results: Results, setting: str) -> pd.DataFrame:

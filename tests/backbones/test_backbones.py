@@ -154,8 +154,8 @@ def test_a_fault_at_the_right_side_keeps_its_traceback() -> None:
         ("torchvision:ResNet18_Weights.IMAGENET1K_V3", "IMAGENET1K_V1"),
         ("torchvision:resnet18", "unknown .*'resnet18'"),
         ("torchvision:ResNet18_QuantizedWeights.DEFAULT", "unknown .*Quantized"),
-        ("torchvision:FasterRCNN_ResNet50_FPN_Weights.DEFAULT", "classifier"),
-        ("torchvision:R3D_18_Weights.DEFAULT", "classifier"),
+        ("torchvision:FasterRCNN_ResNet50_FPN_Weights.DEFAULT", "unknown"),
+        ("torchvision:R3D_18_Weights.DEFAULT", "unknown"),
         ("timm:resnet19", "'resnet19'.* resnet"),
         ("timm:resnet18.a9_in1k", "'resnet18.a9_in1k'.* resnet18.a"),
         ("pixels:0", "pixels:<side>"),
@@ -359,14 +359,15 @@ def test_tensors_missing_or_of_another_shape_are_listed(
     state["bn1.weight"] = torch.zeros(3)
     with pytest.raises(CheckpointError) as caught:
         build_backbone(save(state, tmp_path), "resnet18")
-    assert "2 tensors missing and 1 of" in str(caught.value)
     for name in ("layer4.1.bn2.running_var", "conv1.weight", "bn1.weight"):
         assert name in str(caught.value)
     for content, architecture in (
         (resnet_state, "resnet34"),
         ({"epoch": 1}, "resnet18"),
     ):
-        with pytest.raises(CheckpointError, match=r"\d+ tensors missing"):
+        with pytest.raises(
+            CheckpointError, match=r"does not fill the network.*Missing key"
+        ):
             build_backbone(save(content, tmp_path), architecture)
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from cifnet_pl.data.samples import SourceOptions
-from cifnet_pl.data.sources.folders import folder
+from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.archives import use_zip_encoding
 from cifnet_pl.images.files import find_images, is_folder, links_upwards
 from cifnet_pl.images.image import UnreadableImage, read_square
@@ -126,8 +126,8 @@ def test_the_same_source_as_the_folder(tmp_path: Path, prefix: str):
     (images / "ant" / "0.png").rename(images / "ant" / "deeper" / "0.png")
     (images / "notes.txt").write_text("no image")
     packed = pack(images, tmp_path / "images.ZIP", prefix)
-    plain = folder(SourceOptions(images))
-    zipped = folder(SourceOptions(packed))
+    plain = build_source("folder", SourceOptions(images))
+    zipped = build_source("folder", SourceOptions(packed))
     assert zipped.class_names == plain.class_names
     for ours, theirs in ((zipped.train, plain.train), (zipped.val, plain.val)):
         assert list(ours.names) == list(theirs.names)

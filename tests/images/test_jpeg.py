@@ -12,7 +12,7 @@ from sklearn.datasets import load_sample_images
 from cifnet_pl.images.image import (
     EncodedImage,
     UnreadableImage,
-    opened_square,
+    square,
 )
 from cifnet_pl.images.jpeg import decode_square
 from tests.images.test_damaged_metadata import wide_gamut
@@ -34,7 +34,7 @@ def exif_of(orientation: int) -> Image.Exif:
 
 def by_pillow(content: bytes, size: int, crop_ratio: float = 1.0) -> np.ndarray:
     with Image.open(io.BytesIO(content)) as image:
-        return opened_square(image, size, crop_ratio)
+        return square(image, size, crop_ratio)
 
 
 def by_turbo(content: bytes, size: int, crop_ratio: float = 1.0) -> np.ndarray | None:

@@ -31,7 +31,7 @@ Row = dict[str, str]
 
 
 def rows_of(table: ReportTable) -> list[Row]:
-    return list(csv.DictReader(io.StringIO(table.to_csv())))
+    return list(csv.DictReader(io.StringIO(table.values.to_csv(index=False))))
 
 
 def make(root: Path) -> None:

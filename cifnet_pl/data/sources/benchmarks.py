@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from PIL import Image
 
 from cifnet_pl.data.samples import (
     SampleTable,
     SourceOptions,
-    array_image,
     dataset_image,
     joined,
     table_of,
@@ -80,7 +80,7 @@ def digits(options: SourceOptions) -> SampleTable:
     scaled = squares * (255 / 16)
     images = scaled.round().astype(np.uint8)
     table = pd.DataFrame({"label": labels})
-    return SampleTable(table, partial(array_image, images))
+    return SampleTable(table, lambda row: Image.fromarray(images[row]))
 
 
 # ---------------------------------------------------------------------- torchvision
@@ -240,28 +240,27 @@ def imagenet100(options: SourceOptions) -> SampleTable:
             raise DataError(
                 f"{shown_path(root)} has no train and val: set --data.root to {IMAGENET}"
             )
-        samples = class_samples(root, {"train": train, "val": val})
-    table = samples.table
-    is_training = table["split"] == "train"
-    names = sorted(set(table["label"][is_training]))
-    if len(names) == IMAGENET_CLASSES:
-        # The generator that the published draws were made with.
-        generator = np.random.RandomState(USUAL_SEED)
-        drawn = generator.permutation(IMAGENET_CLASSES)[:CLASSES]
-        names = sorted(names[i] for i in drawn)
-    if len(names) != CLASSES:
-        raise DataError(
-            f"{shown_path(root)} has {len(names)} classes, expected {CLASSES} or"
-            f" {IMAGENET_CLASSES}"
-        )
-    validated = set(table["label"][~is_training])
+        names = list(class_folders(train))
+        if len(names) == IMAGENET_CLASSES:
+            # The generator that the published draws were made with.
+            generator = np.random.RandomState(USUAL_SEED)
+            drawn = generator.permutation(IMAGENET_CLASSES)[:CLASSES]
+            names = sorted(names[i] for i in drawn)
+        if len(names) != CLASSES:
+            raise DataError(
+                f"{shown_path(root)} has {len(names)} classes, expected {CLASSES} or"
+                f" {IMAGENET_CLASSES}"
+            )
+        samples = class_samples(root, {"train": train, "val": val}, only=names)
+    is_test = samples.table["split"] == "val"
+    validated = set(samples.table["label"][is_test])
     for name in names:
         if name not in validated:
             raise DataError(
                 f"class '{name}' is not in val of {shown_path(root)}: --data.root must be"
                 f" {IMAGENET}"
             )
-    return samples.subset(np.flatnonzero(table["label"].isin(names)))
+    return samples
 
 
 def tinyimagenet(options: SourceOptions) -> SampleTable:

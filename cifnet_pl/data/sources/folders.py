@@ -64,6 +64,7 @@ def class_samples(
     root: Path,
     parts: Mapping[Split, Path] | None = None,
     notes: Sequence[str] = (),
+    only: Sequence[str] | None = None,
 ) -> SampleTable:
     """Return the images of all class folders.
 
@@ -73,6 +74,7 @@ def class_samples(
         root: folder or Zip archive that holds the class folders, or the splits with them.
         parts: split → the folder within ``root`` that holds its class folders; None without splits.
         notes: sentences about what was read before; others follow.
+        only: names of the classes that are read; None for all.
 
     Raises:
         DataError: no class folder with an image.
@@ -85,6 +87,8 @@ def class_samples(
     homes: Mapping[Split, Path] = parts or {"train": root}
     for split, home in homes.items():
         for name, folders in class_folders(home).items():
+            if only is not None and name not in only:
+                continue
             found = [image_files(path, passed_over) for path in folders]
             files = list(chain.from_iterable(found))
             if not files:
