@@ -127,6 +127,8 @@ def simulated_device() -> Iterator[torch.device]:
     try:
         with (
             mock.patch.multiple(torch.cuda, **DRIVER),
+            mock.patch("torch.accelerator.set_device_index"),
+            mock.patch.object(Tensor, "pin_memory", lambda tensor, device=None: tensor),
             mock.patch.object(engines, "stored_graph", refused),
             _Mode(),
         ):

@@ -292,7 +292,7 @@ def test_no_step_of_a_pass_waits_for_the_device(tmp_path, monkeypatch):
 
 
 def test_steps_wait_once_in_many_embeddings(tmp_path, monkeypatch):
-    monkeypatch.setattr("cifnet_pl.learning.cifnet_module.UNCHECKED_EMBEDDINGS", 128)
+    monkeypatch.setattr("cifnet_pl.learning.cifnet_module.EMBEDDED_BATCH", 128)
     ends = []
     real = CIFNetModule.end_pass
 
@@ -333,7 +333,7 @@ def test_an_embedding_that_is_not_finite_is_named_before_it_is_learned(
     with gpu():
         assert fit(tmp_path, *PASS, *THERE, *options) == 1
     message = capsys.readouterr().err
-    assert "batch 2, image" in message
+    assert "image 441" in message
     assert "NaN" in message
     assert observed == [16, 16]
 

@@ -34,6 +34,7 @@ from cifnet_pl.utilities.text import (
 if TYPE_CHECKING:
     from cifnet_pl.data.samples import Source
     from cifnet_pl.model.audit import Audit, LearningCurve
+    from cifnet_pl.model.calibration import Interval
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.metrics import ConfusedPair
     from cifnet_pl.report.page import ImageRow, Section
@@ -64,6 +65,8 @@ class AuditedImages:
         files: the n images.
         result: verdict on each.
         curve: accuracy by number of images.
+        ten_more: points of accuracy that ten more images of each class would bring; None: too few
+            to say.
         ambiguous: other images, which lie in two classes → these classes.
         class_names: of the classes.
     """
@@ -71,6 +74,7 @@ class AuditedImages:
     files: list[Path]
     result: Audit
     curve: LearningCurve
+    ten_more: Interval | None
     ambiguous: Mapping[Path, str]
     class_names: list[str]
 
@@ -119,7 +123,7 @@ def audit(
         lines = summary_lines(audited)
         write_audit(target, audited, lines)
     label_errors = number_of(len(audited.result.label_errors()), "probable label error")
-    curve = curve_line(audited.curve, audited.class_names)
+    curve = curve_line(audited.curve, audited.ten_more, audited.class_names)
     for line in [*lines, label_errors, curve]:
         print_text(line)
     print_text(f"Page {target / 'audit.html'}")
@@ -160,7 +164,7 @@ def audit_images(
     import numpy as np
 
     from cifnet_pl.model.audit import audit as judge_images
-    from cifnet_pl.model.audit import embeddings_of, learning_curve
+    from cifnet_pl.model.audit import embeddings_of, gain_of_ten_more, learning_curve
 
     embedded = embeddings_of(model, source, cache_folder, unreadable, progress=True)
     ambiguous = {}
@@ -179,7 +183,8 @@ def audit_images(
             " others of its class"
         )
     curve = learning_curve(embedded.z, labels, len(names))
-    return AuditedImages(embedded.files, result, curve, ambiguous, names)
+    ten_more = gain_of_ten_more(embedded.z, labels, len(names))
+    return AuditedImages(embedded.files, result, curve, ten_more, ambiguous, names)
 
 
 # ---------------------------------------------------------------------- sentences
@@ -215,13 +220,18 @@ def summary_lines(audited: AuditedImages) -> list[str]:
     return lines
 
 
-def curve_line(curve: LearningCurve, names: Sequence[str]) -> str:
+def curve_line(
+    curve: LearningCurve, ten_more: Interval | None, names: Sequence[str]
+) -> str:
     """Return a line on whether more images would help.
 
     Args:
         curve: accuracy by number of images.
+        ten_more: points that ten more images of each class would bring.
         names: of the classes.
     """
+    from cifnet_pl.model.calibration import gain_text
+
     size = curve.points[-1][0]
     if curve.gain is None:
         parts = [f"{number_of(size, 'image')} per class: too few for a learning curve"]
@@ -234,6 +244,11 @@ def curve_line(curve: LearningCurve, names: Sequence[str]) -> str:
         images = number_of(-(-size // 2), "image")
         count = number_of(len(curve.short), "class")
         parts.append(f"add images to {count} with fewer than {images}: {classes}")
+    if curve.gain is not None:
+        brought = gain_text(ten_more)
+        parts.append(
+            f"ten more images of each class, of other days, would bring: {brought}"
+        )
     return "; ".join(parts)
 
 
@@ -264,7 +279,7 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
     write_bytes(target / "learning_curve.png", png(drawn))
     write_class_tables(target, evaluation, result.unjudged)
     write_text(target / "images.csv", images_csv(audited))
-    more = f"{curve_line(audited.curve, audited.class_names)}."
+    more = f"{curve_line(audited.curve, audited.ten_more, audited.class_names)}."
     sections = [
         *_ambiguous_section(audited),
         _label_error_section(audited),

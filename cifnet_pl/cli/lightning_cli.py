@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import signal
@@ -53,7 +52,13 @@ from cifnet_pl.learning.strategy import (
     register_strategy,
 )
 from cifnet_pl.utilities import run_folders as runs
-from cifnet_pl.utilities.errors import CifnetError, UsageError, explained, unknown_name
+from cifnet_pl.utilities.errors import (
+    CifnetError,
+    UsageError,
+    explained,
+    refusal,
+    unknown_name,
+)
 from cifnet_pl.utilities.files import (
     dump_yaml,
     exclusive,
@@ -387,8 +392,6 @@ LOST_PROCESS_SIGNS = (
 )
 """Parts of a RuntimeError's message where another process ended."""
 
-WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-
 
 @contextmanager
 def run_errors() -> Iterator[None]:
@@ -409,11 +412,11 @@ def run_errors() -> Iterator[None]:
             "another process of this run ended: its own message says why"
         ) from error
     except OSError as error:
-        if error.errno not in WRITE_ERRORS:
+        sentence = refusal(error)
+        if sentence is None:
             raise
         raise CifnetError(
-            f"cannot write {error.filename or 'into the folder of the run'}: {error.strerror}; "
-            "repair that, then resume by the same command with --ckpt_path last"
+            f"{sentence}; repair that, then resume by the same command with --ckpt_path last"
         ) from error
 
 

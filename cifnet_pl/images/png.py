@@ -80,6 +80,8 @@ def _is_usable(chunk: PngChunk) -> bool:
     keyword, _, rest = chunk.data.partition(b"\0")
     if chunk.kind in TEXTS and keyword not in ORIENTATION_TEXTS:
         return False
+    if chunk.kind == b"iTXt":
+        return not rest.startswith(b"\x01")  # compressed
     if chunk.kind not in (PROFILE, b"zTXt"):
         return True
     decompressor = zlib.decompressobj()

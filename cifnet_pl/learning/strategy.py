@@ -115,6 +115,11 @@ def check_trainer(trainer: Trainer) -> None:
         raise UsageError(
             "limit_val_batches is 0, so that nothing is evaluated: leave it out, or give 1 or more"
         )
+    if trainer.val_check_interval not in (None, 1.0):
+        raise UsageError(
+            f"val_check_interval is {trainer.val_check_interval}, but each task is evaluated once"
+            " it is learned: leave it out"
+        )
     strategy = trainer.strategy
     check_strategy(getattr(strategy, "_start_method", strategy))
     if trainer.world_size > 1 and not isinstance(strategy, StatisticsDDPStrategy):

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones.embedding_cache import EmbeddingCache, log, pipeline_folder
+from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import fit_probabilities, to_probabilities
 from cifnet_pl.images.duplicates import find_repeats
+from cifnet_pl.model.calibration import Calibration, Interval, gain_of_more_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.metrics import MIN_TEST_IMAGES, Evaluation, calibration_error
@@ -44,6 +46,29 @@ def fitted_head(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
         head.observe(torch.from_numpy(z[rows]), torch.from_numpy(labels[rows]))
     head.solve()
     return head
+
+
+def gain_of_ten_more(
+    z: np.ndarray, labels: np.ndarray, classes: int
+) -> Interval | None:
+    """Estimate how many points ten more images of each class would bring on new groups.
+
+    It is what a served model of the same images says of itself.
+
+    Args:
+        z: (n, d) embeddings.
+        labels: (n,) int64 in 0 … ``classes`` − 1.
+        classes: number of classes.
+
+    Returns:
+        95 % interval; None with too few images to say.
+    """
+    head = fitted_head(z, labels, classes)
+    y = torch.from_numpy(labels)
+    stored = BufferSamples(torch.from_numpy(z), y, torch.arange(len(y)))
+    calibration = Calibration()
+    calibration.assess_buffer(head, stored)
+    return gain_of_more_images(calibration.samples(head, stored))
 
 
 def left_out_scores(

@@ -100,12 +100,8 @@ class LabelledImages:
 
     def of_classes(self, wanted: set[str]) -> LabelledImages:
         """Select the images of the classes in ``wanted``."""
-        labels = []
-        for label, name in enumerate(self.class_names):
-            if name in wanted:
-                labels.append(label)
-        selected = np.isin(self.files.labels, labels)
-        return self.select(selected)
+        is_wanted = np.array([name in wanted for name in self.class_names])
+        return self.select(is_wanted[self.files.labels])
 
     def select(self, mask: np.ndarray) -> LabelledImages:
         """Select the images of a mask (n,) bool, and the classes that still have one."""
@@ -193,15 +189,13 @@ class LabelledImages:
 
     def _record_hashes(self, start: int) -> None:
         """Record the hashes of the images that were read from row ``start`` on."""
-        rows = []
-        hashes = []
+        hash_of = {}
         for row, look in enumerate(self.looks[start:], start):
             if look is not None:
-                rows.append(row)
-                hashes.append(look.hash)
-        known_rows = np.array(rows, dtype=np.int64)
-        known_hashes = np.array(hashes, dtype=np.int64)
-        self.files.note_hashes(known_rows, known_hashes)
+                hash_of[row] = look.hash
+        rows = np.array(list(hash_of), dtype=np.int64)
+        hashes = np.array(list(hash_of.values()), dtype=np.int64)
+        self.files.note_hashes(rows, hashes)
 
 
 def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:
@@ -324,30 +318,26 @@ def duplicates_among(
         DataError: no image is left.
     """
     repeats, in_two_classes = find_repeats(model, images)
-    left_out = [*repeats.learned, *repeats.twice]
-    rows = np.sort(np.array(left_out, dtype=np.int64))
-    if treatment == "leave_out" and len(rows) + len(in_two_classes) == len(
-        images.files
-    ):
+    rows = sorted([*repeats.learned, *repeats.twice])
+    ambiguous = list(in_two_classes.values())
+    nothing_left = len(rows) + len(ambiguous) == len(images.files)
+    if treatment == "leave_out" and nothing_left:
         reason = "every image is learned already"
-        if in_two_classes:
-            shown = listed(list(in_two_classes.values()))
-            reason = (
-                f"every image is learned already or lies in two classes, {shown}; to correct a"
-                " learned label, cifnet forget its class with --images, then extend"
+        if ambiguous:
+            reason += (
+                f" or lies in two classes, {listed(ambiguous)}; to correct a learned label, cifnet"
+                " forget its class with --images, then extend"
             )
         raise DataError(f"{reason}: there is nothing to learn")
-    names = []
-    for row in rows.tolist():
-        names.append(_shown(images, row))
+    repeated = [_shown(images, row) for row in rows]
     messages = [
-        image_duplicates.conflicting_labels_message(
-            list(in_two_classes.values()), treatment
-        ),
-        image_duplicates.duplicates_message(names, treatment),
+        image_duplicates.conflicting_labels_message(ambiguous, treatment),
+        image_duplicates.duplicates_message(repeated, treatment),
     ]
     return DuplicatesFound(
-        rows, list(in_two_classes), [text for text in messages if text]
+        np.array(rows, dtype=np.int64),
+        list(in_two_classes),
+        [text for text in messages if text],
     )
 
 

@@ -17,7 +17,7 @@ from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
 from cifnet_pl.buffer.calibration_buffer import concatenate
 from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.heads import Head
-from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
+from cifnet_pl.heads.confidence import CalibrationSamples
 from cifnet_pl.model.calibration import Calibration
 from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.utilities.errors import UsageError, no_images, prefixed
@@ -275,10 +275,9 @@ class ModelLearner:
         calibrates = fits_temperature or head.selects_rule
         if stored is not None and head.leaves_one_out and calibrates:
             self.calibration.assess_buffer(head, stored)
-        self.calibration.assess_new_images(head, self.images.content)
-        new_images = self.calibration_samples()
-        if fits_temperature and new_images is not None and not new_images.learned:
-            calibrate(new_images)
+        if len(self.calibration.y):
+            learned = self.images.content
+            self.calibration.assess_new_images(head, learned, fits_temperature)
 
     def calibration_samples(self) -> CalibrationSamples | None:
         """Return the samples by which this model is calibrated; None if there are none."""

@@ -11,7 +11,13 @@ from pydantic import Field
 from cifnet_pl.heads.confidence import CalibrationSamples
 from cifnet_pl.model.audit import audit
 from cifnet_pl.model.bundle import Event
-from cifnet_pl.model.calibration import MIN_IMAGES_PER_CLASS, Kind, forecast
+from cifnet_pl.model.calibration import (
+    MIN_IMAGES_PER_CLASS,
+    Kind,
+    forecast,
+    gain_of_more_images,
+    gain_text,
+)
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import left_out_confusion, percent, rarely_predicted
 from cifnet_pl.serving import messages
@@ -103,6 +109,11 @@ class ClassPredictions(ApiObject):
     """Leave-one-group-out predictions for the images in the calibration buffer."""
 
     classes: list[ClassEstimate]
+    ten_more: tuple[float, float] | None = None
+    """Points of accuracy on new groups that ten more images of each class would bring: interval of
+    95 %; null: too few images to say."""
+    ten_more_text: str = "too few to say"
+    """The same in words."""
 
 
 class AuditedImage(ApiObject):
@@ -192,7 +203,11 @@ def summarised(
 
 def class_predictions(model: Classifier) -> ClassPredictions:
     """Return leave-one-group-out predictions of the buffer by class, in the model's order."""
-    return ClassPredictions(classes=class_estimates(model))
+    result = ClassPredictions(classes=class_estimates(model))
+    if model.calibration.estimate_kind not in ("unknown", "few"):
+        result.ten_more = gain_of_more_images(model.calibration_samples())
+        result.ten_more_text = gain_text(result.ten_more)
+    return result
 
 
 def class_estimates(model: Classifier) -> list[ClassEstimate]:

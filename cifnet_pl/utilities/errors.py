@@ -57,7 +57,8 @@ class NonFiniteError(CifnetError):
 
 REFUSALS = (
     *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
+    *(errno.EMFILE, errno.ENFILE),
 )
 """Errors of the system that are no fault of the package, whatever it was doing."""
 
@@ -69,8 +70,10 @@ def refusal(error: OSError) -> str | None:
         >>> refusal(PermissionError(errno.EACCES, "Permission denied", "model/config.json"))
         'cannot use model/config.json: Permission denied; give this account access to it'
     """
-    if error.filename is None or error.errno not in REFUSALS:
+    if error.errno not in REFUSALS:
         return None
+    if error.filename is None:
+        return f"cannot write a file: {error.strerror}"
     end = (
         "; give this account access to it" if isinstance(error, PermissionError) else ""
     )

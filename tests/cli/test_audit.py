@@ -11,6 +11,7 @@ import pytest
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.audit import curve_line
 from cifnet_pl.model.audit import CurvePoint, LearningCurve
+from cifnet_pl.model.calibration import Interval
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import groups as near_duplicates
 from tests.cli.test_evaluate import bundle
@@ -145,14 +146,17 @@ def test_small_classes_are_named_before_anything_is_enough():
     names = ["ant", "bee", "cat"]
     flat = LearningCurve([CurvePoint(75, 85.7), CurvePoint(150, 86.0)])
     assert flat.gain == pytest.approx(0.3)
-    line = curve_line(flat, names)
-    assert line == "150 instead of 75 images per class: +0.3 points"
+    line = curve_line(flat, Interval(-1, 0.3), names)
+    assert line.startswith("150 instead of 75 images per class: +0.3 points; ten more")
+    assert line.endswith("would bring: less than a point")
+    assert curve_line(flat, Interval(0, 6), names).endswith("at most 6 points")
+    assert curve_line(flat, None, names).endswith("too few to say")
     first = "; add images to 2 classes with fewer than 75 images: ant, cat"
-    assert first in curve_line(flat._replace(short=(0, 2)), names)
+    assert first in curve_line(flat._replace(short=(0, 2)), None, names)
     single = LearningCurve(flat.points[1:], (0, 2))
-    assert curve_line(single, names).endswith(first)
+    assert curve_line(single, None, names).endswith(first)
     short = flat._replace(short=tuple(range(12)))
-    many = curve_line(short, [str(n) for n in range(12)])
+    many = curve_line(short, None, [str(n) for n in range(12)])
     assert ": 0, 1, 2, 3, 4 and 7 more" in many
 
 

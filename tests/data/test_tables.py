@@ -128,31 +128,6 @@ def test_tables_with_holes_or_other_types(
     assert sentence in refused(tmp_path / "a.parquet")
 
 
-class Executed:
-    """Leaves a file behind where it is unpickled."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("array", ["embeddings", "labels", "ids", "split"])
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_objects_are_never_unpickled(array: str, save: Any, tmp_path: Path) -> None:
-    z, y = vectors()
-    arrays = {
-        "embeddings": z,
-        "labels": y,
-        array: np.array([Executed(tmp_path / "executed")] * len(z), dtype=object),
-    }
-    save(tmp_path / "a.npz", **arrays)
-    with pytest.raises(DataError, match="allow_pickle=False"):
-        build_source("embeddings", SourceOptions(tmp_path / "a.npz"))
-    assert not (tmp_path / "executed").exists()
-
-
 def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
     assert "no file" in refused(tmp_path / "nowhere.npz")
     (tmp_path / "a.pkl").write_bytes(b"x")
@@ -349,27 +324,9 @@ def test_a_parquet_table_with_holes_or_float_labels(tmp_path: Path) -> None:
 
 def fit(path: Path, logs: Path, *options: str) -> int:
     """The documented line."""
-    line = [
-        "fit",
-        "--data.source",
-        "embeddings",
-        "--data.root",
-        str(path),
-        "--data.classes_per_task",
-        "5",
-    ]
-    return main(
-        [
-            *line,
-            "--model.head",
-            "RidgeHead",
-            "--logs",
-            str(logs),
-            "--energy.enabled",
-            "false",
-            *options,
-        ]
-    )
+    line = f"fit --data.source embeddings --data.root {path} --data.classes_per_task 5"
+    fast = f"--model.head RidgeHead --logs {logs} --energy.enabled false"
+    return main([*line.split(), *fast.split(), *options])
 
 
 def test_learn_export_and_classify(
@@ -379,65 +336,27 @@ def test_learn_export_and_classify(
     path = tmp_path / "vectors.npz"
     np.savez(path, embeddings=z, labels=y, ids=np.array([f"s{i}" for i in range(200)]))
     assert fit(path, tmp_path) == 0
-    bundle = str(tmp_path / "bundle")
+    bundle = tmp_path / "bundle"
     table = tmp_path / "classes.csv"
-    assert (
-        main(["export", "--model", str(tmp_path / "default"), "--output", bundle]) == 0
-    )
-    assert (
-        main(
-            [
-                "classify",
-                "--model",
-                bundle,
-                "--images",
-                str(path),
-                "--output",
-                str(table),
-            ]
-        )
-        == 0
-    )
+    export = f"export --model {tmp_path}/default --output {bundle}"
+    assert main(export.split()) == 0
+
+    def classify(images: Path, output: Path, *options: str) -> int:
+        line = f"classify --model {bundle} --images {images} --output {output}"
+        return main([*line.split(), *options])
+
+    assert classify(path, table) == 0
     rows = [line.split(",") for line in table.read_text().splitlines()[1:]]
     assert rows[7][0] == f"{path}#s7"
-    assert (
-        np.mean([row[1] == str(label) for row, label in zip(rows, y, strict=True)])
-        > 0.9
-    )
+    correct = [row[1] == str(label) for row, label in zip(rows, y, strict=True)]
+    assert np.mean(correct) > 0.9
     capsys.readouterr()
     gallery = ["--gallery", str(tmp_path / "a.png"), "--overwrite", "true"]
-    assert (
-        main(
-            [
-                "classify",
-                "--model",
-                bundle,
-                "--images",
-                str(path),
-                "--output",
-                str(table),
-                *gallery,
-            ]
-        )
-        == 2
-    )
+    assert classify(path, table, *gallery) == 2
     assert "--gallery needs images" in capsys.readouterr().err
     narrow = tmp_path / "narrow.npz"
     np.savez(narrow, embeddings=z[:, :8])
-    assert (
-        main(
-            [
-                "classify",
-                "--model",
-                bundle,
-                "--images",
-                str(narrow),
-                "--output",
-                str(tmp_path / "b.csv"),
-            ]
-        )
-        == 1
-    )
+    assert classify(narrow, tmp_path / "b.csv") == 1
     assert "expected (n, 16)" in capsys.readouterr().err
 
 

@@ -80,14 +80,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 OPTIONS = [
     *FAST[:2],
-    "--model.head",
-    "RidgeHead",
-    "--model.engine",
-    "torch",
-    "--data.image_size",
-    "8",
+    *["--model.head", "RidgeHead", "--model.engine", "torch", "--data.image_size", "8"],
+    *["--data.classes_per_task", "1", "--energy.enabled", "false"],
 ]
-OPTIONS += ["--data.classes_per_task", "1", "--energy.enabled", "false"]
 
 
 def test_folder_table_and_shards_are_the_same_run(images: Path, tmp_path: Path):
@@ -97,28 +92,12 @@ def test_folder_table_and_shards_are_the_same_run(images: Path, tmp_path: Path):
         ("manifest", "table.csv"),
         ("webdataset", "shards"),
     ):
-        options = [
-            "--data.source",
-            source,
-            "--data.root",
-            str(images / root),
-            "--data.num_workers",
-            "0",
-        ]
-        assert (
-            main(
-                [
-                    "fit",
-                    *OPTIONS,
-                    *options,
-                    "--logs",
-                    str(tmp_path),
-                    "--experiment",
-                    source,
-                ]
-            )
-            == 0
+        data = (
+            f"--data.source {source} --data.root {images / root} --data.num_workers 0"
         )
+        options = data.split()
+        logs = ["--logs", str(tmp_path), "--experiment", source]
+        assert main(["fit", *OPTIONS, *options, *logs]) == 0
         run = tmp_path / source / "version_0"
         result[source] = (
             cifnet_pl.load(run),
@@ -250,10 +229,3 @@ def test_a_text_is_the_name_of_a_class_even_if_it_is_a_number(tmp_path: Path):
         assert source.class_names == names
         counts = np.bincount(source.train.labels) + np.bincount(source.val.labels)
         assert counts.tolist() == ([4, 4, 4] if ending == "txt" else [8, 4])
-
-
-@pytest.mark.timeout(60)
-def test_a_shard_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.tar")
-    with pytest.raises(DataError, match="no regular file"):
-        build(tmp_path)

@@ -69,6 +69,9 @@ CHUNKS = {
     "an international text": chunk(
         b"iTXt", b"Comment\0\x01\0\0\0" + zlib.compress(bytes(2**22))
     ),
+    "compressed XMP": chunk(
+        b"iTXt", b"XML:com.adobe.xmp\0\x01\0\0\0" + zlib.compress(bytes(2**22))
+    ),
     "a damaged text": chunk(b"zTXt", b"Comment\0\0no deflate"),
     "a text without a keyword": chunk(b"tEXt", b""),
     "a wrong checksum": chunk(b"tEXt", b"Comment\0x")[:-1] + b"?",

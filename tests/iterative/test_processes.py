@@ -31,13 +31,13 @@ def losses_of(
 ) -> tuple[list[float], IterativeModule]:
     """Loss at each step of a run of two tasks, and the module."""
     values: list[float] = []
-    real = Descent.step
+    real = Descent._average
 
-    def step(self, loss, factor):
-        values.append(real(self, loss, factor))
+    def average(self, loss):
+        values.append(real(self, loss))
         return values[-1]
 
-    Descent.step = step
+    Descent._average = average
     try:
         # Batch statistics are those of each process, as everywhere; fixed ones are the same in all.
         made = learner(
@@ -55,7 +55,7 @@ def losses_of(
             made, datamodule=data(batch_size=BATCH // processes)
         )
     finally:
-        Descent.step = real
+        Descent._average = real
     return values, made
 
 

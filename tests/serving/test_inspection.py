@@ -12,7 +12,8 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.confidence import CalibrationSamples, KnownScores
-from cifnet_pl.model.calibration import estimated, forecast
+from cifnet_pl.model.audit import gain_of_ten_more
+from cifnet_pl.model.calibration import estimated, forecast, gain_text
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving import inspection
 from cifnet_pl.serving.inspection import (
@@ -135,6 +136,39 @@ def test_the_margin_is_of_groups_and_not_of_images():
         assert estimate is not None
         low, high = estimate.interval
         assert (high - low) / 2 == pytest.approx(2**0.5 * expected, abs=0.7)
+
+
+def test_what_ten_more_images_would_bring():
+    """The interval holds what they bring, where classes are hard to tell apart and where they are
+    easy; not of few.
+    """
+    directions = torch.randn(6, 40, generator=torch.Generator().manual_seed(5))
+    new = torch.arange(6).repeat(500)
+    for apart, least in ((0.5, 1), (9, 0)):
+        means = apart * directions
+        before, after = (
+            taught(means, torch.arange(6).repeat(count)) for count in (30, 40)
+        )
+        named = [
+            one.head.predict(samples(means, new, 2)) == new for one in (before, after)
+        ]
+        right = [100 * float(hits.double().mean()) for hits in named]
+        found = class_predictions(before).ten_more
+        assert found[0] <= right[1] - right[0] <= found[1]
+        assert found[1] >= least
+    assert (
+        class_predictions(taught(directions, torch.arange(6).repeat(19))).ten_more
+        is None
+    )
+
+
+def test_an_audit_says_the_same_of_ten_more_images():
+    means = torch.randn(6, 40, generator=torch.Generator().manual_seed(5)) / 2
+    y = torch.arange(6).repeat(30)
+    found = class_predictions(taught(means, y))
+    audited = gain_of_ten_more(samples(means, y).numpy(), y.numpy(), 6)
+    assert audited == pytest.approx(found.ten_more)
+    assert gain_text(audited) == found.ten_more_text
 
 
 def test_confusions_are_told_of_few_images_too():

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from PIL import Image
 
 from cifnet_pl.data.samples import (
     SampleTable,
     SourceOptions,
-    array_image,
     dataset_image,
     joined,
     table_of,
@@ -80,7 +80,7 @@ def digits(options: SourceOptions) -> SampleTable:
     scaled = squares * (255 / 16)
     images = scaled.round().astype(np.uint8)
     table = pd.DataFrame({"label": labels})
-    return SampleTable(table, partial(array_image, images))
+    return SampleTable(table, lambda row: Image.fromarray(images[row]))
 
 
 # ---------------------------------------------------------------------- torchvision

@@ -153,8 +153,6 @@ def read_headers(shard: str, label: str, numbered: bool) -> list[ShardSample]:
             a label.
     """
     shown = printable(shard)
-    if not Path(shard).is_file():
-        raise DataError(f"shard {shown} is no regular file: remove it")
     found = []
     with (
         explained(DataError, f"shard {shown} is damaged, cut off or no tar file"),

@@ -1,4 +1,4 @@
-// Classes: how many photos each has, how often it is right; to rename, join, split and forget.
+// Classes: how many photos each has, how often it is right, what more would bring; to rename, join, split and forget.
 
 import { $, action, change, count, get, keptPhoto, make, named, percent, post, promised, purge, sure, table, takesBack } from "./page.js";
 import { latestOnly, model } from "./state.js";
@@ -14,7 +14,8 @@ function figures(look, answers) {
   const source = look.history.find((moment) => moment.energy_source)?.energy_source?.includes("estimated") ? "estimated" : "";
   const show = (place, found) => $(place).replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
-  show("figures", { Classes: look.classes, Photos: look.images, ...promised(look.accuracy) });
+  show("figures", { Classes: look.classes, Photos: look.images, ...promised(look.accuracy),
+    "Ten more photos of each class, of other days, would bring": answers ? answers.ten_more_text : "…" });
   const help = ["found", "given"].includes(look.accuracy.kind) ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
   const seldom = (answers?.classes ?? []).filter((one) => one.rarely_predicted).map(({ name }) => name);
   const never = seldom.length ? [`hardly ever answered: ${seldom.join(", ")}`] : [];
@@ -190,7 +191,7 @@ export const show = latestOnly(async (still) => {
   if (open?.kept_images.length) showPhotos(shown, [open.kept_images.slice(-MOST)]);
   else $("class-photos").hidden = true;
   draw(null);
-  const answers = found.length ? await still(get("/classes/predictions")) : { classes: [] };
+  const answers = found.length ? await still(get("/classes/predictions")) : { classes: [], ten_more_text: "too few to say" };
   const focused = document.activeElement.closest("#class-table button")?.ariaLabel;
   draw(answers);
   if (focused) [...$("class-table").querySelectorAll("button")].find((one) => one.ariaLabel === focused)?.focus();
