@@ -664,11 +664,11 @@ def check_backbone(name: str, architecture: str | None = None) -> None:
 
 
 def check_source(name: str, options: SourceOptions | None = None) -> None:
-    """Check a data source: classes have samples, images read alike twice, and workers get them.
+    """Check a data source: classes have samples, names and images are alike the second time.
 
     Args:
         name: as on the command line, such as "my_parts.shades".
-        options: those of ``--data``.
+        options: those of ``--data``, such as ``SourceOptions(root=Path("images"))``.
 
     Raises:
         AssertionError: the first thing that is not as it should be.

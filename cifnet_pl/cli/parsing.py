@@ -28,6 +28,12 @@ from cifnet_pl.utilities.plugins import (
 )
 
 DEFAULT_HEAD = "CIFNetHead"
+"""Head where neither an option nor a configuration names one.
+
+The configuration that :func:`cifnet_pl.cli.configs.with_recommended` adds to ``fit --data.root
+IMAGES`` names another one.
+"""
+
 DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
 MAX_EPOCHS_MESSAGE = (
     "--trainer.max_epochs cannot be set, a task is one epoch: use --data.max_tasks or"

@@ -37,7 +37,7 @@ from cifnet_pl.data.loading import (
     shard_batches,
 )
 from cifnet_pl.data.plan import Plan, Tasks, make_plan
-from cifnet_pl.data.samples import SampleTable, SourceOptions
+from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
 from cifnet_pl.data.sources import OWN_IMAGES, build_source
 from cifnet_pl.data.splitting import NEAR, SINGLE, tuning_source
 from cifnet_pl.data.streams import Disjoint, Stream
@@ -83,10 +83,11 @@ class CIFNetDataModule(LightningDataModule):
     Tasks are counted from 0.
 
     Args:
-        source: name of a data source, see docs/how_to/sources.md: ``digits``, ``folder``,
-            ``domains``, ``embeddings``, ``cifar100``, ``imagenet100``, ``tinyimagenet``,
-            ``core50``, ``torchvision:<data set>``. In Python also arrays (X, y), a torch
-            ``Dataset``, or a pair of these to learn and to test with.
+        source: name of a data source, see docs/how_to/sources.md: ``folder``, ``domains``,
+            ``manifest``, ``embeddings``, ``webdataset``, ``hf:<data set>``, ``cifar100``,
+            ``core50``, ``imagenet100``, ``tinyimagenet``, ``torchvision:<data set>``, ``digits``,
+            or the import of your own. In Python also arrays (X, y), a torch ``Dataset``, or a pair
+            of these to learn and to test with.
         root: folder of the data.
         classes_per_task: number of new classes of each task, or a list with one number per task;
             by default 10, or all classes where there are fewer.
@@ -112,7 +113,7 @@ class CIFNetDataModule(LightningDataModule):
         duplicates: "leave_out" to learn one of several images with the same content, "keep" to
             learn them all and only name them; null: leave_out for the user's own images, while
             benchmark sets are not searched.
-        download: whether a torchvision set may be fetched.
+        download: whether a set of torchvision or of the Hugging Face hub may be fetched.
         on_corrupt: "error" to stop at an unreadable image, "skip" to leave it out and count it.
         cache: whether to store all embeddings on disk, so that a later run never embeds the same
             image again.
@@ -124,7 +125,6 @@ class CIFNetDataModule(LightningDataModule):
 
     Attributes:
         given: the arguments, with the name of the source.
-        source: training and test samples.
         kind: which samples each task brings.
         left_out: (n,) bool, training samples that are excluded as duplicates; None without any.
         untested: (m,) bool, test samples that are excluded; None without any.
@@ -134,6 +134,9 @@ class CIFNetDataModule(LightningDataModule):
             stay tested only.
         notes: sentences for the user about how the samples were chosen.
     """
+
+    source: Source
+    """Training and test samples."""
 
     skipped: list[str]
     left_out: np.ndarray | None

@@ -23,7 +23,7 @@ class SumsHead(Head):
 
     Args:
         in_features: width d of the embeddings.
-        width: of the features that the sums are over.
+        width: of the features that the sums are over; d + 1 unless a subclass overrides them.
         dtype: of the sums.
         gram: whether the sums hold the Gram matrix of all samples.
         per_class: whether they hold one of each class.

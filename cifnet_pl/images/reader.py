@@ -163,7 +163,7 @@ class DecodedBatch(NamedTuple):
     """Decoded images.
 
     Attributes:
-        files: all n images of the batch, as they were given.
+        files: what ``read`` was given for each of the n images of the batch: files or rows.
         images: (m, 3, s, s) uint8, channels last in memory, those that could be read.
         unreadable: for each of ``files`` the reason why it has no pixels, or None.
         looks: for each of ``files`` what was wanted besides its pixels; None if it could not be

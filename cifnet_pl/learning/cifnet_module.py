@@ -87,11 +87,11 @@ class CIFNetModule(TaskModule):
     Attributes:
         model: the classifier that learns. Its parts are submodules, so that Lightning moves and
             stores them.
-        evaluated: (n, d) embeddings of the last evaluation batch.
+        evaluated_embeddings: (n, d), those of the last evaluation batch.
     """
 
     any_batch_size = True
-    evaluated: Tensor
+    evaluated_embeddings: Tensor
 
     def __init__(
         self,
@@ -309,8 +309,8 @@ class CIFNetModule(TaskModule):
 
     def probabilities(self, batch: Batch) -> Tensor:
         """Return the probabilities of an evaluation batch."""
-        self.evaluated = self._embed(batch, learned=False)
-        return self.head.probabilities(self.evaluated)
+        self.evaluated_embeddings = self._embed(batch, learned=False)
+        return self.head.probabilities(self.evaluated_embeddings)
 
     def state_elements(self) -> dict[str, int]:
         """Count the values of head and buffer that are kept between tasks, by component."""

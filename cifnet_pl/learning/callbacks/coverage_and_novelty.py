@@ -109,7 +109,7 @@ class CoverageAndNoveltyMetrics(Callback):
             measured[:, 1] = members.gather(1, batch.label[:, None]).flatten()
             measured[:, 2] = members.sum(dim=1)
         if self._unknown is not None:
-            measured[:, 3] = module.head.novelty(module.evaluated)
+            measured[:, 3] = module.head.novelty(module.evaluated_embeddings)
         self._images.append(measured)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -71,7 +71,9 @@ class HeldOutImages(Callback):
         if isinstance(batch, ImageBatch):
             module.data.source.val.note_hashes(rows, batch.key.cpu().numpy())
         if _is_last_task(module) and module.head.merges_sites:
-            self._batches.append(HeldOutBatch(rows, module.evaluated.float().cpu()))
+            self._batches.append(
+                HeldOutBatch(rows, module.evaluated_embeddings.float().cpu())
+            )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Learn the held-out images after the last task."""

@@ -210,7 +210,7 @@ class ActivationTable(Callback):
             torch.tensor(sizes, device=batch.label.device)
         )
         task = task_of_label[batch.label]
-        activations = torch.sigmoid(model.head(model.evaluated))
+        activations = torch.sigmoid(model.head(model.evaluated_embeddings))
         by_task = torch.split(activations, sizes, dim=1)
         largest = torch.stack([part.amax(dim=1) for part in by_task], dim=1)
         self._sums.index_add_(0, task, largest)
