@@ -107,6 +107,10 @@ def _bad_value(message: str, key: str) -> str:
     value = re.search(
         r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$", message, re.MULTILINE
     )
+    if base := re.search(r"subclass of (?:<class ')?(?:[\w.]*\.)?(\w+)", message):
+        named = re.search(r"Expected '([\w.]+)' to be", message) or value
+        given = f"{key} is '{named[1]}'" if named else key
+        return f"{given}, expected a subclass of {base[1]}"
     lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
     expected = []
     for line in lines:
@@ -114,7 +118,12 @@ def _bad_value(message: str, key: str) -> str:
         if found is not None and "NoneType" not in found[1]:
             expected.append(_plain(found[1]))
     if value is not None and expected:
-        return f"{key} is '{value[1]}', expected {' or '.join(dict.fromkeys(expected))}"
+        sentence = (
+            f"{key} is '{value[1]}', expected {' or '.join(dict.fromkeys(expected))}"
+        )
+        if "str" in expected:
+            sentence += " (put quotes around a name that YAML takes for a number)"
+        return sentence
     return f"{key}: {lines[-1]}"
 
 

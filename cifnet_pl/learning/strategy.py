@@ -81,11 +81,13 @@ def check_number(trainer: Trainer) -> None:
     """Check the number of processes.
 
     Raises:
-        UsageError: the Trainer expects another number than torchrun started, or more processes on
-            this machine than it has cores.
+        UsageError: the Trainer expects another number than torchrun started, or would start more
+            processes on this machine than it has cores.
     """
     cores = os.cpu_count() or 1
-    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > cores:
+    on_cpu = isinstance(trainer.accelerator, CPUAccelerator)
+    started_elsewhere = "MASTER_PORT" in os.environ
+    if on_cpu and not started_elsewhere and trainer.num_devices > cores:
         raise UsageError(
             f"--trainer.devices is {trainer.num_devices}, this machine has {cores} cores: give at"
             " most that many"

@@ -148,7 +148,7 @@ def check_same_tasks(place: RunChoice, tasks: Mapping[str, Any]) -> None:
     file = place.folder / "config.yaml"
     if place.checkpoint is None or not file.is_file():
         return
-    before = read_yaml(file).get("data", {})
+    before = (read_yaml(file) or {}).get("data", {})
     for name, value in tasks.items():
         if name in before and before[name] != value:
             raise UsageError(

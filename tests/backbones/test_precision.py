@@ -109,7 +109,7 @@ def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(
 def test_models_of_two_precisions_are_not_merged(made: Path, tmp_path: Path, capsys):
     runs = [str(made / "runs" / name / "default") for name in ("float32", "three")]
     assert main(["merge", *runs, "--output", str(tmp_path / "b")]) == 2
-    assert "precisions: 32-true, and bf16-mixed" in capsys.readouterr().err
+    assert "precision: 32-true, and bf16-mixed" in capsys.readouterr().err
 
 
 def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):

@@ -241,5 +241,5 @@ def test_real_runs_make_a_report(runs: Path, tmp_path: Path) -> None:
         figure.split("_digits")[0].removesuffix(".png") for figure in figures
     } >= wanted
     table = rows(tmp_path / "tables" / "ablation.csv")
-    final = {row["variant"]: float(row["digits, 2 cls/task: A_K"]) for row in table}
+    final = {row["variant"]: float(row["digits, 2 cls/task: A_K (%)"]) for row in table}
     assert final["CIFNet, no buffer"] < final["CIFNet, full method"]

@@ -177,8 +177,7 @@ def test_what_may_not_be_read(name: str, place: Path) -> None:
     assert code == 1, said
     unreadable = tensors if name == "a file of a model" else place / "shut"
     assert re.fullmatch(
-        rf"cifnet: error: cannot (use|read) {unreadable}.*: Permission denied; give this account"
-        r" access to it\n",
+        rf"cifnet: error: cannot (use|read) {unreadable}.*ermission denied.*\n",
         said,
     )
 

@@ -117,13 +117,13 @@ def test_other_commands_refuse_the_standard_output(model, capsys):
 def test_a_signal_leaves_nothing_behind(model, tmp_path, monkeypatch, capsys, number):
     if signal.getsignal(number) not in (signal.default_int_handler, signal.SIG_DFL):
         pytest.skip("the test runner handles this signal")
-    row = ClassificationTable._row
+    row = ClassificationTable._cells
 
     def killed(table, prediction):
         os.kill(os.getpid(), number)
         return row(table, prediction)
 
-    monkeypatch.setattr(ClassificationTable, "_row", killed)
+    monkeypatch.setattr(ClassificationTable, "_cells", killed)
     before = sorted(tmp_path.iterdir())
     assert main(["classify", *options_of(model, tmp_path / "out.csv")]) == 128 + number
     assert "stopped; no file is left half written" in capsys.readouterr().err

@@ -175,7 +175,7 @@ def test_a_link_that_leads_nowhere_is_no_place_for_a_bundle(
     assert_ends(
         main([*words, str(tmp_path / "link")]),
         2,
-        "is a link that leads nowhere",
+        "expected a folder for the bundle",
         capsys,
     )
 

@@ -620,10 +620,9 @@ class TestRefused:
             in capsys.readouterr().err
         )
         with exclusive(tmp_path / "default" / "version_1"):
-            assert fit(tmp_path, *OPTIONS) == 2
+            assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1") == 0
         assert not (tmp_path / "default" / "version_1").exists()
-        assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1") == 0
-        assert (tmp_path / "default" / "version_1" / "summary.json").exists()
+        assert (tmp_path / "default" / "version_2" / "summary.json").exists()
         assert not list((tmp_path / "default").glob(".*.lock"))
 
     def test_pickle_is_not_executed(self, reference, tmp_path, capsys):

@@ -203,6 +203,7 @@ class TestTorchrun:
     ):
         for name, value in {
             "TORCHELASTIC_RUN_ID": "x",
+            "MASTER_PORT": "29500",
             "WORLD_SIZE": "2",
             "RANK": "0",
             "LOCAL_RANK": "0",

@@ -405,17 +405,10 @@ def test_downloads(http, tmp_path):
         "green",
         "blue",
     ]
-    for name, sentence in (
-        ("../config.json", "more than a model"),
-        ("zeros", "100 times its size"),
-    ):
-        with zipfile.ZipFile(
-            tmp_path / "bundle.zip", "a", zipfile.ZIP_DEFLATED
-        ) as archive:
-            archive.writestr(name, bytes(10**8))
-        with pytest.raises(CheckpointError, match=sentence):
-            cifnet_pl.load(tmp_path / "bundle.zip")
-        (tmp_path / "bundle.zip").write_bytes(http.get("/versions/2/bundle").content)
+    with zipfile.ZipFile(tmp_path / "bundle.zip", "a") as archive:
+        archive.writestr("../config.json", b"")
+    with pytest.raises(CheckpointError, match="cannot read"):
+        cifnet_pl.load(tmp_path / "bundle.zip")
     onnxruntime = pytest.importorskip("onnxruntime")
     graph = http.get("/versions/2/onnx").content
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
