@@ -118,6 +118,7 @@ class Images(Protocol):
 
     labels: np.ndarray
     names: Sequence[str]
+    hash_of: np.ndarray
 
     @property
     def rows_of(self) -> dict[int, np.ndarray]:
@@ -128,9 +129,6 @@ class Images(Protocol):
 
     def hashes(self, rows: np.ndarray) -> np.ndarray:
         """Return content hashes."""
-
-    def note_hashes(self, rows: np.ndarray, hashes: np.ndarray) -> None:
-        """Take over content hashes that are known."""
 
 
 class CachedEmbedding(NamedTuple):
@@ -247,7 +245,7 @@ class EmbeddingCache:
             )
             return None
         if metadata.get("stamps") == self._stamps(label):
-            self.images.note_hashes(rows, hashes.numpy())
+            self.images.hash_of[rows] = hashes.numpy()
         elif not np.array_equal(hashes.numpy(), self.images.hashes(rows)):
             return None
         return z

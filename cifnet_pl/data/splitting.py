@@ -70,7 +70,7 @@ def divided(
     """
     where = samples.where
     if not len(samples):
-        raise DataError(f"{where}: there is no {samples.noun} in it")
+        raise DataError(f"{where}: there is no sample in it")
     class_names, whole = labelled(samples)
     for column in ("domain", "task"):
         if column in whole.table:
@@ -86,11 +86,11 @@ def divided(
     train = whole.subset(np.flatnonzero(split == "train"))
     val = whole.subset(np.flatnonzero(split == tested))
     if not len(val):
-        raise DataError(f"{where}: the test split has no {whole.noun}")
+        raise DataError(f"{where}: the test split has no sample")
     for label, name in enumerate(class_names):
         if label not in train.rows_of:
             raise DataError(
-                f"{where}: class '{printable(name)}' has no training {whole.noun}: add some"
+                f"{where}: class '{printable(name)}' has no training sample: add some"
             )
     notes = whole.notes
     unused = len(whole) - len(train) - len(val)

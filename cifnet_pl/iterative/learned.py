@@ -140,7 +140,9 @@ def _linear_model(
     """Return a model that predicts by a linear classifier."""
     source = module.data.source
     sizes = [len(names) for names in module.learned_tasks]
-    rows = np.concatenate([module.data.task_rows(k) for k in range(len(sizes))])
+    learned = module.learned_tasks
+    tasks = [module.data.task(k, learned) for k in range(len(learned))]
+    rows = np.concatenate([task.rows for task in tasks])
     label_of = {name: label for label, name in enumerate(module.class_names)}
     labels_of_classes = [label_of.get(name, -1) for name in source.class_names]
     labels = np.array(labels_of_classes)[source.train.labels[rows]]

@@ -137,7 +137,7 @@ class PODNetModule(IterativeModule):
         from sklearn.cluster import KMeans
 
         task = len(self.learned_tasks) - 1
-        rows = self.data.task_rows(task)
+        rows = self.data.task(task, self.learned_tasks).rows
         source = self.data.source
         every_row = torch.from_numpy(rows)
         batches = torch.split(every_row, self.data.batch_size)

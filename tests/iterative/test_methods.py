@@ -297,7 +297,7 @@ class TestPODNet:
         def look(t):
             made = t.lightning_module
             source = t.datamodule.source
-            rows = t.datamodule.task_rows(1)
+            rows = t.datamodule.task(1).rows
             pixels = torch.stack(
                 [torch.from_numpy(source.train.image(row).square(8)) for row in rows]
             )
