@@ -45,6 +45,7 @@ def test_one_process_is_the_first_whatever_rank_is_left(left, tmp_path, monkeypa
         (["--trainer.gradient_clip_val", "1"], "gradient_clip_val"),
         (["--trainer.val_check_interval", "9999"], "val_check_interval is 9999"),
         (["--trainer.devices", "99", "--trainer.accelerator", "cpu"], "cores"),
+        (["--trainer.num_nodes", "2"], "MASTER_ADDR"),
         (["--trainer.limit_val_batches", "0"], "nothing is evaluated"),
         (["--trainer.devices", "0", "--trainer.accelerator", "cpu"], "devices"),
     ],
