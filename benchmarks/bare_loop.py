@@ -23,7 +23,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from benchmarks.engines import fit
 from benchmarks.fit_overhead import CPU, Setup, write_images
 from benchmarks.measure import Row, ratio, seconds, spread
-from cifnet_pl.backbones.onnx_runtime import Runtime
+from cifnet_pl.backbones.engines import Runtime
 from cifnet_pl.data.loading import ImageLoader, shard_batches
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
@@ -80,7 +80,8 @@ class BareLoop(Callback):
         else:
             workers = data.num_workers
         self.loader = ImageLoader(self.images, self.side, 1.0, workers)
-        runtime: Any = module.backbone._runtime("cpu", "32-true")
+        module.backbone.engine()
+        runtime: Any = module.backbone._runtime
         threads = torch.get_num_threads()
         own = Runtime(runtime._graph)
         self.sessions = {OWN: own._session(threads), SPLIT: own._session(1)}

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import (
     FLOAT32,
-    Engine,
-    current_precision,
+    EngineChoice,
+    Runtime,
+    natural_images,
+    prepared_runtime,
 )
-from cifnet_pl.backbones.onnx_graphs import Embedder, natural_images
-from cifnet_pl.backbones.onnx_runtime import Runtime
 from cifnet_pl.backbones.patches import Patches
-from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
+from cifnet_pl.utilities.errors import CifnetError, UsageError, check_choice, explained
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import one_line
 
@@ -112,7 +112,10 @@ class Backbone(nn.Module):
         shift = -mean / std
         self.shift: Tensor = nn.Buffer(shift, persistent=False)
         self._sha256: str | None = None
-        self._engine = Engine(engine)
+        check_choice("engine", engine, EngineChoice)
+        self._engine = engine
+        self._runtime: Runtime | None = None
+        self._is_prepared = False  # whether a runtime was made, or cannot be
         self.eval()
 
     def train(self, mode: bool = True) -> Backbone:
@@ -137,11 +140,13 @@ class Backbone(nn.Module):
         """
         self._check(images)
         if not len(images):
-            return torch.zeros(0, self.features, device=images.device)
+            return self.embed(images)
         device = images.device.type
-        runtime = self._runtime(device, current_precision(device))
-        if runtime is not None:
-            z = runtime(images)
+        precision = FLOAT32
+        if torch.is_autocast_enabled(device):
+            precision = str(torch.get_autocast_dtype(device))
+        if self.engine(device, precision) == "onnxruntime":
+            z = cast(Runtime, self._runtime)(images)
             if z is not None:
                 return z
         if device != "cpu":
@@ -227,9 +232,21 @@ class Backbone(nn.Module):
             UsageError: the requested engine is not installed, or has no such device or precision.
             CifnetError: the network cannot be exported.
         """
-        if self._runtime(device, precision) is not None:
-            return "onnxruntime"
-        return "torch"
+        if self._engine == "torch":
+            return "torch"
+        if device != "cpu" or precision != FLOAT32:
+            if self._engine == "auto":
+                return "torch"
+            raise UsageError(
+                f"engine onnxruntime computes in float32 on the CPU only, and {precision} on a"
+                f" device of type {device} was asked for: use engine auto or torch"
+            )
+        if not self._is_prepared:
+            self._runtime = prepared_runtime(self, self._engine)
+            self._is_prepared = True
+        if self._runtime is None:
+            return "torch"
+        return "onnxruntime"
 
     @contextmanager
     def preferring(self, engines: Sequence[str]) -> Iterator[None]:
@@ -241,26 +258,12 @@ class Backbone(nn.Module):
             engines: names of the engines that the model was learned with.
         """
         before = self._engine
-        if before.name == "auto" and list(engines) == ["torch"]:
-            self._engine = Engine("torch")
+        if before == "auto" and list(engines) == ["torch"]:
+            self._engine = "torch"
         try:
             yield
         finally:
             self._engine = before
-
-    def _runtime(self, device: str, precision: str) -> Runtime | None:
-        return self._engine.runtime(self._embedder, device, precision)
-
-    def _embedder(self) -> Embedder:
-        identity = f"{self.name} {self.architecture} {self.sha256}"
-        return Embedder(
-            self.name,
-            identity,
-            self.network,
-            self.scale,
-            self.shift,
-            self.preprocessing.image_size,
-        )
 
     # ------------------------------------------------------------------ identity
 

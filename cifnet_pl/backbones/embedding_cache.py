@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from cifnet_pl.backbones.onnx_graphs import ENGINE_TOLERANCE
+from cifnet_pl.backbones.engines import ENGINE_TOLERANCE
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import write_atomic
 

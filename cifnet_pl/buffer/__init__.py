@@ -1,14 +1,14 @@
 """The calibration buffer: a compact, order-independent sample of past embeddings."""
 
+from cifnet_pl.buffer.calibration_buffer import GOLDEN as GOLDEN
+from cifnet_pl.buffer.calibration_buffer import STRATEGIES as STRATEGIES
 from cifnet_pl.buffer.calibration_buffer import BufferSamples as BufferSamples
 from cifnet_pl.buffer.calibration_buffer import CalibrationBuffer as CalibrationBuffer
-from cifnet_pl.buffer.selection import GOLDEN as GOLDEN
-from cifnet_pl.buffer.selection import STRATEGIES as STRATEGIES
-from cifnet_pl.buffer.selection import Strategy as Strategy
-from cifnet_pl.buffer.selection import mix_keys as mix_keys
-from cifnet_pl.buffer.selection import select_centroid as select_centroid
-from cifnet_pl.buffer.selection import select_herding as select_herding
-from cifnet_pl.buffer.selection import select_kmeans as select_kmeans
-from cifnet_pl.buffer.selection import select_random as select_random
-from cifnet_pl.buffer.selection import split_mix as split_mix
-from cifnet_pl.buffer.selection import unique_by_key as unique_by_key
+from cifnet_pl.buffer.calibration_buffer import Strategy as Strategy
+from cifnet_pl.buffer.calibration_buffer import concatenate as concatenate
+from cifnet_pl.buffer.calibration_buffer import mix_keys as mix_keys
+from cifnet_pl.buffer.calibration_buffer import select_centroid as select_centroid
+from cifnet_pl.buffer.calibration_buffer import select_herding as select_herding
+from cifnet_pl.buffer.calibration_buffer import select_kmeans as select_kmeans
+from cifnet_pl.buffer.calibration_buffer import select_random as select_random
+from cifnet_pl.buffer.calibration_buffer import split_mix as split_mix

@@ -1,23 +1,165 @@
-"""The calibration buffer: a selection of the embeddings of past classes."""
+"""The calibration buffer: a selection of the embeddings of past classes, and how it is selected."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.buffer.selection import (
-    STRATEGIES,
-    STREAMING,
-    Strategy,
-    unique_by_key,
-)
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import GrowingModule
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""Increment of SplitMix64: 2⁶⁴ divided by the golden ratio."""
+
+SPLIT_MIX_STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+"""Shift and factor of the two steps of SplitMix64's finaliser."""
+
+
+def split_mix(x: np.ndarray) -> np.ndarray:
+    """Mix the bits of (…) uint64 by SplitMix64's finaliser; the same on every machine."""
+    with np.errstate(over="ignore"):
+        for shift, factor in SPLIT_MIX_STEPS:
+            shifted = x >> np.uint64(shift)
+            mixed = x ^ shifted
+            x = mixed * np.uint64(factor)
+    shifted = x >> np.uint64(31)
+    return np.asarray(x ^ shifted)
+
+
+def mix_keys(keys: Tensor, seed: int) -> Tensor:
+    """Hash sample keys with a seed, uniformly.
+
+    Args:
+        keys: (n,) int64.
+        seed: 0 or more.
+
+    Returns:
+        (n,) int64.
+    """
+    with np.errstate(over="ignore"):
+        offset = np.uint64(seed + 1) * GOLDEN
+        values = keys.cpu().numpy().astype(np.uint64)
+        x = values + offset
+    hashes = split_mix(x).astype(np.int64)
+    return torch.from_numpy(hashes).to(keys.device)
+
+
+def select_random(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
+    """Select the ``quota`` samples with the smallest seeded hash, in that order (bottom-k).
+
+    The selection depends on the keys alone, not on batch order, batch size or process. The
+    selection from a union is the bottom-k of the selections from its parts.
+
+    Example:
+        >>> keys = torch.arange(100)
+        >>> picks = select_random(torch.zeros(100, 1), keys, seed=0, quota=3)
+        >>> parts = [half[select_random(torch.zeros(50, 1), half, 0, 3)] for half in keys.split(50)]
+        >>> set(picks.tolist()) <= set(torch.cat(parts).tolist())
+        True
+    """
+    hashes = mix_keys(keys, seed)
+    return torch.argsort(hashes, stable=True)[:quota]
+
+
+def select_centroid(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
+    """Select the ``quota`` embeddings nearest to the mean of the class, nearest first.
+
+    Returns:
+        (min(quota, n),) int64 positions of the samples, best first.
+    """
+    z = z.double()
+    centred = z - z.mean(dim=0)
+    squared_distance = centred.square().sum(dim=1)
+    return torch.argsort(squared_distance, stable=True)[:quota]
+
+
+def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
+    """Select by herding (iCaRL): each pick brings the mean of the picks closest to the class mean.
+
+    As in iCaRL the embeddings are L2-normalised first. The first k picks are herding's choice of k.
+
+    Returns:
+        (min(quota, n),) int64 positions of the samples, best first.
+    """
+    doubles = z.double()
+    z = torch.nn.functional.normalize(doubles, dim=1)
+    mean = z.mean(dim=0)
+    norms = z.square().sum(dim=1)
+    total = torch.zeros_like(mean)
+    picked = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+    picks = list[Tensor]()
+    count = min(quota, len(z))
+    for k in range(1, count + 1):
+        # ‖(total + z_i)/k − mean‖² without the terms that are common to all i.
+        target = k * mean - total
+        projected = z @ target
+        distance = norms - 2 * projected
+        remaining = distance.masked_fill(picked, torch.inf)
+        nearest = remaining.argmin()
+        picks.append(nearest)
+        picked[nearest] = True
+        total += z[nearest]
+    return torch.stack(picks)
+
+
+def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
+    """Select the member nearest to the centre of each of ``quota`` k-means clusters.
+
+    Members of large clusters come first. With fewer distinct embeddings than ``quota`` some
+    clusters are empty: further members follow, those nearest to a centre first.
+
+    Returns:
+        (min(quota, n),) int64 positions of the samples, best first.
+    """
+    from sklearn.cluster import KMeans
+
+    if quota >= len(z):
+        return select_centroid(z, keys, seed, quota)
+    points = z.double().cpu()
+    distinct = torch.unique(points, dim=0)
+    clusters = min(quota, len(distinct))
+    model = KMeans(n_clusters=clusters, n_init=1, random_state=seed)
+    model.fit(points.numpy())
+    label = torch.from_numpy(model.labels_).long()
+    centres = torch.from_numpy(model.cluster_centers_)
+    size = torch.bincount(label, minlength=clusters)
+    centred = points - centres[label]
+    distance = centred.square().sum(dim=1)
+    in_order = np.lexsort((distance, label, -size[label]))
+    order = torch.from_numpy(in_order)
+    sorted_label = label[order]
+    is_first = torch.ones(len(order), dtype=torch.bool)
+    is_first[1:] = sorted_label[1:] != sorted_label[:-1]
+    others = order[~is_first]
+    by_distance = torch.argsort(distance[others], stable=True)
+    rest = others[by_distance]
+    first = order[is_first]
+    ranked = torch.cat([first, rest])
+    return ranked[:quota].to(z.device)
+
+
+Strategy = Literal["random", "herding", "kmeans", "centroid"]
+"""Names of the selection strategies."""
+
+Select = Callable[[Tensor, Tensor, int, int], Tensor]
+"""Function from embeddings (n, d), keys (n,), seed and quota to positions, best first."""
+
+STRATEGIES: dict[str, Select] = {
+    "random": select_random,
+    "herding": select_herding,
+    "kmeans": select_kmeans,
+    "centroid": select_centroid,
+}
+"""Name → selection strategy."""
+
+STREAMING = {"random"}
+"""Strategies that may prune early: selecting from a union equals selecting from its selections."""
 
 MAX_CANDIDATES_RATIO = 4
 """Most candidates that are in memory, as a multiple of the capacity.
@@ -46,7 +188,8 @@ class BufferSamples(NamedTuple):
 
 
 def concatenate(parts: Sequence[BufferSamples]) -> BufferSamples:
-    """Join samples; embeddings get the dtype of the last part."""
+    """Join samples; embeddings get the dtype of the last part that has any."""
+    parts = [part for part in parts if len(part.y)] or parts[-1:]
     last = parts[-1].z
     embeddings = [part.z.to(last) for part in parts]
     z = torch.cat(embeddings)
@@ -72,10 +215,6 @@ class CalibrationBuffer(GrowingModule):
         key: (n,) int64 identity of each sample.
 
     The samples are grouped by class in the order of commit, best first within a class.
-
-    Attributes:
-        n_candidates: number of candidates of the current task; of this process until the processes
-            join theirs at the end of the task, then of all.
 
     Args:
         capacity: total number of embeddings. With ``per_class`` it bounds only the number of
@@ -114,7 +253,6 @@ class CalibrationBuffer(GrowingModule):
         self.key: Tensor = nn.Buffer(key)
         self._pending: list[BufferSamples] = []
         self._prune_at = MAX_CANDIDATES_RATIO * capacity
-        self.n_candidates = 0
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         z = state.get("z")
@@ -160,7 +298,7 @@ class CalibrationBuffer(GrowingModule):
             z: (n, d) float embeddings.
             y: (n,) int64 labels.
             key: (n,) int64 identity of each sample, such as the hash of its content; repeats are
-                dropped when samples are selected. ``n_candidates`` counts them.
+                dropped when samples are selected.
         """
         if not len(z) == len(y) == len(key):
             raise UsageError(
@@ -168,13 +306,10 @@ class CalibrationBuffer(GrowingModule):
             )
         if not len(z):
             return
-        self.n_candidates += len(z)
         batch = BufferSamples(z.detach().clone(), y.clone(), key.clone())
         self._pending.append(batch)
-        sizes = [len(batch.y) for batch in self._pending]
-        in_memory = sum(sizes)
-        is_streaming = self.strategy in STREAMING
-        if is_streaming and in_memory > self._prune_at:
+        in_memory = sum(len(batch.y) for batch in self._pending)
+        if self.strategy in STREAMING and in_memory > self._prune_at:
             self._prune_pending()
 
     @torch.no_grad()
@@ -184,14 +319,27 @@ class CalibrationBuffer(GrowingModule):
         An older class without new candidates keeps its first samples.
         """
         pending = self.pending()
+        stored = self.samples
         labels = [*self.classes, *torch.unique(pending.y).tolist()]
         classes = list(dict.fromkeys(labels))
-        n_classes = max(1, len(classes))
-        quota = self.quota(n_classes)
+        if not classes:
+            return
+        quota = self.quota(len(classes))
         self.discard_pending()
-        if classes:
-            parts = [self._select(label, pending, quota) for label in classes]
-            self._replace(concatenate(parts))
+        parts = list[BufferSamples]()
+        for label in classes:
+            old = stored.at(stored.y == label)  # in order of preference already
+            new = pending.at(pending.y == label)
+            if len(new.y):
+                parts.append(self._best(concatenate([old, new]), quota))
+            else:
+                parts.append(old.at(slice(quota)))
+        self.z, self.y, self.key = concatenate(parts)
+
+    @property
+    def samples(self) -> BufferSamples:
+        """The samples in the buffer."""
+        return BufferSamples(self.z, self.y, self.key)
 
     def items(self) -> tuple[Tensor, Tensor]:
         """Return the embeddings (n, d) and labels (n,) of the buffer, of all committed tasks."""
@@ -232,9 +380,7 @@ class CalibrationBuffer(GrowingModule):
             labels: of the classes; those that are not in the buffer are ignored.
         """
         removed = torch.isin(self.y, self.y.new_tensor(labels))
-        is_kept = ~removed
-        kept = self._stored().at(is_kept)
-        self._replace(kept)
+        self.z, self.y, self.key = self.samples.at(~removed)
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename the classes.
@@ -245,42 +391,21 @@ class CalibrationBuffer(GrowingModule):
         renamed = [labels[label] for label in self.y.tolist()]
         self.y = self.y.new_tensor(renamed)
 
-    def state_elements(self) -> int:
-        """Return how many values the embeddings have."""
-        return self.z.numel()
-
     def pending(self) -> BufferSamples:
         """Return the pending candidates of the current task."""
-        if not self._pending:
-            return self._stored().at(slice(0))
-        return concatenate(self._pending)
+        none = self.samples.at(slice(0))
+        return concatenate([none, *self._pending])
 
     def join_candidates(self) -> None:
         """Join the pending candidates of all processes; each process must call this."""
-        self.n_candidates = sum(of_all_processes(self.n_candidates))
         own = [tensor.cpu() for tensor in self.pending()]
-        parts = [BufferSamples(*part) for part in of_all_processes(own) if len(part[1])]
-        if parts:
-            device = self.z.device
-            joined = concatenate(parts)
-            self._pending = [BufferSamples(*(tensor.to(device) for tensor in joined))]
+        parts = [BufferSamples(*part) for part in of_all_processes(own)]
+        joined = [tensor.to(self.z.device) for tensor in concatenate(parts)]
+        self._pending = [BufferSamples(*joined)]
 
     def discard_pending(self) -> None:
         """Discard the pending candidates."""
         self._pending = []
-        self.n_candidates = 0
-
-    def _stored(self) -> BufferSamples:
-        return BufferSamples(self.z, self.y, self.key)
-
-    def _replace(self, samples: BufferSamples) -> None:
-        self.z, self.y, self.key = samples
-
-    def _with_stored(self, pending: BufferSamples) -> BufferSamples:
-        """Return the samples of the buffer, then the candidates, whose dtype is kept."""
-        if not len(self.y):  # an empty buffer has no width yet
-            return pending
-        return concatenate([self._stored(), pending])
 
     def _prune_pending(self) -> None:
         """Select among the candidates: no class can keep more than its current quota."""
@@ -288,30 +413,20 @@ class CalibrationBuffer(GrowingModule):
         present = torch.unique(pending.y).tolist()
         every_class = {*present, *self.classes}
         quota = self.quota(len(every_class))
-        parts = [self._best(pending.at(pending.y == c), quota) for c in present]
-        selected = concatenate(parts)
+        of_classes = [pending.at(pending.y == label) for label in present]
+        selected = concatenate([self._best(part, quota) for part in of_classes])
         self._pending = [selected]
         places = MAX_CANDIDATES_RATIO * self.capacity
         self._prune_at = max(places, 2 * len(selected.y))
-
-    def _select(self, label: int, pending: BufferSamples, quota: int) -> BufferSamples:
-        """Select among the samples of one class."""
-        of_class = pending.at(pending.y == label)
-        if len(of_class.y):
-            everything = self._with_stored(pending)
-            of_class = everything.at(everything.y == label)
-            return self._best(of_class, quota)
-        is_member = self.y == label
-        rows = is_member.nonzero().flatten()  # in order of preference already
-        return self._stored().at(rows[:quota])
 
     def _best(self, samples: BufferSamples, quota: int) -> BufferSamples:
         """Select the best samples of one class.
 
         They are sorted by key first, each key once, so that the order of arrival has no effect.
         """
-        unique = unique_by_key(samples.key)
-        distinct = samples.at(unique.rows)
+        keys = samples.key.cpu().numpy()
+        first = np.unique(keys, return_index=True)[1]
+        distinct = samples.at(torch.from_numpy(first).to(samples.key.device))
         select = STRATEGIES[self.strategy]
         rows = select(distinct.z, distinct.key, self.seed, quota)
         return distinct.at(rows)

@@ -21,7 +21,7 @@ from cifnet_pl.cli.outputs import (
     warn,
     writing,
 )
-from cifnet_pl.images.names import PassedOver
+from cifnet_pl.images.files import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from cifnet_pl.images.names import is_image
+from cifnet_pl.images.files import is_image
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.text import next_command, print_text, printable

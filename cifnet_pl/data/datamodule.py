@@ -36,13 +36,12 @@ from cifnet_pl.data.loading import (
     planned_batches,
     shard_batches,
 )
-from cifnet_pl.data.plan import Plan, Tasks, make_plan
 from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
 from cifnet_pl.data.sources import OWN_IMAGES, build_source
 from cifnet_pl.data.splitting import NEAR, SINGLE, tuning_source
-from cifnet_pl.data.streams import Disjoint, Stream
-from cifnet_pl.images.archives import use_zip_encoding
+from cifnet_pl.data.streams import Disjoint, Plan, Stream, Tasks, make_plan
 from cifnet_pl.images.duplicates import Duplicates
+from cifnet_pl.images.files import use_zip_encoding
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
@@ -251,7 +250,7 @@ class CIFNetDataModule(LightningDataModule):
     # ------------------------------------------------------------------ tasks
 
     def plan(self, learned: Sequence[Sequence[str]]) -> Plan:
-        """Return the tasks of the run; see :func:`~cifnet_pl.data.plan.make_plan`.
+        """Return the tasks of the run; see :func:`~cifnet_pl.data.streams.make_plan`.
 
         Args:
             learned: class names of the tasks that were learned before; they come first.

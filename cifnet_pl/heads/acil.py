@@ -14,7 +14,6 @@ from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
     ClassMoments,
     LeftOut,
-    Position,
     Ridge,
     RidgeChoice,
     Sums,
@@ -22,7 +21,6 @@ from cifnet_pl.statistics import (
     check_ridge,
     draw_projection,
     left_out_together,
-    products,
     projection_fingerprint,
     solve,
     whitened_rows,
@@ -71,7 +69,7 @@ class ACILHead(SumsHead):
         self.width = width
         self.ridge = check_ridge(ridge)
         self.seed = seed
-        self.position: Position = "given"
+        self.at_limit = False
         self.given = projection is not None
         if projection is None:
             projection = self._draw()
@@ -139,11 +137,11 @@ class ACILHead(SumsHead):
         tss = self.sums.class_mass.sum()
         self.weights, choice = solve_stream(self.sums, tss, self.ridge)
         self.ridge_used.fill_(choice.ridge)
-        self.position = choice.position
+        self.at_limit = choice.at_limit
 
     def ridge_choices(self) -> list[RidgeChoice]:
         """Return one ridge, which all classes share."""
-        return [RidgeChoice(float(self.ridge_used), self.position)]
+        return [RidgeChoice(float(self.ridge_used), self.at_limit)]
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         targets = torch.nn.functional.one_hot(columns, len(self.labels))
@@ -218,9 +216,8 @@ def leaving_out_of_stream(
         targets: (n, C) of the samples.
     """
     whitened = whitened_rows(sums.gram, ridge.to(features), features)
-    weight = torch.ones_like(whitened[:, 0])
     scores = features @ weights
-    return partial(left_out_together, scores, products(whitened), weight, targets)
+    return partial(left_out_together, whitened, scores, targets)
 
 
 class DSALHead(ACILHead):
@@ -277,8 +274,7 @@ class DSALHead(ACILHead):
         # Its class_sums are the moments of the residual targets.
         self.compensation = Sums(self.width, dtype=self.dtype)
         self.compensation_increment: Sums | None = None
-        # Where the λ of the compensation stream lies among the candidates of the last solve.
-        self.compensation_position: Position = "given"
+        self.compensation_at_limit = False
         # (B, B) ``Σ_k φ hᵀ`` over the samples of the current task; empty between tasks.
         self.cross: Tensor = nn.Buffer(torch.zeros(0, 0, dtype=self.dtype))
         self.compensation_weights: Tensor = nn.Buffer(
@@ -321,7 +317,7 @@ class DSALHead(ACILHead):
     def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridges of the main stream and of the compensation stream."""
         compensation = RidgeChoice(
-            float(self.compensation_ridge), self.compensation_position
+            float(self.compensation_ridge), self.compensation_at_limit
         )
         return [*super().ridge_choices(), compensation]
 
@@ -349,7 +345,7 @@ class DSALHead(ACILHead):
             self.compensation, tss, self.ridge
         )
         self.compensation_ridge.fill_(choice.ridge)
-        self.compensation_position = choice.position
+        self.compensation_at_limit = choice.at_limit
 
     def _fit_residuals(self, observed: Sums) -> None:
         """Replace the compensation moments of new classes by those of the residual targets."""

@@ -14,7 +14,6 @@ from cifnet_pl.statistics import (
     Centred,
     ClassMoments,
     LeftOut,
-    Position,
     Ridge,
     RidgeChoice,
     Sums,
@@ -22,7 +21,6 @@ from cifnet_pl.statistics import (
     augment,
     check_ridge,
     left_out_together,
-    products,
     signed_targets,
     solve_ridge,
     squared_slopes,
@@ -31,29 +29,6 @@ from cifnet_pl.statistics import (
 )
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.growing_tensors import GrowingModule
-
-
-def weight_per_class(columns: Tensor, weight: Tensor, classes: int) -> Tensor:
-    """Return the weight shared by all samples of each class; −1 if they differ.
-
-    Args:
-        columns: (n,) class of each sample.
-        weight: (n,) of each sample.
-        classes: number of classes.
-
-    Returns:
-        (classes,); 0 for a class without samples, −1 for one whose samples have different weights.
-    """
-    none = weight.new_zeros(classes)
-    low = none.scatter_reduce(0, columns, weight, "amin", include_self=False)
-    high = none.scatter_reduce(0, columns, weight, "amax", include_self=False)
-    return torch.where(low == high, high, -torch.ones_like(high))
-
-
-def merged_class_weights(one: Tensor, other: Tensor) -> Tensor:
-    """Merge two results of :func:`weight_per_class`: the weight shared by the samples of both."""
-    same = (one == other) | (one == 0) | (other == 0)
-    return torch.where(same, torch.where(one == 0, other, one), -torch.ones_like(one))
 
 
 class Cohort(GrowingModule):
@@ -69,7 +44,7 @@ class Cohort(GrowingModule):
         ridge_used: (C_j,) float64, λ of each class.
 
     Attributes:
-        positions: where each λ of the last solve lies
+        at_limit: whether a λ of the last solve is the largest candidate
             (:class:`~cifnet_pl.statistics.RidgeChoice`); not stored.
     """
 
@@ -81,16 +56,8 @@ class Cohort(GrowingModule):
         self.past: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.past_weight: Tensor = nn.Buffer(torch.zeros(before, dtype=torch.float64))
         self.ridge_used: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.float64))
-        self.positions: list[Position] = []
+        self.at_limit = False
         self.to(sums.packed_gram.device)
-
-    def ridge_choices(self) -> list[RidgeChoice]:
-        """Return the ridge of each class at the last solve."""
-        ridges = self.ridge_used.tolist()
-        positions = self.positions
-        if len(positions) != len(ridges):  # after loading, or after a class was removed
-            positions = ["given"] * len(ridges)
-        return [RidgeChoice(*pair) for pair in zip(ridges, positions, strict=True)]
 
 
 class CIFNetHead(Head):
@@ -190,15 +157,17 @@ class CIFNetHead(Head):
             self.past_increment = self._new_sums(0)
         no_class = torch.full_like(columns, -1)
         self.past_increment.add(augment(z), no_class, weight)
+        if not len(self.past_shown):
+            self.past_shown = self._latest.past_weight.clone()
         if weight is None:
-            weight = torch.ones(len(z), dtype=torch.float64, device=z.device)
-        shown = weight_per_class(
-            columns, weight.double(), len(self._latest.past_weight)
+            weight = torch.ones_like(z[:, 0])
+        weight = weight.to(self.past_shown)
+        before = self.past_shown[columns]
+        self.past_shown[columns] = weight
+        same = (self.past_shown[columns] == weight) & (
+            (before == 0) | (before == weight)
         )
-        if len(self.past_shown):
-            self.past_shown = merged_class_weights(shown, self.past_shown)
-        else:
-            self.past_shown = shown
+        self.past_shown[columns[~same]] = -1
 
     @property
     def _cohorts(self) -> list[Cohort]:
@@ -232,9 +201,7 @@ class CIFNetHead(Head):
             self._latest.stale.fill_(True)
             self.past_increment = None
         if len(self.past_shown):
-            self._latest.past_weight = merged_class_weights(
-                self._latest.past_weight, self.past_shown
-            )
+            self._latest.past_weight = self.past_shown
             self.past_shown = self.past_shown[:0]
 
     # ------------------------------------------------------------------ solve and score
@@ -287,14 +254,14 @@ class CIFNetHead(Head):
                 solved = solve_ridge(
                     gram, moment[:, columns], gram.new_tensor(self.ridge)
                 )
-                choice = RidgeChoice(float(self.ridge), "given")
+                choice = RidgeChoice(self.ridge)
             weights.append(solved)
             choices += [choice] * solved.shape[1]
         cohort.weights = torch.cat(weights, dim=1)
         cohort.ridge_used = cohort.ridge_used.new_tensor(
             [choice.ridge for choice in choices]
         )
-        cohort.positions = [choice.position for choice in choices]
+        cohort.at_limit = any(choice.at_limit for choice in choices)
         cohort.stale.fill_(False)
 
     def _gram_per_columns(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
@@ -322,7 +289,11 @@ class CIFNetHead(Head):
     def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridge of each class, in column order; solves cohorts that are out of date."""
         self.weights()
-        return [choice for cohort in self._cohorts for choice in cohort.ridge_choices()]
+        choices = list[RidgeChoice]()
+        for cohort in self._cohorts:
+            for ridge in cohort.ridge_used.tolist():
+                choices.append(RidgeChoice(ridge, cohort.at_limit))
+        return choices
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         scores = self._scores(z)
@@ -367,10 +338,10 @@ class CIFNetHead(Head):
             slope = negative + (positive - negative) * is_positive
             yield partial(
                 left_out_together,
+                whitened,
                 scores[:, columns],
-                products(whitened),
-                slope * weight,
                 own_targets,
+                weight=slope * weight,
             )
 
     def _weights_in(self, cohort: Cohort, columns: Tensor, own: slice) -> Tensor:

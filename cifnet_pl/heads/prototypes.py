@@ -21,14 +21,13 @@ from cifnet_pl.statistics import (
     Sums,
     augment,
     check_projection,
+    check_ridge,
     draw_normal,
     draw_phases,
     factorise,
-    number_or_gcv,
     projection_fingerprint,
     solve_ridge,
     whiten,
-    within_scatter,
 )
 from cifnet_pl.statistics.leaving_out import ROUNDING
 from cifnet_pl.statistics.sums import unpack
@@ -163,7 +162,8 @@ class SLDAHead(SumsHead):
 
         Those of removed classes are included.
         """
-        return within_scatter(self.sums.gram, self.sums.class_sums)
+        sums = self.sums.class_sums[:, 1:]
+        return self.sums.gram[1:, 1:] - sums.T @ class_means(self.sums)
 
     def _choose_shrinkage(self, scale: float) -> float:
         if isinstance(self.shrinkage, float):
@@ -187,10 +187,8 @@ class SLDAHead(SumsHead):
 
 
 def check_shrinkage(shrinkage: Shrinkage) -> Shrinkage:
-    """Check a shrinkage as :func:`~cifnet_pl.statistics.number_or_gcv`."""
-    return number_or_gcv(
-        "shrinkage", shrinkage, "a number in (0, 1] or gcv", largest=1.0
-    )
+    """Check a shrinkage, and return it."""
+    return check_ridge(shrinkage, "shrinkage", 1.0, "a number in (0, 1] or gcv")
 
 
 def class_means(sums: Sums) -> Tensor:

@@ -15,7 +15,6 @@ from cifnet_pl.statistics import (
     ClassMoments,
     LearnedRows,
     LeftOut,
-    Position,
     Ridge,
     RidgeChoice,
     RidgeFactor,
@@ -114,7 +113,7 @@ class RidgeHead(SumsHead):
         self.decision = decision
         self.remember = remember
         self.selects_rule = decision == "auto"
-        self.position: Position = "given"
+        self.at_limit = False
         self._solved: RidgeFactor | None = None
         rule = [1.0, 0.0]
         if decision == "ridge":
@@ -175,7 +174,7 @@ class RidgeHead(SumsHead):
         targets = self._targets(system)
         choice = self._choose_ridge(system, targets)
         self.ridge_used.fill_(choice.ridge)
-        self.position = choice.position
+        self.at_limit = choice.at_limit
         self._solved = RidgeFactor(system, targets, choice.ridge)
         self._set_weights(self._solved)
         if not self.selects_rule:  # else calibration will begin with it
@@ -203,12 +202,12 @@ class RidgeHead(SumsHead):
         that is above 1.
         """
         if self.ridge != "gcv":
-            return RidgeChoice(float(self.ridge), "given")
+            return RidgeChoice(float(self.ridge))
         choice = system.choose_ridge(targets, self.in_features)
         samples_per_feature = 1.0
         if len(self.directions):
             samples_per_feature = max(1.0, system.samples / len(system.mean))
-        return RidgeChoice(choice.ridge / samples_per_feature, choice.position)
+        return RidgeChoice(choice.ridge / samples_per_feature, choice.at_limit)
 
     def _set_weights(self, factor: RidgeFactor) -> None:
         """Set the weights by the decision rule."""
@@ -233,7 +232,7 @@ class RidgeHead(SumsHead):
 
     def ridge_choices(self) -> list[RidgeChoice]:
         """Return one ridge, which all classes share."""
-        return [RidgeChoice(self.ridge_used.item(), self.position)]
+        return [RidgeChoice(self.ridge_used.item(), self.at_limit)]
 
     # ------------------------------------------------------------------ leave one out
 

@@ -1,6 +1,7 @@
 """Find and read files of images, in folders and within Zip archives.
 
-``images.zip`` is a folder, and ``images.zip/ant/1.jpg`` an image in it.
+``images.zip`` is a folder, and ``images.zip/ant/1.jpg`` an image in it. Nothing is ever unpacked to
+the disk. What is an image, and what is passed over, is told by the names and first bytes of files.
 """
 
 from __future__ import annotations
@@ -8,16 +9,395 @@ from __future__ import annotations
 import glob
 import os
 import stat
+import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
-from cifnet_pl.images.archives import archive_part, archived_files, archived_folders
-from cifnet_pl.images.names import SIGNATURE_BYTES, PassedOver, is_hidden, is_image
-from cifnet_pl.utilities.errors import DataError, explained
+from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import is_or_are, number_of, printable
+
+# ---------------------------------------------------------------------- names
+
+EXTENSIONS = frozenset(
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jif",
+        ".jfif",
+        ".jfi",
+        ".mpo",
+        ".png",
+        ".apng",
+        ".gif",
+        ".webp",
+        ".bmp",
+        ".dib",
+        ".tif",
+        ".tiff",
+        ".tga",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".jp2",
+        ".j2k",
+        ".jpf",
+        ".jpx",
+        ".avif",
+        ".avifs",
+        ".heic",
+        ".heics",
+        ".heif",
+        ".heifs",
+        ".hif",
+    ]
+)
+"""Endings of image files.
+
+A format that this machine's Pillow cannot decode is listed, too: its images are then reported as
+unreadable, not left out in silence. HEIC needs the package ``pillow-heif``, the extra ``heic``.
+"""
+
+OTHER_IMAGES = frozenset(
+    [
+        ".jxl",
+        ".dng",
+        ".cr2",
+        ".cr3",
+        ".crw",
+        ".nef",
+        ".nrw",
+        ".arw",
+        ".srf",
+        ".sr2",
+        ".raf",
+        ".orf",
+        ".rw2",
+        ".pef",
+        ".srw",
+        ".x3f",
+        ".3fr",
+        ".iiq",
+        ".raw",
+        ".psd",
+        ".xcf",
+        ".exr",
+        ".hdr",
+        ".eps",
+        ".svg",
+    ]
+)
+"""Endings of image files that are never decoded: raw files of cameras, drawings, rare formats."""
+
+SYSTEM_FOLDERS = frozenset(
+    {
+        "__macosx",
+        "@eadir",
+        "@recently-snapshot",
+        "@recycle",
+        "#recycle",
+        "#snapshot",
+        "$recycle.bin",
+        "recycler",
+        "lost+found",
+        "system volume information",
+    }
+)
+"""Folders that operating systems and network storage make, in small letters.
+
+They hold thumbnails, deleted files and earlier versions. Folders with a leading dot are hidden
+anyway.
+"""
+
+SIGNATURES = (
+    b"\xff\xd8\xff",  # JPEG
+    b"\x89PNG\r\n\x1a\n",
+    b"GIF87a",
+    b"GIF89a",
+    b"II*\0",  # TIFF, and many raw formats of cameras
+    b"MM\0*",
+    b"\xff\x0a",  # JPEG XL
+    b"\0\0\0\x0cJXL \r\n\x87\n",
+    b"\0\0\0\x0cjP  \r\n\x87\n",  # JPEG 2000
+)
+"""First bytes of image files."""
+
+SIGNATURE_BYTES = 12
+"""Bytes that :func:`begins_like_image` needs."""
+
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+"""Bytes 8 to 12 of HEIC files, whatever their name is (ISO/IEC 23008-12, annex B.4)."""
+
+AVIF_BRANDS = (b"avif", b"avis")
+"""Bytes 8 to 12 of AVIF files."""
+
+
+def is_image(path: Path) -> bool:
+    """Return whether a file's name is that of an image."""
+    return path.suffix.lower() in EXTENSIONS and not is_hidden(path.name)
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a part of a path is hidden, or a folder of the system.
+
+    Example:
+        >>> is_hidden("red/@eaDir/1.jpg/thumbnail.jpg"), is_hidden("red/._1.jpg"), is_hidden("red")
+        (True, True, False)
+    """
+    for part in PurePosixPath(name).parts:
+        if part.startswith(".") or part.casefold() in SYSTEM_FOLDERS:
+            return True
+    return False
+
+
+def begins_like_image(content: bytes) -> bool:
+    """Return whether a file with these first bytes (``SIGNATURE_BYTES``) is an image."""
+    if content.startswith(SIGNATURES):
+        return True
+    if content[4:8] == b"ftyp":
+        return content[8:12] in HEIC_BRANDS + AVIF_BRANDS
+    return content[:4] == b"RIFF" and content[8:12] == b"WEBP"
+
+
+@dataclass
+class PassedOver:
+    """Files that are images by their content or their ending, but not by the endings of images.
+
+    Attributes:
+        count: number of these files.
+        first: the first of them; None if there are none.
+    """
+
+    count: int = 0
+    first: Path | None = None
+
+    def add(self, path: Path, content: bytes) -> None:
+        """Count a file if it is such a one.
+
+        Args:
+            path: a visible file whose name is not that of an image.
+            content: its first bytes; fewer if it cannot be read.
+        """
+        if path.suffix.lower() in OTHER_IMAGES or begins_like_image(content):
+            self.count += 1
+            self.first = self.first or path
+
+    def notes(self) -> list[str]:
+        """Return a sentence for the user, or nothing."""
+        if self.first is None:
+            return []
+        return [
+            f"note: {number_of(self.count, 'file')} {is_or_are(self.count)} passed over that may be"
+            f" images, the first is {printable(str(self.first))}: convert them to JPEG or PNG, or"
+            " give them the ending of their format"
+        ]
+
+
+# ---------------------------------------------------------------------- archives
+
+UTF8_FLAG = 0x800
+"""Bit of an entry that says that its name is UTF-8 (APPNOTE.TXT, appendix D)."""
+
+ENCODING_VARIABLE = "CIFNET_ZIP_ENCODING"
+"""Environment variable with the encoding of names without that bit, such as ``cp932``."""
+
+
+def use_zip_encoding(encoding: str | None) -> None:
+    """Read names in archives that are not UTF-8 in an encoding, in the processes that follow, too.
+
+    Args:
+        encoding: one of Python's names, such as ``cp932``; None to leave it as it is.
+
+    Raises:
+        UsageError: Python does not know it.
+    """
+    if encoding is None:
+        return
+    with explained(UsageError, "zip_encoding", LookupError, end="; for example cp932"):
+        "".encode(encoding)
+    os.environ[ENCODING_VARIABLE] = encoding
+
+
+def entry_name(entry: zipfile.ZipInfo) -> str:
+    """Return the name of an entry of a Zip archive, with slashes, whatever its encoding is."""
+    return _decoded_name(entry) or entry.filename.replace("\\", "/")
+
+
+def _decoded_name(entry: zipfile.ZipInfo) -> str | None:
+    """Return the name of an entry, with slashes; None where its encoding is not known.
+
+    macOS writes UTF-8 without saying so.
+    """
+    name = entry.orig_filename
+    if not entry.flag_bits & UTF8_FLAG:
+        encoding = os.environ.get(ENCODING_VARIABLE, "utf-8")
+        try:
+            name = name.encode("cp437").decode(encoding)  # zipfile read it as cp437
+        except UnicodeError:
+            return None
+    return name.replace("\\", "/")
+
+
+class Archive:
+    """The files of one Zip archive.
+
+    A single top folder that has sub-folders is left out of the names. Names that lead out of the
+    archive are hidden ones.
+
+    Args:
+        path: the archive.
+
+    Attributes:
+        files: name of each file → its entry.
+        folders: names of all folders; "" is the top itself.
+
+    Raises:
+        DataError: the archive is damaged, or the encoding of its names is needed.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock = threading.Lock()
+        with self._explained():
+            self._zip = zipfile.ZipFile(path)
+        entries = {}
+        for entry in self._zip.infolist():
+            decoded = _decoded_name(entry)
+            if decoded is None:
+                raise DataError(
+                    f"archive {printable(str(path))} has a name in an encoding that it does not"
+                    f" say, {printable(entry.filename)}: set --data.zip_encoding (or the variable"
+                    f" {ENCODING_VARIABLE}) to that of the computer that packed it, for example"
+                    " cp932 (Japanese), gbk (Chinese), cp866 (Cyrillic) or cp850"
+                )
+            name = decoded.strip("/")
+            if not decoded.endswith("/") and name and not is_hidden(name):
+                entries[name] = entry
+        top = _single_top_folder(entries)
+        self.files: dict[str, zipfile.ZipInfo] = {}
+        self.folders = {""}
+        for name, entry in entries.items():
+            if name.startswith(top):
+                inner = name.removeprefix(top)
+                self.files[inner] = entry
+                parents = PurePosixPath(inner).parents
+                self.folders.update(map(str, parents))
+        self.folders.discard(".")
+
+    def read(self, name: str, count: int = -1) -> bytes:
+        """Return the content of a file, or its first ``count`` bytes.
+
+        Raises:
+            DataError: the file is missing, damaged or encrypted.
+        """
+        if name not in self.files:
+            raise DataError(
+                f"no {printable(name)} in archive {printable(str(self.path))}"
+            )
+        with self._lock, self._explained(), self._zip.open(self.files[name]) as file:
+            return file.read(count)
+
+    def _explained(self) -> AbstractContextManager[None]:
+        shown = printable(str(self.path))
+        return explained(
+            DataError, f"cannot read archive {shown}", end="; make it again"
+        )
+
+
+def _single_top_folder(names: dict[str, zipfile.ZipInfo]) -> str:
+    """Return the only top folder, with a slash, if all images are in its sub-folders; else ""."""
+    tops = set()
+    for name in names:
+        parts = PurePosixPath(name).parts
+        if is_image(Path(name)):
+            top = ""
+            if len(parts) > 2:
+                top = parts[0]
+            tops.add(top)
+    if len(tops) == 1 and "" not in tops:
+        return f"{tops.pop()}/"
+    return ""
+
+
+@lru_cache
+def _opened(path: Path, process: int, version: tuple[object, ...]) -> Archive:
+    """Return one open archive for each process: forked ones would share a position in the file."""
+    return Archive(path)
+
+
+def open_archive(path: Path) -> Archive:
+    """Return the archive at ``path`` in its current state.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    found = path.stat()
+    encoding = os.environ.get(ENCODING_VARIABLE)
+    state = (found.st_size, found.st_ino, found.st_mtime_ns, encoding)
+    return _opened(path, os.getpid(), state)
+
+
+class ArchivePart(NamedTuple):
+    """A file or folder in an archive.
+
+    Attributes:
+        path: of the archive.
+        name: of the part within it, with slashes; "" for the top.
+    """
+
+    path: Path
+    name: str
+
+    def open(self) -> Archive:
+        """Return the archive in its current state; DataError where it cannot be read."""
+        return open_archive(self.path)
+
+
+def archive_part(path: Path) -> ArchivePart | None:
+    """Find the archive that a path is, or leads into; None if no part of the path is an archive."""
+    # Fast for most paths: this is asked of every image.
+    if ".zip" not in str(path).lower():
+        return None
+    for parent in (path, *path.parents):
+        if parent.suffix.lower() == ".zip":
+            if not parent.is_file():
+                return None
+            relative = path.relative_to(parent).as_posix()
+            name = relative.removeprefix(".")
+            return ArchivePart(parent, name)
+    return None
+
+
+def archived_files(part: ArchivePart) -> list[Path]:
+    """Return all files below a folder of an archive, sorted."""
+    prefix = ""
+    if part.name:
+        prefix = f"{part.name}/"
+    archive = part.open()
+    found = [archive.path / name for name in archive.files if name.startswith(prefix)]
+    return sorted(found)
+
+
+def archived_folders(part: ArchivePart) -> list[Path]:
+    """Return the folders right below a folder of an archive, sorted."""
+    parent = part.name or "."
+    archive = part.open()
+    found = []
+    for name in archive.folders:
+        if name and str(PurePosixPath(name).parent) == parent:
+            found.append(archive.path / name)
+    return sorted(found)
+
+
+# ---------------------------------------------------------------------- paths
 
 
 def shown_path(path: Path) -> str:

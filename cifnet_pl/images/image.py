@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, UnidentifiedImageError
+from PIL.PngImagePlugin import MAX_TEXT_CHUNK
 
-from cifnet_pl.images.colour import in_srgb
-from cifnet_pl.images.files import read_bytes
+from cifnet_pl.images.files import HEIC_BRANDS, read_bytes
 from cifnet_pl.images.jpeg import decode_square, is_incomplete
-from cifnet_pl.images.names import HEIC_BRANDS
-from cifnet_pl.images.png import plain_png, significant_bits
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import first_line
 
@@ -388,3 +388,139 @@ def finished(stored: np.ndarray, image: Image.Image) -> np.ndarray:
     if image.mode in COLOUR_MODES:
         profile = image.info.get("icc_profile")
     return in_srgb(upright, profile)
+
+
+# ---------------------------------------------------------------------- colours
+
+COLOUR_TOLERANCE = 4
+"""Largest difference from sRGB, of 255 levels, of colours that need no conversion.
+
+Profiles of sRGB differ a little from each other. What a profile calls itself is not trusted.
+"""
+
+
+def in_srgb(pixels: np.ndarray, profile: bytes | None) -> np.ndarray:
+    """Convert pixels to sRGB.
+
+    Args:
+        pixels: (h, w, 3) uint8.
+        profile: ICC profile of their colours; None for sRGB. One that is damaged, or of other than
+            RGB colours, counts as none.
+
+    Returns:
+        (h, w, 3) uint8.
+    """
+    transform = conversion(profile) if profile else None
+    if transform is None:
+        return pixels
+    return np.asarray(ImageCms.applyTransform(Image.fromarray(pixels), transform))
+
+
+@lru_cache(maxsize=16)
+def conversion(profile: bytes) -> Any | None:
+    """Return the transform from the colours of a profile to sRGB; None if it needs none."""
+    try:
+        given = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        if given.profile.xcolor_space.strip() != "RGB":
+            return None
+        transform = ImageCms.buildTransform(
+            given,
+            ImageCms.createProfile("sRGB"),
+            "RGB",
+            "RGB",
+            ImageCms.Intent.RELATIVE_COLORIMETRIC,
+        )
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):  # a damaged profile
+        return None
+    colours = _all_colours()
+    converted = np.asarray(ImageCms.applyTransform(Image.fromarray(colours), transform))
+    difference = np.abs(converted.astype(int) - colours).max()
+    return transform if difference > COLOUR_TOLERANCE else None
+
+
+def _all_colours() -> np.ndarray:
+    """Return colours from all over the cube of RGB, as pixels (18, 324, 3) uint8."""
+    levels = np.arange(0, 256, 15, dtype=np.uint8)
+    grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1)
+    return grid.reshape(len(levels), -1, 3)
+
+
+# ---------------------------------------------------------------------- PNG files
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
+"""Types of chunks that hold texts (PNG specification, 11.3.3)."""
+
+ORIENTATION_TEXTS = (b"Raw profile type exif", b"XML:com.adobe.xmp")
+"""Keywords of texts that may say the orientation."""
+
+PNG_BITS = b"sBIT"
+"""Type of the chunk that says how many bits of each channel are significant."""
+
+PNG_PROFILE = b"iCCP"
+"""Type of the chunk that holds a colour profile: its name, two bytes, and deflated data."""
+
+
+class PngChunk(NamedTuple):
+    """A part of a PNG file: its type, its data, and all its bytes."""
+
+    kind: bytes
+    data: bytes
+    content: bytes
+
+
+def plain_png(content: bytes) -> bytes:
+    """Return a PNG file without texts and unusable profiles; other content as it is."""
+    if not content.startswith(PNG_SIGNATURE):
+        return content
+    kept = [PNG_SIGNATURE]
+    length = len(PNG_SIGNATURE)
+    for chunk in _chunks(content):
+        length += len(chunk.content)
+        if _is_usable(chunk):
+            kept.append(chunk.content)
+    kept.append(content[length:])  # what is cut off
+    return b"".join(kept)
+
+
+def significant_bits(content: bytes) -> int:
+    """Return how many bits of 16 are significant in a grey PNG file; 16 if it does not say.
+
+    Args:
+        content: of any file.
+    """
+    if content.startswith(PNG_SIGNATURE):
+        for chunk in _chunks(content):
+            if chunk.kind == PNG_BITS and chunk.data:
+                return min(max(chunk.data[0], 8), 16)
+    return 16
+
+
+def _chunks(content: bytes) -> Iterator[PngChunk]:
+    """Yield the chunks of a file up to its end, or to where it is cut off."""
+    start = len(PNG_SIGNATURE)
+    while start + 12 <= len(content):
+        length, kind = struct.unpack_from(">I4s", content, start)
+        chunk = content[start : start + 12 + length]
+        if len(chunk) < 12 + length:
+            return
+        yield PngChunk(kind, chunk[8:-4], chunk)
+        start += len(chunk)
+
+
+def _is_usable(chunk: PngChunk) -> bool:
+    """Return whether a chunk is neither text nor profile, or one that Pillow should read."""
+    keyword, _, rest = chunk.data.partition(b"\0")
+    if chunk.kind in PNG_TEXTS and keyword not in ORIENTATION_TEXTS:
+        return False
+    if chunk.kind == b"iTXt":
+        return not rest.startswith(b"\x01")  # compressed
+    if chunk.kind not in (PNG_PROFILE, b"zTXt"):
+        return True
+    decompressor = zlib.decompressobj()
+    try:
+        decompressor.decompress(rest[1:], MAX_TEXT_CHUNK)
+    except zlib.error:
+        return False
+    return decompressor.eof

@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from cifnet_pl.images.files import ImageWalk, read_bytes, shown_path
-from cifnet_pl.images.names import PassedOver
+from cifnet_pl.images.files import ImageWalk, PassedOver, read_bytes, shown_path
 from cifnet_pl.utilities.errors import DataError
 
 

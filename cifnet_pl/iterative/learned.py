@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from cifnet_pl.backbones import Backbone, build_backbone
-from cifnet_pl.backbones.onnx_graphs import natural_images
+from cifnet_pl.backbones.engines import natural_images
 from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
 from cifnet_pl.heads import NCMHead, SGDHead
 from cifnet_pl.model.bundle import Event, now

@@ -31,7 +31,7 @@ images that were not learned; groups that the user gave; none, as without its gr
 of most classes."""
 
 MIN_IMAGES_PER_CLASS = 20
-"""Images of a class, on average, from which the accuracy on new groups is estimated.
+"""Buffer samples of a class, on average, from which the accuracy on new groups is estimated.
 
 With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high.
 """
@@ -219,7 +219,7 @@ class Calibration(GrowingModule):
         grouped = samples.grouped(groups)
         calibrate(grouped)
         few = MIN_IMAGES_PER_CLASS * len(head.classes)
-        if kind != "given" and sum(head.class_counts().values()) < few:
+        if kind != "given" and len(stored.y) < few:
             kind = "few"
         loo = estimated(samples)
         new_groups = estimated(grouped)
@@ -302,10 +302,14 @@ class Calibration(GrowingModule):
             sentence = self.new_groups.sentence(*facts)
             sentences.append(f"Estimated accuracy on new groups {sentence}")
         elif kind == "few":
-            sentences.append(
-                "Accuracy on new groups not estimated: fewer than"
-                f" {MIN_IMAGES_PER_CLASS} images a class"
-            )
+            sentence = f"Accuracy on new groups not estimated: fewer than {MIN_IMAGES_PER_CLASS}"
+            if len(self.groups) < learned:
+                sentence += (
+                    " buffer samples a class: raise --model.buffer.init_args.capacity"
+                )
+            else:
+                sentence += " images a class"
+            sentences.append(sentence)
         elif kind == "one_group":
             sentences.append(
                 "Accuracy on new groups not estimated: most classes have images of one group only;"

@@ -218,9 +218,7 @@ class Classifier(ModelLearner):
     def ridge_message(self) -> str | None:
         """Return a message where generalised cross-validation chose the upper edge of its range."""
         ridges = [
-            choice.ridge
-            for choice in self.head.ridge_choices()
-            if choice.position == "largest"
+            choice.ridge for choice in self.head.ridge_choices() if choice.at_limit
         ]
         if not ridges:
             return None
@@ -235,7 +233,7 @@ class Classifier(ModelLearner):
         elements = dict(self.head.state_elements())
         elements["buffer"] = 0
         if self.buffer is not None:
-            elements["buffer"] = self.buffer.state_elements()
+            elements["buffer"] = self.buffer.z.numel()
         return elements
 
     # ------------------------------------------------------------------ copies and storage

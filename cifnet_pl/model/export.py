@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.backbones.onnx_graphs import exclusive_export
-from cifnet_pl.backbones.onnx_runtime import import_onnxruntime
+from cifnet_pl.backbones.engines import exclusive_export, import_onnxruntime
 from cifnet_pl.heads.probabilities import to_probabilities
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
-from cifnet_pl.buffer.calibration_buffer import concatenate
+from cifnet_pl.buffer import BufferSamples, CalibrationBuffer, concatenate
 from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.confidence import CalibrationSamples
@@ -39,7 +38,7 @@ def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
         counts = head.class_counts()
         sizes = [counts[label] for label in head.tasks[-1]]
         weights = buffer.oversampling(max(sizes))
-        head.observe_past(*buffer.items(), weights)
+        head.observe_past(buffer.z, buffer.y, weights)
 
 
 @dataclass
@@ -288,7 +287,7 @@ class ModelLearner:
         """The samples in the calibration buffer; None if there are none."""
         if self.buffer is None or not len(self.buffer.y):
             return None
-        return BufferSamples(self.buffer.z, self.buffer.y, self.buffer.key)
+        return self.buffer.samples
 
 
 def _counts(

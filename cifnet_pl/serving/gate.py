@@ -22,9 +22,8 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cifnet_pl.images.archives import entry_name
+from cifnet_pl.images.files import entry_name, is_hidden
 from cifnet_pl.images.image import FORMATS, EncodedImage, UnreadableImage
-from cifnet_pl.images.names import is_hidden
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.messages import LONGEST_SHOWN, Question, RequestError
 from cifnet_pl.utilities.errors import UsageError

@@ -2,7 +2,6 @@
 
 from cifnet_pl.statistics.distances import ClassDistances as ClassDistances
 from cifnet_pl.statistics.distances import ClassMoments as ClassMoments
-from cifnet_pl.statistics.distances import within_scatter as within_scatter
 from cifnet_pl.statistics.groups import FoundGroups as FoundGroups
 from cifnet_pl.statistics.groups import find_groups as find_groups
 from cifnet_pl.statistics.groups import near_duplicates as near_duplicates
@@ -10,8 +9,6 @@ from cifnet_pl.statistics.leaving_out import LeftOut as LeftOut
 from cifnet_pl.statistics.leaving_out import ScatteredRows as ScatteredRows
 from cifnet_pl.statistics.leaving_out import equal_groups as equal_groups
 from cifnet_pl.statistics.leaving_out import left_out_together as left_out_together
-from cifnet_pl.statistics.leaving_out import products as products
-from cifnet_pl.statistics.leaving_out import whitened_rows as whitened_rows
 from cifnet_pl.statistics.projections import check_projection as check_projection
 from cifnet_pl.statistics.projections import draw_normal as draw_normal
 from cifnet_pl.statistics.projections import draw_phases as draw_phases
@@ -26,20 +23,19 @@ from cifnet_pl.statistics.projections import (
     with_product_features as with_product_features,
 )
 from cifnet_pl.statistics.ridge import Centred as Centred
-from cifnet_pl.statistics.ridge import Position as Position
+from cifnet_pl.statistics.ridge import Ridge as Ridge
 from cifnet_pl.statistics.ridge import RidgeChoice as RidgeChoice
+from cifnet_pl.statistics.ridge import check_ridge as check_ridge
+from cifnet_pl.statistics.ridge import factorise as factorise
 from cifnet_pl.statistics.ridge import gcv_ridge as gcv_ridge
 from cifnet_pl.statistics.ridge import solve as solve
+from cifnet_pl.statistics.ridge import solve_ridge as solve_ridge
+from cifnet_pl.statistics.ridge import whiten as whiten
+from cifnet_pl.statistics.ridge import whitened_rows as whitened_rows
 from cifnet_pl.statistics.ridge_system import LearnedRows as LearnedRows
 from cifnet_pl.statistics.ridge_system import RidgeFactor as RidgeFactor
 from cifnet_pl.statistics.ridge_system import RidgeSystem as RidgeSystem
 from cifnet_pl.statistics.ridge_system import Targets as Targets
-from cifnet_pl.statistics.solving import Ridge as Ridge
-from cifnet_pl.statistics.solving import check_ridge as check_ridge
-from cifnet_pl.statistics.solving import factorise as factorise
-from cifnet_pl.statistics.solving import number_or_gcv as number_or_gcv
-from cifnet_pl.statistics.solving import solve_ridge as solve_ridge
-from cifnet_pl.statistics.solving import whiten as whiten
 from cifnet_pl.statistics.sums import Sums as Sums
 from cifnet_pl.statistics.sums import augment as augment
 from cifnet_pl.statistics.targets import Slopes as Slopes

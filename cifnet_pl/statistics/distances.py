@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.statistics.leaving_out import ROUNDING, ScatteredRows
-from cifnet_pl.statistics.solving import factorise, whiten
+from cifnet_pl.statistics.ridge import factorise, whiten
 
 
 @dataclass(frozen=True)
@@ -80,29 +80,6 @@ class ClassMoments:
         """
         return cls.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], mass)
 
-    @property
-    def group_means(self) -> Tensor:
-        """(G, p) mean of each group."""
-        return self.sums / self.weights[:, None]
-
-    @property
-    def mean(self) -> Tensor:
-        """(p,) mean of all rows."""
-        return self.sums.sum(dim=0) / self.weights.sum()
-
-    @property
-    def square(self) -> Tensor:
-        """() ``Σ ω ‖x‖²``."""
-        return self.gram.trace()
-
-    def within(self) -> Tensor:
-        """Return (p, p) scatter of the rows around the means of their groups."""
-        return self.gram - self.sums.T @ self.group_means
-
-    def total(self) -> Tensor:
-        """Return (p, p) scatter of the rows around the mean of all."""
-        return self.gram - self.weights.sum() * torch.outer(self.mean, self.mean)
-
 
 class ClassDistances:
     """Squared Mahalanobis distances to the nearest class mean, and to the mean of all rows.
@@ -125,17 +102,20 @@ class ClassDistances:
 
     def __init__(self, moments: ClassMoments, share: float):
         self.moments = moments
-        within = moments.within()
-        total = moments.total()
+        group_means = moments.sums / moments.weights[:, None]
+        self.weight = moments.weights.sum()
+        self.centre = moments.sums.sum(dim=0) / self.weight
+        self.square = moments.gram.trace()  # Σ ω ‖x‖²
+        within = moments.gram - moments.sums.T @ group_means
+        total = moments.gram - self.weight * torch.outer(self.centre, self.centre)
         scale = within.diagonal().mean()
-        rounding = 10 * moments.rounding * moments.square
+        rounding = 10 * moments.rounding * self.square
         smallest = rounding.clamp_min(torch.finfo(torch.float64).tiny)
         if share * scale <= smallest:  # every class is a single point
             scale = total.diagonal().mean()
         self.ridge = torch.maximum(share * scale, smallest)
-        self.length = (moments.square / moments.mass).sqrt()
-        self.centre = moments.mean
-        self.means = moments.group_means[: moments.classes] - self.centre
+        self.length = (self.square / moments.mass).sqrt()
+        self.means = group_means[: moments.classes] - self.centre
         self.within_factor = factorise(within, self.ridge)
         self.total_factor = factorise(total, self.ridge)
 
@@ -187,7 +167,7 @@ class ClassDistances:
             self.total_factor,
             torch.zeros_like(self.means[:1]),
             torch.zeros_like(columns),
-            moments.weights.sum()[None],
+            self.weight[None],
             groups,
         )
         return near, overall
@@ -209,7 +189,7 @@ class ClassDistances:
 
         def stretched(members: Tensor) -> Tensor:
             lost = squares[members].sum(dim=1, keepdim=True)
-            rest = (self.moments.square - lost).clamp_min(0)
+            rest = (self.square - lost).clamp_min(0)
             length = (rest / (total - members.shape[1])).sqrt()
             return length[..., None] * direction[members] - centre
 
@@ -219,15 +199,3 @@ class ClassDistances:
         found = scattered.distances(groups, stretched)
         nearest = found.square.min(dim=1, keepdim=True).values
         return ((total - found.left_out) * nearest)[:, 0]
-
-
-def within_scatter(gram: Tensor, class_sums: Tensor) -> Tensor:
-    """Return ``Σ ω zzᵀ − Σ_c n_c μ_c μ_cᵀ`` (d, d), from sums over ``x̃ = [1; z]``.
-
-    Args:
-        gram: (d+1, d+1) ``Σ ω x̃x̃ᵀ``.
-        class_sums: (C, d+1) ``Σ_{y=c} ω x̃`` of every class that has rows in ``gram``.
-    """
-    weight = class_sums[:, :1]
-    sums = class_sums[:, 1:]
-    return gram[1:, 1:] - sums.T @ (sums / weight)

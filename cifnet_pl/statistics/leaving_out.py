@@ -14,40 +14,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.solving import factorise, whiten
-
 LeftOut = Callable[[Tensor | None], Tensor]
 """Function from the groups of samples, (n,) int64 or None where each is its own, to their scores.
 
 The scores (n, C) are those of a head that never learned the sample or its group; NaN where nothing
 is known without it."""
 
-Products = Callable[[Tensor], Tensor]
-"""Function from positions (g, k) of the rows of g groups to their inner products (g, k, k)."""
-
 ROUNDING = 1e-9
 """A share of 1 less than this is 1: the difference is lost in the rounding of float64 sums."""
 
 ROWS_PER_STEP = 1024
 """Rows whose groups are left out at a time; it bounds memory."""
-
-
-def whitened_rows(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
-    """Compute the rows B with ``B Bᵀ = X(gram + diag(penalty))⁻¹Xᵀ``.
-
-    Args:
-        gram: (p, p) Gram matrix of all learned samples.
-        penalty: (p,) or () ridge of each feature, 0 for one that is free.
-        x: (n, p) rows.
-
-    Returns:
-        (n, p) float64.
-
-    Raises:
-        CifnetError: ``gram + diag(penalty)`` is not positive definite.
-    """
-    factor = factorise(gram.double(), penalty.double())
-    return whiten(factor, x.double())
 
 
 def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
@@ -90,22 +67,13 @@ class GroupSystems(NamedTuple):
         return cls(factor, singular[:, None, None])
 
 
-def products(rows: Tensor) -> Products:
-    """Return the inner products of rows (n, p), asked for group by group."""
-
-    def among(members: Tensor) -> Tensor:
-        own = rows[members].double()
-        return own @ own.mT
-
-    return among
-
-
 def left_out_together(
+    rows: Tensor,
     scores: Tensor,
-    hat: Products,
-    weight: Tensor,
     targets: Tensor,
     groups: Tensor | None,
+    weight: Tensor | None = None,
+    between: Tensor | None = None,
 ) -> Tensor:
     """Return the scores (n, C) of ridge regression for samples without their group.
 
@@ -114,32 +82,39 @@ def left_out_together(
     targets.
 
     Args:
-        scores: (n, C) of samples that were learned.
-        hat: elements of the hat matrix H, such as the products of :func:`whitened_rows`.
-        weight: (n,) of each sample in the sums; 0 where it was never seen.
+        rows: (n, p) R of samples that were learned, with ``H = RRᵀ``: those of
+            :func:`~cifnet_pl.statistics.whitened_rows`.
+        scores: (n, C) of these samples.
         targets: (n, C) targets that the solve used.
         groups: (n,) int64 number of each sample's group; None where each is its own.
+        weight: (n,) of each sample in the sums, 0 where it was never seen; None for ones.
+        between: (n, q) M with ``H = RRᵀ − MMᵀ``, or None.
 
     Returns:
         (n, C) float64; NaN where without the group nothing is known of a sample's score.
 
     Example:
-        >>> hat = products(torch.tensor([[0.5**0.5]]))  # leverage 0.5
-        >>> one = torch.ones(1)
+        >>> rows = torch.tensor([[0.5**0.5]])  # leverage 0.5
         >>> scores, targets = 2 * torch.ones(1, 1), torch.tensor([[3.0]])
-        >>> left_out_together(scores, hat, one, targets, None).round()
+        >>> left_out_together(rows, scores, targets, None).round()
         tensor([[1.]], dtype=torch.float64)
     """
     result = torch.empty_like(scores, dtype=torch.float64)
-    for rows in equal_groups(groups, len(scores)):
-        root = weight[rows].double().sqrt()[..., None]
-        block = hat(rows)
+    if weight is None:
+        weight = torch.ones_like(rows[:, 0])
+    for members in equal_groups(groups, len(scores)):
+        own = rows[members].double()
+        block = own @ own.mT
+        if between is not None:
+            own_between = between[members]
+            block = block - own_between @ own_between.mT
+        root = weight[members].double().sqrt()[..., None]
         systems = GroupSystems.of(root * block * root.mT)
-        own_targets = targets[rows].double()
-        residual = own_targets - scores[rows].double()
+        own_targets = targets[members].double()
+        residual = own_targets - scores[members].double()
         system = torch.cholesky_solve(root * residual, systems.factor)
         without = own_targets - residual - block @ (root * system)
-        result[rows] = without.masked_fill(systems.singular, torch.nan)
+        result[members] = without.masked_fill(systems.singular, torch.nan)
     return result
 
 
@@ -181,18 +156,6 @@ class ScatteredRows:
         self.mass = mass
         self.to_means = self.v @ means.T
         self.between_means = means @ means.T
-
-    def products(self, members: Tensor) -> Tensor:
-        """Return (g, k, k) inner products of the rows at positions (g, k)."""
-        v = self.v[members]
-        return v @ v.mT + self._rest(members)
-
-    def _rest(self, members: Tensor) -> Tensor:
-        """Return the products of the rows less those of their v."""
-        columns = self.columns[members]
-        other = columns[:, None].expand(-1, members.shape[1], -1)
-        across = self.to_means[members].gather(2, other)
-        return across + across.mT + self.between_means[columns].gather(2, other)
 
     def distances(
         self, groups: Tensor | None, queries: Callable[[Tensor], Tensor] | None = None

@@ -1,17 +1,21 @@
-"""Ridge regression on sums, at a given ridge or at the one of generalised cross-validation."""
+"""Ridge regression on sums by one Cholesky factorisation, at a given ridge or at a chosen one.
+
+Ridges are chosen by generalised cross-validation, from the sums alone."""
 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.leaving_out import whitened_rows
-from cifnet_pl.statistics.solving import Ridge, solve_ridge
-from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.errors import CifnetError, check_that
+
+Ridge = float | Literal["gcv"]
+"""A positive number, or "gcv": chosen by generalised cross-validation at every solve."""
 
 LARGEST_DF_SHARE = 0.5
 """Largest degrees of freedom, as a share of the distinct samples.
@@ -25,18 +29,121 @@ RIDGE_TOLERANCE = 0.1
 
 Three times the ridge costs at most 0.8 points (``docs/studies/duplicates.md``)."""
 
-Position = Literal["inside", "largest", "given"]
-"""Position of a ridge among the candidates.
-
-"largest": generalised cross-validation finds nothing that a linear model explains. "given": the
-ridge was not chosen at this solve; it is an argument, or was loaded."""
-
 
 class RidgeChoice(NamedTuple):
-    """A ridge, and its position among the candidates (:data:`Position`)."""
+    """A ridge.
+
+    Attributes:
+        ridge: λ.
+        at_limit: whether it is the largest candidate of generalised cross-validation, which then
+            finds nothing that a linear model explains.
+    """
 
     ridge: float
-    position: Position
+    at_limit: bool = False
+
+
+def check_ridge(
+    ridge: Ridge,
+    name: str = "ridge",
+    largest: float = sys.float_info.max,
+    expected: str = "a positive number or gcv",
+) -> Ridge:
+    """Check an argument that is a positive number, or "gcv", and return it.
+
+    Args:
+        ridge: the argument.
+        name: its name, for the error.
+        largest: the largest number allowed.
+        expected: what the error says was expected.
+
+    Raises:
+        UsageError: neither.
+    """
+    if ridge == "gcv":
+        return "gcv"
+    fits = isinstance(ridge, int | float) and 0 < ridge <= largest
+    check_that(fits, name, ridge, expected)
+    return float(ridge)
+
+
+def factorise(gram: Tensor, penalty: Tensor) -> Tensor:
+    """Compute the lower Cholesky factor (p, p) of ``gram + diag(penalty)``.
+
+    Args:
+        gram: (p, p) symmetric positive semi-definite.
+        penalty: (p,) or () ridge added to the diagonal.
+
+    Raises:
+        CifnetError: the sum is not positive definite.
+    """
+    # In place, as a Gram matrix may be most of the memory; restored exactly.
+    diagonal = gram.diagonal()
+    before = diagonal.clone()
+    diagonal.add_(penalty)
+    factor: Tensor
+    factor, info = torch.linalg.cholesky_ex(gram)
+    diagonal.copy_(before)
+    # A value that is not finite anywhere in a row of the factor makes that row's diagonal element
+    # so too.
+    if info.item() or not torch.isfinite(factor.diagonal()).all():
+        raise CifnetError(
+            f"the Gram matrix plus ridge {penalty.min().item():g} is not positive definite: use a"
+            " larger ridge, or ridge: gcv"
+        )
+    return factor
+
+
+def solve_ridge(gram: Tensor, moment: Tensor, penalty: Tensor) -> Tensor:
+    """Return ``(gram + diag(penalty))⁻¹ moment``: eq:weights_rrls without the SVD.
+
+    Args:
+        gram: (p, p) symmetric positive semi-definite.
+        moment: (p, C).
+        penalty: (p,) or () ridge added to the diagonal.
+
+    Returns:
+        (p, C) weights, in the dtype of ``gram``.
+
+    Raises:
+        CifnetError: the sum is not positive definite.
+
+    Example:
+        >>> gram, moment = torch.diag(torch.tensor([1.0, 3.0])), torch.tensor([[4.0], [8.0]])
+        >>> solve_ridge(gram, moment, torch.tensor(1.0)).flatten().tolist()
+        [2.0, 2.0]
+    """
+    return torch.cholesky_solve(moment, factorise(gram, penalty))
+
+
+def whiten(factor: Tensor, x: Tensor) -> Tensor:
+    """Return ``L⁻¹x`` for rows x (n, p), with a lower Cholesky factor L (p, p)."""
+    whitened: Tensor = torch.linalg.solve_triangular(factor, x.T, upper=False)
+    return whitened.T
+
+
+def solve_back(factor: Tensor, x: Tensor) -> Tensor:
+    """Return ``L⁻ᵀx`` for rows x (n, p), with a lower Cholesky factor L (p, p)."""
+    solved: Tensor = torch.linalg.solve_triangular(factor.T, x.T, upper=True)
+    return solved.T
+
+
+def whitened_rows(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
+    """Compute the rows B with ``B Bᵀ = X(gram + diag(penalty))⁻¹Xᵀ``.
+
+    Args:
+        gram: (p, p) Gram matrix of all learned samples.
+        penalty: (p,) or () ridge of each feature, 0 for one that is free.
+        x: (n, p) rows.
+
+    Returns:
+        (n, p) float64.
+
+    Raises:
+        CifnetError: ``gram + diag(penalty)`` is not positive definite.
+    """
+    factor = factorise(gram.double(), penalty.double())
+    return whiten(factor, x.double())
 
 
 def gcv_ridge(
@@ -71,7 +178,7 @@ def gcv_ridge(
     largest = float(values.sum())
     # All embeddings alike: any ridge gives zero weights.
     if largest == 0.0 or samples <= free:
-        return RidgeChoice(1.0, "inside")
+        return RidgeChoice(1.0)
 
     def freedom(ridge: float) -> float:
         return free + float((values / (values + ridge)).sum())
@@ -85,17 +192,15 @@ def gcv_ridge(
     rounding = len(gram) * torch.finfo(gram.dtype).eps * float(values[-1])
     smallest = _ridge_of_freedom(values, LARGEST_DF_SHARE * samples - free, rounding)
     if smallest >= largest:
-        return RidgeChoice(largest, "inside")
+        return RidgeChoice(largest)
     low = math.log(smallest)
     high = math.log(largest)
     options = {"xatol": RIDGE_TOLERANCE}
     found = minimize_scalar(
         score, bounds=(low, high), method="bounded", options=options
     )
-    position: Position = "inside"
-    if high - found.x < 2 * RIDGE_TOLERANCE:
-        position = "largest"
-    return RidgeChoice(math.exp(found.x), position)
+    at_limit = high - float(found.x) < 2 * RIDGE_TOLERANCE
+    return RidgeChoice(math.exp(found.x), at_limit)
 
 
 def _ridge_of_freedom(values: Tensor, freedom: float, smallest: float) -> float:
@@ -128,7 +233,7 @@ def solve(
     samples: int,
     free: int = 0,
 ) -> tuple[Tensor, RidgeChoice]:
-    """Return ``(gram + λI)⁻¹ moment``, and λ with its position among the candidates.
+    """Return ``(gram + λI)⁻¹ moment``, and λ.
 
     Args:
         gram: (p, p) symmetric positive semi-definite.
@@ -145,7 +250,7 @@ def solve(
     if ridge == "gcv":
         choice = gcv_ridge(gram, moment, tss, samples, free)
     else:
-        choice = RidgeChoice(float(ridge), "given")
+        choice = RidgeChoice(float(ridge))
     return solve_ridge(gram, moment, gram.new_tensor(choice.ridge)), choice
 
 

@@ -15,8 +15,13 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.statistics.leaving_out import ScatteredRows, left_out_together
-from cifnet_pl.statistics.ridge import RidgeChoice, gcv_ridge
-from cifnet_pl.statistics.solving import factorise, solve_back, whiten
+from cifnet_pl.statistics.ridge import (
+    RidgeChoice,
+    factorise,
+    gcv_ridge,
+    solve_back,
+    whiten,
+)
 
 
 class Targets(NamedTuple):
@@ -225,26 +230,23 @@ class LearnedRows:
         inner = factorise(spread @ spread.T, torch.ones_like(self.factor.system.mass))
         return whiten(inner, self.rows @ spread.T)
 
-    def _hat(self, members: Tensor) -> Tensor:
-        """Return (g, k, k) elements ``1/n + R(I + ÊᵀÊ)⁻¹Rᵀ`` of the hat matrix (Woodbury)."""
-        between = self._between[members]
-        products = self.scattered.products(members) - between @ between.mT
-        return products + 1 / self.factor.system.mass
-
-    @cached_property
-    def _own_targets(self) -> Tensor:
-        system = self.factor.system
-        own = torch.nn.functional.one_hot(self.columns, system.classes)
-        targets = self.factor.targets
-        return targets.mean + targets.scale * (own - system.class_mass / system.mass)
-
     def regression(self, groups: Tensor | None) -> Tensor:
         """Return (m, C) scores of ridge regression without each row's group.
+
+        The hat matrix is ``1/n + R(I + ÊᵀÊ)⁻¹Rᵀ = 1/n + RRᵀ − MMᵀ`` (Woodbury).
 
         Args:
             groups: (m,) int64 group of each row; None where each is its own.
         """
+        system = self.factor.system
+        targets = self.factor.targets
+        own = torch.nn.functional.one_hot(self.columns, system.classes)
+        own_targets = own - system.class_mass / system.mass
+        own_targets = targets.mean + targets.scale * own_targets
         scores = self.rows @ self.factor.regression_directions.T
-        scores = self.factor.targets.mean + scores
-        weight = torch.ones_like(self.rows[:, 0])
-        return left_out_together(scores, self._hat, weight, self._own_targets, groups)
+        scores = targets.mean + scores
+        bias = self.rows.new_ones(len(self.rows), 1) / system.mass.sqrt()
+        rows = torch.cat([bias, self.rows], dim=1)
+        return left_out_together(
+            rows, scores, own_targets, groups, between=self._between
+        )

@@ -17,7 +17,7 @@ from torchvision.models import VisionTransformer, resnet18
 from cifnet_pl import backbones
 from cifnet_pl.backbones import Backbone, Preprocessing, build_backbone
 from cifnet_pl.backbones.cifar_resnets import Block, ResNet32
-from cifnet_pl.backbones.families import headless
+from cifnet_pl.backbones.registry import headless
 from cifnet_pl.backbones.weight_files import read_tensors
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, Preprocessing, engines
-from cifnet_pl.backbones import onnx_graphs as graphs
-from cifnet_pl.backbones.onnx_graphs import NoGraph, check_graph, exported, graph_key
+from cifnet_pl.backbones.engines import NoGraph, check_graph, exported, graph_file
 from cifnet_pl.utilities.errors import CifnetError
 from tests.backbones.test_engines import Small, assert_agree, images
 
@@ -25,14 +24,14 @@ def small(seed: int = 0, name: str = "small", size: int = 16) -> Backbone:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(graphs.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(engines.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache" / "graphs"
 
 
 @pytest.fixture
 def exports(watch) -> list[str]:
     """Names of the networks that were exported."""
-    return watch(graphs, "exported", lambda embedder: embedder.name)
+    return watch(engines, "exported", lambda backbone: backbone.name)
 
 
 def test_a_network_is_exported_once(folder: Path, exports: list[str]):
@@ -41,7 +40,7 @@ def test_a_network_is_exported_once(folder: Path, exports: list[str]):
     assert exports == ["small"]
     assert [
         path.suffix for path in folder.iterdir() if not path.name.startswith(".")
-    ] == [".onnx"]
+    ] == [".graph"]
     assert_agree(small(seed=1))  # other weights
     assert len(exports) == 2
 
@@ -52,12 +51,12 @@ def test_a_damaged_graph_is_made_again(
     damage: str, folder: Path, exports: list[str], caplog: pytest.LogCaptureFixture
 ):
     assert_agree(small())
-    (graph,) = folder.glob("*.onnx")
+    (graph,) = folder.glob("*.graph")
     content = bytearray(graph.read_bytes())
     if damage == "flipped":
         content[len(content) // 2] ^= 1
     elif damage == "other":
-        content = bytearray(exported(small(seed=1)._embedder()))
+        content = bytearray(exported(small(seed=1)))
     graph.write_bytes({"cut": content[:-7], "empty": b""}.get(damage, content))
     assert_agree(small())
     assert "damaged" in caplog.text
@@ -74,7 +73,7 @@ def test_a_folder_that_cannot_be_written(trouble, folder, monkeypatch, caplog):
     if trouble == "file":
         folder.parent.write_text("no folder")
     elif trouble == "no home":
-        monkeypatch.delenv(graphs.CACHE_VARIABLE)
+        monkeypatch.delenv(engines.CACHE_VARIABLE)
         monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     else:
         full = Mock(
@@ -82,7 +81,7 @@ def test_a_folder_that_cannot_be_written(trouble, folder, monkeypatch, caplog):
                 "cannot write: No space left on device; nothing was changed"
             )
         )
-        monkeypatch.setattr(graphs, "write_bytes", full)
+        monkeypatch.setattr(engines, "write_bytes", full)
     backbone = small()
     assert backbone.engine() == "onnxruntime"
     assert_agree(backbone)
@@ -92,11 +91,11 @@ def test_a_folder_that_cannot_be_written(trouble, folder, monkeypatch, caplog):
 def test_a_graph_that_computes_something_else_is_not_used(
     caplog: pytest.LogCaptureFixture, monkeypatch
 ):
-    wrong = exported(small(seed=1)._embedder())
+    wrong = exported(small(seed=1))
     with pytest.raises(NoGraph, match="differs"):
-        check_graph(wrong, small()._embedder())
-    assert check_graph(wrong, small(seed=1)._embedder()) < 1e-5
-    monkeypatch.setattr(graphs, "exported", lambda embedder: wrong)
+        check_graph(wrong, small())
+    assert check_graph(wrong, small(seed=1)) < 1e-5
+    monkeypatch.setattr(engines, "exported", lambda backbone: wrong)
     backbone = small()
     assert backbone.engine() == "torch"
     assert torch.equal(backbone(images()), backbone.embed(images()))
@@ -115,9 +114,7 @@ def test_a_network_whose_code_has_changed_is_exported_again(
 ):
     assert_agree(small())
     edited = Backbone("small", Edited(), 12, Preprocessing(16))
-    assert graph_key(edited._embedder().identity) == graph_key(
-        small()._embedder().identity
-    )
+    assert graph_file(edited) == graph_file(small())
     assert_agree(edited)
     assert "small computes something else" in caplog.text
     assert_agree(Backbone("small", Edited(), 12, Preprocessing(16)))
@@ -139,13 +136,13 @@ def test_a_thread_embeds_by_torch_while_another_exports():
     with ThreadPoolExecutor(1) as pool:
         embedding = pool.submit(embed)
         while len(agree) <= 10 and not embedding.done():
-            exported(backbone._embedder())
+            exported(backbone)
         done.set()
         embedding.result()
     assert all(agree)
 
 
 def test_a_graph_that_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(graphs, "exported", lambda embedder: b"nonsense")
+    monkeypatch.setattr(engines, "exported", lambda backbone: b"nonsense")
     with pytest.raises(CifnetError, match=r"small.*engine torch"):
-        engines.Engine("onnxruntime").runtime(small()._embedder, "cpu", "32-true")
+        Backbone("small", Small(), 12, Preprocessing(16), engine="onnxruntime").engine()

@@ -18,7 +18,7 @@ from sklearn.datasets import load_sample_images
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.onnx_graphs import exclusive_export
+from cifnet_pl.backbones.engines import exclusive_export
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import CIFNetHead, NCMHead
 from cifnet_pl.images.image import square

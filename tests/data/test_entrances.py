@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from cifnet_pl.data.loading import ImageLoader
-from cifnet_pl.data.plan import order_classes
 from cifnet_pl.data.samples import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.data.streams import order_classes
 from cifnet_pl.utilities.errors import CifnetError, DataError
 from cifnet_pl.utilities.names import DIRECTION_MARKS
 from tests.data.entrances import (

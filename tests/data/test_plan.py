@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.plan import class_tasks, order_classes, task_sizes
 from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import tuning_source
+from cifnet_pl.data.streams import class_tasks, order_classes, task_sizes
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.names import class_name
 from tests.command_line import make_images

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.data.plan import Plan, make_plan
 from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.streams import (
@@ -20,9 +19,11 @@ from cifnet_pl.data.streams import (
     Domains,
     Listed,
     LongTailed,
+    Plan,
     Returning,
     Stream,
     TaskFree,
+    make_plan,
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
 

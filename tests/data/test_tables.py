@@ -13,11 +13,10 @@ import pyarrow.parquet
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.data.plan import make_plan
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.tables import open_table
-from cifnet_pl.data.streams import Domains, Listed
+from cifnet_pl.data.streams import Domains, Listed, make_plan
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.data.layouts import listed, vectors
 from tests.data.tree import class_tree

@@ -107,10 +107,7 @@ def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> N
     if isinstance(head, SLDAHead):
         assert choices == []
         return
-    assert all(
-        choice.ridge > 0 and choice.position in ("inside", "largest")
-        for choice in choices
-    )
+    assert all(choice.ridge > 0 for choice in choices)
     again = make()
     again.load_state_dict(head.state_dict())
     assert [choice.ridge for choice in again.ridge_choices()] == [

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from cifnet_pl.images.image import EncodedImage, UnreadableImage, read_square
-from cifnet_pl.images.png import SIGNATURE, plain_png
+from cifnet_pl.images.image import (
+    PNG_SIGNATURE,
+    EncodedImage,
+    UnreadableImage,
+    plain_png,
+    read_square,
+)
 
 BROKEN_EXIF = {
     "garbage": b"Exif\0\0" + bytes(range(200)),
@@ -37,7 +42,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 def with_chunk(added: bytes, last: bool = False) -> bytes:
     """Return a PNG file with another chunk, after the header or before the end."""
     content = encoded("PNG")
-    position = -12 if last else len(SIGNATURE) + 25
+    position = -12 if last else len(PNG_SIGNATURE) + 25
     return content[:position] + added + content[position:]
 
 

@@ -11,8 +11,12 @@ from PIL import Image
 
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.images.archives import use_zip_encoding
-from cifnet_pl.images.files import find_images, is_folder, links_upwards
+from cifnet_pl.images.files import (
+    find_images,
+    is_folder,
+    links_upwards,
+    use_zip_encoding,
+)
 from cifnet_pl.images.image import UnreadableImage, read_square
 from cifnet_pl.images.reader import decode_images
 from cifnet_pl.utilities.errors import DataError, UsageError

@@ -17,13 +17,13 @@ from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
 from cifnet_pl.images import image as images
+from cifnet_pl.images.files import is_image
 from cifnet_pl.images.image import (
     UPRIGHT_TRANSPOSES,
     UnreadableImage,
     read_square,
     square,
 )
-from cifnet_pl.images.names import is_image
 
 
 def smooth(width: int, height: int) -> Image.Image:

@@ -8,8 +8,14 @@ import pytest
 
 import cifnet_pl.serving
 from cifnet_pl.images import files
-from cifnet_pl.images.files import ImageWalk, find_images, read_bytes
-from cifnet_pl.images.names import SYSTEM_FOLDERS, PassedOver, is_hidden
+from cifnet_pl.images.files import (
+    SYSTEM_FOLDERS,
+    ImageWalk,
+    PassedOver,
+    find_images,
+    is_hidden,
+    read_bytes,
+)
 from cifnet_pl.utilities.errors import DataError
 from tests.data.entrances import png
 

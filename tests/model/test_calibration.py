@@ -124,6 +124,14 @@ def test_independent_images_have_one_accuracy_and_few_images_none() -> None:
     assert learned(groups_each=19 // EACH).calibration.estimate_kind == "few"
 
 
+def test_a_small_buffer_tells_nothing_of_new_groups_and_names_its_option() -> None:
+    z, y, _ = images(1)
+    small = CalibrationBuffer(capacity=19 * CLASSES)
+    model = learn_embeddings(empty(small), NAMES, z, y)
+    assert model.calibration.new_groups is None
+    assert "buffer.init_args.capacity" in model.accuracy_sentences()[-1]
+
+
 def test_a_class_of_few_images_counts_as_much_as_another() -> None:
     z, y, _ = images(1)
     rows = (y > 0) | (torch.arange(len(y)) < 8)

@@ -15,7 +15,6 @@ from cifnet_pl.statistics import (
     augment,
     gcv_ridge,
     left_out_together,
-    products,
     solve,
     solve_ridge,
     whitened_rows,
@@ -69,7 +68,7 @@ def test_gcv_is_right_with_fewer_samples_than_features_too(
 
     z = torch.from_numpy(centre(x))
     t = torch.from_numpy(centre(target))
-    weights, (ridge, position) = solve(
+    weights, (ridge, at_limit) = solve(
         z.T @ z, z.T @ t, "gcv", t.square().sum(), n, free=int(free_bias)
     )
     eigenvalues = torch.linalg.eigvalsh(z.T @ z)
@@ -83,7 +82,7 @@ def test_gcv_is_right_with_fewer_samples_than_features_too(
         wanted = mpmath.matrix(target.tolist())
         found = exact_gcv(features, wanted, ridge, free_bias)
         for factor in (0.5, 0.77, 1.3, 2.0):
-            if position == "inside" and freedom(factor * ridge) <= n / 2:
+            if not at_limit and freedom(factor * ridge) <= n / 2:
                 other = exact_gcv(features, wanted, factor * ridge, free_bias)
                 assert found <= other * (1 + mpmath.mpf("0.01"))
     solution = torch.linalg.lstsq(
@@ -114,8 +113,7 @@ def test_a_large_group_is_left_out_as_a_refit_gives() -> None:
     penalty = torch.full((4,), 0.3, dtype=torch.float64)
     half = whitened_rows(x.T @ x, penalty, x)
     scores = x @ solve_ridge(x.T @ x, x.T @ y, penalty)
-    weight = torch.ones(600, dtype=torch.float64)
-    result = left_out_together(scores, products(half), weight, y, groups)
+    result = left_out_together(half, scores, y, groups)
     expected = x[200:] @ solve_ridge(x[:200].T @ x[:200], x[:200].T @ y[:200], penalty)
     torch.testing.assert_close(result[200:], expected, rtol=0, atol=1e-9)
 
@@ -196,7 +194,7 @@ def test_with_nothing_to_learn_the_largest_ridge_is_chosen_and_said() -> None:
     z = torch.randn(
         300, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
-    assert learn(z, torch.arange(300) % CLASSES)[1].position == "largest"
+    assert learn(z, torch.arange(300) % CLASSES)[1].at_limit
 
 
 def test_few_easy_samples_have_half_as_many_degrees_of_freedom() -> None:

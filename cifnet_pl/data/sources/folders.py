@@ -13,16 +13,18 @@ from cifnet_pl.data.samples import (
     require_class_names,
     table_of,
 )
-from cifnet_pl.images.archives import archive_part, archived_files
 from cifnet_pl.images.files import (
+    PassedOver,
+    archive_part,
+    archived_files,
     image_files,
     is_folder,
+    is_image,
     listing,
     require_folder,
     shown_path,
     sub_folders,
 )
-from cifnet_pl.images.names import PassedOver, is_image
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, class_name, split_of

@@ -15,8 +15,7 @@ from typing import IO, Any, NamedTuple
 
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
 from cifnet_pl.data.sources.tables import refuse_repeated
-from cifnet_pl.images.files import file_identity, matching_paths
-from cifnet_pl.images.names import EXTENSIONS, is_hidden
+from cifnet_pl.images.files import EXTENSIONS, file_identity, is_hidden, matching_paths
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, split_of

@@ -314,7 +314,7 @@ async function filesOf(entry, folder) {
 }
 
 const SYSTEM_FOLDERS = ["__macosx", "@eadir", "@recently-snapshot", "@recycle", "#recycle", "#snapshot", "$recycle.bin",
-  "recycler", "lost+found", "system volume information"]; // as images/names.py has them
+  "recycler", "lost+found", "system volume information"]; // as images/files.py has them
 const isHidden = ({ path }) =>
   path.split("/").some((part) => part.startsWith(".") || SYSTEM_FOLDERS.includes(part.toLowerCase()));
 const listed = (files) => [...files].map((file) => ({ file, path: file.webkitRelativePath || file.name }));
