@@ -59,12 +59,7 @@ from cifnet_pl.utilities.errors import (
     refusal,
     unknown_name,
 )
-from cifnet_pl.utilities.files import (
-    dump_yaml,
-    exclusive,
-    is_first_process,
-    write_text,
-)
+from cifnet_pl.utilities.files import dump_yaml, is_first_process, write_text
 from cifnet_pl.utilities.plugins import current_folder_importable
 from cifnet_pl.utilities.text import one_line
 
@@ -204,36 +199,6 @@ class CIFNetCLI(LightningCLI):
         configs = [Path(str(path)) for path in config.get("config") or []]
         return runs.place_evaluation(base, config.get("ckpt_path"), configs)
 
-    def _lock_folder(self) -> Path:
-        """Lock the run's folder before anything is computed; return it.
-
-        A new run takes the next version where another run has just begun in this one.
-
-        Raises:
-            UsageError: another run goes on in the folder.
-            CifnetError: it cannot be written to.
-        """
-        folder = self.place.folder
-        if not is_first_process():  # the first one writes
-            return folder
-        fresh = not folder.exists()
-        self._held.enter_context(runs.experiment_of(folder))
-        if not fresh:
-            self._held.enter_context(exclusive(folder))
-            return folder
-        while not self._takes(folder):
-            folder = runs.next_version(folder)
-        self._held.push(lambda kind, *_: _clear(folder, kind))
-        return folder
-
-    def _takes(self, folder: Path) -> bool:
-        """Lock the folder of a new run; return False where another run has it."""
-        try:
-            self._held.enter_context(exclusive(folder))
-        except UsageError:
-            return False
-        return not folder.exists()
-
     def instantiate_classes(self) -> None:
         """Build everything; raise the package's own errors unchanged."""
         try:
@@ -262,14 +227,16 @@ class CIFNetCLI(LightningCLI):
             plugins.append(LightningEnvironment())
         kwargs["plugins"] = plugins
         callbacks = [*_as_list(options.get("callbacks"))]
-        wrong = (ValueError, TypeError, RuntimeError, MisconfigurationException)
+        wrong = (ValueError, TypeError, RuntimeError)
         with explained(UsageError, "the options of trainer do not fit", *wrong):
             trainer = super().instantiate_trainer(**kwargs)
         check_number(trainer)
         if trainer.world_size == 1:
             become_first_process()
         if self.subcommand == "fit":
-            folder = self._lock_folder()
+            folder = self.place.folder
+            if is_first_process():  # it writes
+                folder = self._held.enter_context(runs.locked_run(self.place))
             board = TensorBoardLogger(
                 folder.parent.parent,
                 name=folder.parent.name,
@@ -310,12 +277,6 @@ def is_alone_in_slurm_job() -> bool:
     tasks = os.environ.get("SLURM_NTASKS", "")
     started = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # by srun, as one step
     return tasks.isdecimal() and int(tasks) > 1 and started == "1"
-
-
-def _clear(folder: Path, kind: type[BaseException] | None) -> None:
-    # Neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception.
-    if kind is not None:
-        runs.remove_unbegun(folder, failed=issubclass(kind, Exception))
 
 
 def _as_list(value: Any) -> list[Any]:

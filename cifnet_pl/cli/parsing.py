@@ -118,12 +118,11 @@ def _bad_value(message: str, key: str) -> str:
         if found is not None and "NoneType" not in found[1]:
             expected.append(_plain(found[1]))
     if value is not None and expected:
-        sentence = (
-            f"{key} is '{value[1]}', expected {' or '.join(dict.fromkeys(expected))}"
-        )
+        kinds = " or ".join(dict.fromkeys(expected))
+        hint = ""
         if "str" in expected:
-            sentence += " (put quotes around a name that YAML takes for a number)"
-        return sentence
+            hint = " (put quotes around a name that YAML takes for a number)"
+        return f"{key} is '{value[1]}', expected {kinds}{hint}"
     return f"{key}: {lines[-1]}"
 
 

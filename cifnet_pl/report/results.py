@@ -128,7 +128,7 @@ class Results:
     left_out: list[str]
     missing: list[str]
 
-    @property
+    @cached_property
     def measured(self) -> pd.DataFrame:
         """The last row of each run of this package."""
         last = last_rows(self.table)
@@ -218,7 +218,7 @@ def read_results(
     table = table.astype(dict.fromkeys([*MEASURED, "A_k", "state_bytes"], float))
     seen = table.groupby(["setting", "task"])["classes_seen"].transform("first")
     table["classes_seen"] = seen
-    return Results(table, left_out, find_missing(folders))
+    return Results(table, left_out, find_missing(folders, complete))
 
 
 def table_of_runs(runs: Iterable[Run]) -> pd.DataFrame:

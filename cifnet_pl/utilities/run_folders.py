@@ -6,13 +6,13 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
-from cifnet_pl.utilities.files import read_yaml
+from cifnet_pl.utilities.files import exclusive, read_yaml
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 COMPLETE = "model"
@@ -34,11 +34,15 @@ FIRST_FILES = (*LOGGER_FILES, "config.yaml", DUPLICATES_FILE)
 
 @dataclass(frozen=True)
 class RunChoice:
-    """A run's folder, the checkpoint to start from, and a message about that choice."""
+    """A run's folder, the checkpoint to start from, and a message about that choice.
+
+    ``resumes`` says whether a run has begun in the folder, to go on there.
+    """
 
     folder: Path
     checkpoint: Path | None = None
     message: str | None = None
+    resumes: bool = False
 
 
 NAME_BYTES = 200
@@ -120,8 +124,8 @@ def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
     folder = begun[-1]
     if not (folder / CHECKPOINT).is_file():
         message = f"{folder} has no checkpoint yet: starting with task 1"
-        return RunChoice(folder, message=message)
-    return RunChoice(folder, folder / CHECKPOINT)
+        return RunChoice(folder, message=message, resumes=True)
+    return RunChoice(folder, folder / CHECKPOINT, resumes=True)
 
 
 def next_version(folder: Path) -> Path:
@@ -210,6 +214,43 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
             for entry in entries:
                 entry.unlink()
             folder.rmdir()
+
+
+@contextmanager
+def locked_run(place: RunChoice) -> Iterator[Path]:
+    """Lock the folder in which a run learns, before anything is computed.
+
+    What a new run leaves is removed where it is refused before it begins.
+
+    Args:
+        place: of the run; its folder is not made.
+
+    Yields:
+        The folder. A new run takes the next version where another one has begun in this one.
+
+    Raises:
+        UsageError: another run goes on in the folder.
+        CifnetError: it cannot be written to.
+    """
+    folder = place.folder
+    with experiment_of(folder), ExitStack() as lock:
+        while True:
+            try:
+                lock.enter_context(exclusive(folder))
+                if place.resumes or not folder.exists():
+                    break
+            except UsageError:
+                if place.resumes:
+                    raise
+            lock.close()
+            folder = next_version(folder)
+        try:
+            yield folder
+        except BaseException as error:
+            if not place.resumes:
+                # Neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception.
+                remove_unbegun(folder, failed=isinstance(error, Exception))
+            raise
 
 
 @contextmanager

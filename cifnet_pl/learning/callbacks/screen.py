@@ -19,6 +19,7 @@ from cifnet_pl.model.metrics import (
     MIN_TEST_IMAGES,
     rarely_predicted_message,
 )
+from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import to_csv, write_text
 from cifnet_pl.utilities.run_folders import COMPLETE, DUPLICATES_FILE
 from cifnet_pl.utilities.text import (
@@ -281,8 +282,9 @@ class RunTable(Callback):
         module = cast(TaskModule, pl_module)
         record = module.record
         if not record.rows:
-            print_text("Nothing was learned: the limits of the trainer leave no task")
-            return
+            raise CifnetError(
+                "nothing was learned: the limits of the trainer leave no task"
+            )
         self._print_table(record)
         lines = summary_lines(module)
         if "unknown" in record.remarks:
