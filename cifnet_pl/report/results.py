@@ -209,10 +209,10 @@ def read_results(
         tasks.append(own.assign(run=str(run.folder)))
     measured = runs.merge(pd.concat(tasks), on="run", how="left")
     rows = measured.to_dict("records")
-    settings = runs.drop_duplicates("setting").to_dict("records")
+    settings = runs.drop_duplicates("setting")
     if external is not None:
         rows += read_external(expanded(external), settings)
-    for setting in settings:
+    for setting in settings.to_dict("records"):
         rows += published_rows(setting)
     table = pd.DataFrame(rows, columns=measured.columns)
     table = table.astype(dict.fromkeys([*MEASURED, "A_k", "state_bytes"], float))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from cifnet_pl.utilities.files import exclusive, read_yaml
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
@@ -220,7 +219,8 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
 def locked_run(place: RunChoice) -> Iterator[Path]:
     """Lock the folder in which a run learns, before anything is computed.
 
-    What a new run leaves is removed where it is refused before it begins.
+    Where a new run is refused before it begins, what it leaves is removed, and so are the folders
+    above it that were made for it.
 
     Args:
         place: of the run; its folder is not made.
@@ -233,7 +233,9 @@ def locked_run(place: RunChoice) -> Iterator[Path]:
         CifnetError: it cannot be written to.
     """
     folder = place.folder
-    with experiment_of(folder), ExitStack() as lock:
+    made = [above for above in folder.parents if not above.exists()]
+    lock = ExitStack()
+    try:
         while True:
             try:
                 lock.enter_context(exclusive(folder))
@@ -244,42 +246,14 @@ def locked_run(place: RunChoice) -> Iterator[Path]:
                     raise
             lock.close()
             folder = next_version(folder)
-        try:
-            yield folder
-        except BaseException as error:
-            if not place.resumes:
-                # Neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception.
-                remove_unbegun(folder, failed=isinstance(error, Exception))
-            raise
-
-
-@contextmanager
-def experiment_of(folder: Path) -> Iterator[None]:
-    """Make the folders above a run's, and remove those that are empty at the end.
-
-    Args:
-        folder: that of the run; it is not made.
-
-    Raises:
-        CifnetError: they cannot be made, or nothing can be written into them.
-    """
-    base = folder.parent
-    made = []
-    for above in folder.parents:
-        if not above.exists():
-            made.append(above)
-    try:
-        try:
-            base.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=base):
-                pass
-        except OSError as error:
-            reason = error.strerror or error
-            raise CifnetError(
-                f"cannot write into {base}: {reason}; choose another place with --logs"
-            ) from error
-        yield
+        yield folder
+    except BaseException as error:
+        if not place.resumes:
+            # Neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception.
+            remove_unbegun(folder, failed=isinstance(error, Exception))
+        raise
     finally:
+        lock.close()
         with suppress(OSError):  # not empty
             for above in made:
                 above.rmdir()
