@@ -94,15 +94,8 @@ def read_images(
     source = build_source("folder", SourceOptions(root))
     backbone = build_backbone(network)
     side: int = options.image_size
-    prepared = (
-        backbone.outputs(side),
-        backbone.sha256,
-        side,
-        1.0,
-        FLOAT32,
-        backbone.engine(),
-    )
-    folder = pipeline_folder(options.cache_folder.expanduser(), *prepared)
+    cache = options.cache_folder.expanduser()
+    folder = pipeline_folder(cache, backbone, side, 1.0, FLOAT32, "cpu")
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):
         assert images.are_images

@@ -440,14 +440,15 @@ class CIFNetDataModule(LightningDataModule):
         """The embeddings of the training and the test images on disk; empty without a cache."""
         if self.cache_folder is None or not self.source.train.are_images:
             return {}
-        backbone = self.learner.backbone
-        precision = str(self.learner.trainer.precision)
-        device = self.learner.trainer.strategy.root_device
-        engine = backbone.engine(device.type, precision)
-        size, crop = self.image_shape(backbone.preprocessing)
-        outputs = backbone.outputs(size)
+        module = self.learner
+        size, crop = self.image_shape(module.backbone.preprocessing)
         folder = pipeline_folder(
-            self.cache_folder, outputs, backbone.sha256, size, crop, precision, engine
+            self.cache_folder,
+            module.backbone,
+            size,
+            crop,
+            str(module.trainer.precision),
+            module.trainer.strategy.root_device.type,
         )
         names = self.source.class_names
         return {
@@ -660,6 +661,9 @@ def _check_options(given: Mapping[str, Any]) -> None:
     expected = f"1 to {IMAGE_SIZE_LIMIT} pixels, or null"
     fits = size is None or 1 <= size <= IMAGE_SIZE_LIMIT
     check_that(fits, "image_size", size, expected)
+    fraction = given["val_fraction"]
+    fits = 0 < fraction < 1
+    check_that(fits, "val_fraction", fraction, "a number between 0 and 1")
     if given["zip_encoding"] is not None:
         use_zip_encoding(given["zip_encoding"])
     if given["tune"] is not None and given["group"] is not None:
