@@ -188,10 +188,7 @@ def sweep(
     every = _read_all(files, overrides, seeds)
     points = choose(every, only or (), without or ())
     jobs = {folder_of(expanded(logs), point): point for point in points}
-    kinds = "no seeds"
-    if any("seed" in point.labels for point in points):
-        kinds = "each seed sets both seed_everything and the class order"
-    print_text(f"{number_of(len(jobs), 'point')}; {kinds}")
+    print_text(number_of(len(jobs), "point"))
     for sentence in ignored_overrides(overrides, points):
         print_text(printable(sentence))
     if dry_run:

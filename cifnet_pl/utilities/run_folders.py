@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -44,10 +43,6 @@ class RunChoice:
     resumes: bool = False
 
 
-NAME_BYTES = 200
-"""Bytes of the name of an experiment, which is a folder."""
-
-
 def experiment_folder(logs: str, experiment: str) -> Path:
     """Return the folder that holds all versions of an experiment.
 
@@ -56,13 +51,8 @@ def experiment_folder(logs: str, experiment: str) -> Path:
         experiment: name of the experiment.
 
     Raises:
-        UsageError: it is not a plain name, or too long.
+        UsageError: it is not a plain name.
     """
-    if len(os.fsencode(experiment)) > NAME_BYTES:
-        raise UsageError(
-            f"experiment '{experiment[:20]}…' has more than {NAME_BYTES} bytes: make the name"
-            " shorter"
-        )
     if Path(experiment).name != experiment or experiment in ("", ".."):
         raise UsageError(
             f"experiment '{experiment}' is not a plain name: give the folder above it with --logs"
