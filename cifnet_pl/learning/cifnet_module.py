@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from cifnet_pl.backbones import Backbone, build_backbone
+from cifnet_pl.backbones import DEFAULT_BACKBONE, Backbone, build_backbone
 from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.buffer import CalibrationBuffer
@@ -21,10 +21,7 @@ from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.heads import confidence as calibration
 from cifnet_pl.learning.run_record import PrequentialRow
 from cifnet_pl.learning.strategy import check_trainer
-from cifnet_pl.learning.task_module import (
-    TaskModule,
-    explaining_full_memory,
-)
+from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.embedding import check_finite
@@ -35,6 +32,7 @@ from cifnet_pl.utilities.errors import (
     UnsupportedError,
     UsageError,
     explained,
+    explaining_full_memory,
 )
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import state_of
@@ -95,7 +93,7 @@ class CIFNetModule(TaskModule):
 
     def __init__(
         self,
-        backbone: str = "embedded:efficientnet_lite0",
+        backbone: str = DEFAULT_BACKBONE,
         head: Callable[[int], Head] | None = None,
         buffer: CalibrationBuffer | None = None,
         architecture: str | None = None,

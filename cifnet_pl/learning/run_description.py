@@ -17,12 +17,19 @@ import numpy as np
 import torch
 
 from cifnet_pl import __version__
+from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.data.samples import Source
 from cifnet_pl.data.streams import Stream
 from cifnet_pl.images.reader import usable_cores
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.utilities.plugins import about
+from cifnet_pl.utilities.plugins import (
+    about,
+    code_hash,
+    entry_point,
+    import_name,
+    names_import,
+)
 
 PACKAGES = ("torch", "torchvision", "lightning", "codecarbon")
 
@@ -59,7 +66,7 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         "backbone_params": parameters,
         "network_params": parameters,
         "precision": str(module.trainer.precision),
-        "plugin_hashes": module.plugin_hashes(),
+        "plugin_hashes": plugin_hashes(module),
         **module.describe(),
         "epochs": module.epochs,
         "state_components": components,
@@ -78,6 +85,19 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         **machine(device),
         "processes": module.trainer.world_size,
     }
+
+
+def plugin_hashes(module: TaskModule) -> dict[str, str | None]:
+    """Return the plug-ins of a run, with the SHA-256 of each file as it was at the first call."""
+    source = module.data.source_name
+    backbone = module.backbone
+    names = [
+        *backbone_imports(backbone.name, backbone.architecture),
+        import_name(type(module)),
+        import_name(module.method),
+        entry_point("sources", source) or source,
+    ]
+    return {name: code_hash(name) for name in names if names_import(name)}
 
 
 def global_seed() -> int | None:

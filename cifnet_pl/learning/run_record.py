@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
@@ -204,13 +203,12 @@ class RunRecord:
             measured: other columns of the row.
         """
         self.matrix.append(evaluation.task_accuracy)
-        confusion = torch.from_numpy(evaluation.confusion)
-        counts = torch.stack([confusion.diagonal(), confusion.sum(dim=1)])
+        counts = evaluation.class_counts
         self.class_counts.append(counts)
         figures: dict[str, Any] = evaluation.figures()
         row = TaskRow(
             task=len(self.matrix),
-            classes_seen=len(confusion),
+            classes_seen=counts.shape[1],
             average=average_accuracy([*self.trajectory, figures["A_k"]]),
             forgetting=forgetting(self.matrix),
             eval_seconds=evaluation.seconds,

@@ -1,8 +1,9 @@
-"""Run in several processes without a gradient wrapper; the statistics are added."""
+"""How a Trainer learns here: tasks are its epochs, and processes add their statistics."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -14,7 +15,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators.cpu import CPUAccelerator
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.utilities.errors import UsageError
@@ -159,3 +160,50 @@ def check_strategy(strategy: Any) -> None:
         raise UsageError(
             f"strategy '{name}' shards gradients that do not exist here: use auto or ddp"
         )
+
+
+# ---------------------------------------------------------------------- tasks as epochs
+
+
+def take_tasks_as_epochs(trainer: Trainer, tasks: int, finished: int) -> None:
+    """Let a Trainer, however it was made, learn one task in each epoch.
+
+    Args:
+        trainer: it is changed in place.
+        tasks: number of tasks of the run.
+        finished: number of tasks that the module has learned before.
+    """
+    if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:
+        rank_zero_info(
+            f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all {tasks} tasks"
+            f" are learned: for fewer give max_tasks={trainer.max_epochs} to the data module"
+        )
+    trainer.fit_loop.max_epochs = tasks
+    # A module that has learned tasks before continues after them, with any Trainer.
+    epochs = trainer.fit_loop.epoch_progress
+    steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+    for counts in (epochs.current, epochs.total, steps.total):
+        for name in vars(counts):
+            setattr(counts, name, finished)
+    cast(Any, trainer).reload_dataloaders_every_n_epochs = 1
+    # Lightning would evaluate at the start and before on_train_epoch_end, when the head is not
+    # solved.
+    trainer.num_sanity_val_steps = 0
+    trainer.check_val_every_n_epoch = sys.maxsize
+
+
+def count_task(trainer: Trainer) -> None:
+    """Count a task as one optimizer step: else ``global_step`` stays 0.
+
+    Lightning's ModelCheckpoint would then save nothing.
+    """
+    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+    progress.increment_ready()
+    progress.increment_completed()
+
+
+def evaluate_task(trainer: Trainer) -> None:
+    """Run Lightning's own validation loop inside training, as Lightning runs it in mid-epoch."""
+    trainer.validating = True
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -13,10 +11,9 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from cifnet_pl.backbones import Backbone, backbone_imports
+from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.run_record import RunRecord
@@ -26,32 +23,12 @@ from cifnet_pl.learning.run_state import (
     require_same,
     rewind_to_task_start,
 )
+from cifnet_pl.learning.strategy import count_task, evaluate_task, take_tasks_as_epochs
 from cifnet_pl.model.bundle import FORMAT
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.task_evaluation import TaskEvaluation
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import UsageError, explaining_full_memory
 from cifnet_pl.utilities.files import of_all_processes
-from cifnet_pl.utilities.plugins import (
-    code_hash,
-    entry_point,
-    import_name,
-    names_import,
-)
-
-
-@contextmanager
-def explaining_full_memory(batch_size: int) -> Iterator[None]:
-    """Within the block, say what to do if the GPU's memory is full.
-
-    Raises:
-        CifnetError: it is full.
-    """
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as error:
-        raise CifnetError(
-            f"the GPU's memory is full: set a smaller --data.batch_size (now {batch_size})"
-        ) from error
 
 
 class TaskModule(LightningModule):
@@ -189,14 +166,6 @@ class TaskModule(LightningModule):
             return None
         return partial(self.trainer.strategy.reduce, reduce_op="sum")
 
-    def plugin_hashes(self) -> dict[str, str | None]:
-        """Return the plug-ins of the run, with the SHA-256 of each file as it was at the start."""
-        source = entry_point("sources", self.data.source_name) or self.data.source_name
-        parts = [import_name(part) for part in (type(self), self.method)]
-        backbone = backbone_imports(self.backbone.name, self.backbone.architecture)
-        names = [*backbone, *parts, source]
-        return {name: code_hash(name) for name in names if names_import(name)}
-
     def prepare_model(self, model: Classifier) -> None:
         """Tell a model how this run prepares images, and in which precision it embeds them."""
         images = self.data.describe_images(self.backbone.preprocessing)
@@ -214,38 +183,17 @@ class TaskModule(LightningModule):
         return []
 
     def on_fit_start(self) -> None:
-        """Undo an open task, check the data, and set up the Trainer."""
+        """Undo an open task, check the data, and let the Trainer take tasks for epochs."""
         if self._under_way:
             self.learned_tasks.pop()
             self.abort_task()
             self._under_way = False
         if self.data.kind.samples_return:
             self.check_returning()
-        # Hashes are cached from here on: files may be edited while the run goes on.
-        self.plugin_hashes()
         # Duplicates are found now, so that no task's time includes it.
         _ = self.data.found_duplicates
-        # What every run needs, however its Trainer was made.
-        trainer = self.trainer
         tasks = len(self.data.plan(self.learned_tasks).tasks)
-        if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:
-            rank_zero_info(
-                f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all {tasks}"
-                f" tasks are learned: for fewer give max_tasks={trainer.max_epochs} to the data"
-                " module"
-            )
-        trainer.fit_loop.max_epochs = tasks
-        # A module that has learned tasks before continues after them, with any Trainer.
-        epochs = trainer.fit_loop.epoch_progress
-        steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-        for counts in (epochs.current, epochs.total, steps.total):
-            for name in vars(counts):
-                setattr(counts, name, self.tasks_finished)
-        cast(Any, trainer).reload_dataloaders_every_n_epochs = 1
-        # Lightning would evaluate at the start and before on_train_epoch_end, when the head is not
-        # solved.
-        trainer.num_sanity_val_steps = 0
-        trainer.check_val_every_n_epoch = sys.maxsize
+        take_tasks_as_epochs(self.trainer, tasks, self.tasks_finished)
 
     def on_train_epoch_start(self) -> None:
         """Begin the task of this epoch."""
@@ -265,7 +213,7 @@ class TaskModule(LightningModule):
         self.begin_task(names, list(range(start, start + len(names))))
 
     def on_train_epoch_end(self) -> None:
-        """Finish the task, count it as one optimizer step, evaluate."""
+        """Finish the task (add up, buffer, solve, calibrate), evaluate and record it."""
         self.end_pass()
         start = time.perf_counter()
         self._solving = True
@@ -279,15 +227,8 @@ class TaskModule(LightningModule):
             "solve_seconds": end - start,
         }
         self._task_start = None
-        # Without an optimizer global_step stays 0, and Lightning's ModelCheckpoint saves nothing.
-        trainer = self.trainer
-        progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-        progress.increment_ready()
-        progress.increment_completed()
-        # Lightning's own validation loop inside training, as Lightning runs it in mid-epoch.
-        trainer.validating = True
-        trainer.fit_loop.epoch_loop.val_loop.run()
-        trainer.training = True
+        count_task(self.trainer)
+        evaluate_task(self.trainer)
 
     # ------------------------------------------------------------------ evaluation and record
 

@@ -9,14 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cifnet_pl.backbones import Backbone, build_backbone
+from cifnet_pl.backbones import DEFAULT_BACKBONE, Backbone, build_backbone
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT, ImageLike
 from cifnet_pl.images.reader import decode_images, image_location, iterate_images
 from cifnet_pl.utilities.errors import NonFiniteError, check_embeddings, check_that
 from cifnet_pl.utilities.text import counted
 
-DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
-"""The backbone that comes with the package's dependencies."""
 
 
 def check_finite(z: Tensor, name: Callable[[int], str] | None) -> None:

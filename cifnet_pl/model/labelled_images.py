@@ -132,7 +132,7 @@ class LabelledImages:
         Returns:
             (n,) bool.
         """
-        names = [self.files.names[row] for row in rows]
+        names = self.files.names_of(rows)
         if not self.files.are_images:
             return held_out(names, share, 0)
         looks = [self.looks[row] or UNREAD for row in rows]

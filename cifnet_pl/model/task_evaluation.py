@@ -121,6 +121,12 @@ class TaskEvaluation:
         return self._counts["confusion"].cpu().numpy()
 
     @property
+    def class_counts(self) -> Tensor:
+        """(2, C) int64 correct predictions and images of each class."""
+        confusion = self._counts["confusion"]
+        return torch.stack([confusion.diagonal(), confusion.sum(dim=1)])
+
+    @property
     def images(self) -> int:
         """Number of images."""
         return int(self._counts["confusion"].sum())
@@ -138,9 +144,7 @@ class TaskEvaluation:
     @property
     def rarely_predicted(self) -> list[int]:
         """Columns of the rarely predicted classes."""
-        confusion = self.confusion
-        images = confusion.sum(axis=1)
-        columns: list[int] = rarely_predicted(confusion.diagonal(), images).tolist()
+        columns: list[int] = rarely_predicted(*self.class_counts.numpy()).tolist()
         return columns
 
     @property
@@ -149,10 +153,8 @@ class TaskEvaluation:
         if "by_domain" in self._counts:
             counts = self._counts["by_domain"][: len(self.task_sizes)].tolist()
             return [percent(correct, images) for correct, images in counts]
-        confusion = self._counts["confusion"]
-        of_classes = torch.stack([confusion.diagonal(), confusion.sum(dim=1)])
         accuracies = []
-        for part in torch.split(of_classes, list(self.task_sizes), dim=1):
+        for part in torch.split(self.class_counts, list(self.task_sizes), dim=1):
             correct, images = part.sum(dim=1).tolist()
             accuracies.append(percent(correct, images))
         return accuracies

@@ -244,3 +244,21 @@ def check_embeddings(z: Tensor, width: int) -> None:
             f"{len(rows)} of {len(z)} embeddings hold NaN or Inf (first row: {rows[0]})",
             rows,
         )
+
+
+@contextmanager
+def explaining_full_memory(batch_size: int) -> Iterator[None]:
+    """Within the block, say what to do if the GPU's memory is full.
+
+    Args:
+        batch_size: of the images.
+
+    Raises:
+        CifnetError: it is full.
+    """
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise CifnetError(
+            f"the GPU's memory is full: set a smaller --data.batch_size (now {batch_size})"
+        ) from error

@@ -13,7 +13,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 
 from cifnet_pl.learning.cifnet_module import CIFNetModule
-from cifnet_pl.learning.run_description import configuration, describe_run
+from cifnet_pl.learning.run_description import (
+    configuration,
+    describe_run,
+    plugin_hashes,
+)
 from cifnet_pl.learning.run_record import (
     TENSORBOARD_TAGS,
     RunRecord,
@@ -35,6 +39,10 @@ class TaskMetrics(Callback):
     ``confusion.csv`` after the last one: numbers of test images, true classes in rows, predicted
     ones in columns. ``summary.json`` ends the run.
     """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Hash the plug-ins now: their files may be edited while the run goes on."""
+        plugin_hashes(cast(TaskModule, pl_module))
 
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
