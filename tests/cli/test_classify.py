@@ -20,7 +20,7 @@ from cifnet_pl.images.image import read_square
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import read_list_cell
 from tests.cli.test_evaluate import bundle
-from tests.command_line import assert_ends, environment, make_images, rows
+from tests.command_line import assert_ends, environment, make_images, rows, run_cifnet
 
 CLASSES = ["ant", "bee", "cat"]
 UNKNOWN = ["yak", "zebu"]
@@ -243,16 +243,8 @@ def test_several_places_and_an_archive(place: Path, capsys):
         str(place / "bees.zip"),
     ]
     assert (
-        main(
-            [
-                "classify",
-                "--model",
-                str(place / "b"),
-                "--images",
-                *given,
-                "--output",
-                str(place / "out.csv"),
-            ]
+        run_cifnet(
+            "classify", *given, model=place / "b", images=True, output=place / "out.csv"
         )
         == 0
     )

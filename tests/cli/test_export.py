@@ -26,6 +26,7 @@ from cifnet_pl.model import export as onnx_graph
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, HeadGraph, Square, check_onnx, onnx_bytes
 from cifnet_pl.utilities.errors import CifnetError
+from tests.command_line import run_cifnet
 from tests.models import SIDE, WIDTH, learned, samples
 
 IMAGES = [np.array(image) for image in load_sample_images().images]
@@ -106,20 +107,7 @@ def test_network_and_head_in_one_graph(
     model.head.temperature.fill_(0.7)
     model.save(tmp_path / "b")
     target = tmp_path / "m" / "model.onnx"
-    assert (
-        main(
-            [
-                "export",
-                "--model",
-                str(tmp_path / "b"),
-                "--format",
-                "onnx",
-                "--output",
-                str(target),
-            ]
-        )
-        == 0
-    )
+    assert run_cifnet("export", model=tmp_path / "b", format="onnx", output=target) == 0
     assert re.search(
         r"Largest difference from torch on two images: .*[\d.]+\n",
         capsys.readouterr().out,
