@@ -56,7 +56,7 @@ def test_help_fits_a_terminal_and_has_examples_that_are_parsed(
     assert max(map(len, shown.splitlines())) <= 80
     examples = shown.split("examples:\n")[1].partition("\n\n")[0].splitlines()
     assert 1 <= len(examples) <= 2
-    parser = parser_of(name)
+    parser = parser_of(getattr(import_module(COMMANDS[name]), name))
     for line in examples:
         words = shlex.split(line)
         assert words[:2] == ["cifnet", name]
