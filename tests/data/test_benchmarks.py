@@ -261,7 +261,7 @@ def test_bad_parquet_files_of_cifar100(spoil, sentence, tmp_path, monkeypatch):
             "annFile",
         ),
         ("cifar", "unknown data source 'cifar': did you mean"),
-        ("torchvision:CIFAR1", "did you mean torchvision:CIFAR10 or"),
+        ("torchvision:CIFAR1", "did you mean CIFAR10 or"),
         ("torchvision:wrap_dataset_for_transforms_v2", "unknown data source"),
     ],
 )

@@ -18,7 +18,6 @@ from cifnet_pl.images.files import (
     archive_part,
     archived_files,
     image_files,
-    is_folder,
     is_image,
     listing,
     require_folder,
@@ -196,26 +195,29 @@ def find_splits(root: Path) -> SplitFolders | None:
             f"{shown_path(root)} has {named}, but no train: expected train and test"
         )
     train = splits.pop("train")
-    labelled = {split: path for split, path in splits.items() if sub_folders(path)}
     if not splits:
         raise DataError(
             f"{shown_path(root)} has {named}, expected train and test: call the held-out folder"
             f" test, or set the folder to {shown_path(train)} to have a part of it held out"
         )
     notes = []
+    labelled = {}
     for split, path in splits.items():
-        if split not in labelled:
+        if sub_folders(path):
+            labelled[split] = path
+        else:
             notes.append(
                 f"note: {shown_path(path)} has no class folders, and is not used: sort its images"
                 " into class folders to test with them"
             )
-    if "test" in labelled and "val" in labelled:
+    test = labelled.pop("test", None)
+    validation = labelled.pop("val", None)
+    if test is not None and validation is not None:
         notes.append(
-            f"note: {shown_path(root)} has {labelled['val'].name} and {labelled['test'].name}:"
-            f" {labelled['test'].name} is tested with, {labelled['val'].name} is not used"
+            f"note: {shown_path(root)} has {validation.name} and {test.name}: {test.name} is tested"
+            f" with, {validation.name} is not used"
         )
-    test = labelled.get("test", labelled.get("val"))
-    return SplitFolders(train, test, tuple(notes))
+    return SplitFolders(train, test or validation, tuple(notes))
 
 
 def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
@@ -264,33 +266,25 @@ def strays_message(*folders: Path) -> str | None:
     Args:
         folders: each holds class folders.
     """
-    images_beside = [_images_beside(home) for home in folders]
-    strays = list(chain.from_iterable(images_beside))
+    strays = list(chain.from_iterable(map(_images_beside, folders)))
     if not strays:
         return None
     count = len(strays)
-    them = "each"
-    if count == 1:
-        them = "it"
-    first_stray = shown_path(strays[0])
     return (
         f"note: {number_of(count, 'image')} beside the class folders {is_or_are(count)} passed"
-        f" over, the first is {first_stray}: move {them} into the folder of its class"
+        f" over, the first is {shown_path(strays[0])}: move each into the folder of its class"
     )
 
 
 def _images_beside(home: Path) -> list[Path]:
     """Return the images right in a folder or archive, beside its sub-folders."""
     part = archive_part(home)
-    if part is None:
-        entries = sorted(home.iterdir())
-    else:
+    if part is not None:
         entries = archived_files(part)
-    found = []
-    for path in entries:
-        if path.parent == home and is_image(path) and not is_folder(path):
-            found.append(path)
-    return found
+        return [path for path in entries if path.parent == home and is_image(path)]
+    return [
+        path for path in sorted(home.iterdir()) if is_image(path) and path.is_file()
+    ]
 
 
 def required_root(options: SourceOptions, noun: str) -> Path:

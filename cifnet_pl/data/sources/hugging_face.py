@@ -101,7 +101,11 @@ def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
         cache = None
         if options.root is not None:
             cache = str(expanded(options.root))
-        return dict(datasets.load_dataset(name, config, cache_dir=cache))
+        # The number of rows, and the checksums of files where the set records them.
+        found = datasets.load_dataset(
+            name, config, cache_dir=cache, verification_mode="all_checks"
+        )
+        return dict(found)
 
 
 def _local(datasets: Any, root: Path, config: Any) -> Any:
@@ -143,27 +147,22 @@ def _named_splits(
     Raises:
         DataError: there is no training split, or not the one that an option gives.
     """
-    known = ", ".join(map(printable, parts))
     splits: dict[Split, str] = {}
-    chosen: dict[Split, Any] = {
-        "train": options.own.get("train"),
-        "test": options.own.get("test"),
-    }
-    for kind, name in chosen.items():
-        if name is not None:
-            if name not in parts:
-                raise DataError(
-                    f"{where} has no split '{printable(str(name))}', it has {known}"
-                )
-            splits[kind] = str(name)
+    if "train" in options.own:
+        splits["train"] = str(options.own["train"])
+    if "test" in options.own:
+        splits["test"] = str(options.own["test"])
     for name in parts:
         split = split_of(name)
-        if split == "train" or (split is not None and chosen["test"] is None):
+        if split == "train" or (split is not None and "test" not in options.own):
             splits.setdefault(split, name)
-    if "train" not in splits:
-        raise DataError(
-            f"{where} has no split train, it has {known}: name one with --data.options.train"
-        )
+    for name in (splits.get("train", "train"), *splits.values()):
+        if name not in parts:
+            known = ", ".join(map(printable, parts))
+            raise DataError(
+                f"{where} has no split {printable(name)}, it has {known}: name one with"
+                " --data.options.train or test"
+            )
     return splits
 
 
@@ -184,23 +183,18 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     features: dict[str, str] = {}
     for name, feature in (dataset.features or {}).items():
         features[name] = type(feature).__name__
-    known = ", ".join(f"{printable(name)} ({kind})" for name, kind in features.items())
-    column = options.own.get(meaning)
-    if column is not None and column not in features:
-        raise DataError(
-            f"{where} has no column '{printable(str(column))}', it has {known}"
-        )
-    if column is not None:
-        return str(column)
     of_kind = [name for name, kind in features.items() if kind == FEATURES[meaning]]
-    usual = [name for name in USUAL[meaning] if name in features]
-    candidates = of_kind + usual
-    if not candidates:
-        raise DataError(
-            f"{where} has no column of {meaning}s, it has {known}: name it with"
-            f" --data.options.{meaning}"
-        )
-    return candidates[0]
+    candidates = [*of_kind, *USUAL[meaning]]
+    if meaning in options.own:
+        candidates = [str(options.own[meaning])]
+    for name in candidates:
+        if name in features:
+            return name
+    known = ", ".join(f"{printable(name)} ({kind})" for name, kind in features.items())
+    raise DataError(
+        f"{where} has no column {printable(candidates[0])}, it has {known}: name it with"
+        f" --data.options.{meaning}"
+    )
 
 
 def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], bytes]:

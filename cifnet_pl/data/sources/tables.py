@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -124,14 +124,12 @@ def readable(path: Path) -> Any:
 
 def _npz(path: Path) -> ArrayFile:
     with zipfile.ZipFile(path) as archive:
-        members = {}
-        for info in archive.infolist():
-            members[info.filename.removesuffix(".npy")] = info
+        infos = archive.infolist()
+    members = {info.filename.removesuffix(".npy"): info for info in infos}
 
     def read(name: str) -> np.ndarray:
-        member = members[name]
-        if member.compress_type == zipfile.ZIP_STORED:
-            mapped = _mapped_npy(path, member.header_offset)
+        if members[name].compress_type == zipfile.ZIP_STORED:
+            mapped = _mapped_npy(path, members[name].header_offset)
             if mapped is not None:
                 return mapped
         with np.load(path, allow_pickle=False) as arrays:
@@ -149,21 +147,18 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
     """
     with path.open("rb") as file:
         file.seek(offset + 26)
-        lengths = file.read(4)
-        name_length, extra_length = struct.unpack("<HH", lengths)
-        header_length = 30 + name_length + extra_length
-        file.seek(offset + header_length)
+        name_length, extra_length = struct.unpack("<HH", file.read(4))
+        file.seek(name_length + extra_length, os.SEEK_CUR)
         version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_2_0
         if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        else:
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+            read_header = np.lib.format.read_array_header_1_0
+        shape, fortran, dtype = read_header(file)
         start = file.tell()
     if dtype.hasobject or 0 in shape:
         return None
-    if fortran:
-        return np.memmap(path, dtype, "r", start, shape, "F")
-    return np.memmap(path, dtype, "r", start, shape, "C")
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    return np.memmap(path, dtype, "r", start, shape, order)
 
 
 def _parquet(path: Path) -> ArrayFile:
