@@ -130,7 +130,7 @@ def test_tables_with_holes_or_other_types(
 def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
     assert "no file" in refused(tmp_path / "nowhere.npz")
     (tmp_path / "a.pkl").write_bytes(b"x")
-    assert "unknown kind of file of embeddings" in refused(tmp_path / "a.pkl")
+    assert "unknown kind of table" in refused(tmp_path / "a.pkl")
     whole = write(tmp_path).read_bytes()
     for name, content in {"cut.npz": whole[:200], "a.parquet": b"no"}.items():
         (tmp_path / name).write_bytes(content)
@@ -280,7 +280,7 @@ def test_tables_that_cannot_be_read(
 
 
 def test_no_table(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no table was given"):
+    with pytest.raises(UsageError, match="no file was given"):
         build_source("manifest", SourceOptions())
     with pytest.raises(DataError, match=r"no file .*nowhere\.csv"):
         build_source("manifest", SourceOptions(tmp_path / "nowhere.csv"))

@@ -255,20 +255,32 @@ def open_table(root: Path | None) -> ArrayFile:
             missing.
         DataError: there is no such file, or it is damaged or not what its ending says.
     """
+    path = table_file(root, WHAT, tuple(READERS))
+    with readable(path):
+        return READERS[path.suffix.lower()](path)
+
+
+def table_file(root: Path | None, what: str, endings: Sequence[str]) -> Path:
+    """Return the file of a table.
+
+    Args:
+        root: the file, or None if none was given.
+        what: what it should be, for messages.
+        endings: those that it may have.
+
+    Raises:
+        UsageError: no file was given, or one with another ending.
+        DataError: there is no such file.
+    """
     if root is None:
-        raise UsageError(f"no file was given: set --data.root to {WHAT}")
+        raise UsageError(f"no file was given: set --data.root to {what}")
     path = expanded(root)
     if not path.is_file():
-        raise DataError(f"no file {shown_path(path)}: expected {WHAT}")
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        raise unknown_name(
-            f"kind of file of embeddings in {shown_path(path)}",
-            path.suffix or "no ending",
-            READERS,
-        )
-    with readable(path):
-        return reader(path)
+        raise DataError(f"no file {shown_path(path)}: expected {what}")
+    if path.suffix.lower() not in endings:
+        kind = f"kind of table in {shown_path(path)}"
+        raise unknown_name(kind, path.suffix or "no ending", endings)
+    return path
 
 
 def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
@@ -318,10 +330,8 @@ def manifest(options: SourceOptions) -> SampleTable:
         UsageError: no table was given, or one of another kind.
         DataError: a column, a value or an image that is missing; an image that is listed twice.
     """
-    if options.root is None:
-        raise UsageError(f"no table was given: set --data.root to {WHAT_MANIFEST}")
-    file = expanded(options.root)
-    where = shown_path(options.root)
+    file = table_file(options.root, WHAT_MANIFEST, ENDINGS)
+    where = shown_path(file)
     rows = read_rows(file)
     if rows.empty:
         raise DataError(f"{where} lists no image")
@@ -352,14 +362,7 @@ def read_rows(path: Path) -> pd.DataFrame:
         UsageError: another ending, or a package that is missing.
         DataError: no such table, or one that is damaged.
     """
-    if not path.is_file():
-        raise DataError(
-            f"no file {shown_path(path)}: set --data.root to {WHAT_MANIFEST}"
-        )
-    ending = path.suffix.lower()
-    if ending not in ENDINGS:
-        ending = path.suffix or "no ending"
-        raise unknown_name(f"kind of table in {shown_path(path)}", ending, ENDINGS)
+    ending = table_file(path, WHAT_MANIFEST, ENDINGS).suffix.lower()
     if ending == ".parquet":
         require_pyarrow()
         with readable(path):
