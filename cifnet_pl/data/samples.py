@@ -84,17 +84,14 @@ class SampleTable:
         if "position" not in self.table:
             self.table = self.table.assign(position=np.arange(count))
         if "name" not in self.table:
-            names = [str(position) for position in self.table["position"].tolist()]
-            column = pd.Series(names, self.table.index, dtype=object)
-            self.table = self.table.assign(name=column)
+            names = self.table["position"].astype(str).astype(object)
+            self.table = self.table.assign(name=names)
         if not len(self.hash_of):
             self.hash_of = np.full(count, -1, dtype=np.int64)
         self.names: Sequence[str] = self.table["name"].tolist()
-        self.positions: np.ndarray = self.table["position"].to_numpy(
-            np.int64, copy=True
-        )
+        self.positions = self.table["position"].to_numpy(np.int64, copy=True)
         self.paths: Sequence[str] = self.table.get("path", self.table["name"]).tolist()
-        self.labels: np.ndarray = self.table["label"].to_numpy(copy=True)
+        self.labels = self.table["label"].to_numpy(copy=True)
         self.groups: np.ndarray | None = None
         if "group" in self.table:
             self.groups = self.table["group"].to_numpy(np.int64, copy=True)
@@ -122,8 +119,6 @@ class SampleTable:
     def subset(self, rows: np.ndarray) -> SampleTable:
         """Return the samples of some rows, with their hashes as far as they are known."""
         table = self.table.iloc[rows].reset_index(drop=True)
-        if not len(rows):
-            return replace(self, table=table, hash_of=np.zeros(0, dtype=np.int64))
         return replace(self, table=table, hash_of=self.hash_of[rows])
 
     def with_columns(self, **columns: Any) -> SampleTable:

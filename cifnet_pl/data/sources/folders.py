@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from cifnet_pl.data.samples import (
-    SampleTable,
-    SourceOptions,
-    require_class_names,
-    table_of,
-)
+import pandas as pd
+
+from cifnet_pl.data.samples import SampleTable, SourceOptions, require_class_names
 from cifnet_pl.images.files import (
     PassedOver,
     archive_part,
@@ -81,27 +78,26 @@ def class_samples(
         DataError: no class folder with an image.
     """
     passed_over = PassedOver()
-    columns: dict[str, list[str]] = {"name": [], "label": []}
-    if parts:
-        columns |= {"path": [], "split": []}
+    rows = []
     empty = []
     homes: Mapping[Split, Path] = parts or {"train": root}
     for split, home in homes.items():
-        for name, folders in class_folders(home).items():
-            if only is not None and name not in only:
+        prefix = home.relative_to(root)
+        for label, folders in class_folders(home).items():
+            if only is not None and label not in only:
                 continue
             found = [image_files(path, passed_over) for path in folders]
             files = list(chain.from_iterable(found))
             if not files:
                 empty.append(shown_path(folders[0]))
-            columns["name"] += [path.relative_to(home).as_posix() for path in files]
-            columns["label"] += [name] * len(files)
-            if parts:
-                columns["path"] += [path.relative_to(root).as_posix() for path in files]
-                columns["split"] += [split] * len(files)
+            for file in files:
+                name = file.relative_to(home).as_posix()
+                rows.append([name, label, (prefix / name).as_posix(), split])
     where = shown_path(root)
-    if not columns["name"]:
+    if not rows:
         raise DataError(f"no class folder in {where} holds an image: add images")
+    columns = ["name", "label", "path", "split"]
+    table = pd.DataFrame(rows, columns=columns, dtype=object)
     messages = [
         *notes,
         *passed_over.notes(),
@@ -110,9 +106,10 @@ def class_samples(
     if empty:
         messages.append(f"note: class folders without images left out: {listed(empty)}")
     if not parts:
-        messages.append(nesting_message(root, columns["name"], columns["label"]))
+        table = table.drop(columns=["path", "split"])
+        messages.append(nesting_message(root, table["name"], table["label"]))
     return SampleTable(
-        table_of(**columns),
+        table,
         root=root,
         where=where,
         notes=tuple(message for message in messages if message),
@@ -236,7 +233,7 @@ def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
 
 
 def nesting_message(
-    root: Path, names: Sequence[str], labels: Sequence[str]
+    root: Path, names: Iterable[str], labels: Iterable[str]
 ) -> str | None:
     """Ask whether the sub-folders of the only class are the classes.
 
@@ -248,15 +245,16 @@ def nesting_message(
     Returns:
         None where there are several classes, or no sub-folders.
     """
-    if len(set(labels)) > 1:
+    classes = set(labels)
+    if len(classes) > 1:
         return None
     inner = {PurePosixPath(name).parts[1:-1][:1] for name in names}
     if len(inner) < 2 or () in inner:
         return None
+    name = classes.pop()
     return (
-        f"note: there is one class, '{printable(labels[0])}', with images in {len(inner)}"
-        " sub-folders: if those are the classes, name the folder"
-        f" {shown_path(root / labels[0])} instead"
+        f"note: there is one class, '{printable(name)}', with images in {len(inner)} sub-folders:"
+        f" if those are the classes, name the folder {shown_path(root / name)} instead"
     )
 
 

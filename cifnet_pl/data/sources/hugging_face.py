@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
 from cifnet_pl.images.files import read_bytes
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
@@ -53,24 +55,29 @@ def hugging_face(name: str, options: SourceOptions) -> SampleTable:
     train = parts[splits_found["train"]]
     image = _column(train, "image", options, where)
     label = _column(train, "label", options, where)
-    columns: dict[str, list[Any]] = {"name": [], "label": [], "split": []}
+    tables = []
     read = []
     notes = []
     for meaning, split in splits_found.items():
         part = parts[split]
-        if meaning != "train" and not _has_labels(part, label):
+        labels = []
+        if label in part.column_names:
+            labels = part.select_columns([label])[label]
+        # Hubs give -1 or nothing to the images of a competition.
+        if meaning != "train" and set(labels) <= {None, -1}:
             notes.append(
                 f"note: split {printable(split)} of {where} has no labels: it is not used"
             )
             continue
         read.append(part)
-        columns["label"] += part.select_columns([label])[label]
-        columns["name"] += [f"{split}/{i}" for i in range(len(part))]
-        columns["split"] += [meaning] * len(part)
+        names = [f"{split}/{i}" for i in range(len(part))]
+        splits = [meaning] * len(part)
+        tables.append(table_of(name=names, label=labels, split=splits))
+    table = pd.concat(tables, ignore_index=True)
     if len(read) == 1:
-        columns.pop("split")
+        table = table.drop(columns="split")
     return SampleTable(
-        table_of(**columns),
+        table,
         row_reader(read, image, where),
         class_names=getattr(train.features[label], "names", None),
         where=where,
@@ -164,14 +171,6 @@ def _named_splits(
                 " --data.options.train or test"
             )
     return splits
-
-
-def _has_labels(part: Any, label: str) -> bool:
-    """Return whether a split has labels; hubs give -1 or nothing to those of a competition."""
-    if label not in part.column_names:
-        return False
-    labels = part.select_columns([label])[label]
-    return any(value not in (None, -1) for value in labels)
 
 
 def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> str:
