@@ -31,7 +31,7 @@ from benchmarks.studies.images import (
 )
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
-from cifnet_pl.heads.confidence import (
+from cifnet_pl.heads.probabilities import (
     CalibrationSamples,
     PredictionSets,
     calibrate,

@@ -20,9 +20,10 @@ from cifnet_pl.statistics import (
     check_projection,
     check_ridge,
     draw_projection,
+    gcv_ridge,
     left_out_together,
     projection_fingerprint,
-    solve,
+    solve_ridge,
     whitened_rows,
 )
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, check_that
@@ -196,9 +197,13 @@ def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, RidgeCh
     Returns:
         Weights (p, C), and the ridge.
     """
+    gram = sums.gram
     moment = sums.class_sums.T
-    samples = int(sums.seen)
-    weights, choice = solve(sums.gram, moment, ridge, tss, samples)
+    if ridge == "gcv":
+        choice = gcv_ridge(gram, moment, tss, int(sums.seen), free=0)
+    else:
+        choice = RidgeChoice(ridge)
+    weights = solve_ridge(gram, moment, gram.new_tensor(choice.ridge))
     # Row-major, as after loading: products round differently with the solver's column-major result.
     return weights.contiguous(), choice
 

@@ -20,8 +20,13 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.probabilities import to_probabilities
-from cifnet_pl.statistics import ClassDistances, ClassMoments, LeftOut, RidgeChoice
+from cifnet_pl.statistics import (
+    ClassDistances,
+    ClassMoments,
+    LeftOut,
+    RidgeChoice,
+    to_probabilities,
+)
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
@@ -313,6 +318,7 @@ class Head(nn.Module, ABC):
         The function has no branches on values and checks nothing: it is made for graphs (ONNX). A
         head whose ``_scores`` branches on values overrides this.
         """
+        self.refresh()
         return self._scores
 
     def ridge_choices(self) -> list[RidgeChoice]:
@@ -360,7 +366,10 @@ class Head(nn.Module, ABC):
         new = self._new_labels(classes, counts)
         if not self.solved:
             raise CifnetError("the task before was not finished: call solve() first")
-        self._append_task(new)
+        task = len(torch.unique(self.task_of))
+        tasks = self.task_of.new_full((len(new),), task)
+        self.task_of = torch.cat([self.task_of, tasks])
+        self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
         self.solved.fill_(False)
         self.under_way.fill_(True)
         self._begin(len(new), counts)
@@ -826,13 +835,6 @@ class Head(nn.Module, ABC):
             )
         return new
 
-    def _append_task(self, new: Sequence[int]) -> None:
-        task = len(torch.unique(self.task_of))
-        self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
-        self.task_of = torch.cat(
-            [self.task_of, self.task_of.new_full((len(new),), task)]
-        )
-
     def _keep_labels(self, columns: Tensor) -> None:
         """Drop all classes but those at ``columns``; tasks are numbered without gaps."""
         self.labels = self.labels[columns]
@@ -866,12 +868,7 @@ class Head(nn.Module, ABC):
         They are plain numbers, strings and booleans.
         """
         names = inspect.signature(type(self)).parameters
-        try:
-            settings = {name: getattr(self, name) for name in names}
-        except AttributeError as error:
-            raise UsageError(
-                f"each argument of {type(self).__name__}() must be an attribute, too: {error}"
-            ) from error
+        settings = {name: getattr(self, name) for name in names}
         if "dtype" in settings:
             settings["dtype"] = str(self.dtype).removeprefix("torch.")
         return settings

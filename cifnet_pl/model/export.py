@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import exclusive_export, import_onnxruntime
-from cifnet_pl.heads.probabilities import to_probabilities
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
+from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import CifnetError, explained
 from cifnet_pl.utilities.version import package_version
 

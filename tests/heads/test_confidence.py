@@ -27,15 +27,15 @@ from cifnet_pl.heads import (
     RidgeHead,
     SLDAHead,
 )
-from cifnet_pl.heads.confidence import (
+from cifnet_pl.heads.probabilities import (
     CalibrationSamples,
     PredictionSets,
     ReferenceScores,
     calibrate,
+    fit_probabilities,
     novelty_reference,
 )
-from cifnet_pl.heads.probabilities import fit_probabilities, to_probabilities
-from cifnet_pl.statistics import RidgeFactor
+from cifnet_pl.statistics import RidgeFactor, to_probabilities
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import BUFFER, assert_ends, checkpoint, fit, learned
 from tests.command_line import rows as rows_of

@@ -10,7 +10,7 @@ import torch
 
 from cifnet_pl.heads import ACILHead, FeCAMHead, Head, RidgeHead, SLDAHead
 from cifnet_pl.heads.base import NOVELTY_RIDGE, OVERALL_SHARE
-from cifnet_pl.heads.confidence import (
+from cifnet_pl.heads.probabilities import (
     CalibrationSamples,
     novelty_reference,
 )

@@ -20,9 +20,9 @@ from torch import Tensor
 
 import cifnet_pl
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
-from cifnet_pl.heads.probabilities import to_probabilities
+from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.testing import difference, halves, learn, queries, stream
 from cifnet_pl.utilities.errors import UsageError
 from tests import models
