@@ -286,16 +286,6 @@ class ReplayHead(SamplesHead):
         """Count the values kept between tasks: C(d+1)."""
         return {"weights": self.weights.numel()}
 
-    def _before_load(self, state: Mapping[str, Any]) -> None:
-        super()._before_load(state)
-        stored = state.get("weights")
-        rows = len(self.weights)
-        if isinstance(stored, Tensor) and len(stored) != rows:
-            raise CheckpointError(
-                f"stored weights have shape {tuple(stored.shape)}, expected ({rows}, classes): they"
-                " are for embeddings of another width"
-            )
-
 
 class LogisticHead(ReplayHead):
     """Multinomial logistic regression (scikit-learn, L-BFGS) on the current task and the buffer.

@@ -36,7 +36,6 @@ from cifnet_pl.statistics.ridge import whitened_rows as whitened_rows
 from cifnet_pl.statistics.ridge_system import LearnedRows as LearnedRows
 from cifnet_pl.statistics.ridge_system import RidgeFactor as RidgeFactor
 from cifnet_pl.statistics.ridge_system import RidgeSystem as RidgeSystem
-from cifnet_pl.statistics.ridge_system import Targets as Targets
 from cifnet_pl.statistics.sums import Sums as Sums
 from cifnet_pl.statistics.sums import augment as augment
 from cifnet_pl.statistics.targets import Slopes as Slopes
