@@ -63,7 +63,11 @@ class ACILHead(SumsHead):
         dtype: Dtype = "float64",
     ):
         if projection is not None:
-            check_given_projection(projection, in_features)
+            if projection.ndim != 2 or projection.shape[1] != in_features:
+                raise UsageError(
+                    f"projection has shape {tuple(projection.shape)}, expected (width,"
+                    f" {in_features})"
+                )
             width = len(projection)
         check_that(width >= 1, "width", width, "at least 1")
         super().__init__(in_features, width, dtype)
@@ -176,14 +180,6 @@ class ACILHead(SumsHead):
                 f"stored projection has shape {tuple(stored.shape)}, expected"
                 f" {tuple(self.projection.shape)}"
             )
-
-
-def check_given_projection(projection: Tensor, in_features: int) -> None:
-    """Check that a projection has the shape (B, d)."""
-    if projection.ndim != 2 or projection.shape[1] != in_features:
-        raise UsageError(
-            f"projection has shape {tuple(projection.shape)}, expected (width, {in_features})"
-        )
 
 
 def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, RidgeChoice]:
@@ -317,7 +313,7 @@ class DSALHead(ACILHead):
     def _count_duplicates(self, count: int) -> None:
         super()._count_duplicates(count)
         assert self.compensation_increment is not None
-        self.compensation_increment.count_duplicates(count)
+        self.compensation_increment.seen -= count
 
     def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridges of the main stream and of the compensation stream."""

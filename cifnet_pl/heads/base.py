@@ -802,9 +802,8 @@ class Head(nn.Module, ABC):
             raise UsageError(
                 f"relabel needs one new label for each of {self.classes}, got {dict(labels)}"
             )
-        old = self.labels
         new = self.labels.new_tensor([labels[label] for label in self.classes])
-        self._rename(lambda y: new[(y[:, None] == old).nonzero()[:, 1]])
+        self._rename(lambda y: new[self._columns(y)])
         self.labels = new
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:

@@ -148,7 +148,8 @@ class CIFNetHead(Head):
         increment.add(augment(z), columns - first, weight)
 
     def _count_duplicates(self, count: int) -> None:
-        self._open_increment().count_duplicates(count)
+        increment = self._open_increment()
+        increment.seen -= count
 
     def _open_increment(self) -> Sums:
         if self.increment is None:

@@ -69,14 +69,9 @@ class NCMHead(SumsHead):
         check_choice("metric", metric, Metric)
         self.metric = metric
 
-    @property
-    def means(self) -> Tensor:
-        """(C, d) means of the classes, in column order."""
-        return class_means(self.sums)
-
     def _scores(self, z: Tensor) -> Tensor:
         z = z.to(self.dtype)
-        means = self.means
+        means = class_means(self.sums)
         if self.metric == "cosine":
             unit = torch.nn.functional.normalize(z, dim=1)
             unit_means = torch.nn.functional.normalize(means, dim=1)
