@@ -192,5 +192,5 @@ def _hashes(samples: SampleTable, rows: np.ndarray) -> np.ndarray:
     share = rows[rank::world]
     own = samples.hashes(share)
     for known, hashes in of_all_processes((share, own)):
-        samples.note_hashes(known, hashes)
+        samples.hash_of[known] = hashes
     return samples.hashes(rows)

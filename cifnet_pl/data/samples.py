@@ -130,7 +130,7 @@ class SampleTable:
         """Return the samples with other columns; their hashes are shared."""
         return replace(self, table=self.table.assign(**columns))
 
-    # ------------------------------------------------------------------ one sample
+    # ------------------------------------------------------------------ embeddings
 
     @property
     def features(self) -> int:
@@ -138,12 +138,36 @@ class SampleTable:
         assert self.embeddings is not None
         return int(self.embeddings.shape[1])
 
-    @property
-    def noun(self) -> str:
-        """Noun for one sample in messages."""
-        if self.are_images:
-            return "image"
-        return "sample"
+    def known(self, rows: np.ndarray) -> np.ndarray:
+        """Return (n,) bool: of which rows there is an embedding."""
+        return np.full(len(rows), not self.are_images)
+
+    def get(self, rows: np.ndarray) -> Tensor:
+        """Return the embeddings (n, d) float32 of some rows (n,).
+
+        Raises:
+            DataError: some of them hold NaN or infinity; names their rows in the file.
+        """
+        assert self.embeddings is not None
+        positions = self.positions[rows]
+        if len(positions) and (np.diff(positions) == 1).all():
+            # A view of consecutive rows is read from the file in one piece.
+            part = self.embeddings[positions[0] : positions[-1] + 1]
+        else:
+            part = self.embeddings[positions]
+        with np.errstate(over="ignore"):  # values too large become infinity
+            in_order = np.array(part, dtype=np.float32, order="C")
+        z = torch.from_numpy(in_order)
+        is_finite = torch.isfinite(z).all(dim=1).numpy()
+        if not is_finite.all():
+            broken = [str(position) for position in positions[~is_finite]]
+            raise DataError(
+                f"{self.where}: no finite float32 in row {listed(broken)} of the"
+                " embeddings (counted from 0): repair or remove them"
+            )
+        return z
+
+    # ------------------------------------------------------------------ one sample
 
     def file(self, row: int) -> Path:
         """Return the file of an image."""
@@ -177,31 +201,6 @@ class SampleTable:
         """Read an image; UnreadableImage where that fails."""
         return EncodedImage(self.given(row))
 
-    def get(self, rows: np.ndarray) -> Tensor:
-        """Return the embeddings (n, d) float32 of some rows (n,).
-
-        Raises:
-            DataError: some of them hold NaN or infinity; names their rows in the file.
-        """
-        assert self.embeddings is not None
-        positions = self.positions[rows]
-        if len(positions) and (np.diff(positions) == 1).all():
-            # A view of consecutive rows is read from the file in one piece.
-            part = self.embeddings[positions[0] : positions[-1] + 1]
-        else:
-            part = self.embeddings[positions]
-        with np.errstate(over="ignore"):  # values too large become infinity
-            in_order = np.array(part, dtype=np.float32, order="C")
-        z = torch.from_numpy(in_order)
-        is_finite = torch.isfinite(z).all(dim=1).numpy()
-        if not is_finite.all():
-            broken = [str(position) for position in positions[~is_finite]]
-            raise DataError(
-                f"{self.where}: no finite float32 in row {listed(broken)} of the"
-                " embeddings (counted from 0): repair or remove them"
-            )
-        return z
-
     # ------------------------------------------------------------------ identity
 
     def content_hash(self, row: int) -> int:
@@ -210,7 +209,7 @@ class SampleTable:
             vector = self.embeddings[self.positions[row]]
             return content_hash(np.ascontiguousarray(vector).tobytes())
         try:
-            return self.image(row).hash
+            return EncodedImage(self.given(row)).hash
         except UnreadableImage:  # it is reported when it is decoded
             return UNREADABLE_HASH
 
@@ -222,14 +221,10 @@ class SampleTable:
         known: np.ndarray = self.hash_of[rows]
         return known
 
-    def note_hashes(self, rows: np.ndarray, hashes: np.ndarray) -> None:
-        """Store content hashes (n,) int64 that are known already of some rows (n,)."""
-        self.hash_of[rows] = hashes
-
     def look(self, rows: np.ndarray) -> list[Look]:
         """Read hash, time and thumbnail of the images of some rows (n,)."""
         looks = look_at_images([self.file(row) for row in rows])
-        self.note_hashes(rows, np.array([look.hash for look in looks], dtype=np.int64))
+        self.hash_of[rows] = [look.hash for look in looks]
         return looks
 
     def size(self, row: int) -> int:

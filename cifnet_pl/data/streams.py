@@ -19,6 +19,7 @@ import pandas as pd
 from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
 from cifnet_pl.utilities.names import class_name
+from cifnet_pl.utilities.text import printable
 
 # ---------------------------------------------------------------------- classes of each task
 
@@ -35,8 +36,7 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
             of all names; or None for the order of the source.
 
     Raises:
-        UsageError: a negative seed; a list with a class twice, without a class, or with one that
-            the source lacks.
+        UsageError: a negative seed, or a list that does not hold each class once.
     """
     if order is None:
         return list(names)
@@ -47,32 +47,17 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
         generator = np.random.default_rng(order)
         permutation = generator.permutation(len(names))
         return [names[i] for i in permutation]
-    if len(set(order)) < len(order):
-        raise UsageError("class_order names a class twice")
-    by_position = all(isinstance(item, int) for item in order)
-    if by_position:
-        chosen = [_name_at(names, int(item)) for item in order]
-    else:
-        chosen = [class_name(str(item)) for item in order]
-    known = set(names)
-    for name in chosen:
-        if name not in known:
-            raise UsageError(
-                f"class_order names '{name}', which the data source does not have"
-            )
-    if len(chosen) < len(names):
+    chosen = [class_name(str(item)) for item in order]
+    if all(isinstance(item, int) for item in order):
+        at_position = {str(i): name for i, name in enumerate(names)}
+        chosen = [at_position.get(item, item) for item in chosen]
+    if sorted(chosen) != sorted(names):
+        odd = [*(set(chosen) ^ set(names)), *chosen]
         raise UsageError(
-            f"class_order lists {len(chosen)} of {len(names)} classes: list all of them, and set"
-            " --data.max_tasks to learn fewer"
+            f"class_order must list each of the {len(names)} classes once, which is not so for"
+            f" '{printable(odd[0])}'; --data.max_tasks learns fewer"
         )
     return chosen
-
-
-def _name_at(names: Sequence[str], position: int) -> str:
-    if not 0 <= position < len(names):
-        last = len(names) - 1
-        raise UsageError(f"class_order holds position {position}, expected 0 to {last}")
-    return names[position]
 
 
 def task_sizes(
@@ -303,7 +288,7 @@ class Blurry(Stream):
         expected = "a percentage from 0 to 100"
         check_that(0 <= disjoint <= 100, "disjoint", disjoint, expected)
         check_that(0 <= blurry <= 100, "blurry", blurry, expected)
-        check_every(every)
+        check_that(every is None or every > 0, "every", every, "at least 1 sample")
         self.disjoint = disjoint
         self.blurry = blurry
         self.every = every
@@ -348,7 +333,7 @@ class TaskFree(Stream):
     """
 
     def __init__(self, every: int = 500, seed: int = 0):
-        check_every(every)
+        check_that(every > 0, "every", every, "at least 1 sample")
         self.every = every
         self.seed = seed
 
@@ -356,16 +341,6 @@ class TaskFree(Stream):
         """Return the rows of the training samples of each task."""
         tasks = [classes.rows(task) for task in classes.tasks]
         return _cut(tasks, self.every, self.seed)
-
-
-def check_every(every: int | None) -> None:
-    """Check a number of samples between two solves; UsageError if there are none."""
-    check_that(
-        every is None or every >= 1,
-        "every",
-        every,
-        "at least 1 sample between two solves",
-    )
 
 
 def _cut(tasks: Sequence[np.ndarray], every: int, seed: int) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy, RandomResizedCrop
 
 from cifnet_pl.buffer import GOLDEN, split_mix
-from cifnet_pl.utilities.errors import check_choice, check_that
+from cifnet_pl.utilities.errors import check_that
 
 DRAWS = 8
 """Random numbers of an image: flip, crop (row, column), brightness, contrast, saturation, cutout
@@ -37,15 +37,11 @@ def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
     Returns:
         (n, count) float64 in [0, 1).
     """
-    sequence = np.random.SeedSequence(list(seed))
-    state = sequence.generate_state(1, np.uint64)
-    mixed = keys.astype(np.uint64) ^ state
-    start = split_mix(mixed)
+    state = np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)
+    start = split_mix(keys.astype(np.uint64) ^ state)
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64)
-        offsets = steps * GOLDEN
-        positions = start[:, None] + offsets
-        hashes = split_mix(positions)
+        hashes = split_mix(start[:, None] + steps * GOLDEN)
     bits = (hashes >> np.uint64(11)).astype(np.float64)
     return bits / 2**53
 
@@ -64,9 +60,7 @@ def _one_by_one(
         keys: (n,) int64.
         seed: any number of integers.
     """
-    first = uniform(keys, seed, 1)[:, 0]
-    scaled = first * 2**53
-    numbers = scaled.astype(np.int64)
+    numbers = (uniform(keys, seed, 1)[:, 0] * 2**53).astype(np.int64)
     changed = torch.empty_like(images)
     with torch.random.fork_rng(devices=[]):
         for i, number in enumerate(numbers.tolist()):
@@ -129,78 +123,51 @@ class Augmentation:
         draws = torch.from_numpy(numbers).to(images.device)
         if self.resized_crop:
             crop = RandomResizedCrop(images.shape[2], antialias=True)
-            crop_seed = (*seed, 1)
-            images = _one_by_one(crop, images, identity, crop_seed)
+            images = _one_by_one(crop, images, identity, (*seed, 1))
         if self.flip:
-            flipped = draws[:, 0] < 0.5
-            images = images.clone()
-            mirrored = images[flipped].flip(3)
-            images[flipped] = mirrored
+            mirrored = draws[:, 0] < 0.5
+            images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
         if self.crop_padding:
-            places = draws[:, 1:3]
-            images = self._crop(images, places)
+            images = self._crop(images, draws[:, 1:3])
         if self.brightness or self.contrast or self.saturation:
-            strengths = draws[:, 3:6]
-            images = self._jitter(images, strengths)
+            images = self._jitter(images, draws[:, 3:6])
         if self.autoaugment is not None:
-            grey = [128.0] * 3
-            named_policy = AutoAugmentPolicy(self.autoaugment)
-            policy = AutoAugment(named_policy, fill=grey)
-            policy_seed = (*seed, 2)
-            images = _one_by_one(policy, images, identity, policy_seed)
+            policy = AutoAugment(AutoAugmentPolicy(self.autoaugment), fill=[128.0] * 3)
+            images = _one_by_one(policy, images, identity, (*seed, 2))
         if self.cutout:
-            places = draws[:, 6:]
-            images = self._cut_out(images, places)
+            images = self._cut_out(images, draws[:, 6:])
         return images
 
     def _crop(self, images: Tensor, draws: Tensor) -> Tensor:
-        n, channels, height, width = images.shape
-        padding = [self.crop_padding] * 4
-        padded = functional.pad(images, padding)
-        positions = 2 * self.crop_padding + 1
-        corners = (draws * positions).long()
+        side = images.shape[2]
+        corners = (draws * (2 * self.crop_padding + 1)).long()
+        # The sides of all windows of a padded image, at each corner that they may have.
+        padded = functional.pad(images, [self.crop_padding] * 4)
+        windows = padded.unfold(2, side, 1).unfold(3, side, 1)
         top, left = corners.unbind(1)
-        row_offsets = torch.arange(height, device=images.device)
-        rows = top[:, None] + row_offsets
-        column_offsets = torch.arange(width, device=images.device)
-        columns = left[:, None] + column_offsets
-        rows = rows[:, None, :, None].expand(n, channels, height, padded.shape[3])
-        columns = columns[:, None, None, :].expand(n, channels, height, width)
-        return padded.gather(2, rows).gather(3, columns)
+        return windows[torch.arange(len(images)), :, top, left]
 
     def _cut_out(self, images: Tensor, draws: Tensor) -> Tensor:
         side = images.shape[2]
-        width = round(self.cutout * side)
-        half = width // 2
-        centre = (draws * side).long()
-        start = centre[:, :, None] - half
+        half = round(self.cutout * side) // 2
+        start = (draws * side).long()[:, :, None] - half
         place = torch.arange(side, device=images.device)
-        end = start + 2 * half
-        inside = (place >= start) & (place < end)
+        inside = (place >= start) & (place < start + 2 * half)
         rows, columns = inside.unbind(1)
         square = rows[:, :, None] & columns[:, None, :]
         return images.masked_fill(square[:, None], 0)
 
     def _jitter(self, images: Tensor, draws: Tensor) -> Tensor:
-        limits = [self.brightness, self.contrast, self.saturation]
-        strength = draws.new_tensor(limits)
-        change = strength * (2 * draws - 1)
-        factors = (1 + change).clamp_min(0).float()
-        factors = factors[:, :, None, None, None]
-        brightness, contrast, saturation = factors.unbind(1)
-        x = images.float() * brightness
-        x = x.clamp(0, 255)
-        weights = x.new_tensor(LUMA)
-        luma = weights[None, :, None, None]
+        strength = draws.new_tensor([self.brightness, self.contrast, self.saturation])
+        factors = (1 + strength * (2 * draws - 1)).clamp_min(0).float()
+        brightness, contrast, saturation = factors[:, :, None, None, None].unbind(1)
+        x = (images.float() * brightness).clamp(0, 255)
+        luma = x.new_tensor(LUMA)[:, None, None]
         grey = (x * luma).sum(1, keepdim=True)
         mean = grey.mean((2, 3), keepdim=True)
-        centred = x - mean
-        x = mean + centred * contrast
-        x = x.clamp(0, 255)
+        x = (mean + (x - mean) * contrast).clamp(0, 255)
         grey = (x * luma).sum(1, keepdim=True)
-        colour = x - grey
-        x = grey + colour * saturation
-        x = x.clamp(0, 255)
+        x = (grey + (x - grey) * saturation).clamp(0, 255)
         return x.round().to(torch.uint8)
 
 
@@ -213,12 +180,9 @@ def augmentation_of(options: Mapping[str, Any]) -> Augmentation:
     Raises:
         UsageError: a value is out of range.
     """
-    chosen = {name: options[name] for name in AUGMENTATION_OPTIONS}
-    padding = chosen["crop_padding"]
+    padding = options["crop_padding"]
     check_that(padding >= 0, "crop_padding", padding, "at least 0")
     for name in ("brightness", "contrast", "saturation", "cutout"):
-        share = chosen[name]
+        share = options[name]
         check_that(0 <= share <= 1, name, share, "a number between 0 and 1")
-    if chosen["autoaugment"] is not None:
-        check_choice("autoaugment", chosen["autoaugment"], Policy)
-    return Augmentation(**chosen)
+    return Augmentation(**{name: options[name] for name in AUGMENTATION_OPTIONS})

@@ -7,14 +7,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.iterative.descent import check_tuning
+from cifnet_pl.iterative.descent import StepBatch, check_tuning
 from cifnet_pl.iterative.losses import (
     SMALLEST,
     distillation,
     margin_weights,
     separation,
 )
-from cifnet_pl.iterative.steps import StepBatch
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import check_that
 
@@ -41,9 +40,8 @@ class AutoEncoders(nn.Module):
         for name in ("encode", "decode"):
             old = cast(nn.Parameter, getattr(self, name))
             bound = old.shape[2] ** -0.5
-            values = torch.empty(classes, *old.shape[1:])
-            new = values.uniform_(-bound, bound).to(old.device)
-            joined = torch.cat([old.detach(), new])
+            new = torch.empty(classes, *old.shape[1:]).uniform_(-bound, bound)
+            joined = torch.cat([old.detach(), new.to(old.device)])
             setattr(self, name, nn.Parameter(joined))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,13 +53,9 @@ class AutoEncoders(nn.Module):
         Returns:
             (n, C) scores ``−γ ‖reconstruction − z‖₁``, and (n, C, latent) codes.
         """
-        projected = torch.einsum("nd,cld->ncl", z, self.encode)
-        codes = projected.tanh()
-        decoded = torch.einsum("ncl,cdl->ncd", codes, self.decode)
-        rebuilt = decoded.tanh()
-        differences = rebuilt - z[:, None]
-        errors = differences.abs()
-        distance = errors.sum(dim=2)
+        codes = torch.einsum("nd,cld->ncl", z, self.encode).tanh()
+        rebuilt = torch.einsum("ncl,cdl->ncd", codes, self.decode).tanh()
+        distance = (rebuilt - z[:, None]).abs().sum(dim=2)
         logits = -self.gamma * distance
         return logits.clamp(-500, 500), codes
 
@@ -132,22 +126,18 @@ class CREATEModule(IterativeModule):
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute classification, separation and, from the second task on, distillation."""
         x = batch.inputs()
-        labels = batch.labels
-        z = self.features(x)
-        scores, codes = self.encoders(z.float())
+        scores, codes = self.encoders(self.features(x).float())
         scores = scores.float()
         probabilities = scores.softmax(dim=1) + SMALLEST
-        own = probabilities.gather(1, labels[:, None])
-        classification = -own.log().mean()
-        separated = self._separation(scores, codes.float(), labels)
+        own = probabilities.gather(1, batch.labels[:, None])
+        separated = self._separation(scores, codes.float(), batch.labels)
         separation_weight: float = self.options["separation_weight"]
-        loss: Tensor = classification + separation_weight * separated
+        loss: Tensor = -own.log().mean() + separation_weight * separated
         if self.is_first_task:
             return loss
         network, encoders = self.teacher
         with torch.no_grad():
-            old_z = network(x)
-            teacher_scores = encoders(old_z)[0].float()
+            teacher_scores = encoders(network(x))[0].float()
         known = scores[:, : self.old_classes]
         distilled = distillation(known, teacher_scores, scale=True)
         distillation_weight: float = self.options["distillation_weight"]
@@ -167,21 +157,16 @@ class CREATEModule(IterativeModule):
             # A single image is separated from nothing.
             return codes.new_zeros(())
         with torch.autocast(codes.device.type, enabled=False):
-            separated = separation(codes, labels, weights)
-            return separated / self.processes.share
+            return separation(codes, labels, weights) / self.processes.share
 
     def after_exemplar_selection(self) -> None:
         """Fine-tune the auto-encoders on balanced classes."""
         self.network.requires_grad_(False)
-        self.tune(
-            self.options["tuning"],
-            self.options["tuning_rate"],
-            [self.network, self.encoders],
-        )
+        share = self.options["tuning"]
+        self.tune(share, self.options["tuning_rate"], self.learning_parts())
         self.network.requires_grad_(True)
 
     def reset_structure(self) -> None:
         """Go back to the structure before the first task."""
         super().reset_structure()
-        latent = self.options["latent"]
-        self.encoders = AutoEncoders(self.width, latent)
+        self.encoders = AutoEncoders(self.width, self.options["latent"])

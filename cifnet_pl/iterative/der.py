@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.backbones.structures import Branches, LastStages, grown, stages_of
+from cifnet_pl.iterative.descent import StepBatch
 from cifnet_pl.iterative.losses import auxiliary_targets
-from cifnet_pl.iterative.steps import StepBatch
 from cifnet_pl.iterative.trainer import IterativeModule
 
 
@@ -51,26 +51,19 @@ class DERModule(IterativeModule):
         self.classifier = grown(self.classifier, inputs, self.n_classes)
         self.auxiliary_classifier = None
         if len(self.branches) > 1:
-            outputs = classes + 1
-            self.auxiliary_classifier = grown(None, self.width, outputs)
+            self.auxiliary_classifier = grown(None, self.width, classes + 1)
 
     def new_branch(self) -> nn.Module:
         """Return a new branch with the newest one's weights; the first has those of the start."""
         branch = self.fresh_network()
-        if len(self.branches):
-            source = self.branches[-1]
-        else:
-            source = self._start[0]
-        branch.load_state_dict(source.state_dict())
+        newest = [*self._start, *self.branches][-1]
+        branch.load_state_dict(newest.state_dict())
         return branch
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the newest branch and both classifiers."""
-        newest = self.branches[-1]
-        parts = [newest, self.output_layer]
-        if self.auxiliary_classifier is not None:
-            parts.append(self.auxiliary_classifier)
-        return parts
+        parts = [self.branches[-1], self.output_layer, self.auxiliary_classifier]
+        return [part for part in parts if part is not None]
 
     def features(self, x: Tensor) -> Tensor:
         """Return (n, d · tasks) embeddings."""
@@ -87,17 +80,14 @@ class DERModule(IterativeModule):
             labels: (n,) int64.
         """
         assert self.auxiliary_classifier is not None
-        newest = z[:, -self.width :]
-        scores = self.auxiliary_classifier(newest)
-        return functional.cross_entropy(
-            scores.float(), auxiliary_targets(labels, self.old_classes)
-        )
+        scores = self.auxiliary_classifier(z[:, -self.width :]).float()
+        targets = auxiliary_targets(labels, self.old_classes)
+        return functional.cross_entropy(scores, targets)
 
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute the cross-entropy, and the auxiliary loss from the second task on."""
         z = self.features(batch.inputs())
-        scores = self.logits(z)
-        loss: Tensor = functional.cross_entropy(scores, batch.labels)
+        loss = functional.cross_entropy(self.logits(z), batch.labels)
         if self.old_classes:
             auxiliary = self.auxiliary_loss(z, batch.labels)
             loss = loss + self.options["auxiliary"] * auxiliary
@@ -106,10 +96,6 @@ class DERModule(IterativeModule):
     def after_learning(self) -> None:
         """Scale the new classes' weights to the norm of the old ones."""
         self.align()
-
-    def counted_modules(self) -> list[nn.Module]:
-        """Return all branches."""
-        return [self.branches]
 
     def learned_network(self) -> tuple[str, nn.Module]:
         """Return the structure, and all branches."""
@@ -139,16 +125,12 @@ class MEMOModule(DERModule):
         super().__init__(**options)
         stages, pool = stages_of(self._start[0], "MEMO")
         self.shared = nn.Sequential(*stages[:-1])
-        last_stage = nn.Sequential(stages[-1], pool)
-        self._start = (last_stage,)
+        self._start = (nn.Sequential(stages[-1], pool),)
 
     def new_branch(self) -> nn.Module:
         """Return a last stage with the weights of the newest one."""
-        if len(self.branches):
-            source = self.branches[-1]
-        else:
-            source = self._start[0]
-        return copy.deepcopy(source).requires_grad_(True)
+        newest: nn.Module = [*self._start, *self.branches][-1]
+        return copy.deepcopy(newest).requires_grad_(True)
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the newest last stage, both classifiers, and the shared stages."""
@@ -156,16 +138,10 @@ class MEMOModule(DERModule):
 
     def features(self, x: Tensor) -> Tensor:
         """Return (n, d · tasks) embeddings."""
-        maps = self.shared(x)
-        z: Tensor = self.branches(maps)
+        z: Tensor = self.branches(self.shared(x))
         return z
 
     def learned_network(self) -> tuple[str, nn.Module]:
         """Return the structure, and the shared stages with all last ones."""
-        return f"last_stages.{len(self.branches)}", LastStages(
-            self.shared, self.branches
-        )
-
-    def counted_modules(self) -> list[nn.Module]:
-        """Return the shared stages and all last ones."""
-        return [self.shared, self.branches]
+        network = LastStages(self.shared, self.branches)
+        return f"last_stages.{len(self.branches)}", network

@@ -1,21 +1,319 @@
-"""Gradient descent of a network: SGD over processes, phases of a task, learning rates."""
+"""Gradient descent in a task: its steps, the learning rate at each, and SGD over processes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed
 from torch import Tensor, nn
 from torch.optim import SGD
 
 from cifnet_pl.iterative.augmentation import augmentation_of
-from cifnet_pl.iterative.steps import Phase, StepBatch
-from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
+from cifnet_pl.utilities.errors import UsageError, check_that
+from cifnet_pl.utilities.files import of_all_processes
 
 Schedule = Literal["cosine", "step"]
+BatchStatistics = Literal["learned", "fixed"]
+
+
+# ---------------------------------------------------------------------- steps
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a task with an optimizer of its own.
+
+    Attributes:
+        name: "learn", or what the method calls its further phases.
+        epochs: passes over the phase's images.
+        learning_rate: at its beginning.
+        weight_decay: on all weights that learn.
+        rate_option: name of the option that the learning rate comes from.
+    """
+
+    name: str
+    epochs: int
+    learning_rate: float
+    weight_decay: float
+    rate_option: str = "learning_rate"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step over all processes.
+
+    Attributes:
+        phase: number of its phase, from 0.
+        epoch: number of its pass, from 0.
+        progress: share of the phase that is over before it.
+        rows: positions of new images.
+        exemplars: positions of exemplars.
+    """
+
+    phase: int
+    epoch: int
+    progress: float
+    rows: np.ndarray
+    exemplars: np.ndarray
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The images of one step in one process.
+
+    Attributes:
+        images: (n, 3, s, s) uint8.
+        labels, keys: (n,) int64.
+        seed: integers that the augmentation depends on, besides the keys.
+        augmented: augments and normalises images by their keys and a seed.
+    """
+
+    images: Tensor
+    labels: Tensor
+    keys: Tensor
+    seed: tuple[int, ...]
+    augmented: Callable[[Tensor, Tensor, tuple[int, ...]], Tensor]
+
+    def inputs(self, view: int = 0) -> Tensor:
+        """Return (n, 3, s, s) float32 images, augmented and normalised.
+
+        Args:
+            view: number of the random view, from 0; the same view has the same bits again.
+        """
+        return self.augmented(self.images, self.keys, (*self.seed, view))
+
+
+def plan_steps(
+    rows: np.ndarray,
+    exemplars: int,
+    phases: Sequence[Phase],
+    batch_size: int,
+    random: np.random.Generator,
+) -> list[Step]:
+    """Divide new images and exemplars among the steps of all phases, in shuffled order.
+
+    Each image is in one step of each pass. Every step has the same share of new images and of
+    exemplars, so that the sizes of steps differ by one at most. With fewer new images than steps,
+    the last steps of each pass have exemplars alone.
+
+    Args:
+        rows: (n,) positions of the task's new images.
+        exemplars: number of exemplars of earlier tasks.
+        phases: phases of the task.
+        batch_size: images in a step over all processes, at most.
+        random: draws the orders.
+    """
+    images = len(rows) + exemplars
+    count = max(1, math.ceil(images / batch_size))
+    steps = []
+    for number, phase in enumerate(phases):
+        for epoch in range(phase.epochs):
+            new = np.array_split(random.permutation(rows), count)
+            # Reversed, so that the larger parts of one meet the smaller parts of the other.
+            old = np.array_split(random.permutation(exemplars), count)[::-1]
+            for i in range(count):
+                progress = (epoch * count + i) / (phase.epochs * count)
+                steps.append(Step(number, epoch, progress, new[i], old[i]))
+    return steps
+
+
+def check_processes(steps: Sequence[Step], processes: int, task: int) -> None:
+    """Check that every step has an image for each process, as losses over all processes need.
+
+    Steps without any images are those after the last task, which Lightning asks for.
+
+    Args:
+        steps: of the task.
+        processes: number of processes.
+        task: number of the task, from 0.
+
+    Raises:
+        UsageError: a step has fewer images.
+    """
+    smallest = min(len(step.rows) + len(step.exemplars) for step in steps)
+    if 0 < smallest < processes:
+        raise UsageError(
+            f"task {task + 1} has a step of {smallest} images for {processes} processes: "
+            f"set --trainer.devices to at most {smallest}"
+        )
+
+
+# ---------------------------------------------------------------------- options
+
+
+class Regime:
+    """Schedule of training: epochs, learning rates, and augmentation of images.
+
+    Args:
+        options: of :class:`cifnet_pl.iterative.trainer.IterativeModule`, by name.
+
+    Attributes:
+        epochs, learning_rates, weight_decays, milestones: each for the first task and for later
+            ones.
+        augmentation: random changes of images.
+
+    Raises:
+        UsageError: a value that does not fit.
+    """
+
+    def __init__(self, options: Mapping[str, Any]):
+        self._options = options
+        self.epochs: list[int] = first_and_later("epochs", options["epochs"])
+        rate = options["learning_rate"]
+        self.learning_rates: list[float] = first_and_later("learning_rate", rate)
+        decay = options["weight_decay"]
+        self.weight_decays: list[float] = first_and_later("weight_decay", decay)
+        milestones = options["milestones"]
+        if not any(isinstance(shares, list) for shares in milestones):
+            milestones = [milestones, milestones]
+        self.milestones: list[list[float]] = first_and_later("milestones", milestones)
+        self._check()
+        self.augmentation = augmentation_of(options)
+
+    def _check(self) -> None:
+        for epochs in self.epochs:
+            check_that(epochs >= 1, "epochs", epochs, "at least 1")
+        for rate in self.learning_rates:
+            check_that(0 < rate < math.inf, "learning_rate", rate, "a positive number")
+        for decay in self.weight_decays:
+            check_that(0 <= decay < math.inf, "weight_decay", decay, "at least 0")
+        expected = "rising shares of the epochs between 0 and 1, such as 0.3 and 0.6"
+        for shares in self.milestones:
+            edges = [0, *shares, 1]
+            is_rising = edges == sorted(set(edges))
+            check_that(is_rising, "milestones", shares, expected)
+        momentum = self._options["momentum"]
+        expected = "at least 0 and below 1"
+        check_that(0 <= momentum < 1, "momentum", momentum, expected)
+        decay = self._options["decay"]
+        check_that(0 < decay < 1, "decay", decay, "a factor between 0 and 1")
+        seed = self._options["seed"]
+        check_that(seed >= 0, "seed", seed, "at least 0")
+
+    def factor(self, progress: float, first: bool) -> float:
+        """Return the learning rate as a share of the one at the beginning.
+
+        Args:
+            progress: share of the phase that is over.
+            first: whether this is the first task.
+        """
+        if self._options["schedule"] == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        passed = sum(progress >= share for share in self.milestones[not first])
+        return float(self._options["decay"] ** passed)
+
+
+def first_and_later(name: str, value: Any) -> list[Any]:
+    """Return an option for the first task and for later ones.
+
+    Args:
+        name: of the option.
+        value: one value, or a list of two.
+
+    Raises:
+        UsageError: a list of another length.
+    """
+    if not isinstance(value, list):
+        return [value, value]
+    if len(value) != 2:
+        raise UsageError(
+            f"{name} is {value}: expected one value, or two, for the first task and for the later"
+            " ones"
+        )
+    return value
+
+
+def check_tuning(tuning: float, rate: float) -> None:
+    """Check the options of balanced fine-tuning.
+
+    Args:
+        tuning: share of the task's epochs.
+        rate: learning rate.
+
+    Raises:
+        UsageError: one is out of range.
+    """
+    check_that(tuning >= 0, "tuning", tuning, "at least 0")
+    check_that(rate > 0, "tuning_rate", rate, "a positive number")
+
+
+# ---------------------------------------------------------------------- processes
+
+
+class Processes:
+    """Sums, means and rows over all processes of a module's Trainer.
+
+    Args:
+        module: attached to a Trainer before anything is reduced.
+
+    Attributes:
+        share: weight of this process's mean loss in that of all processes, times their number; 1
+            for one process.
+    """
+
+    def __init__(self, module: Any):
+        self._module = module
+        self.share = 1.0
+
+    @property
+    def count(self) -> int:
+        """Number of processes."""
+        return int(self._module.trainer.world_size)
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes; it may be changed in place."""
+        add_up = self._module.sum_over_processes
+        if add_up is not None:
+            value = add_up(value)
+        return value
+
+    def set_share(self, samples: int) -> bool:
+        """Set ``share`` for the next step.
+
+        Args:
+            samples: number of this process's samples in the step.
+
+        Returns:
+            Whether any process has samples.
+        """
+        total = int(self.sum(torch.tensor(samples, device=self._module.device)))
+        if total:
+            self.share = samples * self.count / total
+        return total > 0
+
+    def gather(self, local: Tensor) -> Tensor:
+        """Return the rows (n, …) of all processes, in the order of their ranks.
+
+        Gradients flow back to each process. Divide a loss on these rows by ``share``, as each
+        process computes all of it.
+        """
+        if self.count == 1:
+            return local
+        sizes = of_all_processes(len(local))
+        missing = local.new_zeros(max(sizes) - len(local), *local.shape[1:])
+        padded = torch.cat([local, missing])
+        parts = self._module.all_gather(padded, sync_grads=True)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    def mean_where(self, values: Tensor, chosen: Tensor) -> Tensor:
+        """Return the mean of some values over all processes, 0 if there are none.
+
+        Args:
+            values: (n,).
+            chosen: (n,) bool, which values count.
+        """
+        count = max(float(self.sum(chosen.sum().float())), 1.0)
+        scale = self.count / (self.share * count)
+        return (values * chosen).sum() * scale
+
+    def mean_loss(self, loss: Tensor) -> float:
+        """Return the mean loss over all samples, from the mean loss of each process."""
+        return float(self.sum(loss.detach() * self.share)) / self.count
 
 
 class Descent:
@@ -34,7 +332,7 @@ class Descent:
     def __init__(self, module: Any, parts: Sequence[nn.Module], phase: Phase):
         self._module = module
         self._parts = parts
-        self.phase = phase
+        self._phase = phase
         self.weights: list[Tensor] = []
         self._running: list[Tensor] = []
         for part in parts:
@@ -43,14 +341,14 @@ class Descent:
         self._optimizer = SGD(
             self.weights,
             phase.learning_rate,
-            module.regime.momentum,
+            module.options["momentum"],
             weight_decay=phase.weight_decay,
         )
-        self._scaler = getattr(module.trainer.precision_plugin, "scaler", None)
-        if self._scaler is not None:
-            # A task begins with the scale of a new run, so that it can be repeated.
+        self._precision = module.trainer.precision_plugin
+        # A task begins with the loss scale of a new run, so that it can be repeated.
+        if self._precision.state_dict():
             fresh = torch.amp.GradScaler(module.device.type)
-            self._scaler.load_state_dict(fresh.state_dict())
+            self._precision.load_state_dict(fresh.state_dict())
 
     def step(self, batch: StepBatch, progress: float) -> None:
         """Take one step.
@@ -67,18 +365,15 @@ class Descent:
             return
         factor = module.regime.factor(progress, module.is_first_task)
         for group in self._optimizer.param_groups:
-            group["lr"] = self.phase.learning_rate * factor
+            group["lr"] = self._phase.learning_rate * factor
         self._optimizer.zero_grad()
         loss = self._loss(batch)
         module.manual_backward(loss)
         value = self._average(loss)
         if not math.isfinite(value):
             raise module.divergence(f"the loss is {value}")
-        if self._scaler is None:
-            self._optimizer.step()
-        else:
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
+        # Without a closure, as the gradients are there.
+        self._precision.optimizer_step(self._optimizer, module, lambda: None)
 
     def _loss(self, batch: StepBatch) -> Tensor:
         """Return this process's part of the loss."""
@@ -86,10 +381,7 @@ class Descent:
         samples = len(batch.labels)
         if not samples:
             # Zero, but with gradients: the other processes wait for this one's.
-            nothing = torch.zeros((), device=module.device)
-            for weights in self.weights:
-                nothing = nothing + weights.sum() * 0
-            return nothing
+            return torch.stack([weights.sum() * 0 for weights in self.weights]).sum()
         if samples == 1:
             # A single image has no statistics of its own: the running ones serve.
             for part in self._parts:
@@ -101,158 +393,31 @@ class Descent:
 
     def _average(self, loss: Tensor) -> float:
         """Average loss, gradients and running statistics over processes; return the loss."""
-        if self._module.trainer.world_size == 1:
-            return float(loss.detach())
-        for p in self.weights:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        gradients = [cast(Tensor, p.grad) for p in self.weights]
-        shared = gradients + self._running
-        flattened = [t.reshape(-1) for t in shared]
-        flat = torch.cat([loss.detach().reshape(1), *flattened])
-        flat = flat.float()
+        value = loss.detach()
+        count = self._module.processes.count
+        if count == 1:
+            return float(value)
+        shared = [value, *self._running]
+        for weights in self.weights:
+            if weights.grad is None:
+                weights.grad = torch.zeros_like(weights)
+            shared.append(weights.grad)
+        flat = torch.cat([tensor.reshape(-1) for tensor in shared]).float()
         torch.distributed.all_reduce(flat)
-        flat /= self._module.trainer.world_size
-        sizes = [t.numel() for t in shared]
-        means = torch.split(flat[1:], sizes)
+        means = torch.split(flat / count, [tensor.numel() for tensor in shared])
         for tensor, mean in zip(shared, means, strict=True):
             tensor.copy_(mean.view_as(tensor))
-        return float(flat[0])
+        return float(value)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the momenta and the loss scale."""
-        scaler: dict[str, Any] = {}
-        if self._scaler is not None:
-            scaler = self._scaler.state_dict()
-        return {"optimizer": self._optimizer.state_dict(), "scaler": scaler}
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self._precision.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with stored momenta and a stored loss scale."""
         self._optimizer.load_state_dict(state["optimizer"])
-        if self._scaler is not None and state["scaler"]:
-            self._scaler.load_state_dict(state["scaler"])
-
-
-def first_and_later(name: str, value: Any) -> tuple[Any, Any]:
-    """Return an option for the first task and for later ones.
-
-    Args:
-        name: name of the option.
-        value: one value, or a list of two.
-
-    Raises:
-        UsageError: a list of another length.
-    """
-    if not isinstance(value, list):
-        return value, value
-    if len(value) != 2:
-        raise UsageError(
-            f"{name} is {value}: expected one value, or two, for the first task and for the later"
-            " ones"
-        )
-    return value[0], value[1]
-
-
-BatchStatistics = Literal["learned", "fixed"]
-
-
-class Regime:
-    """Schedule of training: epochs, learning rates, and augmentation of images.
-
-    Args:
-        options: of :class:`cifnet_pl.iterative.trainer.IterativeModule`, by name.
-
-    Attributes:
-        epochs, learning_rates, weight_decays: each for the first task and for later ones.
-        momentum: of SGD.
-        schedule: of the learning rate: "cosine" (to zero) or "step".
-        milestones: shares of a phase after each of which "step" multiplies by ``decay``; for the
-            first task and for later ones.
-        decay: factor at each milestone.
-        augmentation: random changes of images.
-
-    Raises:
-        UsageError: a value that does not fit.
-    """
-
-    def __init__(self, options: Mapping[str, Any]):
-        given = options["epochs"]
-        self.epochs: tuple[int, int] = first_and_later("epochs", given)
-        given = options["learning_rate"]
-        self.learning_rates: tuple[float, float] = first_and_later(
-            "learning_rate", given
-        )
-        given = options["weight_decay"]
-        self.weight_decays: tuple[float, float] = first_and_later("weight_decay", given)
-        self.momentum: float = options["momentum"]
-        self.schedule: Schedule = options["schedule"]
-        self.milestones = _milestones(options["milestones"])
-        self.decay: float = options["decay"]
-        self._check()
-        seed = options["seed"]
-        check_that(seed >= 0, "seed", seed, "at least 0")
-        check_choice("batch_statistics", options["batch_statistics"], BatchStatistics)
-        self.augmentation = augmentation_of(options)
-
-    def _check(self) -> None:
-        for epochs in self.epochs:
-            check_that(epochs >= 1, "epochs", epochs, "at least 1")
-        for rate in self.learning_rates:
-            check_that(0 < rate < math.inf, "learning_rate", rate, "a positive number")
-        for weight_decay in self.weight_decays:
-            check_that(
-                0 <= weight_decay < math.inf, "weight_decay", weight_decay, "at least 0"
-            )
-        check_that(
-            0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1"
-        )
-        check_choice("schedule", self.schedule, Schedule)
-        expected = "rising shares of the epochs between 0 and 1, such as 0.3 and 0.6"
-        for shares in self.milestones:
-            inside_each = [0 < share < 1 for share in shares]
-            inside = all(inside_each)
-            rising = shares == sorted(set(shares))
-            check_that(inside and rising, "milestones", shares, expected)
-        check_that(0 < self.decay < 1, "decay", self.decay, "a factor between 0 and 1")
-
-    def factor(self, progress: float, first: bool) -> float:
-        """Return the learning rate as a share of the one at the beginning.
-
-        Args:
-            progress: share of the phase that is over.
-            first: whether this is the first task.
-        """
-        if self.schedule == "cosine":
-            cosine = math.cos(math.pi * progress)
-            return 0.5 * (1 + cosine)
-        which = 1
-        if first:
-            which = 0
-        milestones = self.milestones[which]
-        passed_shares = [progress >= share for share in milestones]
-        passed = sum(passed_shares)
-        return float(self.decay**passed)
-
-
-def _milestones(given: list[Any] | None) -> tuple[list[float], list[float]]:
-    """Return the milestones for the first task and for later ones."""
-    if given is None:
-        given = [0.7, 0.9]
-    if given and isinstance(given[0], list):
-        first, later = first_and_later("milestones", given)
-        return first, later
-    return given, given
-
-
-def check_tuning(tuning: float, rate: float) -> None:
-    """Check the options of balanced fine-tuning.
-
-    Args:
-        tuning: share of the task's epochs.
-        rate: learning rate.
-
-    Raises:
-        UsageError: one is out of range.
-    """
-    check_that(tuning >= 0, "tuning", tuning, "at least 0")
-    check_that(rate > 0, "tuning_rate", rate, "a positive number")
+        if state["scaler"]:
+            self._precision.load_state_dict(state["scaler"])

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.buffer import select_herding
-from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 Prediction = Literal["classifier", "nearest_mean"]
+
+
+class PixelBatch(NamedTuple):
+    """Images as bytes.
+
+    Attributes:
+        image: (n, 3, s, s) uint8.
+        label, key: (n,) int64.
+    """
+
+    image: Tensor
+    label: Tensor
+    key: Tensor
 
 
 class ExemplarSet(GrowingModule):
@@ -30,14 +42,10 @@ class ExemplarSet(GrowingModule):
 
     def __init__(self) -> None:
         super().__init__()
-        image = torch.zeros(0, 3, 0, 0, dtype=torch.uint8)
-        self.image: Tensor = nn.Buffer(image)
-        label = torch.zeros(0, dtype=torch.int64)
-        self.label: Tensor = nn.Buffer(label)
-        key = torch.zeros(0, dtype=torch.int64)
-        self.key: Tensor = nn.Buffer(key)
-        mean = torch.zeros(0, 0)
-        self.mean: Tensor = nn.Buffer(mean)
+        self.image: Tensor = nn.Buffer(torch.zeros(0, 3, 0, 0, dtype=torch.uint8))
+        self.label: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.mean: Tensor = nn.Buffer(torch.zeros(0, 0))
 
     def __len__(self) -> int:
         return len(self.label)
@@ -47,18 +55,14 @@ class ExemplarSet(GrowingModule):
 
         Args:
             quota: number of exemplars of a class.
-            classes: number of classes.
+            classes: number of classes; exemplars of further ones go.
         """
         rows = []
         for label in range(classes):
-            is_own = self.label == label
-            own = is_own.nonzero().flatten()
+            own = (self.label == label).nonzero().flatten()
             rows.append(own[:quota])
         if rows:
-            remaining = torch.cat(rows)
-            self.image = self.image[remaining]
-            self.label = self.label[remaining]
-            self.key = self.key[remaining]
+            self.image, self.label, self.key = self.at(torch.cat(rows))
 
     def add(self, image: Tensor, label: int, key: Tensor) -> None:
         """Append the exemplars of a new class.
@@ -70,22 +74,21 @@ class ExemplarSet(GrowingModule):
             label: of the class.
             key: (n,) int64 identity of each image.
         """
-        image = image.to(self.label.device)
-        key = key.to(self.label.device)
+        device = self.label.device
+        image = image.to(device)
         if len(self):
-            self.image = torch.cat([self.image, image])
-        else:
-            self.image = image
-        labels = self.label.new_full((len(image),), label)
+            image = torch.cat([self.image, image])
+        self.image = image
+        labels = self.label.new_full((len(key),), label)
         self.label = torch.cat([self.label, labels])
-        self.key = torch.cat([self.key, key])
+        self.key = torch.cat([self.key, key.to(device)])
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the images, labels and keys of the exemplars at ``positions``."""
+    def at(self, positions: Tensor) -> PixelBatch:
+        """Return the exemplars at ``positions``."""
         positions = positions.to(self.label.device)
-        images = self.image[positions]
-        labels = self.label[positions]
-        return images, labels, self.key[positions]
+        return PixelBatch(
+            self.image[positions], self.label[positions], self.key[positions]
+        )
 
     def probabilities(self, z: Tensor) -> Tensor:
         """Return (n, C) float64 probabilities of embeddings (n, d) by the nearest mean.
@@ -111,7 +114,7 @@ class ExemplarSet(GrowingModule):
 
 
 class Candidates(NamedTuple):
-    """Images of the current task that may become exemplars.
+    """Images of the current task that may become exemplars, on the CPU.
 
     Attributes:
         z: (n, d) float32 embeddings.
@@ -126,17 +129,9 @@ class Candidates(NamedTuple):
 
     @classmethod
     def gather(cls, local: Sequence[Candidates]) -> Candidates:
-        """Return the candidates of all processes together, on the CPU."""
-        batches = []
-        on_cpu = [batch.cpu() for batch in local]
-        for process in of_all_processes(on_cpu):
-            batches += process
-        columns = zip(*batches, strict=True)
-        return cls(*(torch.cat(column) for column in columns))
-
-    def cpu(self) -> Candidates:
-        """Return the candidates on the CPU."""
-        return Candidates(*(column.cpu() for column in self))
+        """Return the candidates of all processes together."""
+        batches = chain.from_iterable(of_all_processes(local))
+        return cls(*(torch.cat(column) for column in zip(*batches, strict=True)))
 
     def select(self, label: int, count: int) -> Candidates:
         """Return the exemplars of a class by herding, best first (iCaRL, algorithm 4).
@@ -146,33 +141,10 @@ class Candidates(NamedTuple):
             count: number of exemplars, at most.
         """
         own = (self.label == label).nonzero().flatten()
-        order = self.key[own].argsort()
-        own = own[order]
-        embeddings = self.z[own]
-        z = functional.normalize(embeddings, dim=1)
-        own_keys = self.key[own]
-        picked = select_herding(z, own_keys, 0, count)
-        chosen = own[picked]
+        own = own[self.key[own].argsort()]
+        z = functional.normalize(self.z[own], dim=1)
+        chosen = own[select_herding(z, self.key[own], 0, count)]
         return Candidates(*(column[chosen] for column in self))
-
-
-def decode_squares(
-    images: SampleTable, rows: Tensor, size: int, crop_ratio: float
-) -> Tensor:
-    """Decode training images again, as all images of a task need not fit into memory.
-
-    Args:
-        images: training set.
-        rows: (n,) positions.
-        size: side in pixels.
-        crop_ratio: share of the short side that is kept.
-
-    Returns:
-        (n, 3, s, s) uint8.
-    """
-    squares = [images.image(row).square(size, crop_ratio) for row in rows.tolist()]
-    stacked = torch.from_numpy(np.stack(squares))
-    return stacked.permute(0, 3, 1, 2)
 
 
 def quota(capacity: int, per_class: int | None, classes: int) -> int:

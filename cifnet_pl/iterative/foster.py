@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from itertools import zip_longest
 from typing import Any, Literal, cast
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.backbones.structures import Branches, grown
+from cifnet_pl.iterative.descent import Phase, StepBatch
 from cifnet_pl.iterative.losses import (
     balanced_distillation,
     boosting,
     effective_weights,
 )
-from cifnet_pl.iterative.steps import Phase, StepBatch
 from cifnet_pl.iterative.trainer import IterativeModule
-from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
+from cifnet_pl.utilities.errors import UsageError, check_that
 
 Evaluated = Literal["student", "branches"]
 
@@ -63,28 +63,23 @@ class FOSTERModule(IterativeModule):
         **options: Any,
     ):
         super().__init__(**options)
-        self._check_beta("boosting_beta", boosting_beta)
-        self._check_beta("compression_beta", compression_beta)
+        betas = {"boosting_beta": boosting_beta, "compression_beta": compression_beta}
+        for name, beta in betas.items():
+            check_that(0 <= beta < 1, name, beta, "at least 0 and below 1")
         check_that(compression > 0, "compression", compression, "a positive number")
-        check_choice("evaluated", evaluated, Evaluated)
-        rates: list[float | None] = [None]
-        if isinstance(memory_rate, list):
-            rates = [*memory_rate]
-        elif memory_rate is not None:
-            rates = [memory_rate]
-        fit = len(rates) > 0
-        for rate in rates:
-            fit = fit and (rate is None or 0 <= rate < 1)
+        rates = memory_rate or []
+        if isinstance(rates, float):
+            rates = [rates]
+        fit = all(0 <= rate < 1 for rate in rates)
         expected = "shares from 0 to below 1, or null"
         check_that(fit, "memory_rate", memory_rate, expected)
-        if self.per_class is not None and rates != [None]:
+        if self.per_class is not None and rates:
             raise UsageError(
                 "memory_rate adds to --model.exemplars, exemplars_per_class is a number for each"
                 " class: leave out --model.memory_rate or --model.exemplars_per_class"
             )
+        self.options |= betas
         self.options |= {
-            "boosting_beta": boosting_beta,
-            "compression_beta": compression_beta,
             "compression": compression,
             "memory_rate": memory_rate,
             "new_on_old": new_on_old,
@@ -96,10 +91,6 @@ class FOSTERModule(IterativeModule):
         self.expansion: nn.Linear | None = None
         self.student: nn.ModuleList | None = None
 
-    @staticmethod
-    def _check_beta(name: str, beta: float) -> None:
-        check_that(0 <= beta < 1, name, beta, "at least 0 and below 1")
-
     # ------------------------------------------------------------------ memory
 
     def _room(self, images: int, task: int) -> int | None:
@@ -109,18 +100,17 @@ class FOSTERModule(IterativeModule):
             images: number of the task's images.
             task: number of the task, from 0.
         """
-        last = len(self._rates) - 1
-        position = min(max(task - 1, 0), last)
-        rate = self._rates[position]
-        if rate is None:
+        if not self._rates:
             return None
-        return self.capacity + round(rate * images)
+        position = min(max(task - 1, 0), len(self._rates) - 1)
+        return self.capacity + round(self._rates[position] * images)
 
     def exemplar_capacity(self) -> int:
         """Return the number of exemplars to keep for the task that follows."""
         finished = len(self.learned_tasks)
-        images = len(self.data.task_rows(finished))
-        images = images or len(self.data.task_rows(finished - 1))
+        images = len(self.data.task(finished, self.learned_tasks).rows)
+        if not images:
+            images = len(self.data.task(finished - 1, self.learned_tasks).rows)
         places = self._room(images, finished)
         if places is None:
             return self.capacity
@@ -133,20 +123,12 @@ class FOSTERModule(IterativeModule):
         places = max(self.capacity + len(rows) - len(self.exemplars), 1)
         if places >= len(rows):
             return rows
-        seed = [self.seed, task, 6]
-        generator = np.random.default_rng(seed)
-        shuffled = generator.permutation(len(rows))
-        order = rows[shuffled]
-        labels = self.data.source.train.labels[order]
-        by_class = []
-        for label in np.unique(labels):
-            by_class.append(order[labels == label])
+        generator = np.random.default_rng([self.seed, task, 6])
+        order = rows[generator.permutation(len(rows))]
+        labels = pd.Series(self.data.source.train.labels[order])
         # One of each class in turn, so that each class keeps as many.
-        selected: list[int] = []
-        for turn in zip_longest(*by_class):
-            known = [row for row in turn if row is not None]
-            selected += known
-        return np.sort(selected[:places])
+        turns = np.lexsort([labels, labels.groupby(labels).cumcount()])
+        return np.sort(order[turns[:places]])
 
     # ------------------------------------------------------------------ structure
 
@@ -155,8 +137,7 @@ class FOSTERModule(IterativeModule):
         if self.old_classes:
             self._compress()
             self.branches.requires_grad_(False)
-            first = self.branches[0]
-            branch = copy.deepcopy(first)
+            branch = copy.deepcopy(self.branches[0])
             self.branches.append(branch.requires_grad_(True))
             self.expansion = grown(None, self.width, self.n_classes)
         inputs = self.width * len(self.branches)
@@ -168,8 +149,8 @@ class FOSTERModule(IterativeModule):
     def _compress(self) -> None:
         """Keep only the student, where there is one."""
         if self.student is not None:
-            self.branches = Branches([self.student[0]])
-            layer = self.student[1]
+            network, layer = self.student
+            self.branches = Branches([network])
             self.classifier = cast(nn.Linear, layer)
             self.student = None
 
@@ -184,10 +165,8 @@ class FOSTERModule(IterativeModule):
         self.n_classes = sum(sizes)
         if len(sizes) > 1 and self.options["evaluated"] == "branches":
             self.branches.append(self.fresh_network())
-            network = self.fresh_network()
-            self.student = nn.ModuleList(
-                [network, grown(None, self.width, self.n_classes)]
-            )
+            layer = grown(None, self.width, self.n_classes)
+            self.student = nn.ModuleList([self.fresh_network(), layer])
         if sizes:
             inputs = self.width * len(self.branches)
             self.classifier = grown(None, inputs, self.n_classes)
@@ -204,11 +183,11 @@ class FOSTERModule(IterativeModule):
         """Return the structure, and the branches that predict."""
         return f"branches.{len(self.branches)}", self.branches
 
-    def counted_modules(self) -> list[nn.Module]:
+    def counted_module(self) -> nn.Module:
         """Return the single branch that is left, or will be."""
         if self.student is not None:
-            return [self.student[0]]
-        return [self.branches]
+            return self.student[0]
+        return self.branches
 
     # ------------------------------------------------------------------ learning
 
@@ -232,8 +211,8 @@ class FOSTERModule(IterativeModule):
             student = self.fresh_network()
             student.load_state_dict(self.branches[0].state_dict())
             old = cast(nn.Linear, self.teacher[0])
-            output_layer = grown(old, self.width, self.n_classes)
-            self.student = nn.ModuleList([student, output_layer])
+            layer = grown(old, self.width, self.n_classes)
+            self.student = nn.ModuleList([student, layer])
         weights = effective_weights(self._image_counts(), beta)
         self._weights = weights.to(self.device, torch.float32)
 
@@ -242,27 +221,19 @@ class FOSTERModule(IterativeModule):
 
         Exemplars are included.
         """
-        rows_of_steps = [step.rows for step in self.steps]
-        rows = np.unique(np.concatenate(rows_of_steps))
+        rows = np.unique(np.concatenate([step.rows for step in self.steps]))
         source = self.data.source
-        labels = source.train.labels[rows]
-        names = [source.class_names[label] for label in labels]
-        new_counts = Counter(names)
-        counts_of_classes = [new_counts[name] for name in self.class_names]
-        counts = torch.tensor(counts_of_classes)
-        exemplar_labels = self.exemplars.label.cpu()
-        counts += exemplar_labels.bincount(minlength=self.n_classes)
+        new = Counter(source.class_names[label] for label in source.train.labels[rows])
+        counts = self.exemplars.label.cpu().bincount(minlength=self.n_classes)
+        counts += torch.tensor([new[name] for name in self.class_names])
         return counts.clamp_min(1)
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the new branch and its classifiers; then the student."""
         if self.student is not None:
             return [self.student]
-        newest = self.branches[-1]
-        parts = [newest, self.output_layer]
-        if self.expansion is not None:
-            parts.append(self.expansion)
-        return parts
+        parts = [self.branches[-1], self.output_layer, self.expansion]
+        return [part for part in parts if part is not None]
 
     def features(self, x: Tensor) -> Tensor:
         """Return (n, d) or, while there are two branches, (n, 2d) embeddings."""
@@ -292,13 +263,10 @@ class FOSTERModule(IterativeModule):
             return balanced_distillation(scores, teacher, self._weights)
         z = self.features(x)
         with torch.no_grad():
-            old_z = z[:, : self.width]
-            old = self.teacher[0](old_z).float()
+            old = self.teacher[0](z[:, : self.width]).float()
         assert self.expansion is not None
-        new_z = z[:, self.width :]
-        expansion_scores = self.expansion(new_z).float()
-        scores = self.logits(z)
-        return boosting(scores, expansion_scores, old, batch.labels, self._weights)
+        new = self.expansion(z[:, self.width :]).float()
+        return boosting(self.logits(z), new, old, batch.labels, self._weights)
 
     def after_learning(self) -> None:
         """Remove what does not predict from here on."""

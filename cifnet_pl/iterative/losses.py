@@ -35,16 +35,13 @@ def distillation(
     """
     target = teacher.div(temperature).softmax(dim=1)
     loss = _soft_cross_entropy(scores, target, temperature)
-    if scale:
-        return loss * temperature**2
-    return loss
+    return loss * temperature**2 if scale else loss
 
 
 def _soft_cross_entropy(scores: Tensor, target: Tensor, temperature: float) -> Tensor:
     """Return the mean of ``−Σ target · log softmax(scores/T)`` over samples."""
     log_probabilities = (scores / temperature).log_softmax(dim=1)
-    products = target * log_probabilities
-    return -products.sum(dim=1).mean()
+    return -(target * log_probabilities).sum(dim=1).mean()
 
 
 def binary_distillation(scores: Tensor, targets: Tensor) -> Tensor:
@@ -75,14 +72,9 @@ def align_weights(weight: Tensor, new: int, value: float = 1.0) -> Tensor:
         (C, d) rows, those of old classes unchanged.
     """
     old = len(weight) - new
-    old_weight = weight[:old]
-    old_norm = old_weight.norm(dim=1).mean()
-    new_weight = weight[old:]
-    new_norm = new_weight.norm(dim=1).mean()
-    correction = value ** (old / new)
-    gamma = old_norm / new_norm * correction
-    scaled = weight[old:] * gamma
-    return torch.cat([weight[:old], scaled])
+    kept, scaled = torch.split(weight, [old, new])
+    gamma = kept.norm(dim=1).mean() / scaled.norm(dim=1).mean() * value ** (old / new)
+    return torch.cat([kept, scaled * gamma])
 
 
 def auxiliary_targets(labels: Tensor, old: int) -> Tensor:
@@ -121,10 +113,8 @@ def pooled_maps_distance(maps: Sequence[Tensor], old: Sequence[Tensor]) -> Tenso
 
 def _pooled(maps: Tensor) -> Tensor:
     square = maps.square()
-    columns = square.sum(3).flatten(1)
-    rows = square.sum(2).flatten(1)
-    pooled = torch.cat([columns, rows], dim=1)
-    return functional.normalize(pooled, dim=1)
+    pooled = [square.sum(3).flatten(1), square.sum(2).flatten(1)]
+    return functional.normalize(torch.cat(pooled, dim=1), dim=1)
 
 
 def cosine_distance(z: Tensor, old: Tensor) -> Tensor:
@@ -134,8 +124,7 @@ def cosine_distance(z: Tensor, old: Tensor) -> Tensor:
         z: (n, d) embeddings.
         old: (n, d) embeddings of the old network.
     """
-    same_direction = z.new_ones(len(z))
-    return functional.cosine_embedding_loss(z, old, same_direction)
+    return functional.cosine_embedding_loss(z, old, z.new_ones(len(z)))
 
 
 def pod_factor(classes: int, new: int) -> float:
@@ -156,11 +145,9 @@ def proxy_scores(z: Tensor, proxies: Tensor, count: int, sigma: Tensor) -> Tenso
         (n, C) scores.
     """
     proxies = functional.normalize(proxies, dim=1)
-    unit = functional.normalize(z, dim=1)
-    cosines = functional.linear(unit, proxies)
+    cosines = functional.linear(functional.normalize(z, dim=1), proxies)
     cosines = cosines.view(len(z), -1, count)
-    shares = cosines.softmax(dim=2)
-    return sigma * (shares * cosines).sum(dim=2)
+    return sigma * (cosines.softmax(dim=2) * cosines).sum(dim=2)
 
 
 def nca(scores: Tensor, labels: Tensor) -> Tensor:
@@ -177,14 +164,10 @@ def nca(scores: Tensor, labels: Tensor) -> Tensor:
         scores: (n, C).
         labels: (n,) int64.
     """
-    largest = scores.max(dim=1, keepdim=True).values
-    scores = scores - largest
-    one_hot = functional.one_hot(labels, scores.shape[1])
-    is_label = one_hot.bool()
-    without_label = scores.masked_fill(is_label, 0.0)
-    others = without_label.exp().sum(dim=1)
-    own = scores[is_label]
-    differences = others.log() - own
+    scores = scores - scores.max(dim=1, keepdim=True).values
+    is_label = functional.one_hot(labels, scores.shape[1]).bool()
+    others = scores.masked_fill(is_label, 0.0).exp().sum(dim=1)
+    differences = others.log() - scores[is_label]
     return differences.clamp_min(0).mean()
 
 
@@ -200,10 +183,8 @@ def effective_weights(counts: Tensor, beta: float) -> Tensor:
         counts: (C,) images of each class that are learned from, at least 1 each.
         beta: β in [0, 1).
     """
-    remaining = 1 - beta ** counts.double()
-    weights = (1 - beta) / remaining
-    shares = weights / weights.sum()
-    return shares * len(counts)
+    weights = (1 - beta) / (1 - beta ** counts.double())
+    return weights / weights.sum() * len(counts)
 
 
 def boosting(
@@ -220,13 +201,10 @@ def boosting(
         labels: (n,) int64 labels.
         weights: (C,) weights of classes.
     """
-    rescaled = scores / weights
-    rebalanced = functional.cross_entropy(rescaled, labels)
-    expansion_loss = functional.cross_entropy(expansion, labels)
-    old_classes = teacher.shape[1]
-    old_scores = scores[:, :old_classes]
-    distilled = distillation(old_scores, teacher)
-    return rebalanced + expansion_loss + distilled
+    rebalanced = functional.cross_entropy(scores / weights, labels)
+    of_expansion = functional.cross_entropy(expansion, labels)
+    distilled = distillation(scores[:, : teacher.shape[1]], teacher)
+    return rebalanced + of_expansion + distilled
 
 
 def balanced_distillation(
@@ -242,11 +220,9 @@ def balanced_distillation(
         weights: (C,) weights of classes.
         temperature: T.
     """
-    soft_teacher = (teacher / temperature).softmax(dim=1)
-    soft = soft_teacher * weights
-    total = soft.sum(dim=1, keepdim=True)
-    soft = soft / total
-    return _soft_cross_entropy(scores, soft, temperature)
+    soft = (teacher / temperature).softmax(dim=1) * weights
+    target = soft / soft.sum(dim=1, keepdim=True)
+    return _soft_cross_entropy(scores, target, temperature)
 
 
 # ---------------------------------------------------------------------- TagFex
@@ -267,11 +243,8 @@ def info_nce(a: Tensor, b: Tensor, temperature: float = 0.2) -> Tensor:
     a = functional.normalize(a, dim=1)
     b = functional.normalize(b, dim=1)
     logits = a @ b.T / temperature
-    diagonal = torch.eye(len(a), dtype=torch.bool, device=a.device)
-    rows = torch.arange(len(a), device=a.device)
-    n = len(a) // 2
-    positive = rows.roll(-n)
-    contrasts = logits.masked_fill(diagonal, -torch.inf)
+    contrasts = logits.fill_diagonal_(-torch.inf)
+    positive = torch.arange(len(a), device=a.device).roll(len(a) // 2)
     return functional.cross_entropy(contrasts, positive)
 
 
@@ -285,11 +258,9 @@ def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor
         merged: (n, new) scores from the merged features; nothing flows back into them.
         temperature: T.
     """
-    softened = merged.detach() / temperature
-    soft = softened.softmax(dim=1)
+    soft = (merged.detach() / temperature).softmax(dim=1)
     log_probabilities = (scores / temperature).log_softmax(dim=1)
-    divergences = functional.kl_div(log_probabilities, soft, reduction="none")
-    return divergences.sum(dim=1)
+    return functional.kl_div(log_probabilities, soft, reduction="none").sum(dim=1)
 
 
 # ---------------------------------------------------------------------- CREATE
@@ -306,14 +277,9 @@ def relative_margin(scores: Tensor) -> Tensor:
     Returns:
         (n,) from 0 to 1; small for a sample that is confused between two classes.
     """
-    ordered = scores.detach().sort(dim=1, descending=True)
-    best = ordered.values
-    first = best[:, 0]
-    second = best[:, 1]
-    ahead = (first - second).abs()
-    last = best[:, -1]
-    span = (best[:, 0] - last).abs()
-    return ahead / (span + 1e-8)
+    best = scores.detach().sort(dim=1, descending=True).values
+    span = best[:, 0] - best[:, -1]
+    return (best[:, 0] - best[:, 1]) / (span + 1e-8)
 
 
 def margin_weights(scores: Tensor, alpha: float = 4.0) -> Tensor:
@@ -323,8 +289,7 @@ def margin_weights(scores: Tensor, alpha: float = 4.0) -> Tensor:
         scores: (n, C) of at least two classes.
         alpha: α.
     """
-    lead = relative_margin(scores)
-    return 1 + (-alpha * lead).exp()
+    return 1 + (-alpha * relative_margin(scores)).exp()
 
 
 def separation(
@@ -347,25 +312,16 @@ def separation(
     """
     n, classes, _ = latent.shape
     # (n, l): the code of each anchor in the latent space of its class.
-    rows = torch.arange(n, device=labels.device)
-    codes = latent[rows, labels]
+    codes = latent[torch.arange(n, device=labels.device), labels]
     # (n, n): sample j in the latent space of i's class.
-    spaces = latent[:, labels]
-    products = torch.einsum("il,jil->ij", codes, spaces)
-    dots = products / temperature
+    dots = torch.einsum("il,jil->ij", codes, latent[:, labels]) / temperature
     largest = dots.max(dim=1, keepdim=True).values.detach()
     dots = (dots - largest).clamp_min(-95.0)
-    diagonal = torch.eye(n, dtype=torch.bool, device=labels.device)
-    other = ~diagonal
-    exponentials = dots.exp() * other
-    normaliser = exponentials.sum(dim=1, keepdim=True)
+    other = ~torch.eye(n, dtype=torch.bool, device=labels.device)
+    normaliser = (dots.exp() * other).sum(dim=1, keepdim=True)
     log_probability = dots - normaliser.log()
-    columns = labels[:, None]
-    same_class = columns == labels[None, :]
-    positive = same_class & other
-    positives = positive.sum(dim=1).clamp_min(1)
+    positive = (labels[:, None] == labels) & other
     total = (positive * log_probability).sum(dim=1)
-    mean = total / positives
+    mean = total / positive.sum(dim=1).clamp_min(1)
     scale = temperature / base_temperature
-    loss = (mean * weights).mean()
-    return -scale * loss / classes
+    return -scale * (mean * weights).mean() / classes

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from cifnet_pl.backbones.structures import stages_of, with_maps, without_last_relu
-from cifnet_pl.iterative.descent import check_tuning
+from cifnet_pl.iterative.descent import StepBatch, check_tuning
 from cifnet_pl.iterative.losses import (
     cosine_distance,
     nca,
@@ -18,9 +18,8 @@ from cifnet_pl.iterative.losses import (
     pooled_maps_distance,
     proxy_scores,
 )
-from cifnet_pl.iterative.steps import StepBatch
 from cifnet_pl.iterative.trainer import IterativeModule
-from cifnet_pl.utilities.errors import check_choice, check_that
+from cifnet_pl.utilities.errors import check_that
 
 Loss = Literal["nca", "softmax"]
 
@@ -46,10 +45,8 @@ class CosineClassifier(nn.Module):
     def grow(self, classes: int) -> None:
         """Add proxies of new classes."""
         bound = self.inputs**-0.5
-        device = self.sigma.device
-        values = torch.empty(classes * self.count, self.inputs)
-        new = values.uniform_(-bound, bound).to(device)
-        self.proxies.append(nn.Parameter(new))
+        new = torch.empty(classes * self.count, self.inputs).uniform_(-bound, bound)
+        self.proxies.append(nn.Parameter(new.to(self.sigma.device)))
 
     def forward(self, z: Tensor) -> Tensor:
         """Return (n, C) scores of embeddings (n, d)."""
@@ -97,7 +94,6 @@ class PODNetModule(IterativeModule):
         **options: Any,
     ):
         super().__init__(**options)
-        check_choice("loss", loss, Loss)
         check_that(proxies >= 1, "proxies", proxies, "at least 1")
         check_tuning(tuning, tuning_rate)
         stages_of(self.network, "PODNet")
@@ -108,8 +104,6 @@ class PODNetModule(IterativeModule):
             "proxies": proxies,
             "spatial": spatial,
             "flat": flat,
-        }
-        self.options |= {
             "last_relu": last_relu,
             "imprint": imprint,
             "tuning": tuning,
@@ -137,36 +131,27 @@ class PODNetModule(IterativeModule):
         from sklearn.cluster import KMeans
 
         task = len(self.learned_tasks) - 1
-        rows = self.data.task_rows(task)
+        rows = self.data.task(task, self.learned_tasks).rows
         source = self.data.source
-        every_row = torch.from_numpy(rows)
-        batches = torch.split(every_row, self.data.batch_size)
         embedded = []
-        for batch in batches:
-            images = self.decode(batch).to(self.device)
-            embedded.append(self.embed(images))
-        joined = torch.cat(embedded)
-        z = normalize(joined, dim=1).cpu().numpy()
+        for batch in torch.split(torch.from_numpy(rows), self.data.batch_size):
+            embedded.append(self.embed(self.decode(batch).to(self.device)))
+        z = normalize(torch.cat(embedded), dim=1).cpu().numpy()
         labels = source.train.labels[rows]
         count = self.cosine.count
         centres = []
         for name in names:
-            of_class = labels == source.class_names.index(name)
-            own = z[of_class]
-            count_of_clusters = min(count, len(own))
-            clusters = KMeans(count_of_clusters, n_init=4, random_state=self.seed)
+            own = z[labels == source.class_names.index(name)]
+            clusters = KMeans(min(count, len(own)), n_init=4, random_state=self.seed)
             found = clusters.fit(own).cluster_centers_
             # Repeated if the class has fewer images than proxies.
-            repeated = np.resize(found, (count, self.width))
-            centres.append(repeated)
+            centres.append(np.resize(found, (count, self.width)))
         *old, new = self.cosine.proxies
-        old_proxies = torch.cat(list(old))
-        length = old_proxies.norm(dim=1).mean()
+        length = torch.cat(list(old)).norm(dim=1).mean()
         directions = torch.from_numpy(np.concatenate(centres)).to(new)
         start = length * normalize(directions, dim=1)
         with torch.no_grad():
-            common = self.trainer.strategy.broadcast(start)
-            new.copy_(common)
+            new.copy_(self.trainer.strategy.broadcast(start))
 
     @property
     def output_layer(self) -> nn.Module:
@@ -198,21 +183,17 @@ class PODNetModule(IterativeModule):
             old_maps, old = with_maps(self.teacher[0], x)
         maps = [stage.float() for stage in maps]
         old_maps = [stage.float() for stage in old_maps]
-        maps_distance = pooled_maps_distance(maps, old_maps)
-        spatial: Tensor = self.options["spatial"] * maps_distance
-        z_distance = cosine_distance(z.float(), old.float())
-        flat: Tensor = self.options["flat"] * z_distance
-        n_new = self.n_classes - self.old_classes
-        factor = pod_factor(self.n_classes, n_new)
+        spatial: Tensor = self.options["spatial"] * pooled_maps_distance(maps, old_maps)
+        flat: Tensor = self.options["flat"] * cosine_distance(z.float(), old.float())
+        factor = pod_factor(self.n_classes, self.n_classes - self.old_classes)
         return loss + factor * (spatial + flat)
 
     def after_exemplar_selection(self) -> None:
         """Fine-tune on balanced classes."""
-        epochs = self.options["tuning"]
-        self.tune(epochs, self.options["tuning_rate"], self.learning_parts())
+        share = self.options["tuning"]
+        self.tune(share, self.options["tuning_rate"], self.learning_parts())
 
     def reset_structure(self) -> None:
         """Go back to the structure before the first task."""
         super().reset_structure()
-        proxies = self.options["proxies"]
-        self.cosine = CosineClassifier(self.width, proxies)
+        self.cosine = CosineClassifier(self.width, self.options["proxies"])

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cifnet_pl.iterative.descent import StepBatch
 from cifnet_pl.iterative.exemplars import Prediction
 from cifnet_pl.iterative.losses import binary_distillation, distillation
-from cifnet_pl.iterative.steps import StepBatch
 from cifnet_pl.iterative.trainer import IterativeModule
-from cifnet_pl.utilities.errors import check_choice
 
 Loss = Literal["softmax", "binary"]
 
@@ -63,7 +61,6 @@ class ICaRLModule(IterativeModule):
         **options: Any,
     ):
         super().__init__(prediction=prediction, **options)
-        check_choice("loss", loss, Loss)
         self.options["loss"] = loss
 
     def teachers(self) -> list[nn.Module]:
@@ -75,14 +72,9 @@ class ICaRLModule(IterativeModule):
         x = batch.inputs()
         scores = self.logits(self.features(x))
         if self.options["loss"] == "binary":
-            one_hot = functional.one_hot(batch.labels, self.n_classes)
-            targets = one_hot.to(scores)
+            targets = functional.one_hot(batch.labels, self.n_classes).to(scores)
             if self.old_classes:
-                old_targets = self.old_scores(x).sigmoid()
-                targets = torch.cat(
-                    [old_targets, targets[:, self.old_classes :]],
-                    dim=1,
-                )
+                targets[:, : self.old_classes] = self.old_scores(x).sigmoid()
             return binary_distillation(scores, targets)
         loss = functional.cross_entropy(scores, batch.labels)
         if self.old_classes:
@@ -113,9 +105,8 @@ class WAModule(IterativeModule):
             return classification
         share = self.old_classes / self.n_classes
         known = scores[:, : self.old_classes]
-        return (1 - share) * classification + share * distillation(
-            known, self.old_scores(x)
-        )
+        distilled = distillation(known, self.old_scores(x))
+        return (1 - share) * classification + share * distilled
 
     def after_learning(self) -> None:
         """Align the weights of new classes with those of old ones."""

@@ -10,12 +10,9 @@ from torch.nn import functional
 
 from cifnet_pl.backbones.structures import grown, stages_of, with_maps
 from cifnet_pl.iterative.der import DERModule
+from cifnet_pl.iterative.descent import StepBatch
 from cifnet_pl.iterative.losses import info_nce, transfer
-from cifnet_pl.iterative.steps import StepBatch
 from cifnet_pl.utilities.errors import UsageError, check_that
-
-CONTRAST_TEMPERATURE = 0.2
-"""Temperature of both contrastive losses."""
 
 
 class MergeAttention(nn.Module):
@@ -51,21 +48,18 @@ class MergeAttention(nn.Module):
         s = self.norm_specific(specific)
         a = self.norm_agnostic(agnostic)
         w = cast(Any, self)
-        keys = [s @ w.key_specific, a @ w.key_agnostic]
-        key = torch.cat(keys, dim=1)
-        values = [s @ w.value_specific, a @ w.value_agnostic]
-        value = torch.cat(values, dim=1)
+        keys = torch.cat([s @ w.key_specific, a @ w.key_agnostic], dim=1)
+        values = torch.cat([s @ w.value_specific, a @ w.value_agnostic], dim=1)
         query = self._by_head(s @ w.query)
         merged = functional.scaled_dot_product_attention(
-            query, self._by_head(key), self._by_head(value)
+            query, self._by_head(keys), self._by_head(values)
         )
         return merged.transpose(1, 2).flatten(2).mean(dim=1)
 
     def _by_head(self, x: Tensor) -> Tensor:
         """Return (n, heads, positions, d / heads) parts of (n, positions, d)."""
         n, positions, width = x.shape
-        by_head = x.view(n, positions, self.heads, width // self.heads)
-        return by_head.transpose(1, 2)
+        return x.view(n, positions, self.heads, width // self.heads).transpose(1, 2)
 
 
 class TagFexModule(DERModule):
@@ -112,8 +106,7 @@ class TagFexModule(DERModule):
         super().__init__(auxiliary=auxiliary, **options)
         if projection is None:
             projection = [2048, 1024]
-        smallest = min(projection)
-        two_widths = len(projection) == 2 and smallest >= 1
+        two_widths = len(projection) == 2 and min(projection) >= 1
         check_that(two_widths, "projection", projection, "two widths")
         inside = 0 <= interpolation <= 1
         check_that(inside, "interpolation", interpolation, "a number between 0 and 1")
@@ -150,29 +143,23 @@ class TagFexModule(DERModule):
         with torch.no_grad():
             self.classifier.weight[: self.old_classes, -self.width :] = 0
         # New in each task.
-        heads = self.options["attention_heads"]
-        self.attention = MergeAttention(self.width, heads)
+        self.attention = MergeAttention(self.width, self.options["attention_heads"])
         if self.predictor is None:
             self.predictor = grown(None, self.width, self.width)
         self.merged_classifier = grown(None, self.width, classes)
 
     def new_branch(self) -> nn.Module:
         """Return a network between the last branch and the task-agnostic one."""
-        branch = self.fresh_network()
         if not len(self.branches):
-            branch.load_state_dict(self._start[0].state_dict())
-            return branch
+            return super().new_branch()
+        # Its batch statistics are those of a network that has learned nothing.
+        branch = self.fresh_network()
         share = self.options["interpolation"]
+        networks = (branch, self.branches[-1], self.agnostic)
+        weights = zip(*(network.parameters() for network in networks), strict=True)
         with torch.no_grad():
-            for new, last, agnostic in zip(
-                branch.parameters(),
-                self.branches[-1].parameters(),
-                self.agnostic.parameters(),
-                strict=True,
-            ):
-                kept = share * last
-                new_share = 1 - share
-                new.copy_(kept + new_share * agnostic)
+            for new, last, agnostic in weights:
+                new.copy_(share * last + (1 - share) * agnostic)
         return branch
 
     def teachers(self) -> list[nn.Module]:
@@ -182,12 +169,12 @@ class TagFexModule(DERModule):
     def learning_parts(self) -> list[nn.Module]:
         """Return the newest branch, the task-agnostic network, and the guiding modules."""
         guides = [self.attention, self.predictor, self.merged_classifier]
-        joined = [module for module in guides if module is not None]
-        return [*super().learning_parts(), self.agnostic, self.projector, *joined]
+        known = [module for module in guides if module is not None]
+        return [*super().learning_parts(), self.agnostic, self.projector, *known]
 
-    def counted_modules(self) -> list[nn.Module]:
+    def counted_module(self) -> nn.Module:
         """Return the whole module, as the published number of parameters does."""
-        return [self]
+        return self
 
     def reset_structure(self) -> None:
         """Go back to the structure before the first task."""
@@ -200,14 +187,11 @@ class TagFexModule(DERModule):
 
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute all losses of the task, on two views."""
-        first_view = batch.inputs(0)
-        second_view = batch.inputs(1)
-        x = torch.cat([first_view, second_view])
+        x = torch.cat([batch.inputs(0), batch.inputs(1)])
         labels = torch.cat([batch.labels, batch.labels])
         maps, newest = with_maps(self.branches[-1], x)
         with torch.no_grad():
-            older_branches = list(self.branches)[:-1]
-            older = [branch(x) for branch in older_branches]
+            older = [branch(x) for branch in list(self.branches)[:-1]]
         z = torch.cat([*older, newest], dim=1)
         scores = self.logits(z)
         classification: Tensor = functional.cross_entropy(scores, labels)
@@ -221,24 +205,18 @@ class TagFexModule(DERModule):
         distilled: float = self.options["contrast_distillation"] * share
         from_teacher = distilled * self._distilled(x, agnostic)
         contrast = (1 - share) * contrast + from_teacher
-        auxiliary: float = self.options["auxiliary"]
-        loss = (
-            classification
-            + auxiliary * self.auxiliary_loss(z, labels)
-            + weight * contrast
-        )
+        auxiliary: Tensor = self.options["auxiliary"] * self.auxiliary_loss(z, labels)
+        loss = classification + auxiliary + weight * contrast
         agnostic_map = agnostic_maps[-1].detach()
-        return loss + self._guidance(
-            maps[-1], agnostic_map, scores, labels, classification
-        )
+        guided = self._guidance(maps[-1], agnostic_map, scores, labels, classification)
+        return loss + guided
 
     def _contrast(self, a: Tensor, b: Tensor) -> Tensor:
         """Compute InfoNCE over the views of all processes."""
         a = self._all_views(a.float())
         b = self._all_views(b.float())
         with torch.autocast(a.device.type, enabled=False):
-            loss = info_nce(a, b, CONTRAST_TEMPERATURE)
-            return loss / self.processes.share
+            return info_nce(a, b) / self.processes.share
 
     def _all_views(self, local: Tensor) -> Tensor:
         views = [self.processes.gather(view) for view in local.chunk(2)]
@@ -255,8 +233,7 @@ class TagFexModule(DERModule):
         assert self.predictor is not None
         with torch.no_grad():
             before = projector(network(x))
-        predicted = projector(self.predictor(agnostic))
-        return self._contrast(predicted, before)
+        return self._contrast(projector(self.predictor(agnostic)), before)
 
     def _guidance(
         self,
@@ -286,10 +263,9 @@ class TagFexModule(DERModule):
         )
         learned = self.processes.mean_where(errors, new)
         loss: Tensor = self.options["merged"] * learned
-        network_loss = self.processes.mean_loss(classification)
-        if self.processes.mean_loss(learned) < network_loss:
-            new_scores = scores[:, self.old_classes :]
-            divergence = transfer(new_scores, merged)
+        own = self.processes.mean_loss(classification)
+        if self.processes.mean_loss(learned) < own:
+            divergence = transfer(scores[:, self.old_classes :], merged)
             mean = self.processes.mean_where(divergence, new)
             loss = loss + self.options["transfer"] * mean
         return loss

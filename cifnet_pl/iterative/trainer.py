@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -17,48 +18,39 @@ from torch.nn import functional
 
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.backbones.structures import frozen, grown
-from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.iterative.augmentation import AUGMENTATION_OPTIONS, Policy
 from cifnet_pl.iterative.descent import (
     BatchStatistics,
     Descent,
+    Phase,
+    Processes,
     Regime,
     Schedule,
-)
-from cifnet_pl.iterative.exemplars import (
-    Candidates,
-    ExemplarSet,
-    Prediction,
-    decode_squares,
-    quota,
-)
-from cifnet_pl.iterative.learned import (
-    frozen_backbone,
-    learned_model,
-)
-from cifnet_pl.iterative.losses import align_weights
-from cifnet_pl.iterative.processes import Processes
-from cifnet_pl.iterative.resuming import TaskResume
-from cifnet_pl.iterative.steps import (
-    Phase,
     Step,
     StepBatch,
     check_processes,
     plan_steps,
 )
+from cifnet_pl.iterative.exemplars import (
+    Candidates,
+    ExemplarSet,
+    PixelBatch,
+    Prediction,
+    quota,
+)
+from cifnet_pl.iterative.learned import learned_model
+from cifnet_pl.iterative.losses import align_weights
 from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import (
     TaskModule,
     explaining_full_memory,
 )
-from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
     UsageError,
-    check_choice,
     check_that,
     explained,
     no_images,
@@ -80,9 +72,6 @@ OPTIONS = (
     "exemplars_per_class",
 )
 """Arguments of every method that weights and exemplars depend on, besides the backbone."""
-
-Samples = tuple[Tensor, Tensor, Tensor]
-"""Images (n, 3, s, s) uint8, labels (n,) int64 and keys (n,) int64."""
 
 TUNING_EPOCH = 1000
 """Number that stands for balanced fine-tuning in the seed of its augmentation."""
@@ -156,7 +145,11 @@ class IterativeModule(TaskModule):
         parts: modules that learn now.
         phase_number: number of the current phase in the task, from 0; −1 before the first.
         descent: SGD of the current phase; None between tasks.
-        resume: the state of an open task in checkpoints.
+        before: weights before the open task, from which it is opened anew, so that the network has
+            the same structure.
+        position: weights, optimizer state and step at which the next task goes on, and those after
+            the last step while a task is being finished, as the rest is computed again from there;
+            None otherwise.
         image_counts: (C,) int64 images learned in the current task, by label.
     """
 
@@ -194,18 +187,15 @@ class IterativeModule(TaskModule):
         given = dict(locals())
         super().__init__()
         self.parts: list[nn.Module] = []
+        if milestones is None:
+            given["milestones"] = [0.7, 0.9]
         self.options: dict[str, Any] = {name: given[name] for name in OPTIONS}
         self.regime = Regime(self.options)
         if self.classifiers:
             check_that(exemplars >= 1, "exemplars", exemplars, "at least 1")
-        if exemplars_per_class is not None:
-            check_that(
-                exemplars_per_class >= 1,
-                "exemplars_per_class",
-                exemplars_per_class,
-                "at least 1",
-            )
-        check_choice("prediction", prediction, Prediction)
+        of_each = exemplars_per_class
+        fits = of_each is None or of_each >= 1
+        check_that(fits, "exemplars_per_class", of_each, "at least 1")
         self.epochs = self.regime.epochs[1]
         self.buffer_bytes = 1  # pixels
         self.seed = seed
@@ -213,9 +203,11 @@ class IterativeModule(TaskModule):
         self.capacity = exemplars
         self.per_class = exemplars_per_class
         self.prediction = prediction
-        self._backbone_options = (backbone, architecture, download)
+        self._build = partial(
+            build_backbone, backbone, architecture, download, engine="torch"
+        )
         with self.seeded(0):
-            self.backbone = build_backbone(*self._backbone_options, engine="torch")
+            self.backbone = self._build()
         trainable = self.backbone.learnable_patches is None
         check_that(trainable, "backbone", backbone, "a network with gradients")
         self._pretrained_sha256 = self.backbone.sha256
@@ -230,7 +222,8 @@ class IterativeModule(TaskModule):
         self.n_classes = 0
         self.teacher: tuple[nn.Module, ...] = ()
         self.processes = Processes(self)
-        self.resume = TaskResume(self)
+        self.before: dict[str, Tensor] = {}
+        self.position: dict[str, Any] | None = None
         self.descent: Descent | None = None
         self.phase_number = -1
         self.steps: list[Step] = []
@@ -325,16 +318,16 @@ class IterativeModule(TaskModule):
         self.classifier = None
         self.exemplars = ExemplarSet()
 
-    def counted_modules(self) -> list[nn.Module]:
-        """Return the modules whose parameters reports count."""
-        return [self.network]
-
     def learned_network(self) -> tuple[str, nn.Module]:
         """Return the network that embeds after the last task, after its structure's name.
 
         See :mod:`cifnet_pl.backbones.structures`.
         """
         return "plain", self.network
+
+    def counted_module(self) -> nn.Module:
+        """Return the module whose parameters reports count."""
+        return self.learned_network()[1]
 
     # ------------------------------------------------------------------ for subclasses to use
 
@@ -364,14 +357,12 @@ class IterativeModule(TaskModule):
             decay: weight decay; None for that of the task.
         """
         later = not self.is_first_task
-        count = round(share * self.regime.epochs[later])
-        epochs = max(1, count)
+        epochs = max(1, round(share * self.regime.epochs[later]))
         if decay is None:
             decay = self.regime.weight_decays[later]
         if tuning_rate is not None:
             return Phase(name, epochs, tuning_rate, decay, "tuning_rate")
-        rate = self.regime.learning_rates[later]
-        return Phase(name, epochs, rate, decay)
+        return Phase(name, epochs, self.regime.learning_rates[later], decay)
 
     def tune(self, share: float, rate: float, parts: list[nn.Module]) -> None:
         """Learn from exemplars alone (balanced fine-tuning).
@@ -388,21 +379,17 @@ class IterativeModule(TaskModule):
         task = len(self.learned_tasks)
         phase = self.phase("tune", share, rate)
         positions = np.arange(len(self.exemplars))
-        random = np.random.default_rng([self.seed, task, 4])
-        batch_size = self.data.batch_size * self.processes.count
-        steps = plan_steps(positions, 0, [phase], batch_size, random)
-        check_processes(steps, self.processes.count, task - 1)
+        seed = [self.seed, task, 4]
+        steps = self._planned(positions, 0, [phase], task - 1, seed)
         self.begin_descent(parts, phase)
         for step in steps:
-            shares = np.array_split(step.rows, self.processes.count)
-            own = shares[self.processes.rank]
+            own = np.array_split(step.rows, self.processes.count)[self.global_rank]
             samples = self.exemplars.at(torch.from_numpy(own))
             self._learn_from(samples, TUNING_EPOCH, step)
         self.pause()
         for i, candidates in enumerate(self._candidates):
-            images = self.decode(candidates.row)
-            z = self.embed(images.to(self.device))
-            self._candidates[i] = candidates._replace(z=z)
+            z = self.embed(self.decode(candidates.row).to(self.device))
+            self._candidates[i] = candidates._replace(z=z.cpu())
         self._select_exemplars()
 
     def old_scores(self, x: Tensor) -> Tensor:
@@ -422,13 +409,11 @@ class IterativeModule(TaskModule):
         """Scale the weights of new classes to the mean norm of the old ones (WA, eq. 10)."""
         if self.old_classes and self.classifier is not None:
             new = self.n_classes - self.old_classes
-            aligned = align_weights(self.classifier.weight, new)
-            self.classifier.weight.copy_(aligned)
+            self.classifier.weight.copy_(align_weights(self.classifier.weight, new))
 
     def fresh_network(self) -> nn.Module:
         """Return a network as it was before the first task; random weights are drawn anew."""
-        network = build_backbone(*self._backbone_options, engine="torch").network
-        return network.requires_grad_(True).to(self.device)
+        return self._build().network.requires_grad_(True).to(self.device)
 
     def normalised(self, images: Tensor) -> Tensor:
         """Return float32 images with the mean and scale that the network expects.
@@ -450,21 +435,24 @@ class IterativeModule(TaskModule):
         Returns:
             (n, 3, s, s) float32.
         """
-        augmented = self.regime.augmentation(images, keys, seed)
-        return self.normalised(augmented)
+        return self.normalised(self.regime.augmentation(images, keys, seed))
 
     def decode(self, rows: Tensor) -> Tensor:
-        """Return (n, 3, s, s) uint8 training images at positions (n,)."""
-        size, crop_ratio = self.data.image_shape(self.backbone.preprocessing)
-        return decode_squares(self.data.source.train, rows, size, crop_ratio)
+        """Return (n, 3, s, s) uint8 training images at positions (n,).
+
+        They are decoded again, as all images of a task need not fit into memory.
+        """
+        shape = self.data.image_shape(self.backbone.preprocessing)
+        images = self.data.source.train
+        squares = [images.image(row).square(*shape) for row in rows.tolist()]
+        return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
 
     @contextmanager
     def seeded(self, *purpose: int) -> Iterator[None]:
         """Within the block, torch's random numbers depend on the seed and on ``purpose`` alone."""
-        sequence = np.random.SeedSequence([self.seed, *purpose])
-        state = sequence.generate_state(1)
+        (seed,) = np.random.SeedSequence([self.seed, *purpose]).generate_state(1)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(state[0]))
+            torch.manual_seed(int(seed))
             yield
 
     # ------------------------------------------------------------------ checks before a run
@@ -518,33 +506,46 @@ class IterativeModule(TaskModule):
         """
         rows = self.select_rows(rows, task)
         # The phases of a task depend on it.
-        sizes = [len(names) for names in self.learned_tasks[:task]]
-        self.old_classes = sum(sizes)
-        count = self.processes.count
+        self.old_classes = sum(len(names) for names in self.learned_tasks[:task])
         seed = [self.seed, task]
-        random = np.random.default_rng(seed)
-        batch_size = self.data.batch_size * count
-        self.steps = plan_steps(
-            rows, len(self.exemplars), self.phases(), batch_size, random
-        )
-        check_processes(self.steps, count, task)
-        self.resume.check_plan()
-        remaining = self.steps[self.steps_skipped :]
-        passes = [step.rows for step in remaining]
+        exemplars = len(self.exemplars)
+        self.steps = self._planned(rows, exemplars, self.phases(), task, seed)
+        if self.position is not None and self.position["steps"] != len(self.steps):
+            raise CheckpointError(
+                f"the checkpoint was written inside a task with {self.position['steps']} steps,"
+                f" this run has {len(self.steps)}: use the same --data.batch_size, number of"
+                " processes and images, or start a new experiment"
+            )
+        passes = [step.rows for step in self.steps[self.steps_skipped :]]
         if self.capacity:
             passes.append(rows)
         return passes
 
+    def _planned(
+        self,
+        rows: np.ndarray,
+        exemplars: int,
+        phases: Sequence[Phase],
+        task: int,
+        seed: list[int],
+    ) -> list[Step]:
+        """Return steps over all processes; see :func:`~cifnet_pl.iterative.descent.plan_steps`."""
+        count = self.processes.count
+        random = np.random.default_rng(seed)
+        size = self.data.batch_size * count
+        steps = plan_steps(rows, exemplars, phases, size, random)
+        check_processes(steps, count, task)
+        return steps
+
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Add the new classes; resume inside the task if the run was stopped there."""
-        self.resume.before = self.resume.weights()
+        self.before = self._copied_weights()
         self._candidates = []
         self.old_classes = labels[0]
         self.n_classes = labels[-1] + 1
         self.teacher = ()
         if self.old_classes:
-            networks = [frozen(module) for module in self.teachers()]
-            self.teacher = tuple(networks)
+            self.teacher = tuple(frozen(module) for module in self.teachers())
         with self.seeded(1, len(self.learned_tasks)):
             self.expand(len(names))
         self.to(self.device)
@@ -553,7 +554,8 @@ class IterativeModule(TaskModule):
         )
         self.phase_number = -1
         self.steps_done = 0
-        self.resume.restore()
+        self._resume_at(self.position)
+        self.position = None
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Take the next step of the plan, and those after it that have no new images."""
@@ -574,9 +576,8 @@ class IterativeModule(TaskModule):
         """Embed images that may become exemplars, in the pass after all steps."""
         self._end_learning()
         if len(batch.label):
-            z = self.embed(batch.image)
-            embedded = Candidates(z, batch.label, batch.key, batch.row)
-            self._candidates.append(embedded)
+            parts = (self.embed(batch.image), batch.label, batch.key, batch.row)
+            self._candidates.append(Candidates(*(part.cpu() for part in parts)))
 
     def _take_step(self, batch: ImageBatch) -> None:
         """Learn from new images and from the exemplars of the next step."""
@@ -585,25 +586,21 @@ class IterativeModule(TaskModule):
         )
         step = self.steps[self.steps_done]
         self.enter_phase(step.phase)
-        samples: Samples = (batch.image, batch.label, batch.key)
+        samples = PixelBatch(batch.image, batch.label, batch.key)
         if len(step.exemplars):
             parts = np.array_split(step.exemplars, self.processes.count)
             # Processes with fewer new images get more exemplars.
-            own = parts[self.processes.count - 1 - self.processes.rank]
-            images, labels, keys = self.exemplars.at(torch.from_numpy(own))
-            samples = (
-                torch.cat([batch.image, images]),
-                torch.cat([batch.label, labels]),
-                torch.cat([batch.key, keys.to(batch.key.device)]),
-            )
+            own = parts[::-1][self.global_rank]
+            pairs = zip(samples, self.exemplars.at(torch.from_numpy(own)), strict=True)
+            samples = PixelBatch(*(torch.cat(pair) for pair in pairs))
         self._learn_from(samples, step.phase, step)
         self.steps_done += 1
 
-    def _learn_from(self, samples: Samples, phase: int, step: Step) -> None:
-        """Take a step of SGD on images, labels and keys of this process.
+    def _learn_from(self, samples: PixelBatch, phase: int, step: Step) -> None:
+        """Take a step of SGD on images of this process.
 
         Args:
-            samples: images (n, 3, s, s) uint8, labels (n,) and keys (n,).
+            samples: the images.
             phase: number of the phase in the seed of the augmentation.
             step: gives the epoch, and the share of the phase that is over.
         """
@@ -619,8 +616,7 @@ class IterativeModule(TaskModule):
             with self.seeded(2, len(self.learned_tasks), self.phase_number):
                 self.begin_phase()
             self.to(self.device)
-            phase = self.phases()[self.phase_number]
-            self.begin_descent(self.learning_parts(), phase)
+            self.begin_descent(self.learning_parts(), self.phases()[self.phase_number])
 
     def begin_descent(self, parts: list[nn.Module], phase: Phase) -> None:
         """Let only ``parts`` learn from here on."""
@@ -672,9 +668,9 @@ class IterativeModule(TaskModule):
 
     def _end_learning(self) -> None:
         """Correct the network after all steps of the task; afterwards only ``tune`` changes it."""
-        if self.resume.position is not None:  # it was stored already
+        if self.position is not None:  # it was stored already
             return
-        self.resume.position = self.resume.current_position()
+        self.position = self._current_position()
         self.pause()
         with torch.no_grad():
             self.after_learning()
@@ -688,10 +684,8 @@ class IterativeModule(TaskModule):
             CifnetError: the last step led to weights that are NaN or infinite.
         """
         self._end_learning()
-        summed = self.processes.sum(self.image_counts.clone())
-        counts = summed.tolist()[self.old_classes :]
-        names = self.learned_tasks[-1]
-        for name, count in zip(names, counts, strict=True):
+        counts = self.processes.sum(self.image_counts.clone())[self.old_classes :]
+        for name, count in zip(self.learned_tasks[-1], counts, strict=True):
             if not count:
                 raise no_images(name)
         self.descent = None
@@ -706,18 +700,16 @@ class IterativeModule(TaskModule):
                 self.exemplars.set_means(self.embed_exemplars())
             self.descent = None
             self._candidates = []
-        self.resume.position = None
+        self.position = None
 
     def _select_exemplars(self) -> None:
         """Select the exemplars of the new classes, the same in all processes."""
-        capacity = self.exemplar_capacity()
-        per_class = quota(capacity, self.per_class, self.n_classes)
+        per_class = quota(self.exemplar_capacity(), self.per_class, self.n_classes)
         self.exemplars.shrink(per_class, self.old_classes)
         candidates = Candidates.gather(self._candidates)
         for label in range(self.old_classes, self.n_classes):
             chosen = candidates.select(label, per_class)
-            images = self.decode(chosen.row)
-            self.exemplars.add(images, label, chosen.key)
+            self.exemplars.add(self.decode(chosen.row), label, chosen.key)
 
     # ------------------------------------------------------------------ prediction
 
@@ -731,8 +723,7 @@ class IterativeModule(TaskModule):
         if not len(self.exemplars):
             return self.exemplars.mean
         batches = torch.split(self.exemplars.image, self.data.batch_size)
-        embeddings = [self.embed(images) for images in batches]
-        return torch.cat(embeddings)
+        return torch.cat([self.embed(images) for images in batches])
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (n, C) float64 probabilities of uint8 images (n, 3, s, s)."""
@@ -766,22 +757,6 @@ class IterativeModule(TaskModule):
 
     # ------------------------------------------------------------------ what is stored
 
-    def learned_model(self) -> Classifier:
-        """Return the learned model: the frozen network and the classifier that counts.
-
-        A classifier that is not linear (PODNet, CREATE) is replaced by the nearest mean of
-        exemplars.
-        """
-        linear = None
-        if self.prediction == "classifier" and isinstance(self.output_layer, nn.Linear):
-            linear = self.output_layer
-        z = self.embed_exemplars().cpu()
-        labels = self.exemplars.label.cpu()
-        exemplars = BufferSamples(z, labels, self.exemplars.key.cpu())
-        structure, network = self.learned_network()
-        backbone = frozen_backbone(structure, network, self.backbone, self.embed)
-        return learned_model(self, backbone, linear, exemplars)
-
     def on_train_end(self) -> None:
         """Store the model of a run that has learned all its tasks beside the checkpoints."""
         folder = run_folder(self.trainer)
@@ -789,7 +764,7 @@ class IterativeModule(TaskModule):
         if folder is None or self.tasks_finished < planned:
             return
         try:
-            model = self.learned_model()
+            model = learned_model(self)
         except CifnetError as error:
             # A custom method whose network cannot be stored; its figures count all the same.
             rank_zero_warn(f"what was learned is not stored as a model: {error}")
@@ -807,13 +782,10 @@ class IterativeModule(TaskModule):
 
     def describe(self) -> dict[str, Any]:
         """Return the method's part of ``summary.json``, with its number of parameters."""
-        parameters = 0
-        for module in self.counted_modules():
-            sizes = [p.numel() for p in module.parameters()]
-            parameters += sum(sizes)
+        counted = self.counted_module().parameters()
         return {
             "preset": self.preset,
-            "backbone_params": parameters,
+            "backbone_params": sum(p.numel() for p in counted),
             "network_params": self._network_params,
         }
 
@@ -830,27 +802,67 @@ class IterativeModule(TaskModule):
     @property
     def resumes_inside_task(self) -> bool:
         """Whether the next task was open when the run stopped, and is resumed there."""
-        return self.resume.position is not None
+        return self.position is not None
 
     def abort_task(self) -> None:
-        """Go back to the weights before the task."""
-        self.resume.abort_task()
+        """Go back to the weights before the task, if it was opened by this module."""
+        if self.before:
+            self.build_structure([len(names) for names in self.learned_tasks])
+            self.load_state_dict(self.before)
+            self.before = {}
+            self.position = None
+            self.clear_steps()
+
+    def _copied_weights(self) -> dict[str, Tensor]:
+        """Return copies of all weights, as the optimizer changes them in place."""
+        return {name: value.clone() for name, value in self.state_dict().items()}
+
+    def _current_position(self) -> dict[str, Any]:
+        """Return the state from which training resumes after the present step."""
+        descent = None
+        if self.descent is not None:
+            descent = self.descent.state_dict()
+        return {
+            "step": self.steps_done,
+            "weights": self._copied_weights(),
+            "descent": descent,
+            "counts": self.image_counts.clone(),
+            "steps": len(self.steps),
+        }
+
+    def _resume_at(self, position: dict[str, Any] | None) -> None:
+        """Go on at a position, if there is one; the network has its structure already."""
+        if position is None:
+            return
+        self.steps_done = position["step"]
+        self.image_counts = position["counts"].to(self.device)
+        if self.steps_done:
+            self.enter_phase(self.steps[self.steps_done - 1].phase)
+            self.load_state_dict(position["weights"])
+            assert self.descent is not None
+            self.descent.load_state_dict(position["descent"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the state of an open task."""
+        """Store the weights from before an open task, and the position inside it."""
         super().on_save_checkpoint(checkpoint)
         if checkpoint["cifnet"]["under_way"]:
-            self.resume.save(checkpoint)
+            checkpoint["state_dict"] = dict(self.before)
+            checkpoint["position"] = self.position or self._current_position()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Build the structure for the checkpoint's weights.
+        """Build the structure for the checkpoint's weights, and take over its position.
 
         Raises:
             CheckpointError: see :class:`cifnet_pl.learning.task_module.TaskModule`.
         """
         super().on_load_checkpoint(checkpoint)
-        under_way = checkpoint["cifnet"]["under_way"]
-        self.resume.load(checkpoint, under_way)
+        self.before = {}
+        self.clear_steps()
+        self.position = None
+        if checkpoint["cifnet"]["under_way"]:
+            self.position = checkpoint.get("position")
+        if self.position is not None:
+            self.steps_skipped = self.position["step"]
         finished = self.learned_tasks[: self.tasks_finished]
         self.build_structure([len(names) for names in finished])
 

@@ -184,7 +184,7 @@ class CIFNetModule(TaskModule):
         """Fit the backbone to the first task's images; all processes get the first one's."""
         start = time.perf_counter()
         network.learn_from(
-            self.data.images_of(0, BACKBONE_IMAGES), torch.initial_seed()
+            self.data.first_images(BACKBONE_IMAGES), torch.initial_seed()
         )
         network.load_state_dict(self.trainer.strategy.broadcast(network.state_dict()))
         seconds = time.perf_counter() - start
@@ -214,8 +214,8 @@ class CIFNetModule(TaskModule):
             known = len(self.class_names) - len(names)
             row = PrequentialRow(len(self.learned_tasks), 0, 0, known)
             self._predicted_before = row
-        names = [*names, *self.data.returning_classes(self.data.task)]
-        self.model.begin_task(names, self.data.class_counts(names))
+        counts = self.data.task(self.current_epoch, self.learned_tasks).counts
+        self.model.begin_task(list(counts), list(counts.values()))
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Embed a batch; the model observes it now, or on a GPU at the latest in ``end_pass``."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch.distributed
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators.cpu import CPUAccelerator
@@ -81,8 +82,9 @@ def check_number(trainer: Trainer) -> None:
     """Check the number of processes.
 
     Raises:
-        UsageError: the Trainer expects another number than torchrun started, or would start more
-            processes on this machine than it has cores.
+        UsageError: the Trainer expects another number than torchrun started, would start more
+            processes on this machine than it has cores, or would wait for other machines that do
+            not know where this one is.
     """
     cores = os.cpu_count() or 1
     on_cpu = isinstance(trainer.accelerator, CPUAccelerator)
@@ -91,6 +93,13 @@ def check_number(trainer: Trainer) -> None:
         raise UsageError(
             f"--trainer.devices is {trainer.num_devices}, this machine has {cores} cores: give at"
             " most that many"
+        )
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    is_alone = isinstance(environment, LightningEnvironment)
+    if trainer.num_nodes > 1 and is_alone and "MASTER_ADDR" not in os.environ:
+        raise UsageError(
+            f"--trainer.num_nodes is {trainer.num_nodes}, and no machine is named where all meet:"
+            " set MASTER_ADDR, MASTER_PORT and NODE_RANK on each, or use torchrun"
         )
     started = int(os.environ.get("WORLD_SIZE") or 1)
     expected = trainer.num_devices * trainer.num_nodes

@@ -390,18 +390,15 @@ def embeddings_of(
     Raises:
         DataError: no image can be read.
     """
-    backbone = model.backbone
-    side = model.image_size
     pipeline = None
     try:
         pipeline = pipeline_folder(
             cache_folder,
-            backbone.outputs(side),
-            backbone.sha256,
-            side,
+            model.backbone,
+            model.image_size,
             model.crop_ratio,
             model.precision,
-            model.engine,
+            model.device.type,
         )
     except CifnetError as error:  # an audit needs no cache
         log.warning("no embeddings are cached: %s", error)

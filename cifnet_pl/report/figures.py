@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -90,11 +90,14 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(lines).replace("$", r"\$")
 
 
-def legend_below(figure: Figure, axes: Axes) -> None:
-    """Add a legend below the axes, where it hides no data."""
+def add_legend(axes: Axes, owner: Axes | Figure, **place: Any) -> None:
+    """Add a legend of the axes, with wrapped names, to them or to their figure."""
     handles, labels = axes.get_legend_handles_labels()
-    names = [wrapped(label, 26) for label in labels]
-    figure.legend(handles, names, loc=cast(Any, "outside lower center"), ncols=2)
+    owner.legend(handles, [wrapped(label, 26) for label in labels], **place)
+
+
+BELOW: dict[str, Any] = {"loc": "outside lower center", "ncols": 2}
+"""Place of a legend below the axes, where it hides no data."""
 
 
 def line_style(position: int) -> dict[str, Any]:
@@ -136,7 +139,7 @@ def draw_lines(stats: pd.DataFrame, title: str) -> tuple[Figure, Axes]:
     bottom, top = axes.get_ylim()
     axes.set_ylim(max(bottom, -2.0), min(top, 102.0))
     axes.set_title(wrapped(title, 52))
-    legend_below(figure, axes)
+    add_legend(axes, figure, **BELOW)
     return figure, axes
 
 
@@ -310,7 +313,7 @@ def draw_bars(bars: pd.DataFrame, title: str) -> Figure:
     axes.margins(x=0.15)
     axes.set(xlabel="accuracy (%)", title=wrapped(title, 52))
     axes.grid(visible=False, axis="y")
-    figure.legend(loc=cast(Any, "outside lower center"), ncols=2)
+    figure.legend(**BELOW)
     return figure
 
 
@@ -460,9 +463,7 @@ def draw_bubbles(axes: Axes, points: pd.DataFrame, most: float) -> None:
             axes.scatter(row.minutes, row.accuracy, area, color=colour, alpha=0.35)
         axes.plot(row.minutes, row.accuracy, **style)
     axes.margins(y=0.25)
-    handles, labels = axes.get_legend_handles_labels()
-    names = [wrapped(label, 26) for label in labels]
-    axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    add_legend(axes, axes, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 # ---------------------------------------------------------------------- memory
@@ -498,7 +499,7 @@ def memory_points(results: Results, setting: str) -> Picture | None:
     axes.set_ylim(len(kept) - 0.4, -0.6)
     axes.set(xlabel="elements kept besides the backbone", xscale="log")
     axes.set_title(wrapped(setting, 52))
-    legend_below(figure, axes)
+    add_legend(axes, figure, **BELOW)
     caption = f"{setting}: memory besides the backbone after the last task, by component, in all."
     return Picture(file_name("memory", setting), caption, figure)
 

@@ -101,15 +101,6 @@ def _progress(folder: Path) -> str:
     return f"{number_of(n_tasks, 'task')} so far"
 
 
-def is_complete(folder: Path) -> bool:
-    """Return whether ``folder`` holds a complete run."""
-    try:
-        read_run(folder)
-    except DataError:
-        return False
-    return True
-
-
 # ---------------------------------------------------------------------- many folders
 
 
@@ -176,25 +167,26 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     return runs, left_out
 
 
-def find_missing(paths: Iterable[str | Path]) -> list[str]:
+def find_missing(paths: Iterable[Path], complete: Iterable[Run]) -> list[str]:
     """Find the points of sweeps that have no complete run.
 
     Args:
         paths: folders.
+        complete: all complete runs at or below them.
 
     Returns:
         A sentence for each point below the paths: why there is no run, as far as is known.
     """
     # A run's own folder belongs to a point too, but then the user asked for that run alone.
     points: dict[Path, Path] = {}
-    for path in map(Path, paths):
+    for path in paths:
         for file in path.rglob(POINT):
             points[file.parent.resolve()] = file.parent
+    for run in complete:
+        points.pop(run.folder.resolve().parent, None)
     missing = []
     for folder in _in_order(points.values()):
         started = versions(folder)
-        if any(is_complete(version) for version in started):
-            continue
         failure = folder / FAILURE
         if failure.is_file():
             text = failure.read_text(encoding="utf-8", errors="replace")

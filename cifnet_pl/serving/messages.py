@@ -37,7 +37,6 @@ DISK_ERRORS = (
 
 # ---------------------------------------------------------------------- refusals
 
-BUSY = "too many photos are waiting: try again in a few seconds"
 FAILED = "the server failed; its log says why"
 IMPOSSIBLE = "the server could not do that; its log says why"
 DISK_FULL = (

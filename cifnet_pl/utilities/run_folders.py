@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
-from cifnet_pl.utilities.files import read_yaml
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from cifnet_pl.utilities.files import exclusive, read_yaml
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 COMPLETE = "model"
@@ -34,15 +32,15 @@ FIRST_FILES = (*LOGGER_FILES, "config.yaml", DUPLICATES_FILE)
 
 @dataclass(frozen=True)
 class RunChoice:
-    """A run's folder, the checkpoint to start from, and a message about that choice."""
+    """A run's folder, the checkpoint to start from, and a message about that choice.
+
+    ``resumes`` says whether a run has begun in the folder, to go on there.
+    """
 
     folder: Path
     checkpoint: Path | None = None
     message: str | None = None
-
-
-NAME_BYTES = 200
-"""Bytes of the name of an experiment, which is a folder."""
+    resumes: bool = False
 
 
 def experiment_folder(logs: str, experiment: str) -> Path:
@@ -53,13 +51,8 @@ def experiment_folder(logs: str, experiment: str) -> Path:
         experiment: name of the experiment.
 
     Raises:
-        UsageError: it is not a plain name, or too long.
+        UsageError: it is not a plain name.
     """
-    if len(os.fsencode(experiment)) > NAME_BYTES:
-        raise UsageError(
-            f"experiment '{experiment[:20]}…' has more than {NAME_BYTES} bytes: make the name"
-            " shorter"
-        )
     if Path(experiment).name != experiment or experiment in ("", ".."):
         raise UsageError(
             f"experiment '{experiment}' is not a plain name: give the folder above it with --logs"
@@ -120,8 +113,8 @@ def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
     folder = begun[-1]
     if not (folder / CHECKPOINT).is_file():
         message = f"{folder} has no checkpoint yet: starting with task 1"
-        return RunChoice(folder, message=message)
-    return RunChoice(folder, folder / CHECKPOINT)
+        return RunChoice(folder, message=message, resumes=True)
+    return RunChoice(folder, folder / CHECKPOINT, resumes=True)
 
 
 def next_version(folder: Path) -> Path:
@@ -213,32 +206,44 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
 
 
 @contextmanager
-def experiment_of(folder: Path) -> Iterator[None]:
-    """Make the folders above a run's, and remove those that are empty at the end.
+def locked_run(place: RunChoice) -> Iterator[Path]:
+    """Lock the folder in which a run learns, before anything is computed.
+
+    Where a new run is refused before it begins, what it leaves is removed, and so are the folders
+    above it that were made for it.
 
     Args:
-        folder: that of the run; it is not made.
+        place: of the run; its folder is not made.
+
+    Yields:
+        The folder. A new run takes the next version where another one has begun in this one.
 
     Raises:
-        CifnetError: they cannot be made, or nothing can be written into them.
+        UsageError: another run goes on in the folder.
+        CifnetError: it cannot be written to.
     """
-    base = folder.parent
-    made = []
-    for above in folder.parents:
-        if not above.exists():
-            made.append(above)
+    folder = place.folder
+    made = [above for above in folder.parents if not above.exists()]
+    lock = ExitStack()
     try:
-        try:
-            base.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=base):
-                pass
-        except OSError as error:
-            reason = error.strerror or error
-            raise CifnetError(
-                f"cannot write into {base}: {reason}; choose another place with --logs"
-            ) from error
-        yield
+        while True:
+            try:
+                lock.enter_context(exclusive(folder))
+                if place.resumes or not folder.exists():
+                    break
+            except UsageError:
+                if place.resumes:
+                    raise
+            lock.close()
+            folder = next_version(folder)
+        yield folder
+    except BaseException as error:
+        if not place.resumes:
+            # Neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception.
+            remove_unbegun(folder, failed=isinstance(error, Exception))
+        raise
     finally:
+        lock.close()
         with suppress(OSError):  # not empty
             for above in made:
                 above.rmdir()

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.classify import ClassificationTable
 from cifnet_pl.utilities.files import RANKS, exclusive
+from cifnet_pl.utilities.run_folders import RunChoice, locked_run
 from tests.cli.test_evaluate import bundle
 from tests.command_line import assert_ends, fit, learned, make_images
 
@@ -44,6 +45,7 @@ def test_one_process_is_the_first_whatever_rank_is_left(left, tmp_path, monkeypa
         (["--trainer.gradient_clip_val", "1"], "gradient_clip_val"),
         (["--trainer.val_check_interval", "9999"], "val_check_interval is 9999"),
         (["--trainer.devices", "99", "--trainer.accelerator", "cpu"], "cores"),
+        (["--trainer.num_nodes", "2"], "MASTER_ADDR"),
         (["--trainer.limit_val_batches", "0"], "nothing is evaluated"),
         (["--trainer.devices", "0", "--trainer.accelerator", "cpu"], "devices"),
     ],
@@ -58,7 +60,8 @@ def test_options_that_lightning_refuses_are_one_sentence(
 
 def test_no_time_to_learn_is_said(tmp_path, capsys):
     limit = ["--trainer.max_time", "00:00:00:00"]
-    assert_ends(fit(tmp_path, *limit), 0, "Nothing was learned", capsys)
+    assert_ends(fit(tmp_path, *limit), 1, "nothing was learned", capsys)
+    assert not list(tmp_path.rglob("version_*"))
 
 
 def test_a_run_takes_the_next_version_that_is_free(tmp_path):
@@ -67,6 +70,17 @@ def test_a_run_takes_the_next_version_that_is_free(tmp_path):
     with exclusive(base / "version_0"), exclusive(base / "version_1"):
         learned(tmp_path, *ONE_TASK, version=2)
     assert (base / "version_2" / "summary.json").is_file()
+
+
+def test_a_new_run_keeps_the_lock_of_its_own_folder_only(tmp_path):
+    place = RunChoice(tmp_path / "version_0")
+    for taken in range(3):  # by runs that began after the choice
+        with locked_run(place) as folder:
+            assert folder.name == f"version_{taken}"
+            folder.mkdir()
+            for earlier in range(taken):
+                with exclusive(tmp_path / f"version_{earlier}"):
+                    pass
 
 
 @pytest.mark.parametrize(

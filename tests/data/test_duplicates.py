@@ -200,7 +200,7 @@ def test_damaged_hashes_are_not_used(tmp_path: Path) -> None:
     cache.collect(
         torch.from_numpy(rows), torch.tensor(expected), torch.randn(len(rows), 2)
     )
-    images.note_hashes(rows, np.full(len(rows), -1))
+    images.hash_of[rows] = -1
     assert fresh().known(rows).all()
     assert images.hashes(rows).tolist() == expected
     path = next((tmp_path / "cache").glob("*.safetensors"))

@@ -121,11 +121,10 @@ def test_impossible_sizes_are_usage_errors(classes, per_task, initial, sentence)
     ("order", "sentence"),
     [
         (-1, "class_order is -1, expected a seed of at least 0"),
-        ([0, 0], "names a class twice"),
-        ([0, 3], "position 3, expected 0 to 2"),
-        ([-1], "position -1, expected 0 to 2"),
-        (["a", "x"], "names 'x'"),
-        ([2, 0], "lists 2 of 3 classes"),
+        ([0, 0, 1], "each of the 3 classes once, which is not so for 'c'"),
+        ([0, 1, 3], "each of the 3 classes once"),
+        (["a", "b", "c", "x"], "not so for 'x'"),
+        ([2, 0], "not so for 'b'"),
     ],
 )
 def test_impossible_orders_are_usage_errors(

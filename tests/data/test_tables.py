@@ -199,7 +199,7 @@ def test_the_same_images_as_folders_are_the_same_classes_and_split_share(
             "path,label,split\nblue/0.png,a,fold 2\n",
             "has split 'fold 2', expected train or test",
         ),
-        ("path,label,split\nblue/0.png,a,train\n", "the test split has no image"),
+        ("path,label,split\nblue/0.png,a,train\n", "the test split has no sample"),
         (
             "path,label,split\nblue/0.png,a,test\nblue/1.png,b,train\n",
             "class 'a' has no training image",

@@ -7,15 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from cifnet_pl.iterative.descent import Phase, Regime
-from cifnet_pl.iterative.steps import plan_steps
+from cifnet_pl.iterative.descent import Phase, Regime, plan_steps
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import UsageError
 
 DEFAULTS = {
     name: parameter.default
     for name, parameter in inspect.signature(IterativeModule).parameters.items()
-}
+} | {"milestones": [0.7, 0.9]}
 PHASES = [Phase("learn", 2, 0.1, 0.0), Phase("compress", 1, 0.1, 0.0)]
 
 

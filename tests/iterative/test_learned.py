@@ -14,7 +14,7 @@ from cifnet_pl.iterative import (
     PODNetModule,
     ReplayModule,
 )
-from cifnet_pl.iterative.learned import learned_name
+from cifnet_pl.iterative.learned import learned_model, learned_name
 from cifnet_pl.utilities.errors import CheckpointError
 from tests.command_line import FAST, assert_ends, make_images
 from tests.iterative.suite import NAMES, data, learner, run
@@ -38,7 +38,7 @@ def test_the_stored_model_answers_as_the_method_does(method, tmp_path):
     )
     for prediction in module.classifiers or ["classifier"]:
         module.prediction = prediction
-        module.learned_model().save(tmp_path / "bundle", overwrite=True)
+        learned_model(module).save(tmp_path / "bundle", overwrite=True)
         model = cifnet_pl.load(tmp_path / "bundle", device="cpu", engine="torch")
         assert model.class_names == module.class_names
         assert [len(task) for task in model.tasks] == [2, 2]
@@ -54,7 +54,7 @@ def test_the_stored_model_answers_as_the_method_does(method, tmp_path):
 
 def test_foster_with_both_branches(tmp_path):
     module, _ = run(FOSTERModule, tmp_path, epochs=1, evaluated="branches")
-    model = module.learned_model()
+    model = learned_model(module)
     assert model.backbone.name == "learned:branches.2:small"
     images = torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8)
     torch.testing.assert_close(

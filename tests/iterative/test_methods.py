@@ -216,10 +216,7 @@ def test_foster_can_be_evaluated_before_compression(tmp_path):
     )
     assert made.exemplars.mean.shape == (6, 64)
     assert len(made.branches) == 2
-    assert (
-        sum(p.numel() for part in made.counted_modules() for p in part.parameters())
-        == 5184
-    )
+    assert sum(p.numel() for p in made.counted_module().parameters()) == 5184
     student, _ = run(FOSTERModule, tmp_path, epochs=2)
     assert student.exemplars.mean.shape == (4, 32)
     compressed = learner(FOSTERModule, **options)
@@ -297,7 +294,7 @@ class TestPODNet:
         def look(t):
             made = t.lightning_module
             source = t.datamodule.source
-            rows = t.datamodule.task_rows(1)
+            rows = t.datamodule.task(1).rows
             pixels = torch.stack(
                 [torch.from_numpy(source.train.image(row).square(8)) for row in rows]
             )

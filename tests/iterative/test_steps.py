@@ -15,8 +15,7 @@ from cifnet_pl.iterative import (
     ReplayModule,
     WAModule,
 )
-from cifnet_pl.iterative.descent import Descent
-from cifnet_pl.iterative.steps import Step, check_processes
+from cifnet_pl.iterative.descent import Descent, Step, check_processes
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.iterative.suite import NAMES, assert_goes_on, data, learner, run

@@ -180,9 +180,7 @@ class TestParameters:
     def test_on_cifar_100(self, method, tasks, millions):
         made = method(backbone="random:resnet32_cifar")
         made.rebuild([100 // tasks] * tasks)
-        count = sum(
-            p.numel() for part in made.counted_modules() for p in part.parameters()
-        )
+        count = sum(p.numel() for p in made.counted_module().parameters())
         assert round(count / 1e6, 2) == millions
 
 
@@ -309,17 +307,10 @@ class TestRefused:
             ({"learning_rate": float("inf")}, "learning_rate is inf"),
             ({"momentum": 1.0}, "momentum is 1, expected at least 0 and below 1"),
             ({"weight_decay": -1.0}, "weight_decay is -1, expected at least 0"),
-            ({"schedule": "cosin"}, "did you mean cosine"),
-            ({"batch_statistics": "train"}, "batch_statistics"),
             ({"crop_padding": -1}, "crop_padding is -1"),
             ({"brightness": 1.5}, "brightness is 1.5, expected a number between 0 and 1"),
             ({"cutout": -0.5}, "cutout is -0.5, expected a number between 0 and 1"),
-            ({"autoaugment": "cifar"}, "did you mean cifar10"),
-            ({"kind": FOSTERModule, "evaluated": "branch"}, "did you mean branches"),
             ({"kind": ReplayModule, "exemplars": 0}, "exemplars is 0"),
-            ({"kind": ReplayModule, "prediction": "mean"}, "prediction"),
-            ({"kind": ICaRLModule, "loss": "bce"}, "loss"),
-            ({"kind": PODNetModule, "loss": "bce"}, "loss"),
             ({"kind": PODNetModule, "proxies": 0}, "proxies is 0"),
             ({"kind": PODNetModule, "tuning": -1.0}, "tuning is -1, expected at least 0"),
             ({"kind": CREATEModule, "tuning_rate": 0.0}, "tuning_rate is 0"),

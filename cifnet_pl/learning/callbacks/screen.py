@@ -19,6 +19,7 @@ from cifnet_pl.model.metrics import (
     MIN_TEST_IMAGES,
     rarely_predicted_message,
 )
+from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import to_csv, write_text
 from cifnet_pl.utilities.run_folders import COMPLETE, DUPLICATES_FILE
 from cifnet_pl.utilities.text import (
@@ -105,7 +106,9 @@ def summary_lines(module: TaskModule) -> list[str]:
     if summary["A_K"] is None:
         lines.append("Accuracy not measured: no test images")
     else:
-        count = sum(module.data.test_counts(module.class_names).values())
+        count = 0
+        if module.evaluation is not None:
+            count = module.evaluation.images
         kind = "held-out" if module.data.learns_held_out else "test"
         tested = f"({count:,} {kind} {sample_name(module)}s)"
         final = number(summary["A_K"], unit=" %")
@@ -167,15 +170,15 @@ def class_warnings(module: TaskModule) -> list[str]:
     """Return warnings about classes with few test samples, or hardly ever predicted."""
     lines = []
     sample = sample_name(module)
-    counts = module.data.test_counts(module.class_names)
-    few = [
-        f"{printable(name)} ({count})"
-        for name, count in counts.items()
-        if count < MIN_TEST_IMAGES
-    ]
-    if few:
-        lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few)}")
     if module.evaluation is not None:
+        counts = module.evaluation.confusion.sum(axis=1).tolist()
+        few = [
+            f"{printable(name)} ({count})"
+            for name, count in zip(module.class_names, counts, strict=True)
+            if count < MIN_TEST_IMAGES
+        ]
+        if few:
+            lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few)}")
         labels = module.evaluation.rarely_predicted
         names = [module.class_names[label] for label in labels]
         sentence = rarely_predicted_message(names, sample)
@@ -279,8 +282,9 @@ class RunTable(Callback):
         module = cast(TaskModule, pl_module)
         record = module.record
         if not record.rows:
-            print_text("Nothing was learned: the limits of the trainer leave no task")
-            return
+            raise CifnetError(
+                "nothing was learned: the limits of the trainer leave no task"
+            )
         self._print_table(record)
         lines = summary_lines(module)
         if "unknown" in record.remarks:
