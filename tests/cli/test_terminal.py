@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cifnet_pl.__main__ import SPINS
-from cifnet_pl.utilities.memory import keep_freed_memory
+from cifnet_pl.__main__ import SPINS, tune_libraries
 from tests.command_line import FAST, call_in_turn, command, environment, make_images
 from tests.killing import in_a_process
 
@@ -136,7 +135,7 @@ def without() -> int:
 
 
 def with_it() -> int:
-    assert keep_freed_memory()
+    tune_libraries()
     return int(comes_back())
 
 
