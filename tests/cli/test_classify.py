@@ -271,7 +271,7 @@ def test_python_takes_paths_bytes_and_images(place: Path):
         path,
         [str(path)],
         path.read_bytes(),
-        [bytearray(path.read_bytes())],
+        [path.read_bytes()],
         image,
         [image],
     ):
