@@ -354,21 +354,6 @@ def test_too_few_samples_for_the_share(place, capsys):
     assert "0.14" in shown
 
 
-def test_special_files_are_unreadable_images(place: Path, capsys):
-    """They neither hang the command nor end it."""
-    folder = place / "images" / "ant"
-    os.mkfifo(folder / "live.jpg")
-    (folder / "gone.jpg").symlink_to("nowhere.jpg")
-    (folder / "loop.jpg").symlink_to("loop.jpg")
-    (folder / "endless.png").symlink_to("/dev/zero")
-    assert classify(place, place / "images") == 0
-    shown = capsys.readouterr()
-    assert "4 unreadable" in shown.out
-    for name in ("live.jpg", "gone.jpg", "loop.jpg", "endless.png"):
-        assert f"{name}: " in shown.err
-    assert len(table(place)) == 36
-
-
 def test_a_class_name_with_a_semicolon_stays_one_name(place: Path, tmp_path: Path):
     names = ["bolt; M4", "nut; M4", "back\\slash"]
     images = make_images(tmp_path / "parts", names, 25)
