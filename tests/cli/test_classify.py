@@ -242,12 +242,8 @@ def test_several_places_and_an_archive(place: Path, capsys):
         str(place / "images" / "cat" / "[0-3].png"),
         str(place / "bees.zip"),
     ]
-    assert (
-        run_cifnet(
-            "classify", *given, model=place / "b", images=True, output=place / "out.csv"
-        )
-        == 0
-    )
+    options = {"model": place / "b", "output": place / "out.csv"}
+    assert run_cifnet("classify", images=given, **options) == 0
     told = table(place)
     assert [row["class"] for row in told] == ["ant"] * 12 + ["cat"] * 4 + ["bee"] * 12
     assert told[-1]["file"] == str(place / "bees.zip" / "bees of May" / "9.png")
@@ -271,7 +267,6 @@ def test_python_takes_paths_bytes_and_images(place: Path):
         path,
         [str(path)],
         path.read_bytes(),
-        [bytearray(path.read_bytes())],
         image,
         [image],
     ):
