@@ -3,7 +3,6 @@ shapes; damaged files.
 """
 
 import io
-import resource
 import struct
 import zlib
 from pathlib import Path
@@ -376,23 +375,3 @@ def decode_damaged(kind: str, folder: Path, draw: st.DataObject) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_images(kind: str, tmp_path: Path, data: st.DataObject):
     decode_damaged(kind, tmp_path, data)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.filterwarnings("ignore")
-def test_thousands_of_damaged_images(kind: str, tmp_path: Path):
-    @settings(
-        max_examples=2000,
-        suppress_health_check=list(HealthCheck),
-        deadline=None,
-        derandomize=False,
-    )
-    @given(st.data())
-    def attack(data: st.DataObject) -> None:
-        decode_damaged(kind, tmp_path, data)
-
-    attack()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert peak < 6_000_000  # kB: Pillow's limit is 179 million pixels
