@@ -330,10 +330,10 @@ def images_csv(audited: AuditedImages) -> str:
 
 def _image_section(name: str, text: str, captions: Mapping[Path, str]) -> Section:
     """Return a section with the first images, each with its caption."""
-    from cifnet_pl.report.page import Section, page_image
+    from cifnet_pl.report.page import Section
 
     shown = islice(captions.items(), IMAGES_SHOWN)
-    return Section(name, [text], images=[page_image(*image) for image in shown])
+    return Section(name, [text], images=dict(shown))
 
 
 def _label_error_section(audited: AuditedImages) -> Section:
@@ -370,7 +370,7 @@ def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
     """Return the most confident confused images, and typical images of the predicted class."""
     import numpy as np
 
-    from cifnet_pl.report.page import ImageRow, page_image
+    from cifnet_pl.report.page import ImageRow
 
     evaluation = audited.result.scored
     self_confidence = audited.result.self_confidence[audited.result.judged]
@@ -388,7 +388,7 @@ def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
         ),
     ):
         best = members[np.argsort(-order[members], kind="stable")][:LISTED_NAMES]
-        images = [page_image(audited.files[row]) for row in evaluation.rows[best]]
+        images = {audited.files[row]: "" for row in evaluation.rows[best]}
         rows.append(ImageRow(title, images))
     return rows
 

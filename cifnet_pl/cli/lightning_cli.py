@@ -73,7 +73,6 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "log_every_n_steps": 1,
     "enable_model_summary": False,
     "logger": False,
-    "callbacks": None,
 }
 
 

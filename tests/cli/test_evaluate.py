@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -273,23 +272,6 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     assert_ends(
         recalibrate(shifted, "--output", str(tmp_path / "m2")), 2, "--overwrite", capsys
     )
-
-
-def test_cells_of_outcomes():
-    predictions = pd.DataFrame(
-        {
-            "confidence": [0.99, 0.97, 0.5, 0.4],
-            "correct": [True, False, True, False],
-            "covered": [True, False, True, True],
-            "set_size": [1, 1, 2, 3],
-            "unknown": [False, True, False, False],
-        }
-    )
-    accuracy, _, *others = outcome_cells(Outcomes.of(predictions))
-    assert accuracy == "50.0"
-    assert others == ["1", "75.0", "1.8", "25.0"]
-    untold = Outcomes.of(predictions[["confidence", "correct"]])
-    assert outcome_cells(untold)[3:] == ["–", "–", "–"]
 
 
 def test_what_does_not_fit(shifted, tmp_path, capsys):

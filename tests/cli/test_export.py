@@ -73,11 +73,8 @@ def run(content: bytes, images: np.ndarray) -> np.ndarray:
     return session.run(None, {"images": images})[0]
 
 
-@pytest.mark.parametrize("size", [8, 64, 224])
-@pytest.mark.parametrize("crop_ratio", [1.0, 0.875])
-@pytest.mark.parametrize(
-    "cut", [(427, 640), (100, 131), (33, 20), (8, 8), (64, 64), (1, 1), (3, 200)]
-)
+@pytest.mark.parametrize(("size", "crop_ratio"), [(8, 1.0), (64, 0.875), (224, 0.875)])
+@pytest.mark.parametrize("cut", [(427, 640), (33, 20), (64, 64), (1, 1), (3, 200)])
 def test_resize_is_pillows(size: int, crop_ratio: float, cut: tuple[int, int]):
     """Every pixel within the one level that Pillow's fixed-point weights may differ by; both orders
     of the passes.
