@@ -2,6 +2,6 @@
 bench``.
 """
 
-from cifnet_pl.__main__ import wait_briefly
+from cifnet_pl.__main__ import tune_libraries
 
-wait_briefly()  # as the command line does, before torch is imported
+tune_libraries()  # as the command line does, before torch is imported

@@ -23,7 +23,6 @@ from benchmarks.measure import Row, ratio, seconds, spread
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.images.reader import decode_images
-from cifnet_pl.utilities.memory import keep_freed_memory
 
 BACKBONE = "embedded:efficientnet_lite0"
 ENGINES = ("auto", "torch")
@@ -274,7 +273,6 @@ def _process(*arguments: str) -> Callable[[], object]:
 
 def network_rows(rounds: Mapping[int, int] = ROUNDS) -> Iterator[Row]:
     """Images of three sizes, then the engines in turn."""
-    keep_freed_memory()  # as every command does
     yield from file_rows()
     for side, count in rounds.items():
         yield from engine_rows(replace(SMALL, side=side, rounds=count))

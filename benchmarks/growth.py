@@ -9,7 +9,6 @@ import torch
 from benchmarks.measure import Row, ratio, side_by_side, spread
 from cifnet_pl.heads import CIFNetHead, Head
 from cifnet_pl.statistics import Sums, solve_ridge
-from cifnet_pl.utilities.memory import keep_freed_memory
 
 FEATURES = 512
 SAMPLES = 50
@@ -29,7 +28,6 @@ def rows() -> list[Row]:
     """Every cohort of ``CIFNetHead`` shown one more task and solved, against that many systems
     solved and no more.
     """
-    keep_freed_memory()  # as the command line does
     head = CIFNetHead(FEATURES, ridge=1.0)
     draw = torch.Generator().manual_seed(0)
     for k in range(COHORTS):

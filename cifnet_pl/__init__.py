@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from cifnet_pl.model.store import load
     from cifnet_pl.utilities.errors import CifnetError
 
+__version__ = "1.0.0"
+
 __all__ = [
     "CIFNetDataModule",
     "CIFNetModule",
@@ -58,8 +60,6 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that importing the package is fast."""
-    if name == "__version__":
-        return import_module("cifnet_pl.utilities.version").package_version()
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

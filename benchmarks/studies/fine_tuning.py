@@ -35,7 +35,6 @@ from cifnet_pl.backbones.backbone import Backbone
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.utilities.memory import keep_freed_memory
 
 Method = Any
 """An object that can ``learn`` images of new classes and ``classify`` images."""
@@ -205,7 +204,6 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="*", help="names of rows")
     options = parser.parse_args()
-    keep_freed_memory()
     source = build_source("folder", SourceOptions(options.root))
     classes = list(range(len(source.class_names)))
     val = decoded(source.val, options.image_size, classes)

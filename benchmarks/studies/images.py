@@ -24,7 +24,6 @@ from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import ACILHead, Head
 from cifnet_pl.model.task_learner import observe_buffer
-from cifnet_pl.utilities.memory import keep_freed_memory
 
 BACKBONE = "embedded:efficientnet_lite0"
 BATCH = 64
@@ -92,19 +91,11 @@ def read_images(
             for one in (source.train, source.val)
         )
         return Images(*(part for pair in sets for part in pair))
-    keep_freed_memory()  # as the command line does: the network is several times slower without
     source = build_source("folder", SourceOptions(root))
     backbone = build_backbone(network)
     side: int = options.image_size
-    prepared = (
-        backbone.outputs(side),
-        backbone.sha256,
-        side,
-        1.0,
-        FLOAT32,
-        backbone.engine(),
-    )
-    folder = pipeline_folder(options.cache_folder.expanduser(), *prepared)
+    cache = options.cache_folder.expanduser()
+    folder = pipeline_folder(cache, backbone, side, 1.0, FLOAT32, "cpu")
     parts: list[Tensor] = []
     for name, images in (("train", source.train), ("val", source.val)):
         assert images.are_images

@@ -16,10 +16,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Protocol
-from zipfile import BadZipFile
 
 import numpy as np
 import PIL
@@ -29,9 +27,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from cifnet_pl.backbones.backbone import Backbone
 from cifnet_pl.backbones.engines import ENGINE_TOLERANCE
 from cifnet_pl.utilities.errors import CifnetError
-from cifnet_pl.utilities.files import write_atomic
+from cifnet_pl.utilities.files import write_atomic, write_bytes
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +43,11 @@ OUTPUTS_FILE = "outputs.npy"
 
 def pipeline_folder(
     cache: Path,
-    outputs: Tensor,
-    weights: str,
+    backbone: Backbone,
     image_size: int,
     crop_ratio: float,
     precision: str,
-    engine: str,
+    device: str,
 ) -> Path:
     """Find or make the folder for the embeddings of a network from images prepared in one way.
 
@@ -59,58 +57,34 @@ def pipeline_folder(
 
     Args:
         cache: folder of all embeddings.
-        outputs: (m, d) embeddings of fixed images by the network.
-        weights: hash of its weights and preprocessing.
+        backbone: the network.
         image_size: side in pixels.
         crop_ratio: share of the short side that is kept.
         precision: one of Lightning's names.
-        engine: "torch" or "onnxruntime".
+        device: type of the device that embeds.
 
     Raises:
         CifnetError: it cannot be made: the disk is full or not writable.
     """
-    expected = outputs.float().cpu().numpy()
-    parts = (*DECODERS, weights, image_size, crop_ratio, precision, engine)
+    engine = backbone.engine(device, precision)
+    outputs = backbone.outputs(image_size).cpu().numpy()
+    parts = (*DECODERS, backbone.sha256, image_size, crop_ratio, precision, engine)
     digest = hashlib.sha256(repr(parts).encode())
     key = digest.hexdigest()[:32]
-    for number in count():
-        if number:
-            name = f"{key}-{number}"
-        else:
-            name = key
-        folder = cache / name
-        stored = _stored_outputs(folder / OUTPUTS_FILE)
-        if stored is None:
-            write_atomic(folder / OUTPUTS_FILE, lambda file: np.save(file, expected))
-            break
-        if _agree(stored, expected):
-            break
-    return folder
-
-
-def _stored_outputs(path: Path) -> np.ndarray | None:
-    """Return the outputs in a file; None if it is not written yet, damaged, or of another kind."""
-    if not path.is_file():  # a pipe would be waited for
-        return None
-    try:
-        # Mapped: the file says how large the array is.
-        stored = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError, MemoryError, OverflowError, BadZipFile):
-        return None
-    if isinstance(stored, np.ndarray) and stored.dtype == np.float32:
-        return stored
-    return None
-
-
-def _agree(stored: np.ndarray, outputs: np.ndarray) -> bool:
-    """Return whether outputs are those of the same network up to rounding."""
-    if stored.shape != outputs.shape:
-        return False
-    differences = np.abs(stored - outputs)
-    difference = differences.max()
-    largest = np.abs(stored).max()
-    limit = ENGINE_TOLERANCE * largest
-    return bool(difference <= limit)
+    folder = cache / key
+    number = 0
+    while True:
+        path = folder / OUTPUTS_FILE
+        try:
+            stored = np.load(path)
+        except (OSError, ValueError, EOFError):  # not written yet, or damaged
+            write_atomic(path, lambda file: np.save(file, outputs))
+            return folder
+        limit = ENGINE_TOLERANCE * np.abs(stored).max()
+        if stored.shape == outputs.shape and np.abs(stored - outputs).max() <= limit:
+            return folder
+        number += 1
+        folder = cache / f"{key}-{number}"
 
 
 class Images(Protocol):
@@ -118,6 +92,7 @@ class Images(Protocol):
 
     labels: np.ndarray
     names: Sequence[str]
+    hash_of: np.ndarray
 
     @property
     def rows_of(self) -> dict[int, np.ndarray]:
@@ -129,19 +104,16 @@ class Images(Protocol):
     def hashes(self, rows: np.ndarray) -> np.ndarray:
         """Return content hashes."""
 
-    def note_hashes(self, rows: np.ndarray, hashes: np.ndarray) -> None:
-        """Take over content hashes that are known."""
 
-
-class CachedEmbedding(NamedTuple):
-    """The embedding of one image, before its class is complete.
+class CollectedClass(NamedTuple):
+    """The embeddings of a class that is being embedded.
 
     Attributes:
-        hash: content hash of the image.
-        z: (d,) float32.
+        hashes: (n,) int64 content hash of each image; -1 where it is not embedded yet.
+        z: (n, d) float32.
     """
 
-    hash: int
+    hashes: Tensor
     z: Tensor
 
 
@@ -164,10 +136,9 @@ class EmbeddingCache:
         self.duplicates: dict[int, list[int]] = {}
         self._writable = True
         self._stored: dict[int, Tensor | None] = {}
-        self._collected: dict[int, dict[int, CachedEmbedding]] = {}
+        self._collected: dict[int, CollectedClass] = {}
         self._stamps_before: dict[int, str] = {}  # of classes that are being embedded
-        n_images = len(images.labels)
-        self._place_in_class = np.full(n_images, -1, dtype=np.int64)
+        self._place_in_class = np.full(len(images.labels), -1, dtype=np.int64)
         for rows in images.rows_of.values():
             self._place_in_class[rows] = np.arange(len(rows))
 
@@ -193,26 +164,23 @@ class EmbeddingCache:
         """Return embeddings that are known; files are memory-mapped.
 
         Args:
-            rows: (n,) positions of the images.
+            rows: (n,) positions of the images, at least one.
 
         Returns:
             (n, d) float32.
         """
         labels = self.images.labels[rows]
+        order = np.argsort(labels, kind="stable")
         parts = []
-        positions = []
-        for label in dict.fromkeys(labels.tolist()):
+        for label in np.unique(labels).tolist():
             stored = self._load(label)
             assert stored is not None
-            of_class = np.flatnonzero(labels == label)
-            places = self._place_in_class[rows[of_class]]
-            rows_of_class = torch.from_numpy(places)
-            parts.append(stored[rows_of_class])
-            positions.append(of_class)
-        all_positions = np.concatenate(positions)
-        order = np.argsort(all_positions)
-        in_order = torch.from_numpy(order)
-        return torch.cat(parts)[in_order]
+            places = self._place_in_class[rows[labels == label]]
+            parts.append(stored[torch.from_numpy(places)])
+        sorted_by_class = torch.cat(parts)
+        z = torch.empty_like(sorted_by_class)
+        z[torch.from_numpy(order)] = sorted_by_class
+        return z
 
     def _load(self, label: int) -> Tensor | None:
         if label not in self._stored:
@@ -238,16 +206,11 @@ class EmbeddingCache:
         except (SafetensorError, OSError, MemoryError) as error:
             log.warning("rebuilding damaged cache file %s (%s)", path, error)
             return None
-        if not _fits(z, hashes, len(rows)):
-            log.warning("rebuilding cache file %s (it holds something else)", path)
-            return None
         if metadata.get("sha256") != _digest(z, hashes):
-            log.warning(
-                "rebuilding damaged cache file %s (its checksum is wrong)", path
-            )
+            log.warning("rebuilding damaged cache file %s (wrong checksum)", path)
             return None
         if metadata.get("stamps") == self._stamps(label):
-            self.images.note_hashes(rows, hashes.numpy())
+            self.images.hash_of[rows] = hashes.numpy()
         elif not np.array_equal(hashes.numpy(), self.images.hashes(rows)):
             return None
         return z
@@ -261,18 +224,30 @@ class EmbeddingCache:
             z: (n, d) their embeddings.
         """
         embeddings = z.float().cpu()
-        for row, content_hash, embedding in zip(
-            rows.tolist(), hashes.tolist(), embeddings, strict=True
-        ):
-            label = int(self.images.labels[row])
-            of_class = self._collected.setdefault(label, {})
-            duplicates = self.duplicates.get(row, ())
-            for same in (row, *duplicates):
-                of_class[same] = CachedEmbedding(content_hash, embedding)
-        collected_rows = rows.cpu().numpy()
-        labels = np.unique(self.images.labels[collected_rows])
-        for label in labels.tolist():
-            if len(self._collected[label]) == len(self.images.rows_of[label]):
+        # Duplicates follow the images that they duplicate.
+        positions = []
+        all_rows = []
+        for position, row in enumerate(rows.tolist()):
+            same = [row, *self.duplicates.get(row, ())]
+            all_rows += same
+            positions += [position] * len(same)
+        embedded = np.array(all_rows, dtype=np.int64)
+        place_in_batch = torch.tensor(positions, dtype=torch.int64)
+        labels = self.images.labels[embedded]
+        for label in np.unique(labels).tolist():
+            own = labels == label
+            source = place_in_batch[torch.from_numpy(own)]
+            places = torch.from_numpy(self._place_in_class[embedded[own]])
+            if label not in self._collected:
+                count_of_class = len(self.images.rows_of[label])
+                self._collected[label] = CollectedClass(
+                    torch.full((count_of_class,), -1),
+                    torch.empty(count_of_class, embeddings.shape[1]),
+                )
+            of_class = self._collected[label]
+            of_class.hashes[places] = hashes.cpu()[source]
+            of_class.z[places] = embeddings[source]
+            if (of_class.hashes >= 0).all():
                 self._write(label)
 
     def take_incomplete(self) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -283,17 +258,16 @@ class EmbeddingCache:
             processes they are complete.
         """
         parts = []
-        for of_class in self._collected.values():
-            if of_class:
-                rows = torch.tensor(list(of_class))
-                embeddings = list(of_class.values())
-                hashes, z = _stacked(embeddings)
-                parts.append((rows, hashes, z))
+        for label, (hashes, z) in self._collected.items():
+            rows = torch.from_numpy(self.images.rows_of[label])
+            embedded = hashes >= 0
+            parts.append((rows[embedded], hashes[embedded], z[embedded]))
         self._collected = {}
         return parts
 
     def _write(self, label: int) -> None:
-        of_class = self._collected.pop(label)
+        """Write a class; warn once if that is impossible, as in a shared cache of someone else."""
+        hashes, z = self._collected.pop(label)
         stamps = self._stamps(label)
         before = self._stamps_before.pop(label, stamps)
         if before != stamps:
@@ -302,33 +276,24 @@ class EmbeddingCache:
                 self.class_names[label],
             )
             return
-        rows = self.images.rows_of[label]
-        in_order = [of_class[row] for row in rows.tolist()]
-        hashes, z = _stacked(in_order)
         metadata = {"stamps": stamps, "sha256": _digest(z, hashes)}
-        tensors = {"z": z, "hashes": hashes}
-        content = save(tensors, metadata=metadata)
-        if self._writable:
-            self._store(self._path(label), content)
+        content = save({"z": z, "hashes": hashes}, metadata=metadata)
         self._stored.pop(label, None)
-
-    def _store(self, path: Path, content: bytes) -> None:
-        """Write a file; warn once if that is impossible, as in a shared cache of someone else."""
+        if not self._writable:
+            return
         try:
-            write_atomic(path, lambda file: file.write(content))
+            write_bytes(self._path(label), content)
         except CifnetError as error:
             self._writable = False
             log.warning("no more embeddings are cached: %s", error)
 
     def _path(self, label: int) -> Path:
         """Return the file of a class: a hash of the class name and the names of its images."""
-        class_name = _encoded(self.class_names[label])
-        digest = hashlib.sha256(class_name)
-        for row in self.images.rows_of[label]:
-            name = _encoded(self.images.names[row])
-            digest.update(b"\0" + name)
-        file_name = f"{digest.hexdigest()[:32]}.safetensors"
-        return self.folder / file_name
+        names = [self.images.names[row] for row in self.images.rows_of[label].tolist()]
+        text = "\0".join([self.class_names[label], *names])
+        # Names may hold bytes that are not UTF-8.
+        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape"))
+        return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
 
     def _stamps(self, label: int) -> str:
         """Hash the files' sizes, inodes and change times; the contents where there are no files."""
@@ -338,29 +303,8 @@ class EmbeddingCache:
         return hashlib.sha256(content).hexdigest()
 
 
-def _encoded(name: str) -> bytes:
-    """Encode a name, which may hold bytes that are not UTF-8."""
-    return name.encode("utf-8", "surrogateescape")
-
-
-def _stacked(embeddings: list[CachedEmbedding]) -> tuple[Tensor, Tensor]:
-    """Return the content hashes (n,) int64 and embeddings (n, d)."""
-    values = [embedding.hash for embedding in embeddings]
-    hashes = torch.tensor(values, dtype=torch.int64)
-    z = torch.stack([embedding.z for embedding in embeddings])
-    return hashes, z
-
-
-def _fits(z: Tensor, hashes: Tensor, count: int) -> bool:
-    """Return whether stored tensors are finite embeddings and hashes of ``count`` images."""
-    shapes = z.ndim == 2 and len(z) == count and hashes.shape == (count,)
-    dtypes = z.dtype == torch.float32 and hashes.dtype == torch.int64
-    return shapes and dtypes and bool(z.isfinite().all())
-
-
 def _digest(z: Tensor, hashes: Tensor) -> str:
-    values = z.contiguous().numpy()
-    digest = hashlib.sha256(values.data)
+    digest = hashlib.sha256(z.contiguous().numpy().data)
     digest.update(hashes.contiguous().numpy().data)
     return digest.hexdigest()
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import docstring_parser
 from jsonargparse import DefaultHelpFormatter
 
-from cifnet_pl.cli.parsing import MODULES_OF_SHORT_NAMES, OneSentence
+from cifnet_pl.cli.parsing import MODULES_OF_SHORT_NAMES, OneSentence, options_in
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.text import wrapped
 
@@ -30,64 +32,25 @@ TRAINER_COMMANDS: dict[str, str] = {
 """Sub-command that needs a Trainer (:mod:`cifnet_pl.cli.lightning_cli`) → its summary."""
 
 
-class Command(NamedTuple):
-    """The module of a sub-command, and its summary."""
-
-    module: str
-    summary: str
-
-
-COMMANDS: dict[str, Command] = {
-    "audit": Command(
-        "cifnet_pl.cli.audit",
-        "Make a page about label errors, outliers and confusions.",
-    ),
-    "classify": Command("cifnet_pl.cli.classify", "Classify images, into a CSV file."),
-    "configs": Command(
-        "cifnet_pl.cli.configs", "List the configurations that come with the package."
-    ),
-    "embed": Command(
-        "cifnet_pl.cli.embed", "Write the embeddings of images into one file."
-    ),
-    "evaluate": Command(
-        "cifnet_pl.cli.evaluate", "Measure a model on labelled images."
-    ),
-    "export": Command(
-        "cifnet_pl.cli.export", "Write a model as a bundle, or as one ONNX graph."
-    ),
-    "extend": Command(
-        "cifnet_pl.cli.extend", "Add new classes to a model, without the old images."
-    ),
-    "forget": Command(
-        "cifnet_pl.cli.forget", "Remove a class from a model, with its images exactly."
-    ),
-    "info": Command(
-        "cifnet_pl.cli.info", "Show the classes, accuracy and costs of a model."
-    ),
-    "merge": Command(
-        "cifnet_pl.cli.merge",
-        "Add up what several models learned from different images.",
-    ),
-    "report": Command(
-        "cifnet_pl.cli.report", "Make tables and figures of finished runs."
-    ),
-    "serve": Command(
-        "cifnet_pl.serving.serve",
-        "Start a page and an HTTP service to query and update a model.",
-    ),
-    "sums": Command(
-        "cifnet_pl.cli.sums", "Make files of sums of parts of a large set, for merge."
-    ),
-    "sweep": Command("cifnet_pl.cli.sweep", "Run a grid of runs, one after another."),
-    "unpack": Command(
-        "cifnet_pl.cli.unpack", "Write the images of a data source as class folders."
-    ),
-    "watch": Command(
-        "cifnet_pl.cli.watch",
-        "Classify new images of a folder, into CSV and a webhook.",
-    ),
+COMMANDS = {
+    "audit": "cifnet_pl.cli.audit",
+    "classify": "cifnet_pl.cli.classify",
+    "configs": "cifnet_pl.cli.configs",
+    "embed": "cifnet_pl.cli.embed",
+    "evaluate": "cifnet_pl.cli.evaluate",
+    "export": "cifnet_pl.cli.export",
+    "extend": "cifnet_pl.cli.extend",
+    "forget": "cifnet_pl.cli.forget",
+    "info": "cifnet_pl.cli.info",
+    "merge": "cifnet_pl.cli.merge",
+    "report": "cifnet_pl.cli.report",
+    "serve": "cifnet_pl.serving.serve",
+    "sums": "cifnet_pl.cli.sums",
+    "sweep": "cifnet_pl.cli.sweep",
+    "unpack": "cifnet_pl.cli.unpack",
+    "watch": "cifnet_pl.cli.watch",
 }
-"""Any other sub-command → the module with a function of its name, and its summary.
+"""Any other sub-command → the module with a function of its name.
 
 The function's parameters become options, and ``Args:`` of its docstring their help. These modules
 import torch inside their functions, so that help and errors in options do not wait for it.
@@ -118,51 +81,39 @@ def run_command(command: str, args: Sequence[str]) -> None:
     Raises:
         UsageError: an option or a value that the command does not have.
     """
-    function = _function(command)
-    parameters = inspect.signature(function, eval_str=True).parameters
+    function = getattr(import_module(COMMANDS[command]), command)
     more: dict[str, Any] = {}
-    if OVERRIDES in parameters:
+    if OVERRIDES in inspect.signature(function).parameters:
         args, more[OVERRIDES] = split_overrides(args)
-    for option, value in vars(parser_of(command).parse_args(args)).items():
+    options = vars(parser_of(function).parse_args(args))
+    for name, value in options.items():
         if value == "" or (isinstance(value, list) and "" in value):
-            name = f"one of the {option}" if option in BY_POSITION else f"--{option}"
-            raise UsageError(f"{name} is empty: give a value")
-        name = (
-            option if option in parameters else f"{option}_"
-        )  # a keyword of Python, such as class
-        if value == "null" and parameters[name].annotation == str | None:
-            value = None
-        more[name] = value
-    function(**more)
+            raise UsageError(f"'{name}' is empty: give a value")
+    if "class" in options:
+        options["class_"] = options.pop("class")  # a keyword of Python
+    function(**options, **more)
 
 
-def _function(command: str) -> Callable[..., object]:
-    module = import_module(COMMANDS[command].module)
-    function: Callable[..., object] = getattr(module, command)
-    return function
-
-
-class CommandHelp(DefaultHelpFormatter):
+class CommandHelp(RawDescriptionHelpFormatter, DefaultHelpFormatter):
     """The form of a command's help: jsonargparse's, but the lines of examples are kept."""
 
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        summary, shown = text.split("\n\n")
-        filled = super()._fill_text(summary, width, indent)
-        return f"{filled}\n\n{shown}"
 
-
-def parser_of(command: str) -> OneSentence:
+def parser_of(function: Callable[..., object]) -> OneSentence:
     """Return the parser of a command, made from its signature and docstring.
 
+    Texts are taken as they are, and not as YAML, in which "#" would begin a comment.
+
     Args:
-        command: its name.
+        function: of the command's name.
     """
-    function = _function(command)
+    command = function.__name__
     help_text = docstring_parser.parse(function.__doc__ or "")
+    summary = textwrap.fill(help_text.short_description or "")
     parser = OneSentence(
         prog=f"cifnet {command}",
-        description=f"{help_text.short_description}\n\n{examples(command)}",
+        description=f"{summary}\n\n{examples(command)}",
         formatter_class=CommandHelp,
+        parser_mode="json",
     )
     helps = {part.arg_name: part.description for part in help_text.params}
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
@@ -185,39 +136,29 @@ def examples(command: str) -> str:
 def _add(
     parser: OneSentence, parameter: inspect.Parameter, help_text: str | None
 ) -> None:
-    """Add a parameter of a command's function to its options.
-
-    A text is taken as it is, and not as YAML, in which "#" would begin a comment.
-    """
+    """Add a parameter of a command's function to its options."""
     kind = parameter.annotation
-    required = parameter.default is parameter.empty
     options: dict[str, Any] = {"help": help_text, "type": kind}
-    if not required:
-        options["default"] = parameter.default
-    if parameter.name in BY_POSITION:
-        options |= {"type": str, "nargs": "+"}
-        parser.add_argument(parameter.name, **options)
-        return
-    # Several values, in one option or several.
-    if kind in (
-        list[str],
-        list[str] | None,
-    ):
+    if kind in (list[str], list[str] | None):
+        # Several values, in one option or several.
         options |= {"type": str, "nargs": "+", "action": "extend"}
-    elif kind == str | None:
-        options["type"] = str
     elif kind is bool:
         options |= {"nargs": "?", "const": True}
     name = parameter.name.rstrip("_")
-    if "_" in name:
-        spellings = [name, name.replace("_", "-")]
+    if name in BY_POSITION:
+        parser.add_argument(name, **options)
+        return
+    if parameter.default is parameter.empty:
+        options["required"] = True
     else:
-        spellings = [name]
+        options["default"] = parameter.default
+    spellings = [f"--{name}"]
+    if "_" in name:
+        spellings.append(f"--{name.replace('_', '-')}")
     if name == "engine":  # as runs have it
-        spellings.append("model.engine")
+        spellings.append("--model.engine")
         options["metavar"] = "ENGINE"  # its values twice would not fit a terminal
-    spelled = [f"--{spelling}" for spelling in spellings]
-    parser.add_argument(*spelled, dest=name, required=required, **options)
+    parser.add_argument(*spellings, **options)
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -238,25 +179,19 @@ def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str
     """
     arguments = []
     overrides = []
-    remaining = iter(args)
-    for word in remaining:
-        name, equals, value = word.partition("=")
-        if not (name.startswith("--") and "." in name):
+    for word, value in options_in(args):
+        if value is None:
             arguments.append(word)
-            continue
-        text = value if equals else next(remaining, None)
-        if text is None:
-            raise UsageError(f"{name} has no value")
-        overrides.append((name.removeprefix("--"), text))
+        else:
+            overrides.append((word.removeprefix("--"), value))
     return arguments, overrides
 
 
 def overview() -> str:
     """Return the text of ``cifnet --help``."""
     runs = [f"  {name:<8}  {summary}" for name, summary in TRAINER_COMMANDS.items()]
-    others = [f"  {name:<8}  {command.summary}" for name, command in COMMANDS.items()]
     text = (TEXTS / "overview.txt").read_text(encoding="utf-8").rstrip()
-    return wrapped(text.format(runs="\n".join(runs), others="\n".join(others)))
+    return wrapped(text.format(runs="\n".join(runs)))
 
 
 # ---------------------------------------------------------------------- help of fit and the like
@@ -277,22 +212,25 @@ def usual_help(command: str) -> str:
     return wrapped(filled)
 
 
-def topic_of(words: Sequence[str]) -> tuple[bool, str | None]:
-    """Return whether help is asked for, and on which topic; None for the usual options.
+def topic_of(words: Sequence[str]) -> str | None:
+    """Return the topic on which help is asked for.
 
     Args:
         words: of the command line after the sub-command.
+
+    Returns:
+        Empty for the usual options; None where no help is asked for.
 
     Raises:
         UsageError: an unknown topic.
     """
     following = iter(words)
     if not any(word in ("-h", "--help") for word in following):
-        return False, None
-    topic = next(following, None)
-    if topic is not None and topic not in TOPICS:
+        return None
+    topic = next(following, "")
+    if topic and topic not in TOPICS:
         raise unknown_name("topic of --help", topic, TOPICS)
-    return True, topic
+    return topic
 
 
 def help_on_topic(text: str, topic: str) -> str:
@@ -303,19 +241,13 @@ def help_on_topic(text: str, topic: str) -> str:
         topic: one of ``TOPICS``.
     """
     text = re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "")
-
-    def named(found: re.Match[str]) -> str:
-        if found[1] in MODULES_OF_SHORT_NAMES:
-            return found[0]
-        return ""
-
-    text = re.sub(r"\b(cifnet_pl(?:\.[a-z_0-9]+)*)\.[A-Z]\w+,\s+", named, text)
-    text = re.sub(r"\blightning\.LightningModule,\s+", "", text)
+    public = "|".join(MODULES_OF_SHORT_NAMES)
+    internal = rf"\b(?!(?:{public})\.[A-Z])cifnet_pl(?:\.[a-z_0-9]+)*\.[A-Z]\w+,\s+"
+    text = re.sub(rf"{internal}|\blightning\.LightningModule,\s+", "", text)
     sections = text.strip().split("\n\n")
     if topic == "all":
-        sections.sort(
-            key=lambda section: _is_on_topic(section, "trainer")
-        )  # Lightning's last
+        # Lightning's own options last.
+        sections.sort(key=lambda section: _is_on_topic(section, "trainer"))
     else:
         sections = [section for section in sections if _is_on_topic(section, topic)]
     return "\n\n".join(sections) + "\n"

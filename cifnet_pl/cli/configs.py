@@ -54,24 +54,6 @@ def find_config(word: str) -> Path:
     raise unknown_name("configuration", word, files)
 
 
-def with_named_configs(args: Sequence[str]) -> list[str]:
-    """Replace the name after every ``--config`` by its file.
-
-    Args:
-        args: arguments of the command line.
-    """
-    result: list[str] = []
-    for i, arg in enumerate(args):
-        key, equals, value = arg.partition("=")
-        if key in ("--config", "-c") and equals:
-            result.append(f"{key}={find_config(value)}")
-        elif i and args[i - 1] in ("--config", "-c"):
-            result.append(str(find_config(arg)))
-        else:
-            result.append(arg)
-    return result
-
-
 def with_recommended(args: Sequence[str]) -> list[str]:
     """Add the recommended configuration to ``fit --data.root IMAGES``; return others as they are.
 

@@ -9,14 +9,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from jsonargparse import Namespace, set_dumper
+from jsonargparse import set_dumper
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import (
     LightningArgumentParser,
     LightningCLI,
@@ -27,12 +26,12 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from cifnet_pl.cli.commands import COMMANDS, TRAINER_COMMANDS, help_on_topic, topic_of
-from cifnet_pl.cli.configs import with_named_configs, with_recommended
+from cifnet_pl.cli.configs import with_recommended
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
     OneSentence,
-    buried_error,
     choose_backbone,
+    own_errors,
     with_clean_heads,
 )
 from cifnet_pl.data.datamodule import CLASSES_PER_TASK, CIFNetDataModule
@@ -63,7 +62,6 @@ from cifnet_pl.utilities.files import dump_yaml, is_first_process, write_text
 from cifnet_pl.utilities.plugins import current_folder_importable
 from cifnet_pl.utilities.text import one_line
 
-LOG_FOLDER = "lightning_logs"
 DEFAULT_MODEL = {
     "class_path": "cifnet_pl.CIFNetModule",
     "init_args": {"head": {"class_path": f"cifnet_pl.heads.{DEFAULT_HEAD}"}},
@@ -75,7 +73,6 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "log_every_n_steps": 1,
     "enable_model_summary": False,
     "logger": False,
-    "callbacks": None,
 }
 
 
@@ -101,8 +98,7 @@ class SaveConfig(SaveConfigCallback):
         folder = trainer.log_dir  # asks all processes
         if trainer.is_global_zero and folder:
             config = self.config.clone()
-            for key in ("ckpt_path", "weights_only"):
-                config.pop(key, None)
+            config.pop("ckpt_path")
             text = self.parser.dump(config, skip_none=False)
             write_text(Path(folder) / "config.yaml", text)
 
@@ -111,30 +107,39 @@ class CIFNetCLI(LightningCLI):
     """The commands ``fit``, ``validate``, ``test`` and ``predict`` from YAML files and options.
 
     Args:
+        command: one of the four.
+        args: arguments of the command line after it.
         held: context that keeps the run's folder locked until it is closed.
-        options: of LightningCLI.
     """
 
-    def __init__(self, held: ExitStack, **options: Any):
+    def __init__(self, command: str, args: list[str], held: ExitStack):
+        self.command = command
         self._held = held
-        self._wanted = options["args"][0]
-        super().__init__(**options)
-
-    # Lightning calls it on the object.
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Return the Trainer's method, with its parameters that are no options."""
-        return {self._wanted: LightningCLI.subcommands()[self._wanted]}
+        super().__init__(
+            LightningModule,
+            CIFNetDataModule,
+            SaveConfig,
+            trainer_defaults=dict(TRAINER_DEFAULTS),
+            seed_everything_default=1,
+            parser_kwargs={
+                "prog": f"cifnet {command}",
+                "description": TRAINER_COMMANDS[command],
+            },
+            parser_class=CLIParser,
+            subclass_mode_model=True,
+            args=args,
+            run=False,
+            auto_configure_optimizers=False,
+        )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the options of the experiment, energy, predictions and checkpoints; link others."""
-        parser.add_argument(
-            "--experiment",
-            default="default",
-            help="name of the run's folder under lightning_logs/",
-        )
-        parser.add_argument(
-            "--logs", default=LOG_FOLDER, help="folder that holds all experiments"
-        )
+        experiment = "name of the run's folder under lightning_logs/"
+        parser.add_argument("--experiment", default="default", help=experiment)
+        logs = "folder that holds all experiments"
+        parser.add_argument("--logs", default="lightning_logs", help=logs)
+        checkpoint = "last, or a file: go on, or evaluate, from there"
+        parser.add_argument("--ckpt_path", type=str | None, help=checkpoint)
         parser.add_lightning_class_args(EnergyMonitor, "energy")
         parser.add_lightning_class_args(PredictionRecord, "predictions")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
@@ -146,95 +151,66 @@ class CIFNetCLI(LightningCLI):
         )
         parser.set_defaults({"model": DEFAULT_MODEL})
 
-    def _parse_ckpt_path(self) -> None:
-        """Do nothing: the module compares the settings, a checkpoint must not override them."""
-
     def _set_seed(self) -> None:
         """Seed everything; UsageError if the seed is out of range."""
-        seed = self._own.get("seed_everything")
-        if isinstance(seed, int) and not 0 <= seed < 2**32:
-            raise UsageError(f"seed_everything is {seed}, expected 0 to {2**32 - 1}")
-        super()._set_seed()
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the command line, which may name custom code of the current folder."""
-        with current_folder_importable():
-            super().parse_arguments(parser, args)
+        with explained(UsageError, "seed_everything", ValueError):
+            super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
         """Seed module, buffer and head, choose the run's folder, and refuse unfit strategies."""
-        config = self._own
-        seed = config.get("seed_everything")
-        if isinstance(seed, int) and not isinstance(seed, bool):
+        config = self.config
+        if config.seed_everything is not False:
             for prefix in ("", ".head.init_args", ".buffer.init_args"):
                 options = config.get(f"model.init_args{prefix}")
                 if options is not None and "seed" in options:
-                    options["seed"] = seed
+                    options["seed"] = config.seed_everything
         choose_backbone(config)
         check_strategy(config.trainer.strategy)
-        self.place = self._place_run(config)
-        config["ckpt_path"] = (
-            str(self.place.checkpoint) if self.place.checkpoint else None
-        )
-        if self.subcommand == "fit":
-            tasks = {
-                name: config.data[name] for name in ("class_order", "initial_classes")
-            }
+        base = runs.experiment_folder(str(config.logs), str(config.experiment))
+        if self.command == "fit":
+            self.place = runs.place_fit(base, config.ckpt_path)
+            names = ["class_order", "initial_classes"]
             if config.data.classes_per_task != CLASSES_PER_TASK:  # else it was lowered
-                tasks["classes_per_task"] = config.data.classes_per_task
+                names.append("classes_per_task")
+            tasks = {name: config.data[name] for name in names}
             runs.check_same_tasks(self.place, tasks)
+        else:
+            configs = [Path(str(path)) for path in config.config or []]
+            self.place = runs.place_evaluation(base, config.ckpt_path, configs)
         if self.place.message and is_first_process():
             print(self.place.message, flush=True)
-
-    @property
-    def _own(self) -> Namespace:
-        return cast(
-            Namespace, self.config[self.subcommand] if self.subcommand else self.config
-        )
-
-    def _place_run(self, config: Namespace) -> runs.RunChoice:
-        base = runs.experiment_folder(str(config.logs), str(config.experiment))
-        if self.subcommand == "fit":
-            return runs.place_fit(base, config.get("ckpt_path"))
-        configs = [Path(str(path)) for path in config.get("config") or []]
-        return runs.place_evaluation(base, config.get("ckpt_path"), configs)
-
-    def instantiate_classes(self) -> None:
-        """Build everything; raise the package's own errors unchanged."""
-        try:
-            super().instantiate_classes()
-        except (ValueError, TypeError) as error:
-            raise buried_error(error) or error from None
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers, the table of predictions and the atomic checkpoint writer."""
         # The stored configuration has the number of classes that is learned.
-        self._own.data.classes_per_task = self.datamodule.given["classes_per_task"]
-        options = self._get(self.config_init, "trainer")
-        bar = options.get("enable_progress_bar")
-        kwargs["enable_progress_bar"] = bar = (
-            Console().is_terminal if bar is None else bar
-        )
-        self.trainer_defaults["callbacks"] = standard_callbacks(bool(bar))
-        if self.subcommand == "predict":
-            predictions = PredictionTable(self.place.folder)
-            self.trainer_defaults["callbacks"].append(predictions)
-        if options.get("default_root_dir") is None:
+        self.config.data.classes_per_task = self.datamodule.given["classes_per_task"]
+        folder = self.place.folder
+        options = self.config_init.trainer
+        bar = options.enable_progress_bar
+        if bar is None:
+            bar = Console().is_terminal
+        kwargs["enable_progress_bar"] = bar
+        callbacks = standard_callbacks(bar)
+        if self.command == "predict":
+            callbacks.append(PredictionTable(folder))
+        # The user's callbacks come after those that measure; Lightning puts checkpoints last.
+        callbacks += as_list(options.callbacks)
+        self.trainer_defaults["callbacks"] = callbacks
+        kwargs["callbacks"] = None
+        if options.default_root_dir is None:
             # Where Lightning puts checkpoints that SLURM asks for.
-            kwargs["default_root_dir"] = str(self.place.folder.parent)
-        plugins = [*_as_list(options.get("plugins")), AtomicCheckpointIO()]
+            kwargs["default_root_dir"] = str(folder.parent)
+        plugins = [*as_list(options.plugins), AtomicCheckpointIO()]
         if is_alone_in_slurm_job():
             plugins.append(LightningEnvironment())
         kwargs["plugins"] = plugins
-        callbacks = [*_as_list(options.get("callbacks"))]
         wrong = (ValueError, TypeError, RuntimeError)
         with explained(UsageError, "the options of trainer do not fit", *wrong):
             trainer = super().instantiate_trainer(**kwargs)
         check_number(trainer)
         if trainer.world_size == 1:
             become_first_process()
-        if self.subcommand == "fit":
-            folder = self.place.folder
+        if self.command == "fit":
             if is_first_process():  # it writes
                 folder = self._held.enter_context(runs.locked_run(self.place))
             board = TensorBoardLogger(
@@ -244,28 +220,7 @@ class CIFNetCLI(LightningCLI):
                 default_hp_metric=False,
             )
             trainer.loggers = [board, *trainer.loggers]
-        # The user's callbacks come after those that measure; checkpoints stay last.
-        cast(Any, trainer).callbacks.sort(
-            key=lambda callback: (
-                isinstance(callback, Checkpoint),
-                callback in callbacks,
-            )
-        )
         return trainer
-
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        # Linked values are in the instantiated configuration, the checkpoint in the parsed one.
-        kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        kwargs["ckpt_path"] = self._own.get("ckpt_path")
-        kwargs["weights_only"] = True
-        # RunTable shows the results.
-        for name in (
-            "return_predictions",
-            "verbose",
-        ):
-            if name in kwargs:
-                kwargs[name] = False
-        return kwargs
 
 
 def is_alone_in_slurm_job() -> bool:
@@ -279,12 +234,22 @@ def is_alone_in_slurm_job() -> bool:
     return tasks.isdecimal() and int(tasks) > 1 and started == "1"
 
 
-def _as_list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """Return the objects of an option that takes none, one or several."""
     if isinstance(value, list):
         return value
-    if value in (None, False, True):
+    if value is None:
         return []
     return [value]
+
+
+QUIET_OPTIONS: dict[str, dict[str, Any]] = {
+    "fit": {},
+    "validate": {"verbose": False},
+    "test": {"verbose": False},
+    "predict": {"return_predictions": False},
+}
+"""Sub-command → options of the Trainer's method; RunTable shows the results."""
 
 
 def run(args: list[str]) -> None:
@@ -296,50 +261,27 @@ def run(args: list[str]) -> None:
     Raises:
         CifnetError: bad input; any other exception is a fault of the package.
     """
-    if args[0] not in TRAINER_COMMANDS:
-        raise unknown_name("sub-command", args[0], [*TRAINER_COMMANDS, *COMMANDS])
-    CLIParser.topic = topic_of(args[1:])[1] or "all"
+    command = args[0]
+    if command not in TRAINER_COMMANDS:
+        raise unknown_name("sub-command", command, [*TRAINER_COMMANDS, *COMMANDS])
+    CLIParser.topic = topic_of(args) or "all"
     if CLIParser.topic == "model":
-        args = [args[0], "--model.help", "CIFNetModule"]
+        args = [command, "--model.help", "CIFNetModule"]
     quieten()
     set_dumper("yaml", dump_yaml)
     if "MASTER_PORT" not in os.environ and not SLURMEnvironment.detect():
         become_first_process()  # whoever starts several processes says where they meet
     register_strategy()
-    try:
-        with run_errors(), leaving_the_group():
-            args = with_named_configs(with_recommended(args))
-            _run_lightning(with_clean_heads(args))
-    except SIGTERMException as error:  # Lightning lets it pass for success
-        raise SystemExit(128 + signal.SIGTERM) from error
-    except SystemExit as error:
-        # Lightning leaves with 1, as for any error.
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise error.__context__ from None
-        raise
-
-
-def _run_lightning(args: list[str]) -> None:
-    with ExitStack() as held:
-        CIFNetCLI(
-            held,
-            model_class=LightningModule,
-            datamodule_class=CIFNetDataModule,
-            save_config_callback=SaveConfig,
-            subclass_mode_model=True,
-            seed_everything_default=1,
-            trainer_defaults=dict(TRAINER_DEFAULTS),
-            parser_class=CLIParser,
-            parser_kwargs={
-                "prog": "cifnet",
-                "description": (
-                    "Class-incremental learning without training: a frozen backbone and a"
-                    " closed-form head."
-                ),
-                args[0]: {"description": TRAINER_COMMANDS[args[0]]},
-            },
-            auto_configure_optimizers=False,
-            args=args,
+    with run_errors(), leaving_the_group(), ExitStack() as held:
+        words = with_clean_heads(with_recommended(args))
+        with own_errors(), current_folder_importable():
+            cli = CIFNetCLI(command, words[1:], held)
+        getattr(cli.trainer, command)(
+            cli.model,
+            datamodule=cli.datamodule,
+            ckpt_path=cli.place.checkpoint,
+            weights_only=True,
+            **QUIET_OPTIONS[command],
         )
 
 
@@ -358,7 +300,8 @@ LOST_PROCESS_SIGNS = (
 def run_errors() -> Iterator[None]:
     """Within the block, raise CifnetError where a process is lost or a file cannot be written.
 
-    So, too, where Lightning refuses an option, which it may do at any moment.
+    So, too, where Lightning refuses an option, which it may do at any moment. A signal ends the
+    program, as Lightning lets it pass for success or for an error.
     """
     try:
         yield
@@ -366,6 +309,12 @@ def run_errors() -> Iterator[None]:
         raise UsageError(
             f"the options of trainer do not fit: {one_line(error)}"
         ) from error
+    except SIGTERMException as error:
+        raise SystemExit(128 + signal.SIGTERM) from error
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
     except RuntimeError as error:
         if not any(sign in str(error) for sign in LOST_PROCESS_SIGNS):
             raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser
 
+from cifnet_pl.cli.configs import find_config
 from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
@@ -20,9 +22,9 @@ from cifnet_pl.utilities.errors import (
 )
 from cifnet_pl.utilities.files import read_yaml
 from cifnet_pl.utilities.plugins import (
-    entry_point,
     failure,
     import_object,
+    import_offered,
     names_import,
     offered,
 )
@@ -49,6 +51,7 @@ MODULES_OF_SHORT_NAMES = (
 """Modules in which a class name without a module is looked up."""
 
 CONFIG_OPTIONS = ("--config", "-c")
+MODEL_OPTIONS = ("--model", "--model.class_path")
 
 
 class OneSentence(ArgumentParser):
@@ -58,10 +61,9 @@ class OneSentence(ArgumentParser):
         """Raise the short error; parsers that jsonargparse uses internally keep its own."""
         if not self.exit_on_error:
             super().error(message, ex)
-        parser = getattr(ex, "subcommand_parser", None) or self
-        options = [
-            option for action in parser._actions for option in action.option_strings
-        ]
+        options: list[str] = []
+        for action in self._actions:
+            options += action.option_strings
         raise UsageError(sentence(message, options)) from ex
 
 
@@ -76,12 +78,7 @@ def sentence(message: str, options: Collection[str] = ()) -> str:
         return MAX_EPOCHS_MESSAGE
     if found := re.match(r"unrecognized arguments: (-\S+)", message):
         return unknown_option(found[1], options)
-    if found := re.match(r"the following arguments are required: (.*)", message):
-        names = found[1].split(", ")
-        needed = [f"--{name}" for name in names if f"--{name}" in options]
-        return f"required are {', '.join(needed or names)}"
-    keys = re.findall(r'Parser key "([^"]+)"', message)
-    if keys:
+    if keys := re.findall(r'Parser key "([^"]+)"', message):
         return _bad_value(message, f"--{'.'.join(keys)}")
     line = message.strip().partition("\n")[0]
     if line.startswith("unrecognized") and "--data.root" in options:
@@ -97,44 +94,28 @@ def _bad_value(message: str, key: str) -> str:
         key: the option.
     """
     if found := re.search(r"Option '([^']+)' is not accepted", message):
-        owner = re.findall(r"class_path[ =]'([\w.]+)'", message)
-        known = arguments_of(owner[-1]) or ()
+        owner = re.findall(r"class_path[ =]'([\w.]+)'", message)[-1]
+        known = arguments_of(owner) or ()
         return unknown_option(f"{key}.{found[1]}", [f"{key}.{name}" for name in known])
-    if found := re.search(
-        r"No module named .*|module '.*' has no attribute.*", message
-    ):
-        return f"{key}: {found[0]}"
-    value = re.search(
-        r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$", message, re.MULTILINE
-    )
-    if base := re.search(r"subclass of (?:<class ')?(?:[\w.]*\.)?(\w+)", message):
-        named = re.search(r"Expected '([\w.]+)' to be", message) or value
-        given = f"{key} is '{named[1]}'" if named else key
-        return f"{given}, expected a subclass of {base[1]}"
-    lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
-    expected = []
-    for line in lines:
-        found = re.match(r"Expected an? (?!path)(.*?)(?:\. Got value.*|: .*)?$", line)
-        if found is not None and "NoneType" not in found[1]:
-            expected.append(_plain(found[1]))
-    if value is not None and expected:
-        kinds = " or ".join(dict.fromkeys(expected))
-        hint = ""
-        if "str" in expected:
-            hint = " (put quotes around a name that YAML takes for a number)"
-        return f"{key} is '{value[1]}', expected {kinds}{hint}"
-    return f"{key}: {lines[-1]}"
-
-
-def _plain(kind: str) -> str:
-    """Return the name of a type, or the values of one that lists them.
-
-    Example:
-        >>> _plain("<class 'int'>"), _plain("typing.Literal['gcv']")
-        ('int', "'gcv'")
-    """
-    kind = re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind)
-    return kind.replace("dot import path string", "name of a class")
+    # Types as users write them: int for <class 'int'>, 'gcv' for typing.Literal['gcv'].
+    types = r"<class '(?:\w+\.)*(\w+)'>|typing\.Literal\[(.*?)\]"
+    message = re.sub(types, r"\1\2", message)
+    message = message.replace("dot import path string", "name of a class")
+    given = key
+    value = r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$"
+    if found := re.search(value, message, re.MULTILINE):
+        given = f"{key} is '{found[1]}'"
+    cause = r"(?:No module named|module '|Import path|Expected ').*?(?=\.\. Got|$)"
+    if found := re.search(cause, message, re.MULTILINE):
+        return f"{given}: {found[0]}"
+    kinds = r"Expected an? (?!path|NoneType)(.*?)(?:\. Got value.*|: .*)?$"
+    expected = dict.fromkeys(re.findall(kinds, message, re.MULTILINE))
+    if not expected:
+        return f"{given}: {message.splitlines()[-1].strip(' -')}"
+    hint = ""
+    if "str" in expected:
+        hint = " (put quotes around a name that YAML takes for a number)"
+    return f"{given}, expected {' or '.join(expected)}{hint}"
 
 
 def unknown_option(name: str, options: Collection[str]) -> str:
@@ -144,12 +125,11 @@ def unknown_option(name: str, options: Collection[str]) -> str:
         name: the unknown option.
         options: that exist.
     """
-    option = name.partition("=")[0]
     known = []
-    for other in options:
-        if other.startswith("--") and not other.endswith(("+", ".help")):
-            known.append(other)
-    hint = did_you_mean(option, known, likeness=0.8)
+    for option in options:
+        if option.startswith("--") and not option.endswith(("+", ".help")):
+            known.append(option)
+    hint = did_you_mean(name.partition("=")[0], known, likeness=0.8)
     return f"unknown option {name}: {hint or 'see --help'}"
 
 
@@ -163,32 +143,59 @@ def arguments_of(class_path: str) -> frozenset[str] | None:
     Returns:
         None if it cannot be imported.
     """
-    places = [class_path]
-    if "." not in class_path:
-        places = [f"{module}.{class_path}" for module in MODULES_OF_SHORT_NAMES]
-    for place in places:
-        try:
-            kind = import_object(place)
-        except UsageError:
-            continue
-        if isinstance(kind, type):
+    for module in ("", *MODULES_OF_SHORT_NAMES):
+        with suppress(UsageError):
+            kind = import_object(f"{module}.{class_path}".lstrip("."))
             return frozenset(ArgumentParser().add_class_arguments(kind))
     return None
 
 
-def buried_error(error: BaseException) -> CifnetError | None:
-    """Return the package's own error that a library wrapped into one of its own, or None."""
-    seen: BaseException | None = error
-    is_type_error = "does not validate" in str(error).lower()
-    while seen is not None and not isinstance(seen, CifnetError):
-        error = seen
-        seen = seen.__cause__ or seen.__context__
-    if seen is None and is_type_error:
-        return UsageError(f"the model cannot be made: {failure(error)}")
-    return seen
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Within the block, raise the package's own error where jsonargparse wrapped it.
+
+    An object that is made of wrong values is an error of usage, too.
+    """
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        cause: BaseException = error
+        inner: BaseException | None = error
+        while inner is not None and not isinstance(inner, CifnetError):
+            cause = inner
+            inner = inner.__cause__ or inner.__context__
+        if inner is None and "does not validate" in str(error).lower():
+            inner = UsageError(f"the model cannot be made: {failure(cause)}")
+        raise inner or error from None
 
 
-# ---------------------------------------------------------------------- heads
+# ---------------------------------------------------------------------- arguments of a run
+
+
+def options_in(
+    args: Sequence[str], others: Collection[str] = ()
+) -> Iterator[tuple[str, str | None]]:
+    """Yield each option with a dot in its name with its value, and every other word with None.
+
+    Args:
+        args: arguments of the command line.
+        others: further options with a value.
+
+    Raises:
+        UsageError: such an option without a value, which jsonargparse may drop without a word.
+    """
+    remaining = iter(args)
+    for word in remaining:
+        name, equals, value = word.partition("=")
+        is_dotted = name.startswith("--") and "." in name and not name.endswith(".help")
+        if not is_dotted and name not in others:
+            yield word, None
+            continue
+        if not equals:
+            value = next(remaining, "--")
+        if not value or (not equals and value.startswith("--")):
+            raise UsageError(f"{name} needs a value")
+        yield name, value
 
 
 def with_clean_heads(args: Sequence[str]) -> list[str]:
@@ -197,71 +204,74 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
     jsonargparse keeps the options of an earlier class that the new one happens to accept: a
     RidgeHead over a configuration with a CIFNetHead would get its ridge, which is on another scale.
     If the class changes, the head is set to null first. Options given before the class still apply.
+    Names of configurations become their files, and custom classes are imported.
 
     Args:
         args: arguments of the command line.
 
     Raises:
-        UsageError: an unknown head, with the nearest names; a configuration file that is missing or
-            not YAML; an option without a value.
+        UsageError: an unknown head or configuration, with the nearest names; a configuration file
+            that is not YAML; an option without a value.
     """
     result: list[str] = []
     current = DEFAULT_HEAD
     first = None  # option of the head since the last configuration file
-    for arg, following in zip(args, [*args[1:], ""], strict=True):
-        key, equals, value = arg.partition("=")
-        if not equals:
-            value = following
-        is_dotted = key.startswith("--") and "." in key and not key.endswith(".help")
-        if is_dotted and not equals and (not value or value.startswith("--")):
-            # jsonargparse drops such an option of a class without a word
-            raise UsageError(f"{key} needs a value")
+    for name, value in options_in(args, (*CONFIG_OPTIONS, *MODEL_OPTIONS)):
+        if value is None:
+            result.append(name)
+            continue
         head = None
-        if key in CONFIG_OPTIONS and value:
-            model = _model_of(Path(value))
-            _import_method(model)
-            head = _class_name(_options_of(model).get("head"))
+        if name in CONFIG_OPTIONS:
+            file = find_config(value)
+            head = _class_name(_head_in(file))
+            value = str(file)
             first = None
-        elif key in ("--model", "--model.class_path"):
+        elif name in MODEL_OPTIONS:
             _import_method(value)
         elif found := re.match(
-            r"--model\.(?:init_args\.)?head(\.class_path|)(\.|$)", key
+            r"--model\.(?:init_args\.)?head(\.class_path)?(\.|$)", name
         ):
             first = len(result) if first is None else first
             if not found[2]:
-                head = _class_name(value)
+                head = _class_name(yaml_value(name, value))
         if head not in (None, current):
-            if first is None:
-                result += ["--model.head", "null"]
-            else:
-                result[first:first] = ["--model.head", "null", "--model.head", value]
             current = head
-        result.append(arg)
+            if first is None:
+                result.append("--model.head=null")
+            else:
+                result[first:first] = ["--model.head=null", f"--model.head={value}"]
+        result.append(f"{name}={value}")
     return result
 
 
-def _model_of(path: Path) -> Any:
-    """Return the model of a configuration file."""
-    content = read_yaml(path, "configuration file") or {}
-    if not isinstance(content, dict):
-        raise UsageError(f"configuration file {path} holds no sections (name: …)")
-    trainer = content.get("trainer")
-    if isinstance(trainer, dict) and trainer.get("max_epochs") is not None:
-        raise UsageError(MAX_EPOCHS_MESSAGE)
-    return content.get("model")
+def yaml_value(name: str, text: str) -> Any:
+    """Return the value of an option that is given as YAML.
+
+    Raises:
+        UsageError: it is none.
+    """
+    with explained(UsageError, f"{name} is '{text}', no YAML", yaml.YAMLError):
+        return yaml.safe_load(text)
 
 
-def _options_of(part: Any) -> dict[str, Any]:
-    """Return the options of a class in a configuration."""
-    options = part.get("init_args", part) if isinstance(part, dict) else None
-    return options if isinstance(options, dict) else {}
+def _head_in(file: Path) -> Any:
+    """Return the head that a configuration file has, and import the method that it names."""
+    content = read_yaml(file) or {}
+    holds_none = f"configuration file {file} holds no sections (name: …)"
+    with explained(UsageError, holds_none, AttributeError):
+        trainer = content.get("trainer") or {}
+        if trainer.get("max_epochs") is not None:
+            raise UsageError(MAX_EPOCHS_MESSAGE)
+        model = content.get("model") or {}
+        if isinstance(model, str):
+            model = {"class_path": model}
+        _import_method(model.get("class_path") or "")
+        options = model.get("init_args") or model
+        return options.get("head")
 
 
 def _class_name(head: Any) -> str | None:
     """Return the name of a head's class; UsageError for one without a module that is not known."""
-    if isinstance(head, str):
-        with explained(UsageError, f"head '{head}' is no YAML", yaml.YAMLError):
-            head = yaml.safe_load(head)
     if isinstance(head, dict):
         head = head.get("class_path")
     if not isinstance(head, str):
@@ -271,28 +281,17 @@ def _class_name(head: Any) -> str | None:
     name = head.removeprefix("cifnet_pl.heads.")
     if "." in name:
         import_object(head)  # else jsonargparse hides why it cannot be imported
-    elif name not in HEADS and not _import_offered("heads", name):
+    elif name not in HEADS and not import_offered("heads", name):
         raise unknown_name("head", name, [*HEADS, *offered("heads")])
     return name
 
 
-def _import_method(model: Any) -> None:
+def _import_method(name: str) -> None:
     """Import the LightningModule that ``--model`` or ``model:`` names."""
-    name = model.get("class_path") if isinstance(model, dict) else model
-    if not isinstance(name, str):
-        return
     if names_import(name) and not Path(name).is_file():
         import_object(name)
     elif "." not in name:
-        _import_offered("methods", name)
-
-
-def _import_offered(kind: str, name: str) -> bool:
-    """Import the class that an installed package offers; return whether one offers it."""
-    factory = entry_point(kind, name)
-    if factory is not None:
-        import_object(factory)
-    return factory is not None
+        import_offered("methods", name)
 
 
 def choose_backbone(config: Any) -> None:
@@ -307,21 +306,14 @@ def choose_backbone(config: Any) -> None:
     """
     from cifnet_pl.data.sources.tables import embeddings_width
 
-    model = config.get("model.init_args")
-    if (
-        config.get("data.source") != "embeddings"
-        or model is None
-        or "backbone" not in model
-    ):
+    model = config.get("model.init_args") or {}
+    backbone = model.get("backbone")
+    if config.data.source != "embeddings" or backbone is None:
         return
-    if model["backbone"] not in (DEFAULT_BACKBONE, "none") and not model[
-        "backbone"
-    ].startswith("none:"):
+    if backbone != DEFAULT_BACKBONE and backbone.partition(":")[0] != "none":
         raise UsageError(
-            f"data source embeddings has no images for backbone {model['backbone']}: leave"
-            " --model.backbone out"
+            f"data source embeddings has no images for backbone {backbone}: leave --model.backbone"
+            " out"
         )
-    options = config.get("data.options")
-    model["backbone"] = (
-        f"none:{embeddings_width(config.get('data.root'), dict(options) if options else None)}"
-    )
+    width = embeddings_width(config.data.root, config.data.options)
+    model["backbone"] = f"none:{width}"

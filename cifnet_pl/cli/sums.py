@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from cifnet_pl.cli.parsing import (
     OneSentence,
-    buried_error,
     choose_backbone,
+    own_errors,
     with_clean_heads,
 )
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
@@ -186,10 +186,8 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     )
     if head_options is not None and "seed" in head_options and not given:
         head_options["seed"] = HEAD_SEED
-    try:
+    with own_errors():
         built: Any = parser.instantiate_classes(config)
-    except (ValueError, TypeError) as error:
-        raise buried_error(error) or error from None
     module = built.model
     data = built.data
     size, crop_ratio = data.image_shape(module.backbone.preprocessing)
@@ -199,7 +197,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     left_out = None
     if data.duplicates is not None:
         copies = find_duplicates(source, ())
-        for message in (*data.notes, *copies.sentences(source, data.duplicates)):
+        for message in (*data.notes, *copies.sentences(data.duplicates)):
             print_text(message)
         if data.duplicates == "leave_out":
             left_out = copies.left_out(source)[0]

@@ -1,31 +1,150 @@
 """``sweep``: run the points of sweep files one after another, and report on them.
 
-Each point (:mod:`cifnet_pl.cli.sweep_points`) is a configuration on disk, which ``fit`` runs as a
-process of its own. A point is complete once a run of it has a summary.
+Each point is a whole configuration on disk, which ``fit`` runs as a process of its own. A point is
+complete once a run of it has a summary.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import itertools
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from signal import Signals
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.outputs import writing
-from cifnet_pl.cli.sweep_points import Point, choose, ignored_overrides, read_points
-from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
-from cifnet_pl.utilities.files import dump_yaml, exclusive, expanded, write_text
+from cifnet_pl.cli.parsing import arguments_of, yaml_value
+from cifnet_pl.utilities.errors import (
+    CifnetError,
+    UsageError,
+    explained,
+    prefixed,
+    unknown_name,
+)
+from cifnet_pl.utilities.files import (
+    dump_yaml,
+    exclusive,
+    expanded,
+    flatten,
+    read_yaml,
+    write_text,
+)
 from cifnet_pl.utilities.run_folders import FAILURE, POINT, versions
-from cifnet_pl.utilities.text import number, number_of, print_text, printable
+from cifnet_pl.utilities.text import (
+    listed,
+    number,
+    number_of,
+    print_text,
+    printable,
+    slug,
+)
 
 OUTPUT_LOG = "output.log"
 """Output of the processes of a point, in its experiment's folder."""
+
+NO_EFFECT = ("experiment", "logs", "data.num_workers", "data.cache_folder")
+"""Settings that do not change the results: a point that was run with others is still complete."""
+
+DATA_MODULE = "cifnet_pl.data.datamodule.CIFNetDataModule"
+
+CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
+"""Steps of a dotted name that may be left out."""
+
+OWN_SETTINGS = ("model.backbone", "model.architecture")
+"""Settings of an option's own configuration that the command line does not change.
+
+A trained method keeps its backbone where the command line gives the frozen one of the others.
+"""
+
+Overrides = Sequence[tuple[str, str]]
+
+
+class Option(BaseModel):
+    """An option of an axis; all other entries are settings by dotted name.
+
+    Attributes:
+        label: in the name of a point; that of the file where ``config`` is given.
+        config: a configuration file, relative to the sweep's, or a pattern for several of them. A
+            point takes its model, trainer and preparation of images from it, instead of from the
+            base, and keeps its ``OWN_SETTINGS``.
+    """
+
+    model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
+
+    label: str = ""
+    config: str | None = None
+
+
+class SweepBlock(BaseModel):
+    """A part of a sweep, such as that of one data set.
+
+    Attributes:
+        label: in the names of its points.
+        fixed: dotted name → value, for all points.
+        axes: name → options; a point has one option of each axis.
+    """
+
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+    label: str | None = None
+    fixed: dict[str, Any] = {}
+    axes: dict[str, Annotated[list[Option], Field(min_length=1)]] = {}
+
+
+class Sweep(SweepBlock):
+    """The content of a sweep file, whose settings and axes hold for all its parts.
+
+    Attributes:
+        base: configuration file, relative to this one.
+        seeds: each sets both seed_everything and the class order.
+        parts: blocks with settings and axes of their own.
+    """
+
+    base: str
+    seeds: Annotated[list[StrictInt], Field(min_length=1)] | None = None
+    parts: list[SweepBlock] = [SweepBlock()]
+
+
+@dataclass
+class Point:
+    """One run of a sweep.
+
+    Attributes:
+        config: the whole configuration.
+        labels: axis → label of the point's option; "part" and "seed" among them.
+        ignored: names of the overrides that do not hold for it: its classes do not have them, or
+            its option has settings of its own.
+    """
+
+    config: dict[str, Any]
+    labels: Mapping[str, str]
+    ignored: Sequence[str] = ()
+
+    @cached_property
+    def identity(self) -> str:
+        """Ten hexadecimal digits that two points share only if they give the same run."""
+        settings = flatten(self.config)
+        for name in NO_EFFECT:
+            settings.pop(name, None)
+        text = json.dumps(settings, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    @property
+    def name(self) -> str:
+        """The name of its experiment; it ends in ``identity``."""
+        return "-".join([*self.labels.values(), self.identity])
 
 
 def sweep(
@@ -66,14 +185,11 @@ def sweep(
         DataError: ``external`` is not as it should be.
         CifnetError: some points failed; the others are complete.
     """
-    points = _read_all(files, overrides, seeds, only or (), without or ())
+    every = _read_all(files, overrides, seeds)
+    points = choose(every, only or (), without or ())
     jobs = {folder_of(expanded(logs), point): point for point in points}
-    kinds = "no seeds"
-    if any("seed" in point.labels for point in points):
-        kinds = "each seed sets both seed_everything and the class order"
-    print_text(f"{number_of(len(jobs), 'point')}; {kinds}")
-    for sentence in ignored_overrides(overrides, points):
-        print_text(printable(sentence))
+    print_text(number_of(len(jobs), "point"))
+    print_ignored(overrides, points)
     if dry_run:
         for folder in jobs:
             print_text(f"{folder.name}: {state(folder) or 'not run yet'}")
@@ -101,24 +217,16 @@ def sweep(
 
 
 def _read_all(
-    files: Sequence[str],
-    overrides: Sequence[tuple[str, str]],
-    seeds: str | None,
-    only: Sequence[str],
-    without: Sequence[str],
+    files: Sequence[str], overrides: Overrides, seeds: str | None
 ) -> list[Point]:
-    with explained(
-        UsageError, f"seeds is '{seeds}', expected such as 1,2,3", ValueError
-    ):
+    invalid = f"seeds is '{seeds}', expected such as 1,2,3"
+    with explained(UsageError, invalid, ValueError):
         own_seeds = [int(seed) for seed in (seeds or "").split(",") if seed]
-    points: dict[str, Point] = {}
+    points = {}
     for file in files:
         for point in read_points(find_config(file), overrides, own_seeds):
             points[point.identity] = point
-    chosen = choose([*points.values()], only, without)
-    if not chosen:
-        raise UsageError("no point has these labels: see --dry_run without them")
-    return chosen
+    return list(points.values())
 
 
 def folder_of(logs: Path, point: Point) -> Path:
@@ -174,21 +282,238 @@ def run_point(folder: Path) -> str:
     words = ("fit", "--config", str(folder / POINT), "--ckpt_path", "last")
     start = time.monotonic()
     try:
-        with (
-            exclusive(folder / POINT),
-            (folder / OUTPUT_LOG).open("a+b") as log,
-        ):
-            before = log.seek(0, os.SEEK_END)
+        with exclusive(folder / POINT), (folder / OUTPUT_LOG).open("ab") as log:
             command = [sys.executable, "-m", "cifnet_pl", *words]
-            done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT)
-            log.seek(before)
-            said = log.read().decode("utf-8", errors="replace").strip()
+            code = subprocess.run(command, stdout=log, stderr=log).returncode
     except UsageError as error:  # another sweep runs this point
         return str(error)
-    if done.returncode == 0:
+    if code == 0:
         (folder / FAILURE).unlink(missing_ok=True)
         return f"done in {timedelta(seconds=round(time.monotonic() - start))}"
-    if done.returncode < 0:
-        return f"killed by {Signals(-done.returncode).name}"
-    last_line = said.rpartition("\n")[2].removeprefix("cifnet: error: ")
-    return f"exit code {done.returncode}: {printable(last_line) or 'no message'}"
+    if code < 0:
+        return f"killed by {Signals(-code).name}"
+    said = (folder / OUTPUT_LOG).read_text(encoding="utf-8", errors="replace")
+    last_line = said.strip().rpartition("\n")[2]
+    return f"exit code {code}: {printable(last_line.removeprefix('cifnet: error: '))}"
+
+
+# ---------------------------------------------------------------------- points
+
+
+def read_points(
+    path: Path, overrides: Overrides = (), seeds: Sequence[int] = ()
+) -> list[Point]:
+    """Return the points of a sweep file, in order, each configuration once.
+
+    Args:
+        path: YAML as :class:`Sweep` has it.
+        overrides: (dotted name, YAML value) pairs that come last and win. With data.source or
+            data.root among them, only the first part is run, on that data.
+        seeds: in place of the file's own, where there are any.
+
+    Raises:
+        UsageError: a file that is missing, is not YAML or is not a sweep; the sentence says where.
+    """
+    try:
+        sweep = Sweep.model_validate(read_yaml(path))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "this"
+        raise UsageError(f"{path}: {where}: {first['msg']}") from error
+    base = {"model": {"class_path": "cifnet_pl.CIFNetModule"}}
+    base |= _read_config(path.parent / sweep.base)
+    seed_options = []
+    for seed in seeds or sweep.seeds or ():
+        settings = {"seed_everything": seed, "data.class_order": seed}
+        seed_options.append(Option.model_validate({"label": f"s{seed}", **settings}))
+    points: dict[str, Point] = {}
+    given_data = {"data.source", "data.root"} & dict(overrides).keys()
+    for part in sweep.parts[:1] if given_data else sweep.parts:
+        axes: dict[str, list[Option]] = {}
+        if part.label and not given_data:
+            axes["part"] = [Option(label=part.label)]
+        axes |= {**part.axes, **sweep.axes}
+        if seed_options:
+            axes["seed"] = seed_options
+        with prefixed(str(path)):
+            options = [_with_files(axis, axes[axis], path.parent) for axis in axes]
+        fixed = sweep.fixed | part.fixed
+        for chosen in itertools.product(*options):
+            by_axis = dict(zip(axes, chosen, strict=True))
+            point = _point(base, fixed, by_axis, overrides)
+            points.setdefault(point.identity, point)
+    return list(points.values())
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is not a configuration: expected keys and values")
+    return content
+
+
+def _with_files(axis: str, options: Sequence[Option], folder: Path) -> list[Option]:
+    """Return an axis's options, one for each file of a pattern, with labels for names of files.
+
+    Raises:
+        UsageError: no such file, or an option without a label of its own.
+    """
+    found: dict[str, Option] = {}
+    for option in options:
+        copies = [option]
+        if option.config is not None:
+            pattern = folder / option.config
+            copies = []
+            for file in sorted(pattern.parent.glob(pattern.name)):
+                update = {"label": option.label or file.stem, "config": str(file)}
+                copies.append(option.model_copy(update=update))
+        if not copies:
+            raise UsageError(f"no file is called {option.config}")
+        for each in copies:
+            each.label = slug(each.label, keep="A-Z.+")
+            if each.label in ("", *found):
+                raise UsageError(
+                    f"axis {axis}: an option has no label, or that of another one"
+                )
+            found[each.label] = each
+    return list(found.values())
+
+
+def _point(
+    base: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    options: Mapping[str, Option],
+    overrides: Overrides,
+) -> Point:
+    """Return the point of some options.
+
+    Args:
+        base: configuration that it starts from.
+        fixed: settings by dotted name.
+        options: by axis; names and seeds of their files are not taken over.
+        overrides: those that do not hold for the point are ignored.
+
+    Raises:
+        UsageError: a class has no such setting.
+    """
+    config = copy.deepcopy(dict(base))
+    settings = [fixed]
+    keeps_own = False
+    for option in options.values():
+        settings.append(option.model_extra or {})
+        if option.config is None:
+            continue
+        keeps_own = True
+        own = _read_config(Path(option.config))
+        for name in ("experiment", "logs", "seed_everything"):
+            own.pop(name, None)
+        data = {**config.get("data", {}), **own.get("data", {})}
+        config |= {**own, "data": data}
+    for group in settings:
+        for name, value in group.items():
+            if not put(config, name, copy.deepcopy(value)):
+                raise UsageError(f"{name} cannot be set: there is no such option")
+    ignored = []
+    for name, text in overrides:
+        is_own = keeps_own and name.replace(".init_args", "") in OWN_SETTINGS
+        if is_own or not put(config, name, yaml_value(f"--{name}", text)):
+            ignored.append(name)
+    labels = {axis: option.label for axis, option in options.items()}
+    return Point(config, labels, ignored)
+
+
+def put(part: Any, name: str, value: Any, known: Collection[str] | None = None) -> bool:
+    """Set a dotted name in a configuration; ``init_args`` may be left out of the name.
+
+    A mapping is merged into the one that is there, unless it names a class: then it replaces it.
+
+    Args:
+        part: the configuration, or a section of it; it is changed in place.
+        name: dotted name.
+        value: of the setting.
+        known: names that the section has; None for any. A class knows its own.
+
+    Returns:
+        Whether there is such a setting: no class on the way lacks it, as RidgeHead lacks
+        oversampling, and no part is null. ``fit`` reports a class that cannot be imported.
+
+    Example:
+        >>> config = {"model": {"head": {"class_path": "RidgeHead", "init_args": {}}}}
+        >>> put(config, "model.head.ridge", 0.1)
+        True
+        >>> config["model"]["head"]["init_args"]
+        {'ridge': 0.1}
+    """
+    step, _, rest = name.partition(".")
+    if step in CLASS_KEYS and rest:
+        return put(part, rest, value, known)
+    if not isinstance(part, dict):
+        return False
+    if "class_path" in part and step not in CLASS_KEYS:
+        known = arguments_of(str(part["class_path"]))
+        part["init_args"] = part.get("init_args") or {}
+        part = part["init_args"]
+    if known is not None and step not in known:
+        return False
+    if rest:
+        inner = arguments_of(DATA_MODULE) if step == "data" else None
+        return put(part.setdefault(step, {}), rest, value, inner)
+    old = part.get(step)
+    if isinstance(old, dict) and isinstance(value, dict) and "class_path" not in value:
+        for key, each in value.items():
+            put(old, str(key), each)
+    else:
+        part[step] = value
+    return True
+
+
+def choose(
+    points: Sequence[Point], only: Sequence[str], without: Sequence[str]
+) -> list[Point]:
+    """Choose points by the labels of their options.
+
+    Args:
+        points: of a sweep.
+        only: labels; of each axis that one belongs to, a point must have one of these labels.
+        without: labels that a point must not have.
+
+    Raises:
+        UsageError: a label that no point has, or no point that has these labels.
+    """
+    axes: dict[str, set[str]] = {}
+    for point in points:
+        for axis, label in point.labels.items():
+            axes.setdefault(axis, set()).add(label)
+    known = set().union(*axes.values())
+    for label in (*only, *without):
+        if label not in known:
+            raise unknown_name("label of the sweep", label, known)
+    wanted = [labels.intersection(only) for labels in axes.values()]
+    chosen = []
+    for point in points:
+        own = set(point.labels.values())
+        has_wanted = all(not own.isdisjoint(labels) for labels in wanted if labels)
+        if has_wanted and own.isdisjoint(without):
+            chosen.append(point)
+    if not chosen:
+        raise UsageError("no point has these labels: see --dry_run without them")
+    return chosen
+
+
+def print_ignored(overrides: Overrides, points: Sequence[Point]) -> None:
+    """Print a sentence for each override that does not hold for some points.
+
+    Raises:
+        UsageError: one that holds for no point.
+    """
+    for name, _ in overrides:
+        without = [point.name for point in points if name in point.ignored]
+        count = len(points) - len(without)
+        if not count:
+            raise UsageError(
+                f"--{name} fits no point: their classes have no such option, or their own"
+                " configurations set it"
+            )
+        if without:
+            some = f"--{name} is for {count} of {len(points)} points"
+            print_text(printable(f"{some}, not for: {listed(without)}"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ from cifnet_pl.backbones.embedding_cache import (
 from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
+    Batch,
     Batches,
-    EmbeddingBatch,
     ImageBatch,
     ImageLoader,
     PlannedBatch,
@@ -33,17 +33,15 @@ from cifnet_pl.data.loading import (
     Task,
     name_unreadable,
     pieces,
-    planned_batches,
     shard_batches,
 )
-from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import OWN_IMAGES, build_source
 from cifnet_pl.data.splitting import NEAR, SINGLE, tuning_source
-from cifnet_pl.data.streams import Disjoint, Plan, Stream, Tasks, make_plan
+from cifnet_pl.data.streams import Disjoint, Plan, Stream, make_plan
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.files import use_zip_encoding
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
-from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.files import expanded, of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import number_of, printable
@@ -51,18 +49,28 @@ from cifnet_pl.utilities.text import number_of, printable
 CLASSES_PER_TASK = 10
 """Classes of a task by default."""
 
+DEFAULT_BATCH = 64
+"""Images in a batch unless told otherwise: on a CPU more are not faster, and need memory."""
+
+GPU_BATCH = 256
+"""Images in a batch on a GPU unless told otherwise: with 64 it waits for the program."""
+
+GPU_BATCH_PIXELS = 2**24
+"""Pixels in a batch on a GPU, at most; less than ``GPU_BATCH`` images above 256 pixels a side."""
+
 
 class FedModule(Protocol):
     """The part of a LightningModule that the data module needs.
 
     Attributes:
         any_batch_size: whether it learns the same from batches of any size.
+        learned_tasks: class names of each task begun; labels are positions among all of them.
     """
 
     any_batch_size: ClassVar[bool]
-    class_names: list[str]
     learned_tasks: list[list[str]]
     backbone: Backbone
+    trainer: Trainer
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
         """Return the order in which the images of a task are learned.
@@ -74,6 +82,21 @@ class FedModule(Protocol):
         Returns:
             Rows for each part that is delivered in turn: a pass over all images, or one step.
         """
+
+
+class TaskSamples(NamedTuple):
+    """The training samples of a task.
+
+    Attributes:
+        new: names of the classes that it introduces.
+        rows: of the samples without duplicates, in the order in which they are read.
+        counts: number of samples, unreadable ones included, of each new class, and after these of
+            each earlier class that the task brings samples of again.
+    """
+
+    new: list[str]
+    rows: np.ndarray
+    counts: dict[str, int]
 
 
 class CIFNetDataModule(LightningDataModule):
@@ -134,12 +157,10 @@ class CIFNetDataModule(LightningDataModule):
         notes: sentences for the user about how the samples were chosen.
     """
 
-    source: Source
-    """Training and test samples."""
-
     skipped: list[str]
     left_out: np.ndarray | None
     untested: np.ndarray | None
+    _plan: Plan | None
 
     def __init__(
         self,
@@ -174,38 +195,25 @@ class CIFNetDataModule(LightningDataModule):
             arguments.pop(name, None)
         self.given = arguments
         super().__init__()
-        check_that(
-            on_corrupt in ("error", "skip"), "on_corrupt", on_corrupt, "error or skip"
-        )
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("max_tasks", max_tasks, 1),
-            ("num_workers", num_workers, 0),
-        ):
-            check_that(
-                value is None or value >= least, name, value, f"at least {least}"
-            )
-        valid_size = image_size is None or 1 <= image_size <= IMAGE_SIZE_LIMIT
-        check_that(
-            valid_size,
-            "image_size",
-            image_size,
-            f"1 to {IMAGE_SIZE_LIMIT} pixels, or null",
-        )
-        use_zip_encoding(zip_encoding)
-        folder = Path(root) if root else None
-        source_options = SourceOptions(
-            folder, val_fraction, split_seed, download, options or {}, group
-        )
-        self.source = build_source(source, source_options)
-        self.source_name = _source_name(source)
+        _check_options(arguments)
+        self.source_name = source
+        if isinstance(source, tuple | list):
+            self.source_name = "arrays"
+        elif not isinstance(source, str):
+            self.source_name = type(source).__name__
         self.given["source"] = self.source_name
+        self.source = build_source(
+            source,
+            SourceOptions(
+                Path(root) if root else None,
+                val_fraction,
+                split_seed,
+                download,
+                options or {},
+                group,
+            ),
+        )
         if tune is not None:
-            if group is not None:
-                raise UsageError(
-                    "--data.tune splits image by image, --data.group by groups: leave one of"
-                    " them out"
-                )
             self.source = tuning_source(self.source, tune, split_seed)
         # A model that is extended later cannot find out again which images were held out in groups.
         by_seed = tune is None and group in (None, NEAR, SINGLE)
@@ -216,26 +224,19 @@ class CIFNetDataModule(LightningDataModule):
         self.on_corrupt = on_corrupt
         self.unknown = unknown
         self.cache_folder = expanded(cache_folder) if cache else None
-        if duplicates is None and self.source_name in OWN_IMAGES:
+        own_images = self.source_name in OWN_IMAGES
+        if duplicates is None and own_images:
             duplicates = "leave_out"
         self.duplicates: Duplicates | None = duplicates
-        self._release()
         self.kind = stream or Disjoint()
         self.evaluated = self.kind.evaluated(self.source)
-        self.learns_held_out = (
-            self.source.held_out
-            and self.source_name in OWN_IMAGES
-            and isinstance(self.kind, Disjoint)
-        )
+        is_disjoint = isinstance(self.kind, Disjoint)
+        self.learns_held_out = self.source.held_out and own_images and is_disjoint
         names = self.source.class_names
-        if (
-            stream is None
-            and initial_classes is None
-            and classes_per_task == CLASSES_PER_TASK
-        ):
-            classes_per_task = min(CLASSES_PER_TASK, len(names)) or CLASSES_PER_TASK
-        self.given["classes_per_task"] = classes_per_task
-        self._planned: tuple[Tasks, Plan] | None = None
+        as_usual = stream is None and initial_classes is None
+        if as_usual and classes_per_task == CLASSES_PER_TASK:
+            self.given["classes_per_task"] = min(CLASSES_PER_TASK, len(names))
+        self._release()
         plan = self.plan(())
         self.n_tasks = len(plan.tasks)
         self.notes = list(self.source.notes)
@@ -253,11 +254,12 @@ class CIFNetDataModule(LightningDataModule):
         """Return the tasks of the run; see :func:`~cifnet_pl.data.streams.make_plan`.
 
         Args:
-            learned: class names of the tasks that were learned before; they come first.
+            learned: class names of the tasks that were learned before; they come first. The last
+                plan stays if it begins with them.
         """
         past = tuple(tuple(task) for task in learned)
-        if self._planned is None or self._planned[0] != past:
-            plan = make_plan(
+        if self._plan is None or self._plan.tasks[: len(past)] != past:
+            self._plan = make_plan(
                 self.source,
                 self.kind,
                 self.given["class_order"],
@@ -266,8 +268,32 @@ class CIFNetDataModule(LightningDataModule):
                 self.given["max_tasks"],
                 past,
             )
-            self._planned = (past, plan)
-        return self._planned[1]
+        return self._plan
+
+    def task(self, number: int, learned: Sequence[Sequence[str]] = ()) -> TaskSamples:
+        """Return the training samples of a task; none after the last, of which Lightning asks, too.
+
+        Args:
+            number: of the task, from 0.
+            learned: as for :meth:`plan`.
+        """
+        plan = self.plan(learned)
+        train = self.source.train
+        rows = np.zeros(0, dtype=np.int64)
+        new: list[str] = []
+        if number < len(plan.tasks):
+            rows = plan.rows[number]
+            new = list(plan.tasks[number])
+        if self.left_out is not None:
+            rows = rows[~self.left_out[rows]]
+        if train.sequential:
+            rows = np.sort(rows)
+        names = self.source.class_names
+        images = np.bincount(train.labels[rows], minlength=len(names))
+        returning = [names[label] for label in np.flatnonzero(images)]
+        classes = dict.fromkeys([*new, *returning])
+        counts = {name: int(images[self.source.position[name]]) for name in classes}
+        return TaskSamples(new, rows, counts)
 
     def __iter__(self) -> Iterator[Task]:
         """Yield the tasks, for use without a Trainer.
@@ -275,101 +301,60 @@ class CIFNetDataModule(LightningDataModule):
         Raises:
             UsageError: images, and no ``image_size``.
         """
-        train = self.source.train
-        if self.image_size is None and train.are_images:
+        source = self.source
+        if self.image_size is None and source.train.are_images:
             raise UsageError(
                 "the size of the images depends on the backbone: without a Trainer set image_size="
             )
         plan = self.plan(())
-        labels = torch.full((len(self.source.class_names),), -1)
+        labels = torch.full((len(source.class_names),), -1)
         for label, name in enumerate(plan.classes):
-            labels[self.source.position[name]] = label
+            labels[source.position[name]] = label
         if self.duplicates == "leave_out":
-            found = find_duplicates(self.source, plan.rows)
-            self.left_out, self.untested = found.left_out(self.source)
-        classes_before = 0
-        for number, new in enumerate(plan.tasks):
-            rows = self._kept(plan.rows[number])
-            classes_seen = plan.classes[: classes_before + len(new)]
-            test_rows = self.test_rows(classes_seen, number + 1)
-            tested = np.concatenate([rows[:0], *test_rows])
-            yield Task(
-                number,
-                list(new),
-                self._returning(rows, new),
-                classes_before,
-                self._batches(train, rows, labels),
-                self._batches(self.source.val, tested, labels),
-            )
-            classes_before = len(classes_seen)
-
-    def _batches(
-        self, samples: SampleTable, rows: np.ndarray, labels: Tensor
-    ) -> Batches:
-        """Return samples in batches, for use without a Trainer."""
-        return Batches(
-            samples,
-            rows,
-            labels,
-            self.batch_size,
+            found = find_duplicates(source, plan.rows)
+            self.left_out, self.untested = found.left_out(source)
+        batches = partial(
+            Batches,
+            labels=labels,
+            size=self.batch_size,
             side=self.image_size or 0,
-            workers=self._workers(1),
+            workers=self.num_workers,
             skip=self.on_corrupt == "skip",
         )
-
-    def _workers(self, processes: int) -> int:
-        """Return the number of decoding threads of each of some processes."""
-        if self.num_workers is None:
-            return decoding_cores(processes)
-        return self.num_workers
+        before = 0
+        for number in range(len(plan.tasks)):
+            samples = self.task(number)
+            returning = list(samples.counts)[len(samples.new) :]
+            seen = plan.classes[: before + len(samples.new)]
+            tested = np.concatenate(self.test_rows(seen, number + 1))
+            yield Task(
+                number,
+                samples.new,
+                returning,
+                before,
+                batches(source.train, samples.rows),
+                batches(source.val, tested),
+            )
+            before = len(seen)
 
     @property
-    def attached(self) -> Trainer:
-        """The Trainer of the run."""
+    def learner(self) -> FedModule:
+        """The LightningModule that is being fed.
+
+        Raises:
+            UsageError: there is none.
+        """
         if self.trainer is None:
             raise UsageError(
                 "the data module has no Trainer: pass it as datamodule=, or go through its tasks:"
                 " for task in data"
             )
-        return self.trainer
+        return cast(FedModule, self.trainer.lightning_module)
 
-    @property
-    def learner(self) -> FedModule:
-        """The LightningModule that is being fed."""
-        return cast(FedModule, self.attached.lightning_module)
-
-    @property
-    def task(self) -> int:
-        """Number of the task that the current epoch learns, from 0."""
-        return int(self.attached.current_epoch)
-
-    def task_classes(self, task: int) -> list[str]:
-        """Return the names of the classes that ``task`` introduces; none after the last."""
-        tasks = self.plan(self.learner.learned_tasks[:task]).tasks
-        if task < len(tasks):  # Lightning asks once more after the last
-            return list(tasks[task])
-        return []
-
-    def task_rows(self, task: int) -> np.ndarray:
-        """Return the rows of the training samples of ``task``; none after the last."""
-        rows = self.plan(self.learner.learned_tasks[:task]).rows
-        if task < len(rows):
-            return self._kept(rows[task])
-        return np.zeros(0, dtype=np.int64)
-
-    def _kept(self, rows: np.ndarray) -> np.ndarray:
-        """Return the rows of a task without duplicates, in the order in which they are read."""
-        if self.left_out is not None:
-            rows = rows[~self.left_out[rows]]
-        if self.source.train.sequential:
-            return np.sort(rows)
-        return rows
-
-    def images_of(self, task: int, at_most: int) -> Tensor:
-        """Decode images of a task, without their labels.
+    def first_images(self, at_most: int) -> Tensor:
+        """Decode images of the first task, without their labels.
 
         Args:
-            task: its number.
             at_most: number of images, evenly spread over those of the task.
 
         Returns:
@@ -382,42 +367,11 @@ class CIFNetDataModule(LightningDataModule):
             raise UsageError(
                 f"data source {self.source_name} has no images to learn a backbone from"
             )
-        rows = self.task_rows(task)
+        rows = self.task(0).rows
         places = np.linspace(0, len(rows) - 1, min(len(rows), at_most)).round()
         chunks = pieces(rows[places.astype(np.int64)], self._loader_batch)
         batches = self._loaders["train"].decode(chunks)
         return torch.cat([batch.image for batch in batches])
-
-    def returning_classes(self, task: int) -> list[str]:
-        """Return the names of earlier classes that ``task`` brings samples of again."""
-        return self._returning(self.task_rows(task), self.task_classes(task))
-
-    def _returning(self, rows: np.ndarray, new: Sequence[str]) -> list[str]:
-        """Return the names of the classes of some training samples, without the new ones."""
-        if not self.kind.samples_return:
-            return []
-        present = np.unique(self.source.train.labels[rows])
-        names = [self.source.class_names[label] for label in present]
-        new_names = set(new)
-        return [name for name in names if name not in new_names]
-
-    def class_counts(self, names: Iterable[str]) -> list[int]:
-        """Return the number of training samples of each class in the current task.
-
-        Unreadable ones count, too.
-        """
-        labels = self.source.train.labels[self.task_rows(self.task)]
-        counts = np.bincount(labels, minlength=len(self.source.class_names))
-        return [int(counts[self.source.position[name]]) for name in names]
-
-    def test_counts(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the number of held-out samples of each class, unreadable ones included."""
-        labels = self.source.val.labels
-        if self.untested is not None:
-            labels = labels[~self.untested]
-        counts = np.bincount(labels, minlength=len(self.source.class_names))
-        position = self.source.position
-        return {name: int(counts[position[name]]) for name in names if name in position}
 
     def test_rows(self, names: Iterable[str], tasks: int) -> list[np.ndarray]:
         """Return the rows of the test samples of each class.
@@ -486,26 +440,21 @@ class CIFNetDataModule(LightningDataModule):
         """The embeddings of the training and the test images on disk; empty without a cache."""
         if self.cache_folder is None or not self.source.train.are_images:
             return {}
-        backbone = self.learner.backbone
-        precision = str(self.attached.precision)
-        device = self.attached.strategy.root_device
-        engine = backbone.engine(device.type, precision)
-        size, crop = self.image_shape(backbone.preprocessing)
-        outputs = backbone.outputs(size)
+        module = self.learner
+        size, crop = self.image_shape(module.backbone.preprocessing)
         folder = pipeline_folder(
-            self.cache_folder, outputs, backbone.sha256, size, crop, precision, engine
+            self.cache_folder,
+            module.backbone,
+            size,
+            crop,
+            str(module.trainer.precision),
+            module.trainer.strategy.root_device.type,
         )
         names = self.source.class_names
         return {
             "train": EmbeddingCache(self.source.train, names, folder / "train"),
             "val": EmbeddingCache(self.source.val, names, folder / "val"),
         }
-
-    def learner_labels(self, rows: np.ndarray) -> np.ndarray:
-        """Return the learner's labels (n,) of test samples ``rows``."""
-        labels = self.source.val.labels[rows]
-        positions = torch.from_numpy(labels)
-        return self._global_labels()[positions].numpy()
 
     def remember(self, batch: ImageBatch, z: Tensor) -> None:
         """Store the embeddings of a batch of the current set, as far as the options allow.
@@ -514,7 +463,7 @@ class CIFNetDataModule(LightningDataModule):
             batch: the images.
             z: (n, d) their embeddings.
         """
-        training = self.attached.training
+        training = self.learner.trainer.training
         cache = self._caches.get("train" if training else "val")
         if cache is not None:
             cache.collect(batch.row, batch.key, z)
@@ -539,27 +488,22 @@ class CIFNetDataModule(LightningDataModule):
 
         Stored embeddings come in like batches.
         """
-        task = self.task
         samples = self.source.train
-        cache = self._caches.get("train")
+        store: Store | None = self._caches.get("train")
         size = self._loader_batch
         if not samples.are_images:
+            store = samples
             # Embeddings take little memory, and a Gram matrix is faster over many of them.
             size = max(size, EMBEDDED_BATCH)
-        plan: list[PlannedBatch] = []
-        orders = self.learner.passes(self.task_rows(task), task)
-        for order in orders:
+        module = self.learner
+        number = module.trainer.current_epoch
+        task = self.task(number, module.learned_tasks)
+        plan = []
+        for order in module.passes(task.rows, number):
             for rows in shard_batches(order, size, *rank_and_world()):
-                store: Store | None = None
-                if not samples.are_images:
-                    store = samples
-                elif cache is not None and cache.known(rows).all():
-                    store = cache
-                plan.append(PlannedBatch(rows, store))
-        loader = None
-        if samples.are_images:
-            loader = self._loaders["train"]
-        return StoredLoader(samples, plan, loader, learned=True)
+                stored = store is not None and len(rows) and store.known(rows).all()
+                plan.append(PlannedBatch(rows, store if stored else None))
+        return StoredLoader(samples, plan, self._loaders["train"], learned=True)
 
     def val_dataloader(self) -> StoredLoader:
         """Return the test samples of all classes learned.
@@ -575,22 +519,23 @@ class CIFNetDataModule(LightningDataModule):
         for rows in self.test_rows(learned, len(tasks)):
             shares.append(rows[rank::world])
         left = np.concatenate(shares)
-        plan: list[PlannedBatch] = []
-        loader = None
-        if samples.are_images:
-            loader = self._loaders["val"]
-            for store in (self._memory, self._caches.get("val")):
-                if store is not None:
-                    known = store.known(left)
-                    plan += planned_batches(left[known], EMBEDDED_BATCH, store)
-                    left = left[~known]
-            plan += planned_batches(left, self._loader_batch, None)
-        else:
-            plan += planned_batches(left, EMBEDDED_BATCH, samples)
+        stores: list[Store] = [self._memory]
+        if not samples.are_images:
+            stores = [samples]
+        elif self._caches:
+            stores.append(self._caches["val"])
+        plan = []
+        for store in stores:
+            known = store.known(left)
+            for rows in pieces(left[known], EMBEDDED_BATCH):
+                plan.append(PlannedBatch(rows, store))
+            left = left[~known]
+        for rows in pieces(left, self._loader_batch):
+            plan.append(PlannedBatch(rows, None))
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
-            plan = [PlannedBatch(left, None if loader else samples)]
-        return StoredLoader(samples, plan, loader, learned=False)
+            plan.append(PlannedBatch(left, None))
+        return StoredLoader(samples, plan, self._loaders["val"], learned=False)
 
     # A class-incremental run has one held-out set.
     test_dataloader = predict_dataloader = val_dataloader
@@ -598,7 +543,7 @@ class CIFNetDataModule(LightningDataModule):
     @property
     def _loader_batch(self) -> int:
         """Number of images in a batch of this run: a GPU needs more of them than a CPU."""
-        device = self.attached.strategy.root_device.type
+        device = self.learner.trainer.strategy.root_device.type
         chosen = self.given["batch_size"] is not None
         if chosen or device == "cpu" or not self.learner.any_batch_size:
             return self.batch_size
@@ -609,12 +554,16 @@ class CIFNetDataModule(LightningDataModule):
     @cached_property
     def _loaders(self) -> dict[Part, ImageLoader]:
         """Decode the training and the test images."""
-        shape = self.image_shape(self.learner.backbone.preprocessing)
-        workers = self._workers(self.attached.num_devices)
-        device = self.attached.strategy.root_device.type
+        trainer = self.learner.trainer
+        options = (
+            *self.image_shape(self.learner.backbone.preprocessing),
+            self.num_workers,
+            trainer.strategy.root_device.type,
+            trainer.num_devices,
+        )
         return {
-            "train": ImageLoader(self.source.train, *shape, workers, device),
-            "val": ImageLoader(self.source.val, *shape, workers, device),
+            "train": ImageLoader(self.source.train, *options),
+            "val": ImageLoader(self.source.val, *options),
         }
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
@@ -645,8 +594,13 @@ class CIFNetDataModule(LightningDataModule):
 
     # ------------------------------------------------------------------ batches
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Replace class positions by the learner's labels; count unreadable images.
+    def transfer_batch_to_device(
+        self, batch: Batch, device: torch.device, dataloader_idx: int
+    ) -> Batch:
+        """Give a batch the learner's labels, -1 for new classes, and copy it to a device.
+
+        The copy does not wait for what the device is doing. Content hashes and positions stay on
+        the CPU: they are needed there alone.
 
         Raises:
             DataError: an image is unreadable, and ``on_corrupt`` is "error"; names all unreadable
@@ -657,28 +611,13 @@ class CIFNetDataModule(LightningDataModule):
                 loaders = list(self._loaders.values())
                 raise DataError(name_unreadable(batch.unreadable, loaders))
             self.skipped += batch.unreadable
-        if isinstance(batch, ImageBatch | EmbeddingBatch):
-            return batch._replace(label=self._global_labels()[batch.label])
-        return batch
-
-    def transfer_batch_to_device(
-        self, batch: Any, device: torch.device, dataloader_idx: int
-    ) -> Any:
-        """Copy a batch to a device, without waiting for what the device is doing.
-
-        Content hashes and positions stay on the CPU: they are needed there alone.
-        """
-        if isinstance(batch, ImageBatch | EmbeddingBatch):
-            samples = batch[0].to(device, non_blocking=True)
-            label = batch.label.to(device, non_blocking=True)
-            return type(batch)(samples, label, *batch[2:])
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)
-
-    def _global_labels(self) -> Tensor:
-        """Return the learner's label (classes,) int64 of each class position; -1 for new ones."""
-        label = {name: i for i, name in enumerate(self.learner.class_names)}
-        labels = [label.get(name, -1) for name in self.source.class_names]
-        return torch.tensor(labels)
+        learned = chain.from_iterable(self.learner.learned_tasks)
+        label_of = {name: label for label, name in enumerate(learned)}
+        names = self.source.class_names
+        labels = torch.tensor([label_of.get(name, -1) for name in names])
+        samples = batch[0].to(device, non_blocking=True)
+        label = labels[batch.label].to(device, non_blocking=True)
+        return type(batch)(samples, label, *batch[2:])
 
     def teardown(self, stage: str) -> None:
         """Report skipped images, and drop everything of this learner."""
@@ -699,27 +638,35 @@ class CIFNetDataModule(LightningDataModule):
         self.skipped = []
         self.left_out = None
         self.untested = None
+        self._plan = None
         self._memory = EvaluationMemory()
-        for loader in self.__dict__.pop("_loaders", {}).values():
-            loader.close()
-        for name in ("_caches", "found_duplicates"):
+        for name in ("_caches", "_loaders", "found_duplicates"):
             self.__dict__.pop(name, None)
 
 
-DEFAULT_BATCH = 64
-"""Images in a batch unless told otherwise: on a CPU more are not faster, and need memory."""
+def _check_options(given: Mapping[str, Any]) -> None:
+    """Check the options that every source has, by their names.
 
-GPU_BATCH = 256
-"""Images in a batch on a GPU unless told otherwise: with 64 it waits for the program."""
-
-GPU_BATCH_PIXELS = 2**24
-"""Pixels in a batch on a GPU, at most; less than ``GPU_BATCH`` images above 256 pixels a side."""
-
-
-def _source_name(source: Any) -> str:
-    """Return the name of a source, or of the kind of Python object."""
-    if isinstance(source, str):
-        return source
-    if isinstance(source, tuple | list):
-        return "arrays"
-    return type(source).__name__
+    Raises:
+        UsageError: one has a value that it cannot have.
+    """
+    on_corrupt = given["on_corrupt"]
+    expected = "error or skip"
+    check_that(on_corrupt in ("error", "skip"), "on_corrupt", on_corrupt, expected)
+    for name, least in (("batch_size", 1), ("max_tasks", 1), ("num_workers", 0)):
+        value = given[name]
+        fits = value is None or value >= least
+        check_that(fits, name, value, f"at least {least}")
+    size = given["image_size"]
+    expected = f"1 to {IMAGE_SIZE_LIMIT} pixels, or null"
+    fits = size is None or 1 <= size <= IMAGE_SIZE_LIMIT
+    check_that(fits, "image_size", size, expected)
+    fraction = given["val_fraction"]
+    fits = 0 < fraction < 1
+    check_that(fits, "val_fraction", fraction, "a number between 0 and 1")
+    if given["zip_encoding"] is not None:
+        use_zip_encoding(given["zip_encoding"])
+    if given["tune"] is not None and given["group"] is not None:
+        raise UsageError(
+            "--data.tune splits image by image, --data.group by groups: leave one of them out"
+        )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor
 from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.image import EncodedImage, UnreadableImage
 from cifnet_pl.images.reader import (
-    DecodedBatch,
     ReadImage,
     decoding_batch_size,
+    decoding_cores,
     read_batches,
     read_image,
 )
@@ -94,8 +94,9 @@ class ImageLoader:
         images: the set.
         size: side of the squares in pixels.
         crop_ratio: share of the short side that is kept.
-        workers: their number.
+        workers: their number; None to share out the cores.
         device: type of the device that embeds the images.
+        processes: number of processes on this machine that decode.
     """
 
     def __init__(
@@ -103,37 +104,44 @@ class ImageLoader:
         images: SampleTable,
         size: int,
         crop_ratio: float,
-        workers: int,
+        workers: int | None,
         device: str = "cpu",
+        processes: int = 1,
     ):
+        self.device = device
         self._images = images
         self._size = size
         self._crop_ratio = crop_ratio
+        if workers is None:
+            workers = decoding_cores(processes)
         self._workers = workers
-        self._device = device
-        self._begun: list[Generator[ImageBatch, None, None]] = []
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
-        """Return an iterator of decoded batches.
+        """Yield decoded batches.
 
         Args:
             batches: positions of the images of each batch.
         """
-        begun = self._decode([batch.tolist() for batch in batches])
-        self._begun.append(begun)
-        return begun
-
-    def _decode(self, batches: list[list[int]]) -> Generator[ImageBatch, None, None]:
+        rows_of_batches = [batch.tolist() for batch in batches]
         for batch in read_batches(
-            batches, self._read, self._size, self._workers, self._device
+            rows_of_batches, self._read, self._size, self._workers, self.device
         ):
-            yield self._batch(batch)
-
-    def close(self) -> None:
-        """End the threads of iterators that were not run through, as after an error."""
-        for begun in self._begun:
-            begun.close()
-        self._begun.clear()
+            unreadable = []
+            readable = []
+            for row, reason in zip(batch.files, batch.unreadable, strict=True):
+                if reason is None:
+                    readable.append(row)
+                else:
+                    unreadable.append(f"{self._images.place(row)}: {reason}")
+            hashes = [look.hash for look in batch.looks if look is not None]
+            rows = np.array(readable, dtype=np.int64)
+            yield ImageBatch(
+                batch.images,
+                torch.from_numpy(self._images.labels[rows]),
+                torch.tensor(hashes, dtype=torch.int64),
+                torch.from_numpy(rows),
+                tuple(unreadable),
+            )
 
     def _read(self, row: int) -> ReadImage:
         """Decode an image; return its content hash, too, or why it cannot be read."""
@@ -142,35 +150,6 @@ class ImageLoader:
         except UnreadableImage as error:
             return ReadImage(None, reason=str(error))
         return read_image(image, self._size, self._crop_ratio, EncodedImage.identify)
-
-    def _batch(self, batch: DecodedBatch) -> ImageBatch:
-        unreadable = []
-        hashes = []
-        readable = []
-        for row, look, reason in zip(
-            batch.files, batch.looks, batch.unreadable, strict=True
-        ):
-            if look is None:
-                unreadable.append(f"{self._images.place(row)}: {reason}")
-            else:
-                readable.append(row)
-                hashes.append(look.hash)
-        rows_read = np.array(readable, dtype=np.int64)
-        return ImageBatch(
-            batch.images,
-            torch.from_numpy(self._images.labels[rows_read]),
-            torch.tensor(hashes, dtype=torch.int64),
-            torch.from_numpy(rows_read),
-            tuple(unreadable),
-        )
-
-    def device_is_idle(self) -> bool:
-        """Return whether the device has done all that it was told to do; here a CPU always has.
-
-        A GPU is told to embed a batch, and the program asks for the next one meanwhile. Where the
-        GPU is not done when that comes, it is not the images that it waits for.
-        """
-        return self._device != "cuda" or torch.cuda.current_stream().query()
 
     def unreadable(self) -> Iterator[str]:
         """Decode all images of the set; yield "place: reason" of each that is unreadable."""
@@ -181,6 +160,9 @@ class ImageLoader:
 
 class Store(Protocol):
     """A place from which embeddings of images are read without the backbone."""
+
+    def known(self, rows: np.ndarray) -> np.ndarray:
+        """Return (n,) bool: of which images ``rows`` there is an embedding."""
 
     def get(self, rows: np.ndarray) -> Tensor:
         """Return (n, d) float32 embeddings of images ``rows``."""
@@ -193,13 +175,6 @@ class PlannedBatch(NamedTuple):
     store: Store | None
 
 
-def planned_batches(
-    rows: np.ndarray, size: int, store: Store | None
-) -> list[PlannedBatch]:
-    """Cut rows (n,) into batches of ``size`` from one store."""
-    return [PlannedBatch(piece, store) for piece in pieces(rows, size)]
-
-
 class StoredLoader:
     """Batches in a given order, each from a store of embeddings or from decoded images.
 
@@ -209,7 +184,7 @@ class StoredLoader:
     Args:
         samples: the set of the rows.
         plan: the batches.
-        loader: decodes the batches that no store has; None if there are no such batches.
+        loader: decodes the batches that no store has.
         learned: whether the samples are learned, so that their identity is needed.
 
     Attributes:
@@ -221,7 +196,7 @@ class StoredLoader:
         self,
         samples: SampleTable,
         plan: Sequence[PlannedBatch],
-        loader: ImageLoader | None,
+        loader: ImageLoader,
         learned: bool,
     ):
         self._samples = samples
@@ -234,32 +209,27 @@ class StoredLoader:
         return len(self._plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        images: Iterator[ImageBatch] = iter(())
-        if self._loader is not None:
-            rows_to_decode = [b.rows for b in self._plan if b.store is None]
-            images = self._loader.decode(rows_to_decode)
-        for batch in self._plan:
-            if batch.store is None:
-                start = time.perf_counter()
-                decoded = next(images)
-                loader = cast(ImageLoader, self._loader)
-                if loader.device_is_idle():
-                    self.waiting_seconds += time.perf_counter() - start
-                yield decoded
-            else:
-                yield self._stored(batch.rows, batch.store)
-
-    def _stored(self, rows: np.ndarray, store: Store) -> EmbeddingBatch:
-        if self._learned:
-            keys = self._samples.hashes(rows)
-        else:
-            keys = np.zeros_like(rows)
-        return EmbeddingBatch(
-            store.get(rows),
-            torch.from_numpy(self._samples.labels[rows]),
-            torch.from_numpy(keys),
-            torch.from_numpy(rows),
-        )
+        to_decode = [rows for rows, store in self._plan if store is None]
+        images = self._loader.decode(to_decode)
+        for rows, store in self._plan:
+            if store is not None:
+                keys = np.zeros_like(rows)
+                if self._learned:
+                    keys = self._samples.hashes(rows)
+                yield EmbeddingBatch(
+                    store.get(rows),
+                    torch.from_numpy(self._samples.labels[rows]),
+                    torch.from_numpy(keys),
+                    torch.from_numpy(rows),
+                )
+                continue
+            start = time.perf_counter()
+            batch = next(images)
+            # A GPU is told to embed a batch, and the program asks for the next one meanwhile. Where
+            # the GPU is not done when that comes, it is not the images that it waits for.
+            if self._loader.device != "cuda" or torch.cuda.current_stream().query():
+                self.waiting_seconds += time.perf_counter() - start
+            yield batch
 
 
 # ---------------------------------------------------------------------- unreadable images
@@ -292,15 +262,6 @@ def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str
 # ---------------------------------------------------------------------- without a Trainer
 
 
-class KeyedBatch(NamedTuple):
-    """A batch of :class:`Batches`."""
-
-    samples: Tensor  # (n, 3, s, s) uint8 images or (n, d) float32 embeddings
-    labels: Tensor  # (n,) int64
-    keys: Tensor  # (n,) int64, content hash
-    rows: np.ndarray  # (n,) int64, position in the sample set
-
-
 @dataclass(frozen=True)
 class Batches:
     """Some samples of a set in batches, read anew at each iteration.
@@ -311,7 +272,7 @@ class Batches:
         labels: (classes,) label of each class position.
         size: most samples of a batch.
         side: side of the squares that images become, in pixels; 0 for embeddings.
-        workers: threads or processes that decode images.
+        workers: threads or processes that decode images; None to share out the cores.
         skip: whether unreadable images are left out.
         crop_ratio: share of the shorter side of an image that its square has.
     """
@@ -321,7 +282,7 @@ class Batches:
     labels: Tensor
     size: int
     side: int
-    workers: int
+    workers: int | None
     skip: bool
     crop_ratio: float = 1.0
 
@@ -335,30 +296,20 @@ class Batches:
             DataError: an image is unreadable, and is not to be left out; names it.
         """
         for batch in self.with_keys():
-            yield batch.samples, batch.labels
+            yield batch[0], batch.label
 
-    def with_keys(self) -> Iterator[KeyedBatch]:
+    def with_keys(self) -> Iterator[Batch]:
         """Yield the same batches, with the content hashes and positions of their samples."""
-        if self.samples.are_images:
-            yield from self._image_batches(self.samples)
-            return
-        for rows in pieces(self.rows, self.size):
-            z = self.samples.get(rows)
-            positions = torch.from_numpy(self.samples.labels[rows])
-            labels = self.labels[positions]
-            hashes = torch.from_numpy(self.samples.hashes(rows))
-            yield KeyedBatch(z, labels, hashes, rows)
-
-    def _image_batches(self, images: SampleTable) -> Iterator[KeyedBatch]:
-        loader = ImageLoader(images, self.side, self.crop_ratio, self.workers)
-        row_batches = pieces(self.rows, self.size)
-        for batch in loader.decode(row_batches):
-            if batch.unreadable and not self.skip:
+        loader = ImageLoader(self.samples, self.side, self.crop_ratio, self.workers)
+        store = None
+        if not self.samples.are_images:
+            store = self.samples
+        plan = [PlannedBatch(rows, store) for rows in pieces(self.rows, self.size)]
+        for batch in StoredLoader(self.samples, plan, loader, learned=True):
+            if isinstance(batch, ImageBatch) and batch.unreadable and not self.skip:
                 raise DataError(name_unreadable(batch.unreadable, ()))
             if len(batch.row):
-                labels = self.labels[batch.label]
-                rows = batch.row.numpy()
-                yield KeyedBatch(batch.image, labels, batch.key, rows)
+                yield batch._replace(label=self.labels[batch.label])
 
 
 @dataclass(frozen=True)

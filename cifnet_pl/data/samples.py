@@ -84,17 +84,14 @@ class SampleTable:
         if "position" not in self.table:
             self.table = self.table.assign(position=np.arange(count))
         if "name" not in self.table:
-            names = [str(position) for position in self.table["position"].tolist()]
-            column = pd.Series(names, self.table.index, dtype=object)
-            self.table = self.table.assign(name=column)
+            names = self.table["position"].astype(str).astype(object)
+            self.table = self.table.assign(name=names)
         if not len(self.hash_of):
             self.hash_of = np.full(count, -1, dtype=np.int64)
         self.names: Sequence[str] = self.table["name"].tolist()
-        self.positions: np.ndarray = self.table["position"].to_numpy(
-            np.int64, copy=True
-        )
+        self.positions = self.table["position"].to_numpy(np.int64, copy=True)
         self.paths: Sequence[str] = self.table.get("path", self.table["name"]).tolist()
-        self.labels: np.ndarray = self.table["label"].to_numpy(copy=True)
+        self.labels = self.table["label"].to_numpy(copy=True)
         self.groups: np.ndarray | None = None
         if "group" in self.table:
             self.groups = self.table["group"].to_numpy(np.int64, copy=True)
@@ -122,15 +119,13 @@ class SampleTable:
     def subset(self, rows: np.ndarray) -> SampleTable:
         """Return the samples of some rows, with their hashes as far as they are known."""
         table = self.table.iloc[rows].reset_index(drop=True)
-        if not len(rows):
-            return replace(self, table=table, hash_of=np.zeros(0, dtype=np.int64))
         return replace(self, table=table, hash_of=self.hash_of[rows])
 
     def with_columns(self, **columns: Any) -> SampleTable:
         """Return the samples with other columns; their hashes are shared."""
         return replace(self, table=self.table.assign(**columns))
 
-    # ------------------------------------------------------------------ one sample
+    # ------------------------------------------------------------------ embeddings
 
     @property
     def features(self) -> int:
@@ -138,12 +133,36 @@ class SampleTable:
         assert self.embeddings is not None
         return int(self.embeddings.shape[1])
 
-    @property
-    def noun(self) -> str:
-        """Noun for one sample in messages."""
-        if self.are_images:
-            return "image"
-        return "sample"
+    def known(self, rows: np.ndarray) -> np.ndarray:
+        """Return (n,) bool: of which rows there is an embedding."""
+        return np.full(len(rows), not self.are_images)
+
+    def get(self, rows: np.ndarray) -> Tensor:
+        """Return the embeddings (n, d) float32 of some rows (n,).
+
+        Raises:
+            DataError: some of them hold NaN or infinity; names their rows in the file.
+        """
+        assert self.embeddings is not None
+        positions = self.positions[rows]
+        if len(positions) and (np.diff(positions) == 1).all():
+            # A view of consecutive rows is read from the file in one piece.
+            part = self.embeddings[positions[0] : positions[-1] + 1]
+        else:
+            part = self.embeddings[positions]
+        with np.errstate(over="ignore"):  # values too large become infinity
+            in_order = np.array(part, dtype=np.float32, order="C")
+        z = torch.from_numpy(in_order)
+        is_finite = torch.isfinite(z).all(dim=1).numpy()
+        if not is_finite.all():
+            broken = [str(position) for position in positions[~is_finite]]
+            raise DataError(
+                f"{self.where}: no finite float32 in row {listed(broken)} of the"
+                " embeddings (counted from 0): repair or remove them"
+            )
+        return z
+
+    # ------------------------------------------------------------------ one sample
 
     def file(self, row: int) -> Path:
         """Return the file of an image."""
@@ -177,31 +196,6 @@ class SampleTable:
         """Read an image; UnreadableImage where that fails."""
         return EncodedImage(self.given(row))
 
-    def get(self, rows: np.ndarray) -> Tensor:
-        """Return the embeddings (n, d) float32 of some rows (n,).
-
-        Raises:
-            DataError: some of them hold NaN or infinity; names their rows in the file.
-        """
-        assert self.embeddings is not None
-        positions = self.positions[rows]
-        if len(positions) and (np.diff(positions) == 1).all():
-            # A view of consecutive rows is read from the file in one piece.
-            part = self.embeddings[positions[0] : positions[-1] + 1]
-        else:
-            part = self.embeddings[positions]
-        with np.errstate(over="ignore"):  # values too large become infinity
-            in_order = np.array(part, dtype=np.float32, order="C")
-        z = torch.from_numpy(in_order)
-        is_finite = torch.isfinite(z).all(dim=1).numpy()
-        if not is_finite.all():
-            broken = [str(position) for position in positions[~is_finite]]
-            raise DataError(
-                f"{self.where}: no finite float32 in row {listed(broken)} of the"
-                " embeddings (counted from 0): repair or remove them"
-            )
-        return z
-
     # ------------------------------------------------------------------ identity
 
     def content_hash(self, row: int) -> int:
@@ -210,7 +204,7 @@ class SampleTable:
             vector = self.embeddings[self.positions[row]]
             return content_hash(np.ascontiguousarray(vector).tobytes())
         try:
-            return self.image(row).hash
+            return EncodedImage(self.given(row)).hash
         except UnreadableImage:  # it is reported when it is decoded
             return UNREADABLE_HASH
 
@@ -222,14 +216,10 @@ class SampleTable:
         known: np.ndarray = self.hash_of[rows]
         return known
 
-    def note_hashes(self, rows: np.ndarray, hashes: np.ndarray) -> None:
-        """Store content hashes (n,) int64 that are known already of some rows (n,)."""
-        self.hash_of[rows] = hashes
-
     def look(self, rows: np.ndarray) -> list[Look]:
         """Read hash, time and thumbnail of the images of some rows (n,)."""
         looks = look_at_images([self.file(row) for row in rows])
-        self.note_hashes(rows, np.array([look.hash for look in looks], dtype=np.int64))
+        self.hash_of[rows] = [look.hash for look in looks]
         return looks
 
     def size(self, row: int) -> int:
@@ -249,17 +239,6 @@ class SampleTable:
             return file_identity(self.file(row))
         except (OSError, KeyError):  # it is reported when it is decoded
             return ()
-
-
-def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
-    """Return the names of the classes, and the samples with positions in them as labels.
-
-    Raises:
-        DataError: as :func:`classes_of`.
-    """
-    cells = samples.table["label"].tolist()
-    class_names, labels = classes_of(cells, samples.where, samples.class_names)
-    return class_names, samples.with_columns(label=labels)
 
 
 def joined(parts: Sequence[SampleTable]) -> SampleTable:
@@ -373,43 +352,34 @@ def pillow_image(image: Any, where: str) -> Image.Image:
 
 def dataset_image(dataset: Any, index: int) -> Image.Image:
     """Return the image of an item (image, …) of a torch data set; DataError if it is none."""
-    item = dataset[index][0]
-    return pillow_image(item, f"item {index}")
-
-
-def array_image(pixels: np.ndarray, index: int) -> Image.Image:
-    """Return an image of an array (n, h, w), (n, h, w, 3) or (n, 3, h, w) uint8."""
-    return pillow_image(pixels[index], f"X[{index}]")
+    return pillow_image(dataset[index][0], f"item {index}")
 
 
 # ---------------------------------------------------------------------- classes
 
 
-def classes_of(
-    labels: Sequence[Any], where: str, names: Sequence[str] | None = None
-) -> tuple[list[str], np.ndarray]:
-    """Find the classes of a list of labels.
+def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
+    """Find the classes of samples.
 
     Args:
-        labels: (n,) integers or texts.
-        where: the data, for messages.
-        names: names of the integers 0, 1, …, if the data have them; names that do not occur are
-            left out.
+        samples: their labels are integers or texts; integers have a name where the samples have
+            ``class_names``. Names that do not occur are left out.
 
     Returns:
-        The names of all classes in the order of their labels, and the position (n,) int64 of each
-        label among them.
+        The names of all classes in the order of their labels, and the samples with positions among
+        them as labels.
 
     Raises:
         DataError: labels that are missing or neither integers nor texts; one without a name; a name
             that no class can have, or of two classes.
     """
-    if {type(label) for label in labels} - {int, str}:
-        for row, label in enumerate(labels):
+    where = samples.where
+    names = samples.class_names
+    cells = samples.table["label"].tolist()
+    if set(map(type, cells)) - {int, str}:
+        for row, label in enumerate(cells):
             _check_label(label, row, where)
-    cells = np.empty(len(labels), dtype=object)
-    cells[:] = labels
-    codes, found = pd.factorize(cells)
+    codes, found = pd.factorize(np.array(cells, dtype=object))
     read = [class_name(label) if isinstance(label, str) else label for label in found]
     distinct = sorted(set(read), key=lambda label: (isinstance(label, str), label))
     class_names = []
@@ -426,33 +396,27 @@ def classes_of(
     require_class_names(class_names, where)
     position = {label: i for i, label in enumerate(distinct)}
     positions = np.array([position[label] for label in read], dtype=np.int64)
-    return class_names, positions[codes]
+    return class_names, samples.with_columns(label=positions[codes])
 
 
 def require_class_names(names: Sequence[str], where: str) -> None:
     """Raise DataError where a name cannot be that of a class, or is that of two."""
     for name, count in Counter(names).items():
         problem = class_name_problem(name)
+        if count > 1:
+            problem = "is that of two classes"
         if problem is not None:
             raise DataError(
                 f"{where}: class name '{printable(name)}' {problem}: rename the class"
-            )
-        if count > 1:
-            raise DataError(
-                f"{where}: two classes have the name '{printable(name)}': rename one"
             )
 
 
 def _check_label(label: Any, row: int, where: str) -> None:
     """Raise DataError where a label is missing, or neither an integer nor a text."""
-    is_number = isinstance(label, int | np.integer) and not isinstance(label, bool)
-    if is_number or isinstance(label, str):
+    if isinstance(label, int | np.integer | str) and not isinstance(label, bool):
         return
-    if label is None:
-        found = "missing"
-    else:
-        text = printable(str(label)[:60])
-        found = f"{text} ({type(label).__name__})"
+    text = printable(str(label)[:60])
     raise DataError(
-        f"{where}: the label in row {row} (counted from 0) is {found}, expected integers or names"
+        f"{where}: the label in row {row} (counted from 0) is {text} ({type(label).__name__}),"
+        " expected integers or names"
     )

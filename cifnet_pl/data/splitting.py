@@ -18,7 +18,7 @@ import pandas as pd
 
 from cifnet_pl.data.samples import SampleTable, Source, SourceOptions, labelled
 from cifnet_pl.images.duplicates import bursts, similar_groups
-from cifnet_pl.images.image import Look
+from cifnet_pl.images.image import UNREADABLE_HASH, Look
 from cifnet_pl.utilities.errors import (
     DataError,
     UsageError,
@@ -66,11 +66,11 @@ def divided(
     Raises:
         UsageError: a kind of group, but nothing to hold out.
         DataError: no sample; a given split without a test sample, or without a training sample of a
-            class; or as :func:`~cifnet_pl.data.samples.classes_of`.
+            class; or as :func:`~cifnet_pl.data.samples.labelled`.
     """
     where = samples.where
     if not len(samples):
-        raise DataError(f"{where}: there is no {samples.noun} in it")
+        raise DataError(f"{where}: there is no sample in it")
     class_names, whole = labelled(samples)
     for column in ("domain", "task"):
         if column in whole.table:
@@ -86,11 +86,11 @@ def divided(
     train = whole.subset(np.flatnonzero(split == "train"))
     val = whole.subset(np.flatnonzero(split == tested))
     if not len(val):
-        raise DataError(f"{where}: the test split has no {whole.noun}")
+        raise DataError(f"{where}: the test split has no sample")
     for label, name in enumerate(class_names):
         if label not in train.rows_of:
             raise DataError(
-                f"{where}: class '{printable(name)}' has no training {whole.noun}: add some"
+                f"{where}: class '{printable(name)}' has no training sample: add some"
             )
     notes = whole.notes
     unused = len(whole) - len(train) - len(val)
@@ -133,7 +133,6 @@ def _held_out_source(
             looks = whole.look(rows)
             held[rows] = held_out_together(whole.names_of(rows), looks, fraction, seed)
     else:
-        check_fraction(fraction)
         grouped = _grouped(class_names, whole, kind)
         whole = whole.with_columns(group=grouped["number"])
         held = np.zeros(len(whole), dtype=bool)
@@ -207,14 +206,10 @@ def held_out(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
     Returns:
         (n,) bool; at least one of two images is held out, never all.
 
-    Raises:
-        UsageError: the share is not between 0 and 1.
-
     Example:
         >>> int(held_out(["a", "b", "c", "d"], 0.25, seed=0).sum())
         1
     """
-    check_fraction(fraction)
     wanted = round(len(names) * fraction)
     largest = len(names) - 1
     count = min(max(wanted, 1), largest)
@@ -222,11 +217,6 @@ def held_out(names: Sequence[str], fraction: float, seed: int) -> np.ndarray:
     first = hash_order(names, seed)[:count]
     chosen[first] = True
     return chosen
-
-
-def check_fraction(fraction: float) -> None:
-    """Raise UsageError unless a share to hold out is between 0 and 1."""
-    check_that(0 < fraction < 1, "val_fraction", fraction, "a number between 0 and 1")
 
 
 def hash_order(names: Sequence[str], seed: int) -> list[int]:
@@ -336,60 +326,48 @@ def _grouped(class_names: list[str], whole: SampleTable, kind: str) -> pd.DataFr
     group_of = groups_by(kind)
     table = pd.DataFrame({"label": whole.labels, "name": whole.names}, dtype=object)
     table["group"] = table["name"]
-    table["number"] = 0
-    for label, rows in whole.rows_of.items():
+    for rows in whole.rows_of.values():
         names = whole.names_of(rows)
-        times: list[datetime | None] = [None] * len(rows)
+        looks = [Look(UNREADABLE_HASH)] * len(rows)
         if kind in ("day", "burst"):
             looks = whole.look(rows)
-            times = [look.taken for look in looks]
-        groups = [
-            group_of(name, taken) for name, taken in zip(names, times, strict=True)
-        ]
+        groups = []
+        for name, look in zip(names, looks, strict=True):
+            groups.append(group_of(name, look.taken))
         if kind == "burst":
             for earlier, later in bursts(looks, BURST_PAUSE):
                 groups[later] = groups[earlier]
-        keys = [f"{class_names[label]}\0{group}" for group in groups]
-        numbers = [int.from_bytes(_hash(key), "big", signed=True) for key in keys]
         table.loc[rows, "group"] = np.array(groups, dtype=object)
-        table.loc[rows, "number"] = numbers
+    numbers = []
+    for label, group in zip(table["label"], table["group"], strict=True):
+        digest = _hash(f"{class_names[label]}\0{group}")
+        numbers.append(int.from_bytes(digest, "big", signed=True))
+    table["number"] = numbers
     return table
 
 
 def _group_notes(
     class_names: list[str], grouped: pd.DataFrame, kind: str
 ) -> tuple[str, ...]:
-    """Say which images are in no group, and which classes are one group."""
+    """Say how many images are in no group, and which classes are one group."""
     notes = []
-    size_of = grouped["number"].map(grouped["number"].value_counts())
-    alone = (grouped["group"] == grouped["name"]) & (size_of == 1)
-    count = int(alone.sum())
-    # A single image may be a burst of its own.
-    if count and (kind != "burst" or count == len(grouped)):
+    by_number = grouped.groupby("number")["label"]
+    is_single = by_number.transform("size") == 1
+    alone = int((is_single & (grouped["group"] == grouped["name"])).sum())
+    if alone:
         images = number_of(len(grouped), "image")
-        reason = WITHOUT_GROUP.get(kind, f"without a match of {kind}")
-        notes.append(f"note: {count} of {images} {reason}: held out one by one")
-    groups_of = grouped.groupby("label")["number"].nunique()
-    sizes = grouped["label"].value_counts()
-    whole = [
-        printable(class_names[int(label)])
-        for label in groups_of.index
-        if groups_of[label] == 1 and sizes[label] > 1
-    ]
-    if whole:
         notes.append(
-            f"note: all images of {listed(whole)} are one group by --data.group {kind}, so that"
+            f"note: {alone} of {images} in no group by --data.group {kind}: held out one by one"
+        )
+    groups_of_class = grouped.groupby("label")["number"].agg(["nunique", "size"])
+    whole = groups_of_class.query("nunique == 1 and size > 1").index
+    if len(whole):
+        names = [printable(class_names[label]) for label in whole]
+        notes.append(
+            f"note: all images of {listed(names)} are one group by --data.group {kind}, so that"
             " none is held out"
         )
     return tuple(notes)
-
-
-WITHOUT_GROUP = {
-    "day": "without a date",
-    "folder": "in no sub-folder",
-    "burst": "without another one of the same burst",
-}
-"""Kind of group → why an image is in no group."""
 
 
 def groups_by(kind: str) -> GroupOf:

@@ -19,6 +19,7 @@ import pandas as pd
 from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
 from cifnet_pl.utilities.names import class_name
+from cifnet_pl.utilities.text import printable
 
 # ---------------------------------------------------------------------- classes of each task
 
@@ -35,8 +36,7 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
             of all names; or None for the order of the source.
 
     Raises:
-        UsageError: a negative seed; a list with a class twice, without a class, or with one that
-            the source lacks.
+        UsageError: a negative seed, or a list that does not hold each class once.
     """
     if order is None:
         return list(names)
@@ -47,44 +47,30 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
         generator = np.random.default_rng(order)
         permutation = generator.permutation(len(names))
         return [names[i] for i in permutation]
-    if len(set(order)) < len(order):
-        raise UsageError("class_order names a class twice")
-    by_position = all(isinstance(item, int) for item in order)
-    if by_position:
-        chosen = [_name_at(names, int(item)) for item in order]
-    else:
-        chosen = [class_name(str(item)) for item in order]
-    known = set(names)
-    for name in chosen:
-        if name not in known:
-            raise UsageError(
-                f"class_order names '{name}', which the data source does not have"
-            )
-    if len(chosen) < len(names):
+    chosen = [class_name(str(item)) for item in order]
+    if all(isinstance(item, int) for item in order):
+        at_position = {str(i): name for i, name in enumerate(names)}
+        chosen = [at_position.get(item, item) for item in chosen]
+    if sorted(chosen) != sorted(names):
+        odd = [*(set(chosen) ^ set(names)), *chosen]
         raise UsageError(
-            f"class_order lists {len(chosen)} of {len(names)} classes: list all of them, and set"
-            " --data.max_tasks to learn fewer"
+            f"class_order must list each of the {len(names)} classes once, which is not so for"
+            f" '{printable(odd[0])}'; --data.max_tasks learns fewer"
         )
     return chosen
 
 
-def _name_at(names: Sequence[str], position: int) -> str:
-    if not 0 <= position < len(names):
-        last = len(names) - 1
-        raise UsageError(f"class_order holds position {position}, expected 0 to {last}")
-    return names[position]
-
-
 def task_sizes(
-    classes: int, per_task: int | list[int], initial: int | None = None
+    classes: int, per_task: int | list[int], initial: int | None = None, past: int = 0
 ) -> list[int]:
-    """Return the number of classes of each task.
+    """Return the number of classes of each task to come.
 
     Args:
-        classes: number of all classes.
+        classes: number of classes that no task has learned.
         per_task: classes of each task, the last of which may be smaller; or one number for each
             task.
         initial: classes of the first task, if it differs.
+        past: number of tasks that were learned before.
 
     Raises:
         UsageError: sizes below one, or more classes asked for than there are.
@@ -101,21 +87,19 @@ def task_sizes(
         raise UsageError(
             f"classes_per_task is {per_task}{option}: every task needs at least one class"
         )
-    if isinstance(per_task, list):
-        if sum(sizes) > classes:
-            raise UsageError(
-                f"the tasks ask for {sum(sizes)} classes, the data has {classes}"
-            )
-        return sizes
-    if classes < sizes[0]:
+    sizes = sizes[past:]
+    if isinstance(per_task, int):
+        # One task of the wanted size at least, unless some were learned before.
+        sizes = [] if past else (first or [per_task])
+        full, rest = divmod(max(0, classes - sum(sizes)), per_task)
+        sizes += [per_task] * full
+        if rest:
+            sizes.append(rest)
+    if sum(sizes) > classes:
         raise UsageError(
-            f"the first task asks for {sizes[0]} classes, the data has {classes}: lower"
+            f"the tasks ask for {sum(sizes)} classes, the data has {classes}: lower"
             " classes_per_task"
         )
-    full, rest = divmod(classes - sum(first), per_task)
-    sizes = first + [per_task] * full
-    if rest:
-        sizes.append(rest)
     return sizes
 
 
@@ -160,14 +144,7 @@ def class_tasks(
             f"class '{gone[0]}' was learned before, but the data no longer has it: put it back"
         )
     new = [name for name in ordered if name not in known]
-    if not past:
-        sizes = task_sizes(len(new), per_task, initial)
-    elif isinstance(per_task, list):
-        first = [initial] if initial else []
-        to_come = [*first, *per_task][len(past) :]
-        sizes = task_sizes(len(new), to_come) if to_come else []
-    else:
-        sizes = task_sizes(len(new), min(per_task, len(new))) if new else []
+    sizes = task_sizes(len(new), per_task, initial, len(past))
     left = iter(new)
     tasks = tuple(tuple(islice(left, size)) for size in sizes)
     return past + tasks
@@ -303,7 +280,7 @@ class Blurry(Stream):
         expected = "a percentage from 0 to 100"
         check_that(0 <= disjoint <= 100, "disjoint", disjoint, expected)
         check_that(0 <= blurry <= 100, "blurry", blurry, expected)
-        check_every(every)
+        check_that(every is None or every > 0, "every", every, "at least 1 sample")
         self.disjoint = disjoint
         self.blurry = blurry
         self.every = every
@@ -348,7 +325,7 @@ class TaskFree(Stream):
     """
 
     def __init__(self, every: int = 500, seed: int = 0):
-        check_every(every)
+        check_that(every > 0, "every", every, "at least 1 sample")
         self.every = every
         self.seed = seed
 
@@ -356,16 +333,6 @@ class TaskFree(Stream):
         """Return the rows of the training samples of each task."""
         tasks = [classes.rows(task) for task in classes.tasks]
         return _cut(tasks, self.every, self.seed)
-
-
-def check_every(every: int | None) -> None:
-    """Check a number of samples between two solves; UsageError if there are none."""
-    check_that(
-        every is None or every >= 1,
-        "every",
-        every,
-        "at least 1 sample between two solves",
-    )
 
 
 def _cut(tasks: Sequence[np.ndarray], every: int, seed: int) -> list[np.ndarray]:

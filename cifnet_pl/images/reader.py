@@ -82,18 +82,16 @@ def iterate_images(
     """
     if isinstance(images, str | Path):
         return find_images(images)
-    if isinstance(images, bytes | bytearray | Image.Image):
-        return map(_as_image, [images])
+    if isinstance(images, bytes | Image.Image):
+        images = [images]
     return map(_as_image, images)
 
 
 def _as_image(item: object) -> ImageLike:
     if isinstance(item, bytes | Path | Image.Image):
         return item
-    if isinstance(item, bytearray | memoryview):
-        return bytes(item)
-    if isinstance(item, str | os.PathLike):
-        return Path(os.fspath(item))
+    if isinstance(item, str):
+        return Path(item)
     raise UsageError(
         f"a {type(item).__name__} is no image: give a path, the bytes of a file, or a Pillow image"
     )
@@ -144,11 +142,9 @@ def read_image(
     try:
         encoded = EncodedImage(image)
         if skip is not None and skip(encoded.hash):
-            return ReadImage(None, encoded.identify(), LEFT_OUT)
+            return ReadImage(None, Look(encoded.hash), LEFT_OUT)
         pixels = encoded.square(size, crop_ratio)
-        if look is None:
-            return ReadImage(pixels)
-        return ReadImage(pixels, look(encoded))
+        return ReadImage(pixels, look and look(encoded))
     except UnreadableImage as error:
         return ReadImage(None, reason=str(error))
 
@@ -184,15 +180,16 @@ class DecodedBatch(NamedTuple):
         return [file for file, reason in pairs if reason is None]
 
 
-def _batch(size: int, results: Sequence[ReadImage]) -> DecodedBatch:
-    squares = [np.empty((0, size, size, 3), np.uint8)]
-    for result in results:
-        if result.pixels is not None:
-            squares.append(result.pixels[None])
-    pixels = torch.from_numpy(np.concatenate(squares))
+def _batch(readable: np.ndarray, results: Sequence[ReadImage]) -> DecodedBatch:
+    """Return a batch, the files of which are not named yet.
+
+    Args:
+        readable: (m, s, s, 3) uint8 pixels of the images that could be read.
+        results: of all of its images.
+    """
     return DecodedBatch(
         (),
-        pixels.permute(0, 3, 1, 2),
+        torch.from_numpy(readable).permute(0, 3, 1, 2),
         tuple(result.reason for result in results),
         tuple(result.look for result in results),
         tuple(result.error for result in results if result.error is not None),
@@ -218,14 +215,57 @@ def read_batches(
     Raises:
         CifnetError: the data are damaged or were changed.
     """
-    collate = partial(_batch, size)
     if device == "cuda" and workers and hasattr(os, "fork"):
-        yield from _read_by_processes(batches, read, collate, workers)
+        yield from _read_by_processes(batches, read, partial(_collate, size), workers)
         return
-    with ThreadPoolExecutor(max(1, workers), "decode") as pool:
+    threads = max(1, workers)
+    with ThreadPoolExecutor(threads, "decode") as pool:
         for items in batches:
-            results = list(pool.map(read, items))
-            yield collate(results)._replace(files=items)
+            pixels = np.empty((len(items), size, size, 3), np.uint8)
+            read_share = partial(_read_share, items, read, pixels, threads)
+            shares = list(pool.map(read_share, range(threads)))
+            results = [shares[i % threads][i // threads] for i in range(len(items))]
+            readable = [result.pixels is not None for result in results]
+            if not all(readable):
+                pixels = pixels[readable]
+            yield _batch(pixels, results)._replace(files=items)
+
+
+def _read_share(
+    items: Sequence[Item],
+    read: Reader[Item],
+    pixels: np.ndarray,
+    threads: int,
+    first: int,
+) -> list[ReadImage]:
+    """Read every image of a batch whose turn it is, as one of several threads.
+
+    Threads that took one image after another from a queue would wait for Python's lock more often.
+
+    Args:
+        items: what ``read`` takes, of the whole batch.
+        read: reads an image.
+        pixels: (n, s, s, 3) uint8, takes up the pixels of the batch.
+        threads: number of threads that share the batch.
+        first: position of the first image of this thread.
+    """
+    results = list[ReadImage]()
+    for position in range(first, len(items), threads):
+        result = read(items[position])
+        if result.pixels is not None:
+            pixels[position] = result.pixels
+            result = result._replace(pixels=pixels[position])
+        results.append(result)
+    return results
+
+
+def _collate(size: int, results: Sequence[ReadImage]) -> DecodedBatch:
+    """Return the batch of the images that a process has read."""
+    squares = [np.empty((0, size, size, 3), np.uint8)]
+    for result in results:
+        if result.pixels is not None:
+            squares.append(result.pixels[None])
+    return _batch(np.concatenate(squares), results)
 
 
 def _read_by_processes(

@@ -108,8 +108,9 @@ class FOSTERModule(IterativeModule):
     def exemplar_capacity(self) -> int:
         """Return the number of exemplars to keep for the task that follows."""
         finished = len(self.learned_tasks)
-        images = len(self.data.task_rows(finished))
-        images = images or len(self.data.task_rows(finished - 1))
+        images = len(self.data.task(finished, self.learned_tasks).rows)
+        if not images:
+            images = len(self.data.task(finished - 1, self.learned_tasks).rows)
         places = self._room(images, finished)
         if places is None:
             return self.capacity

@@ -99,8 +99,10 @@ def _linear_model(
     """Return a model that predicts by a linear classifier."""
     source = module.data.source
     names = module.class_names
-    sizes = [len(task) for task in module.learned_tasks]
-    rows = np.concatenate([module.data.task_rows(k) for k in range(len(sizes))])
+    learned = module.learned_tasks
+    sizes = [len(task) for task in learned]
+    parts = [module.data.task(k, learned).rows for k in range(len(learned))]
+    rows = np.concatenate(parts)
     label_of = {name: label for label, name in enumerate(names)}
     learner_labels = np.array([label_of.get(name, -1) for name in source.class_names])
     labels = learner_labels[source.train.labels[rows]]

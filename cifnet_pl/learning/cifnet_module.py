@@ -18,7 +18,7 @@ from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, EmbeddingBatch, ImageBatch
 from cifnet_pl.heads import CIFNetHead, Head
-from cifnet_pl.heads import confidence as calibration
+from cifnet_pl.heads.probabilities import check_buffer
 from cifnet_pl.learning.run_record import PrequentialRow
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import (
@@ -79,7 +79,7 @@ class CIFNetModule(TaskModule):
             ``timm:<model>``.
         download: whether missing weights may be downloaded.
         calibrate: whether to set the head's temperature after each task, from the leave-one-out
-            scores of the buffer's samples (:mod:`cifnet_pl.heads.confidence`); needs a buffer.
+            scores of the buffer's samples (:mod:`cifnet_pl.heads.probabilities`); needs a buffer.
         engine: what runs the backbone: torch, onnxruntime, or auto
             for ONNX Runtime on a CPU where the backbone can be exported, and torch elsewhere
             (:mod:`cifnet_pl.backbones.engines`).
@@ -110,7 +110,7 @@ class CIFNetModule(TaskModule):
         self.head = _head_of(head or CIFNetHead, self.backbone)
         self.method = type(self.head)
         self.element_bytes = self.head.dtype.itemsize
-        calibration.check_buffer(self.head, buffer, calibrate)
+        check_buffer(self.head, buffer, calibrate)
         self.buffer: CalibrationBuffer | None = None
         if self.head.uses_buffer or self.head.selects_rule or calibrate:
             self.buffer = buffer
@@ -184,7 +184,7 @@ class CIFNetModule(TaskModule):
         """Fit the backbone to the first task's images; all processes get the first one's."""
         start = time.perf_counter()
         network.learn_from(
-            self.data.images_of(0, BACKBONE_IMAGES), torch.initial_seed()
+            self.data.first_images(BACKBONE_IMAGES), torch.initial_seed()
         )
         network.load_state_dict(self.trainer.strategy.broadcast(network.state_dict()))
         seconds = time.perf_counter() - start
@@ -214,8 +214,8 @@ class CIFNetModule(TaskModule):
             known = len(self.class_names) - len(names)
             row = PrequentialRow(len(self.learned_tasks), 0, 0, known)
             self._predicted_before = row
-        names = [*names, *self.data.returning_classes(self.data.task)]
-        self.model.begin_task(names, self.data.class_counts(names))
+        counts = self.data.task(self.current_epoch, self.learned_tasks).counts
+        self.model.begin_task(list(counts), list(counts.values()))
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Embed a batch; the model observes it now, or on a GPU at the latest in ``end_pass``."""

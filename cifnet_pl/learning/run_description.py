@@ -9,21 +9,22 @@ import re
 import subprocess
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from cifnet_pl import __version__
 from cifnet_pl.data.samples import Source
 from cifnet_pl.data.streams import Stream
 from cifnet_pl.images.reader import usable_cores
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.utilities.plugins import about
-from cifnet_pl.utilities.version import versions
 
-PACKAGES = ("cifnet_pl", "torch", "torchvision", "lightning", "codecarbon")
+PACKAGES = ("torch", "torchvision", "lightning", "codecarbon")
 
 FINGERPRINT_SAMPLES = 256
 """Samples of each set whose contents are part of its fingerprint."""
@@ -48,6 +49,9 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         device_name = platform.machine()
     parameters = module.backbone.parameters_count
     method = module.method
+    versions = {"python": platform.python_version(), "cifnet_pl": __version__}
+    for package in PACKAGES:
+        versions[package] = version(package)
     return {
         "head": method.__name__,
         **about(method),
@@ -68,7 +72,7 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         "class_order": module.class_names,
         "tasks": [list(names) for names in module.learned_tasks],
         "data_fingerprint": fingerprint(data.source),
-        "versions": {"python": platform.python_version(), **versions(PACKAGES)},
+        "versions": versions,
         "git_commit": package_commit(),
         "device": device_name,
         **machine(device),

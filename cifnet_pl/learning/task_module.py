@@ -257,7 +257,7 @@ class TaskModule(LightningModule):
         self.record.remarks.clear()
         self.cached_embeddings = 0
         self.preparation_seconds = 0.0
-        names = self.data.task_classes(self.data.task)
+        names = self.data.task(self.current_epoch, self.learned_tasks).new
         start = len(self.class_names)
         self.learned_tasks.append(names)
         self._under_way = True

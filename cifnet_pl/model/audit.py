@@ -21,14 +21,14 @@ from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.probabilities import fit_probabilities, to_probabilities
+from cifnet_pl.heads.probabilities import fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.calibration import Calibration, Interval, gain_of_more_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.metrics import MIN_TEST_IMAGES, Evaluation, calibration_error
 from cifnet_pl.model.unknowns import COVERAGE
-from cifnet_pl.statistics import near_duplicates
+from cifnet_pl.statistics import near_duplicates, to_probabilities
 from cifnet_pl.utilities.errors import CifnetError, DataError
 
 
@@ -390,18 +390,15 @@ def embeddings_of(
     Raises:
         DataError: no image can be read.
     """
-    backbone = model.backbone
-    side = model.image_size
     pipeline = None
     try:
         pipeline = pipeline_folder(
             cache_folder,
-            backbone.outputs(side),
-            backbone.sha256,
-            side,
+            model.backbone,
+            model.image_size,
             model.crop_ratio,
             model.precision,
-            model.engine,
+            model.device.type,
         )
     except CifnetError as error:  # an audit needs no cache
         log.warning("no embeddings are cached: %s", error)

@@ -29,6 +29,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from torch import Tensor
 
+from cifnet_pl import __version__
 from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.backbones.engines import Precision
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
@@ -42,7 +43,6 @@ from cifnet_pl.utilities.files import write_bytes, write_json
 from cifnet_pl.utilities.names import class_name, class_name_problem
 from cifnet_pl.utilities.plugins import names_import
 from cifnet_pl.utilities.text import printable
-from cifnet_pl.utilities.version import package_version
 
 FORMAT = 2
 """Version of the description and of the files that hold it, bundles and checkpoints."""
@@ -339,7 +339,7 @@ def write_bundle(
         "format": FORMAT,
         **description,
         "versions": {
-            "cifnet_pl": package_version(),
+            "cifnet_pl": __version__,
             "python": platform.python_version(),
             "torch": str(torch.__version__),
         },

@@ -519,12 +519,12 @@ class Classifier(ModelLearner):
             DataError: an image that cannot be read.
             NonFiniteError: an embedding that holds NaN or infinity; names the image.
         """
-        for samples, labels, keys, rows in batches.with_keys():
-            z = samples
+        for batch in batches.with_keys():
+            z = batch[0]
             if batches.side:
-                places = [batches.samples.place(row) for row in rows.tolist()]
-                z = self.embed(samples, places.__getitem__)
-            self.observe(z, labels, keys)
+                places = [batches.samples.place(row) for row in batch.row.tolist()]
+                z = self.embed(z, places.__getitem__)
+            self.observe(z, batch.label, batch.key)
 
     def learn(self, task: Task) -> None:
         """Learn one task; for a custom training loop without Lightning.

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cifnet_pl import __version__
 from cifnet_pl.backbones.engines import exclusive_export, import_onnxruntime
-from cifnet_pl.heads.probabilities import to_probabilities
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
+from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import CifnetError, explained
-from cifnet_pl.utilities.version import package_version
 
 TOLERANCE = 1e-4
 """Largest accepted difference of a probability between onnxruntime and torch."""
@@ -225,7 +225,7 @@ def _metadata(model: Classifier, graph: HeadGraph) -> dict[str, str]:
         "backbone": f"{model.backbone.name} sha256 {model.backbone.sha256}",
         "image_size": str(model.image_size),
         "crop_ratio": str(model.crop_ratio),
-        "producer": f"cifnet_pl {package_version()}",
+        "producer": f"cifnet_pl {__version__}",
     }
     available, _ = model.available_shares(unknown=UNKNOWN_SHARE)
     if available is not None and "novelty" in graph.outputs:

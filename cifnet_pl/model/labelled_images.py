@@ -195,7 +195,7 @@ class LabelledImages:
                 hash_of[row] = look.hash
         rows = np.array(list(hash_of), dtype=np.int64)
         hashes = np.array(list(hash_of.values()), dtype=np.int64)
-        self.files.note_hashes(rows, hashes)
+        self.files.hash_of[rows] = hashes
 
 
 def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:

@@ -168,9 +168,7 @@ def _check_lines(path: Path, rows: pd.DataFrame) -> None:
             )
 
 
-def read_external(
-    path: Path, settings: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def read_external(path: Path, settings: pd.DataFrame) -> list[dict[str, Any]]:
     """Read the methods of a CSV file as rows of the settings that they belong to.
 
     Args:
@@ -194,31 +192,24 @@ def read_external(
 
 
 def _setting_for(
-    name: str,
-    place: Sequence[str],
-    n_tasks: float,
-    settings: Sequence[Mapping[str, Any]],
-) -> Mapping[str, Any]:
+    name: str, place: Sequence[str], n_tasks: float, settings: pd.DataFrame
+) -> pd.Series:
     """Return the one setting that a method's lines belong to.
 
     Raises:
         UsageError: none fits, or more than one.
     """
     dataset, protocol, backbone = place
-    fitting = []
-    for setting in settings:
-        fits = dataset in ("", setting["dataset"])
-        fits = fits and protocol in ("", setting["protocol"])
-        fits = fits and setting["backbone"].startswith(backbone)
-        if fits and not n_tasks > setting["n_tasks"]:
-            fitting.append(setting)
-    if len(fitting) > 1:
-        fitting = [s for s in fitting if s["n_tasks"] == n_tasks] or fitting
+    fitting = settings[settings["backbone"].str.startswith(backbone)]
+    fitting = fitting[~(fitting["n_tasks"] < n_tasks)]
+    for column, value in (("dataset", dataset), ("protocol", protocol)):
+        if value:
+            fitting = fitting[fitting[column] == value]
+    if len(fitting) > 1 and n_tasks in set(fitting["n_tasks"]):
+        fitting = fitting[fitting["n_tasks"] == n_tasks]
     if len(fitting) == 1:
-        return fitting[0]
-    known = []
-    for setting in settings:
-        known.append(f"{setting['setting']} ({setting['n_tasks']} tasks)")
+        return fitting.iloc[0]
+    known = settings["setting"] + settings["n_tasks"].map(" ({} tasks)".format)
     count = len(fitting) or "none"
     raise UsageError(
         f"{name} fits {count} of the settings of this report ({'; '.join(known)}): name one in the"
@@ -233,26 +224,20 @@ def _rows_of_seed(
 
     The totals are those of the line without a task, else the sums over the tasks if all are known.
     """
-    n_tasks = shared["n_tasks"]
-    tasks = lines[lines["task"].notna()].set_index("task")
-    tasks = tasks.reindex(range(1, n_tasks + 1))
-    accuracies = [None if pd.isna(value) else value for value in tasks["A_k"]]
-    whole = lines[lines["task"].isna()]
-    totals = {}
-    for column in ("seconds", "kWh"):
-        given = whole[column].dropna()
-        total = tasks[column].sum(skipna=False)
-        totals[column] = next(iter(given), total)
-    energy = totals["kWh"]
-    final = next(iter(whole["A_k"].dropna()), tasks["A_k"].iloc[-1])
-    run = dict(shared)
-    run |= {"train_seconds": totals["seconds"], "energy_kwh": energy}
-    run |= {"A_K": final, "A_bar": tasks["A_k"].mean(skipna=False)}
-    run |= {"max_drop": max_drop(accuracies), "network_params": lines["params"].max()}
-    if energy > 0:
-        run["A_K_per_kwh"] = final / energy
-    run["energy_from"] = "external file"
-    rows = []
-    for task, accuracy in enumerate(accuracies, start=1):
-        rows.append(run | {"task": task, "A_k": accuracy})
-    return rows
+    whole = lines["task"].isna()
+    tasks = lines[~whole].set_index("task").reindex(range(1, shared["n_tasks"] + 1))
+    accuracies = tasks["A_k"].astype(float)
+    totals = tasks[["seconds", "kWh"]].sum(skipna=False)
+    totals["A_k"] = accuracies.iloc[-1]
+    for _, given in lines[whole].iterrows():
+        totals = given[totals.index].fillna(totals)
+    run = {**shared, "energy_from": "external file"}
+    run |= {"train_seconds": totals["seconds"], "energy_kwh": totals["kWh"]}
+    run |= {"A_K": totals["A_k"], "A_bar": accuracies.mean(skipna=False)}
+    run["max_drop"] = max_drop(
+        accuracies.astype(object).where(~accuracies.isna(), None)
+    )
+    run["network_params"] = lines["params"].max()
+    if totals["kWh"] > 0:
+        run["A_K_per_kwh"] = totals["A_k"] / totals["kWh"]
+    return [run | {"task": task, "A_k": value} for task, value in accuracies.items()]

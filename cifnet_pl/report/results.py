@@ -6,7 +6,6 @@ configuration is named by its method and by the settings in which it differs fro
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,9 +101,6 @@ SYMBOLS = {
     "buffer.per_class": "buffer per class",
 }
 """Setting → its name before a value."""
-
-SMALL_RIDGE = 1.0
-"""λ of CIFNetHead below which its weights follow noise where samples are as many as features."""
 
 
 # ---------------------------------------------------------------------- the table
@@ -209,10 +205,10 @@ def read_results(
         tasks.append(own.assign(run=str(run.folder)))
     measured = runs.merge(pd.concat(tasks), on="run", how="left")
     rows = measured.to_dict("records")
-    settings = runs.drop_duplicates("setting").to_dict("records")
+    settings = runs.drop_duplicates("setting")
     if external is not None:
         rows += read_external(expanded(external), settings)
-    for setting in settings:
+    for setting in settings.to_dict("records"):
         rows += published_rows(setting)
     table = pd.DataFrame(rows, columns=measured.columns)
     table = table.astype(dict.fromkeys([*MEASURED, "A_k", "state_bytes"], float))
@@ -334,7 +330,6 @@ def _memory(run: Run) -> dict[str, Any]:
         "components": components,
         "state_bytes": float(sum(sizes)),
         "network_params": network,
-        "features": (summary.get("head_settings") or {}).get("in_features", 0),
     }
 
 
@@ -470,18 +465,17 @@ def with_labels(runs: pd.DataFrame) -> pd.DataFrame:
 
 def usual_settings(family: pd.DataFrame) -> dict[str, Any]:
     """Return the value of each setting that most runs of a method have; defaults win ties."""
-    usual: dict[str, Any] = {}
-    values: dict[str, dict[str, Any]] = {}
-    counts: Counter[tuple[str, str]] = Counter()
+    values: dict[str, list[Any]] = {}
     for config in family["config"]:
         for key, value in config.items():
-            counts[key, repr(value)] += 2  # a default wins ties
-            values.setdefault(key, {})[repr(value)] = value
-    for key, default in family["defaults"].iloc[0].items():
-        if (key, repr(default)) in counts:
-            counts[key, repr(default)] += 1
-    for (key, text), _ in counts.most_common():
-        usual.setdefault(key, values[key][text])
+            values.setdefault(key, []).append(value)
+    defaults = family["defaults"].iloc[0]
+    usual = {}
+    for key, found in values.items():
+        texts = [repr(value) for value in found]
+        default = repr(defaults[key]) if key in defaults else None
+        ranks = [(texts.count(text), text == default) for text in texts]
+        usual[key] = found[ranks.index(max(ranks))]
     return usual
 
 
@@ -546,7 +540,6 @@ def warnings(results: Results) -> list[str]:
                 f"Runs of {setting} had different data, so their means are over more than seeds"
                 f" (by fingerprint: {'; '.join(parts)})."
             )
-    sentences += small_ridge_messages(results.measured)
     for name in results.measured["backbone"].unique():
         if name.startswith(("embedded:", "torchvision:")):
             sentences.append(
@@ -554,32 +547,3 @@ def warnings(results: Results) -> list[str]:
                 " self-supervised backbones, so that no label of a later class was ever seen."
             )
     return sentences + [f"Left out: {reason}" for reason in results.left_out]
-
-
-def small_ridge_messages(runs: pd.DataFrame) -> list[str]:
-    """Warn of runs of CIFNetHead with a small λ and about as many samples as features.
-
-    "About" is half to twice as many. There ridge regression interpolates at its worst (Belkin et
-    al., 2019), and more so the more of these images a class is fitted to. Variants without a
-    buffer, or with locked neurons, then come out better than the full method.
-
-    Args:
-        runs: a row for each run.
-
-    Returns:
-        One sentence for each number of images and of features.
-    """
-    ridges = runs["config"].map(lambda config: config.get("head.ridge"))
-    is_small = pd.to_numeric(ridges, errors="coerce") < SMALL_RIDGE
-    images = runs["learned_images"]
-    is_near = images.between(runs["features"] / 2, 2 * runs["features"])
-    near = runs[is_small & is_near & (runs["head"] == "CIFNetHead")]
-    messages = []
-    for row in near.drop_duplicates(["learned_images", "features"]).itertuples():
-        messages.append(
-            f"{row.learned_images:,.0f} images were learned with {row.features:,} features: with as"
-            " many images as features and a small λ the weights of CIFNet follow noise. Variants"
-            " that see fewer images (no buffer, locked neurons) can come out better than the full"
-            " method. Set --model.head.ridge 1 or gcv, or learn more images."
-        )
-    return messages

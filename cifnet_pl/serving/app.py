@@ -32,6 +32,7 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from cifnet_pl import __version__
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.serving import inspection, messages
@@ -56,7 +57,6 @@ from cifnet_pl.serving.service import (
 from cifnet_pl.serving.workspace import Day, DeletedCounts, Version
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.text import printable
-from cifnet_pl.utilities.version import package_version
 
 PAGE = Path(__file__).parent / "page"
 
@@ -546,7 +546,7 @@ def make_app(service: Service, access: Access) -> Gate:
 
     app = FastAPI(
         title="cifnet_pl",
-        version=package_version(),
+        version=__version__,
         description="A learned model: classify, learn, inspect, change.",
         docs_url=None,
         redoc_url=None,

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from cifnet_pl.heads.confidence import CalibrationSamples
+from cifnet_pl.heads.probabilities import CalibrationSamples
 from cifnet_pl.model.audit import audit
 from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.calibration import (

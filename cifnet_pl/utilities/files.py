@@ -8,11 +8,11 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
+from uuid import uuid4
 
 import yaml
 from filelock import FileLock, Timeout
@@ -62,20 +62,16 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         CifnetError: the disk is full or not writable; an old file at ``path`` is left as it was.
             Where only the folder cannot be flushed, the sentence says that the file is written.
     """
-    temporary = None
+    temporary = _temporary(path)
     is_writing = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(
-            prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
-        )
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("xb") as file:
             is_writing = True
             write(file)
             is_writing = False
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
         refusal = _of_the_system(error)
@@ -86,15 +82,26 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             f"cannot write {path}: {refusal.strerror or refusal}; nothing was changed"
         ) from error
     finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-    _flush_entry(path)
+        with suppress(OSError):  # it has its name, or was never made
+            temporary.unlink()
+    sync_folder_of(path)
 
 
-def _flush_entry(path: Path) -> None:
-    """Flush the entry of a renamed file or folder to disk."""
+def _temporary(path: Path) -> Path:
+    """Return a name beside ``path`` that no other process takes."""
+    return path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
+
+
+def sync_folder_of(path: Path) -> None:
+    """Flush the entry of a renamed file or folder to disk, so that it survives a power cut."""
+    if os.name == "nt":  # Windows cannot open a folder
+        return
     try:
-        sync_folder(path.parent)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise CifnetError(
             f"{path} is written, but not known to be on the disk: {error.strerror or error}; write"
@@ -297,25 +304,18 @@ def new_folder(target: Path) -> Iterator[Path]:
         CifnetError: ``target`` has files already, the disk is full or not writable, or the block
             raised an OSError.
     """
-    temporary = None
+    temporary = _temporary(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(
-            tempfile.mkdtemp(
-                prefix=f".{target.name}.", suffix=".tmp", dir=target.parent
-            )
-        )
+        temporary.mkdir(parents=True)
         yield temporary
-        temporary.chmod(0o777 & ~_umask())
         os.replace(temporary, target)
     except OSError as error:
         raise CifnetError(
             f"cannot write {target}: {error.strerror or error}; nothing was changed"
         ) from error
     finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-    _flush_entry(target)
+        shutil.rmtree(temporary, ignore_errors=True)
+    sync_folder_of(target)
 
 
 @contextmanager
@@ -353,23 +353,6 @@ def exclusive(output: Path) -> Iterator[None]:
         with suppress(OSError):
             os.unlink(lock.lock_file)
         lock.release()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the entries of a folder to disk, so that new and renamed files survive a power cut."""
-    if os.name == "nt":  # Windows cannot open a folder
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 T = TypeVar("T")

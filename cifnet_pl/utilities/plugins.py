@@ -144,6 +144,14 @@ def offered(kind: str) -> list[str]:
     return sorted({point.name for point in points})
 
 
+def import_offered(kind: str, name: str) -> bool:
+    """Import what an installed package offers under a name; return whether one offers it."""
+    factory = entry_point(kind, name)
+    if factory is not None:
+        import_object(factory)
+    return factory is not None
+
+
 def optional(package: str, needed_by: str, extra: str) -> Any:
     """Import a package that is not among the dependencies.
 

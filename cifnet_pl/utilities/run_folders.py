@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from cifnet_pl.utilities.files import exclusive, read_yaml
 
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
@@ -45,10 +43,6 @@ class RunChoice:
     resumes: bool = False
 
 
-NAME_BYTES = 200
-"""Bytes of the name of an experiment, which is a folder."""
-
-
 def experiment_folder(logs: str, experiment: str) -> Path:
     """Return the folder that holds all versions of an experiment.
 
@@ -57,13 +51,8 @@ def experiment_folder(logs: str, experiment: str) -> Path:
         experiment: name of the experiment.
 
     Raises:
-        UsageError: it is not a plain name, or too long.
+        UsageError: it is not a plain name.
     """
-    if len(os.fsencode(experiment)) > NAME_BYTES:
-        raise UsageError(
-            f"experiment '{experiment[:20]}…' has more than {NAME_BYTES} bytes: make the name"
-            " shorter"
-        )
     if Path(experiment).name != experiment or experiment in ("", ".."):
         raise UsageError(
             f"experiment '{experiment}' is not a plain name: give the folder above it with --logs"
@@ -220,7 +209,8 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
 def locked_run(place: RunChoice) -> Iterator[Path]:
     """Lock the folder in which a run learns, before anything is computed.
 
-    What a new run leaves is removed where it is refused before it begins.
+    Where a new run is refused before it begins, what it leaves is removed, and so are the folders
+    above it that were made for it.
 
     Args:
         place: of the run; its folder is not made.
@@ -233,7 +223,9 @@ def locked_run(place: RunChoice) -> Iterator[Path]:
         CifnetError: it cannot be written to.
     """
     folder = place.folder
-    with experiment_of(folder), ExitStack() as lock:
+    made = [above for above in folder.parents if not above.exists()]
+    lock = ExitStack()
+    try:
         while True:
             try:
                 lock.enter_context(exclusive(folder))
@@ -244,42 +236,14 @@ def locked_run(place: RunChoice) -> Iterator[Path]:
                     raise
             lock.close()
             folder = next_version(folder)
-        try:
-            yield folder
-        except BaseException as error:
-            if not place.resumes:
-                # Neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception.
-                remove_unbegun(folder, failed=isinstance(error, Exception))
-            raise
-
-
-@contextmanager
-def experiment_of(folder: Path) -> Iterator[None]:
-    """Make the folders above a run's, and remove those that are empty at the end.
-
-    Args:
-        folder: that of the run; it is not made.
-
-    Raises:
-        CifnetError: they cannot be made, or nothing can be written into them.
-    """
-    base = folder.parent
-    made = []
-    for above in folder.parents:
-        if not above.exists():
-            made.append(above)
-    try:
-        try:
-            base.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=base):
-                pass
-        except OSError as error:
-            reason = error.strerror or error
-            raise CifnetError(
-                f"cannot write into {base}: {reason}; choose another place with --logs"
-            ) from error
-        yield
+        yield folder
+    except BaseException as error:
+        if not place.resumes:
+            # Neither Ctrl-C nor a signal, which leaves by SystemExit, is an Exception.
+            remove_unbegun(folder, failed=isinstance(error, Exception))
+        raise
     finally:
+        lock.close()
         with suppress(OSError):  # not empty
             for above in made:
                 above.rmdir()

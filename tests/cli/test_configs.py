@@ -16,9 +16,9 @@ from cifnet_pl.cli.configs import (
     METHOD_OPTIONS,
     config_files,
     find_config,
-    with_named_configs,
     with_recommended,
 )
+from cifnet_pl.cli.parsing import with_clean_heads
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import FAST, make_images
@@ -207,27 +207,11 @@ def test_a_name_a_path_and_neither(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"configuration file no\.yaml does not exist"):
         find_config("no.yaml")
     ridge = str(config_files()["heads/ridge"])
-    words = [
-        "fit",
-        "--config",
-        "heads/ridge",
-        "--config=heads/ridge",
-        "-c",
-        "heads/ridge",
-        "--experiment",
-        "folder",
-    ]
-    wanted = [
-        "fit",
-        "--config",
-        ridge,
-        f"--config={ridge}",
-        "-c",
-        ridge,
-        "--experiment",
-        "folder",
-    ]
-    assert with_named_configs(words) == wanted
+    words = ["--config", "heads/ridge", "--config=heads/ridge", "-c", "heads/ridge"]
+    cleaned = with_clean_heads([*words, "--experiment", "folder"])
+    files = [word for word in cleaned if ridge in word]
+    assert files == [f"--config={ridge}", f"--config={ridge}", f"-c={ridge}"]
+    assert cleaned[-2:] == ["--experiment", "folder"]
 
 
 def test_a_run_by_name_lands_under_the_current_folder(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.sweep_points import Point, read_points
+from cifnet_pl.cli.sweep import Point, read_points
 from tests.command_line import rows
 
 PAPER = Path(__file__).parents[2] / "configs" / "paper"

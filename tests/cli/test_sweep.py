@@ -8,8 +8,7 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli import sweep
-from cifnet_pl.cli.sweep import state
-from cifnet_pl.cli.sweep_points import Point, read_points
+from cifnet_pl.cli.sweep import Point, read_points, state
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive
 from tests.report.synthetic import write_run

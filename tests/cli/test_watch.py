@@ -68,6 +68,13 @@ class Receiver:
 
 
 @pytest.fixture
+def impatient(monkeypatch):
+    """A sender that tries again without a pause."""
+    at_once = property(lambda sender: 0.0, lambda sender, value: None)
+    monkeypatch.setattr(Sender, "_next_attempt", at_once, raising=False)
+
+
+@pytest.fixture
 def place(tmp_path):
     """A model, and a folder with a red and a blue image and one that cannot be read."""
     saved(tmp_path / "model")
@@ -119,7 +126,7 @@ def test_each_image_has_one_row_also_after_a_new_start(place):
     } == found
 
 
-def test_what_is_refused_is_sent_again_and_nothing_twice(place, capsys):
+def test_what_is_refused_is_sent_again_and_nothing_twice(place, impatient, capsys):
     """Refused twice, then a receiver that is gone, then one that takes the rest: each image once,
     in order.
     """
@@ -180,7 +187,7 @@ def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
 
 
 @pytest.mark.parametrize("reply", [b"garbage\r\n\r\n", b"", b"HTTP/1.1 2 0 x\r\n\r\n"])
-def test_a_receiver_that_replies_garbage_is_tried_again(place, reply):
+def test_a_receiver_that_replies_garbage_is_tried_again(place, impatient, reply):
     """Garbage twice, then a receiver that acknowledges: each image is sent once."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
@@ -197,13 +204,11 @@ def test_a_receiver_that_replies_garbage_is_tried_again(place, reply):
         url = f"http://127.0.0.1:{address[1]}"
         sender = Sender(url, GrowingFile(place / "a.sent"), [ROW], place)
         for _ in range(2):
-            sender._next_attempt = 0.0
             sender.send()
         thread.join(30)
         assert len(sender.waiting) == 1
     with Receiver() as receiver:
         sender.url = receiver.url
-        sender._next_attempt = 0.0
         sender.send()
         assert [content["id"] for _, content in receiver.got] == ["17"]
     assert sender.waiting == []
@@ -222,7 +227,7 @@ def test_prediction_sets_stay_lists(place, names):
     assert content["unreadable"] is None
 
 
-def test_nothing_goes_where_it_was_not_sent(place, monkeypatch):
+def test_nothing_goes_where_it_was_not_sent(place, impatient, monkeypatch):
     """Neither after a redirection nor through a proxy."""
     with (
         Receiver() as other,

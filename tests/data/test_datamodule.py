@@ -1,8 +1,5 @@
-"""The data module between runs: nothing of one learner reaches the next, and no process outlives
-its run.
-"""
+"""The data module between runs: nothing of one learner reaches the next."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +8,7 @@ import pytest
 from cifnet_pl import CIFNetDataModule
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.learning.callbacks import DuplicatesReport
-from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.errors import UsageError
 from tests.data.tree import class_tree
 from tests.lightning_runs import digits, module, trainer
 
@@ -76,26 +73,6 @@ def test_an_image_is_embedded_once_for_all_tasks(tmp_path: Path, watch) -> None:
     counts = watch(model.backbone, "forward", len)
     trainer(tmp_path).fit(model, datamodule=data)
     assert sum(counts) == len(data.source.train) + len(data.source.val)
-
-
-def test_no_thread_outlives_its_run(tmp_path: Path) -> None:
-    before = set(
-        threading.enumerate()
-    )  # those of services and loaders of other tests may still be ending
-    root = class_tree(tmp_path / "images")
-    (root / "red" / "bad.png").write_bytes(b"")
-    broken = CIFNetDataModule(
-        root=str(root), classes_per_task=3, image_size=8, num_workers=2
-    )
-    with pytest.raises(DataError, match=r"bad\.png"):
-        trainer(tmp_path, max_epochs=1).fit(
-            module(head=RidgeHead, buffer=None), datamodule=broken
-        )
-    assert not [
-        one
-        for one in threading.enumerate()
-        if one.name.startswith("decode") and one not in before
-    ]
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ def test_learned_tasks_never_move_when_classes_are_added(plan, data):
 @pytest.mark.parametrize(
     ("classes", "per_task", "initial", "sentence"),
     [
-        (3, 4, None, "first task asks for 4 classes"),
-        (3, 1, 4, "first task asks for 4 classes"),
+        (3, 4, None, "ask for 4 classes, the data has 3: lower"),
+        (3, 1, 4, "ask for 4 classes, the data has 3: lower"),
         (3, [2, 2], None, "ask for 4 classes"),
         (3, 0, None, "classes_per_task is 0: every task"),
         (3, 1, 0, "initial_classes 0: every task"),
@@ -121,11 +121,10 @@ def test_impossible_sizes_are_usage_errors(classes, per_task, initial, sentence)
     ("order", "sentence"),
     [
         (-1, "class_order is -1, expected a seed of at least 0"),
-        ([0, 0], "names a class twice"),
-        ([0, 3], "position 3, expected 0 to 2"),
-        ([-1], "position -1, expected 0 to 2"),
-        (["a", "x"], "names 'x'"),
-        ([2, 0], "lists 2 of 3 classes"),
+        ([0, 0, 1], "each of the 3 classes once, which is not so for 'c'"),
+        ([0, 1, 3], "each of the 3 classes once"),
+        (["a", "b", "c", "x"], "not so for 'x'"),
+        ([2, 0], "not so for 'b'"),
     ],
 )
 def test_impossible_orders_are_usage_errors(

@@ -9,10 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import ImageLoader
-from cifnet_pl.data.samples import Source
+from cifnet_pl.data.samples import Source, SourceOptions
+from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import held_out
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.data.layouts import CASES, Case
 
 
@@ -161,9 +163,18 @@ def test_another_seed_holds_out_others() -> None:
     assert 3 <= (one & two).sum() <= 17  # 9 expected by chance
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 1.5, float("nan")])
+@pytest.mark.parametrize("fraction", [0.0, 1.0, float("nan")])
 def test_fraction_must_be_inside(fraction: float) -> None:
-    with pytest.raises(
-        UsageError, match=r"val_fraction is .*, expected a number between 0 and 1"
-    ):
-        held_out(["a", "b"], fraction, 0)
+    with pytest.raises(UsageError, match=r"val_fraction is .*, expected a number"):
+        CIFNetDataModule("digits", val_fraction=fraction)
+
+
+def test_a_hub_s_set_with_fewer_rows_than_it_says_is_refused(tmp_path: Path) -> None:
+    """A download that is not whole; a local folder is checked as a set of the hub is."""
+    datasets = pytest.importorskip("datasets", reason="the extra `hf` is missing")
+    rows = datasets.Dataset.from_dict({"label": [0, 1, 0, 1]})
+    rows.to_parquet(tmp_path / "train-00000-of-00001.parquet")
+    about = "dataset_info:\n  splits:\n  - name: train\n    num_bytes: 1\n    num_examples: 5\n"
+    (tmp_path / "README.md").write_text(f"---\n{about}---\n")
+    with pytest.raises(DataError, match=r"cannot load .*num_examples=5"):
+        build_source("hf", SourceOptions(tmp_path))

@@ -78,37 +78,20 @@ def test_images_without_a_date_stand_alone(tmp_path: Path):
     assert (len(train), len(val)) == (19, 6)
 
 
-@pytest.mark.parametrize(
-    ("group", "said"),
-    [
-        ("day", "note: 12 of 12 images without a date: held out one by one"),
-        (
-            "burst",
-            "note: 12 of 12 images without another one of the same burst: held out one by one",
-        ),
-        ("folder", "note: 12 of 12 images in no sub-folder: held out one by one"),
-        (
-            "name:shelf(.)",
-            "note: 12 of 12 images without a match of name:shelf(.): held out one by one",
-        ),
-    ],
-)
-def test_images_of_no_group_are_told(tmp_path: Path, group: str, said: str):
+@pytest.mark.parametrize("group", ["day", "burst", "folder", "name:shelf(.)"])
+def test_images_of_no_group_are_told(tmp_path: Path, group: str):
     """Else a random split, which flatters, passes for one by groups."""
+    options = SourceOptions(tmp_path, 0.25, 0, group=group)
     for i in range(12):
         image(tmp_path / "ant" / f"{i}.jpg")
-    assert build_source(
-        "folder", SourceOptions(tmp_path, 0.25, 0, group=group)
-    ).notes == (said,)
+    (said,) = build_source("folder", options).notes
+    assert said.startswith("note: 12 of 12 images in no group by --data.group")
     for i in range(8):
-        image(
-            tmp_path / "ant" / f"shelf{i // 2}" / f"shelf{i // 2} {i}.jpg",
-            START + timedelta(days=i // 2),
-        )
-    notes = build_source("folder", SourceOptions(tmp_path, 0.25, 0, group=group)).notes
-    assert notes == (
-        () if group == "burst" else (said.replace("12 of 12", "12 of 20"),)
-    )
+        shelf_of_image = tmp_path / "ant" / f"shelf{i // 2}"
+        taken = START + timedelta(days=i // 2)
+        image(shelf_of_image / f"shelf{i // 2} {i}.jpg", taken)
+    (said,) = build_source("folder", options).notes
+    assert said.startswith("note: 12 of 20 images")
 
 
 def test_a_class_of_one_group_is_learned_and_untested(tmp_path: Path):

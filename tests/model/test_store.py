@@ -105,7 +105,7 @@ def test_a_command_alone_says_what_it_needs(
 ):
     assert main([command]) == 2
     errors = capsys.readouterr().err
-    assert errors.startswith("cifnet: error: required are ")
+    assert errors.startswith("cifnet: error: the following arguments are required: ")
     assert errors.count("\n") == 1
 
 

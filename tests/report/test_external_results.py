@@ -68,7 +68,7 @@ def write(folder: Path, *lines: str) -> Path:
 
 def read(folder: Path, *lines: str, settings=(CIFAR,)) -> pd.DataFrame:
     """The last row of each run of a file."""
-    rows = pd.DataFrame(read_external(write(folder, *lines), settings))
+    rows = pd.DataFrame(read_external(write(folder, *lines), pd.DataFrame(settings)))
     return rows.drop_duplicates("run", keep="last").set_index(["method", "seed"])
 
 
@@ -126,13 +126,13 @@ def test_external_methods_find_their_setting(tmp_path: Path) -> None:
 )
 def test_bad_external_files_are_named(tmp_path, lines, part) -> None:
     with pytest.raises(CifnetError, match=re.escape(part)):
-        read_external(write(tmp_path, *lines), [CIFAR, FIVE, IMAGES])
+        read_external(write(tmp_path, *lines), pd.DataFrame([CIFAR, FIVE, IMAGES]))
 
 
 def test_a_file_that_is_missing_or_no_text(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file"):
-        read_external(tmp_path / "none.csv", [CIFAR])
+        read_external(tmp_path / "none.csv", pd.DataFrame([CIFAR]))
     path = tmp_path / "external.csv"
     path.write_bytes(f"{HEADER}\nM\u00fcller,1,1,50,,\n".encode("latin-1"))
     with pytest.raises(CifnetError, match="CSV file"):
-        read_external(path, [CIFAR])
+        read_external(path, pd.DataFrame([CIFAR]))

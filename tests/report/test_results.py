@@ -281,15 +281,3 @@ def test_runs_of_other_data_are_said(tmp_path: Path) -> None:
     assert "Runs of CIFAR-100, 10 cls/task had different data" in sentence
     assert "2 with aaaa, such as" in sentence
     assert f"1 with bbbb, such as {tmp_path / 'e02'}" in sentence
-
-
-@pytest.mark.parametrize(
-    ("images", "ridge", "noted"), [(1000, 0.01, 1), (1000, 1.0, 0), (9000, 0.01, 0)]
-)
-def test_a_small_ridge_with_about_as_many_images_as_features_is_noted(
-    tmp_path, images, ridge, noted
-):
-    about = {"learned_images": images}
-    run = {"head_options": {"ridge": ridge}, "about": about}
-    sentences = warnings(results_of(tmp_path, run))
-    assert sum("follow noise" in text for text in sentences) == noted

@@ -11,7 +11,7 @@ import torch
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.confidence import CalibrationSamples, KnownScores
+from cifnet_pl.heads.probabilities import CalibrationSamples, KnownScores
 from cifnet_pl.model.calibration import estimated, forecast
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving import inspection

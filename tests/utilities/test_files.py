@@ -11,7 +11,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from cifnet_pl.utilities import files as files_module
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
@@ -20,7 +19,7 @@ from cifnet_pl.utilities.files import (
     write_json,
     write_text,
 )
-from cifnet_pl.utilities.run_folders import experiment_of, versions
+from cifnet_pl.utilities.run_folders import RunChoice, locked_run, versions
 
 
 @pytest.fixture
@@ -99,8 +98,14 @@ def test_disk_that_refuses_at_the_end(
 def test_a_folder_that_cannot_be_flushed_leaves_the_new_file(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusal = OSError(errno.EIO, os.strerror(errno.EIO))
-    monkeypatch.setattr(files_module, "sync_folder", Mock(side_effect=refusal))
+    flush = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(CifnetError, match="Input/output error") as caught:
         write_atomic(target, lambda file: file.write(b"new"))
     assert "nothing was changed" not in str(caught.value)
@@ -135,7 +140,7 @@ def test_folders_above_a_run_stay_if_they_hold_something_or_were_there(tmp_path:
         ("old", [], True),
     ):
         folder = tmp_path / logs / "experiment" / "version_0"
-        with suppress(ZeroDivisionError), experiment_of(folder):
+        with suppress(ZeroDivisionError), locked_run(RunChoice(folder)):
             assert folder.parent.is_dir()
             for name in files:
                 (folder.parent / name).touch()

@@ -27,10 +27,12 @@ class HeldOutBatch(NamedTuple):
 
     Attributes:
         rows: (n,) int64 positions in the test set.
+        labels: (n,) int64.
         embeddings: (n, d) float32.
     """
 
     rows: np.ndarray
+    labels: Tensor
     embeddings: Tensor
 
 
@@ -69,18 +71,18 @@ class HeldOutImages(Callback):
             return
         rows = batch.row.cpu().numpy()
         if isinstance(batch, ImageBatch):
-            module.data.source.val.note_hashes(rows, batch.key.cpu().numpy())
+            module.data.source.val.hash_of[rows] = batch.key.cpu().numpy()
         if _is_last_task(module) and module.head.merges_sites:
-            self._batches.append(
-                HeldOutBatch(rows, module.evaluated_embeddings.float().cpu())
-            )
+            z = module.evaluated_embeddings.float().cpu()
+            self._batches.append(HeldOutBatch(rows, batch.label.cpu(), z))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Learn the held-out images after the last task."""
         module = cast(TaskModule, pl_module)
         if trainer.state.fn != "fit":
             return
-        tested = sum(module.data.test_counts(module.class_names).values())
+        assert module.evaluation is not None
+        tested = module.evaluation.images
         if not module.data.learns_held_out or not _is_last_task(module) or not tested:
             return
         images = number_of(tested, "held-out image")
@@ -107,17 +109,20 @@ class HeldOutImages(Callback):
         start = time.perf_counter()
         data = module.data
         model = module.model.clone()
-        counts = data.test_counts(model.class_names)
-        names = [name for name, count in counts.items() if count]
+        assert module.evaluation is not None
+        images = module.evaluation.confusion.sum(axis=1)
+        tested = np.flatnonzero(images)
+        names = [model.class_names[label] for label in tested]
         rows = np.zeros(0, dtype=np.int64)
+        labels = torch.zeros(0, dtype=torch.int64)
         z = torch.zeros(0, model.head.in_features)
         if self._batches:
             rows = np.concatenate([batch.rows for batch in self._batches])
+            labels = torch.cat([batch.labels for batch in self._batches])
             z = torch.cat([batch.embeddings for batch in self._batches])
         order = np.argsort(rows)
         rows = rows[order]
-        tested = np.flatnonzero(list(counts.values()))
-        classes = np.searchsorted(tested, data.learner_labels(rows))
+        classes = np.searchsorted(tested, labels[torch.from_numpy(order)].numpy())
         hashes = torch.from_numpy(data.source.val.hashes(rows))
         groups_of_rows = data.source.val.groups
         if groups_of_rows is not None:

@@ -56,9 +56,9 @@ class DuplicatesReport(Callback):
             rank_zero_info(message)
         if not (trainer.is_global_zero and data.duplicates and data.found_duplicates):
             return
-        for sentence in data.found_duplicates.sentences(data.source, data.duplicates):
+        for sentence in data.found_duplicates.sentences(data.duplicates):
             rank_zero_info(sentence)
-        rows = data.found_duplicates.table(data.source)
+        rows = [(one.kind, one.sample, one.other) for one in data.found_duplicates]
         if folder is not None:
             path = folder / DUPLICATES_FILE
             write_text(path, to_csv(["what", "image", "other"], rows))
@@ -106,7 +106,9 @@ def summary_lines(module: TaskModule) -> list[str]:
     if summary["A_K"] is None:
         lines.append("Accuracy not measured: no test images")
     else:
-        count = sum(module.data.test_counts(module.class_names).values())
+        count = 0
+        if module.evaluation is not None:
+            count = module.evaluation.images
         kind = "held-out" if module.data.learns_held_out else "test"
         tested = f"({count:,} {kind} {sample_name(module)}s)"
         final = number(summary["A_K"], unit=" %")
@@ -168,15 +170,15 @@ def class_warnings(module: TaskModule) -> list[str]:
     """Return warnings about classes with few test samples, or hardly ever predicted."""
     lines = []
     sample = sample_name(module)
-    counts = module.data.test_counts(module.class_names)
-    few = [
-        f"{printable(name)} ({count})"
-        for name, count in counts.items()
-        if count < MIN_TEST_IMAGES
-    ]
-    if few:
-        lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few)}")
     if module.evaluation is not None:
+        counts = module.evaluation.confusion.sum(axis=1).tolist()
+        few = [
+            f"{printable(name)} ({count})"
+            for name, count in zip(module.class_names, counts, strict=True)
+            if count < MIN_TEST_IMAGES
+        ]
+        if few:
+            lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few)}")
         labels = module.evaluation.rarely_predicted
         names = [module.class_names[label] for label in labels]
         sentence = rarely_predicted_message(names, sample)
