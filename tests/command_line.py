@@ -35,6 +35,16 @@ def fit(logs: Path, *options: str) -> int:
     return main(["fit", *FAST, "--logs", str(logs), *options])
 
 
+def run_cifnet(command: str, *words: str, **options: object) -> int:
+    """Run a command in this process; a list is an option with several values, words come last."""
+    given = [command]
+    for name, value in options.items():
+        values = value if isinstance(value, list) else [value]
+        texts = [str(each).lower() if each is True else str(each) for each in values]
+        given += [f"--{name.rstrip('_')}", *texts]
+    return main([*given, *words])
+
+
 def learned(logs: Path, *options: str, version: int = 0) -> Path:
     """The folder of a run that went well."""
     assert fit(logs, *options) == 0

@@ -24,7 +24,7 @@ from benchmarks.studies.images import (
     show_columns,
 )
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
+from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
 from cifnet_pl.statistics import find_groups
 
 CLASSES = 12

@@ -16,9 +16,9 @@ from cleanlab.rank import get_label_quality_scores
 
 from benchmarks.studies.images import Images, learned, read_images, study_parser
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
-from cifnet_pl.heads.probabilities import to_probabilities
+from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
 from cifnet_pl.model.audit import audit
+from cifnet_pl.statistics import to_probabilities
 
 SHARE = 0.05
 SEEDS = (0, 1, 2)

@@ -31,7 +31,8 @@ from benchmarks.studies.images import (
 )
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
-from cifnet_pl.heads.confidence import (
+from cifnet_pl.heads.base import NOVELTY_RIDGE
+from cifnet_pl.heads.probabilities import (
     CalibrationSamples,
     PredictionSets,
     calibrate,
@@ -90,8 +91,8 @@ def novelty_scores(
     yield -head.probabilities(z).max(dim=1).values
     distances: ClassDistances = head.distances()
     rows = head._novelty_features(z)
-    yield distances.relative(0.0)(rows)
-    yield distances.relative(1.0)(rows)
+    for overall in (0.0, 1.0):
+        yield ClassDistances(distances.moments, NOVELTY_RIDGE, overall).relative(rows)
     yield head.novelty(z)
     unit = torch.nn.functional.normalize
     yield -(unit(z, dim=1) @ unit(buffer.z, dim=1).T).topk(10, dim=1).values[:, -1]

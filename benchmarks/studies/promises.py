@@ -32,7 +32,7 @@ from benchmarks.studies.images import (
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.confidence import PredictionSets
+from cifnet_pl.heads.probabilities import PredictionSets
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
 from cifnet_pl.model.metrics import calibration_error

@@ -121,27 +121,18 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 
     if quota >= len(z):
         return select_centroid(z, keys, seed, quota)
-    points = z.double().cpu()
-    distinct = torch.unique(points, dim=0)
-    clusters = min(quota, len(distinct))
+    points = z.double().cpu().numpy()
+    clusters = min(quota, len(np.unique(points, axis=0)))
     model = KMeans(n_clusters=clusters, n_init=1, random_state=seed)
-    model.fit(points.numpy())
-    label = torch.from_numpy(model.labels_).long()
-    centres = torch.from_numpy(model.cluster_centers_)
-    size = torch.bincount(label, minlength=clusters)
-    centred = points - centres[label]
-    distance = centred.square().sum(dim=1)
-    in_order = np.lexsort((distance, label, -size[label]))
-    order = torch.from_numpy(in_order)
-    sorted_label = label[order]
-    is_first = torch.ones(len(order), dtype=torch.bool)
-    is_first[1:] = sorted_label[1:] != sorted_label[:-1]
-    others = order[~is_first]
-    by_distance = torch.argsort(distance[others], stable=True)
-    rest = others[by_distance]
-    first = order[is_first]
-    ranked = torch.cat([first, rest])
-    return ranked[:quota].to(z.device)
+    label = model.fit(points).labels_
+    size = np.bincount(label)
+    distance = np.square(points - model.cluster_centers_[label]).sum(axis=1)
+    order = np.lexsort((distance, label, -size[label]))
+    is_first = np.diff(label[order], prepend=-1) != 0
+    rest = order[~is_first]
+    by_distance = rest[np.argsort(distance[rest], kind="stable")]
+    ranked = np.concatenate([order[is_first], by_distance])
+    return torch.from_numpy(ranked[:quota]).to(z.device)
 
 
 Strategy = Literal["random", "herding", "kmeans", "centroid"]

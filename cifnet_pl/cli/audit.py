@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -281,7 +282,6 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
     write_text(target / "images.csv", images_csv(audited))
     more = f"{curve_line(audited.curve, audited.ten_more, audited.class_names)}."
     sections = [
-        *_ambiguous_section(audited),
         _label_error_section(audited),
         _pair_section(audited),
         Section("Confusion matrix", [CONFUSION_LEGEND], confusion),
@@ -289,6 +289,10 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
         _outlier_section(audited),
         Section("Learning curve", [more], drawn),
     ]
+    if audited.ambiguous:
+        text = "Remove each from the wrong folder."
+        ambiguous = _image_section("Images in two classes", text, audited.ambiguous)
+        sections.insert(0, ambiguous)
     tables = "All results are in images.csv, classes.csv and confusion.csv."
     lead = [*(f"{line}." for line in lines), tables]
     write_text(target / "audit.html", audit_page("Audit of images", lead, sections))
@@ -324,30 +328,12 @@ def images_csv(audited: AuditedImages) -> str:
 # ---------------------------------------------------------------------- sections of the page
 
 
-def _image_section(
-    name: str, text: str, files: list[Path], captions: dict[int, str]
-) -> Section:
-    """Return a section with images, by their rows."""
-    from cifnet_pl.report.page import Section, page_image
+def _image_section(name: str, text: str, captions: Mapping[Path, str]) -> Section:
+    """Return a section with the first images, each with its caption."""
+    from cifnet_pl.report.page import Section
 
-    images = [page_image(files[row], caption) for row, caption in captions.items()]
-    return Section(name, [text], images=images)
-
-
-def _ambiguous_section(audited: AuditedImages) -> list[Section]:
-    from cifnet_pl.report.page import Section, page_image
-
-    if not audited.ambiguous:
-        return []
-    shown = list(audited.ambiguous.items())[:IMAGES_SHOWN]
-    images = [page_image(file, where) for file, where in shown]
-    return [
-        Section(
-            "Images in two classes",
-            ["Remove each from the wrong folder."],
-            images=images,
-        )
-    ]
+    shown = islice(captions.items(), IMAGES_SHOWN)
+    return Section(name, [text], images=dict(shown))
 
 
 def _label_error_section(audited: AuditedImages) -> Section:
@@ -356,19 +342,19 @@ def _label_error_section(audited: AuditedImages) -> Section:
     names = evaluation.class_names
     rows = result.label_errors()
     captions = {}
-    for row in rows[:IMAGES_SHOWN].tolist():
+    for row in rows.tolist():
         own = (
             f"{names[evaluation.target[row]]} {100 * result.self_confidence[row]:.0f} %"
         )
         predicted = f"{names[evaluation.predicted[row]]} {100 * evaluation.confidence[row]:.0f} %"
-        captions[row] = f"{own}, predicted {predicted}"
+        captions[audited.files[row]] = f"{own}, predicted {predicted}"
     text = "No probable label errors."
     if len(rows):
         text = (
             f"{number_of(len(rows), 'image')} with a probable label error, the most probable first."
             " Check them: some are in the wrong folder, others are only difficult."
         )
-    return _image_section("Label errors", text, audited.files, captions)
+    return _image_section("Label errors", text, captions)
 
 
 def _pair_section(audited: AuditedImages) -> Section:
@@ -384,7 +370,7 @@ def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
     """Return the most confident confused images, and typical images of the predicted class."""
     import numpy as np
 
-    from cifnet_pl.report.page import ImageRow, page_image
+    from cifnet_pl.report.page import ImageRow
 
     evaluation = audited.result.scored
     self_confidence = audited.result.self_confidence[audited.result.judged]
@@ -402,7 +388,7 @@ def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
         ),
     ):
         best = members[np.argsort(-order[members], kind="stable")][:LISTED_NAMES]
-        images = [page_image(audited.files[row]) for row in evaluation.rows[best]]
+        images = {audited.files[row]: "" for row in evaluation.rows[best]}
         rows.append(ImageRow(title, images))
     return rows
 
@@ -435,10 +421,10 @@ def _outlier_section(audited: AuditedImages) -> Section:
     result = audited.result
     names = result.evaluation.class_names
     captions = {}
-    for row in result.outliers()[:IMAGES_SHOWN].tolist():
+    for row in result.outliers().tolist():
         name = names[result.evaluation.target[row]]
-        captions[row] = f"{name}, novelty {result.novelty[row]:.3g}"
-    text = "Images unlike all classes, the most novel first."
-    return _image_section(
-        "Outliers", text if captions else "None.", audited.files, captions
-    )
+        captions[audited.files[row]] = f"{name}, novelty {result.novelty[row]:.3g}"
+    text = "None."
+    if captions:
+        text = "Images unlike all classes, the most novel first."
+    return _image_section("Outliers", text, captions)

@@ -81,11 +81,11 @@ def run_command(command: str, args: Sequence[str]) -> None:
     Raises:
         UsageError: an option or a value that the command does not have.
     """
-    function = _function(command)
+    function = getattr(import_module(COMMANDS[command]), command)
     more: dict[str, Any] = {}
     if OVERRIDES in inspect.signature(function).parameters:
         args, more[OVERRIDES] = split_overrides(args)
-    options = vars(parser_of(command).parse_args(args))
+    options = vars(parser_of(function).parse_args(args))
     for name, value in options.items():
         if value == "" or (isinstance(value, list) and "" in value):
             raise UsageError(f"'{name}' is empty: give a value")
@@ -94,25 +94,19 @@ def run_command(command: str, args: Sequence[str]) -> None:
     function(**options, **more)
 
 
-def _function(command: str) -> Callable[..., object]:
-    module = import_module(COMMANDS[command])
-    function: Callable[..., object] = getattr(module, command)
-    return function
-
-
 class CommandHelp(RawDescriptionHelpFormatter, DefaultHelpFormatter):
     """The form of a command's help: jsonargparse's, but the lines of examples are kept."""
 
 
-def parser_of(command: str) -> OneSentence:
+def parser_of(function: Callable[..., object]) -> OneSentence:
     """Return the parser of a command, made from its signature and docstring.
 
     Texts are taken as they are, and not as YAML, in which "#" would begin a comment.
 
     Args:
-        command: its name.
+        function: of the command's name.
     """
-    function = _function(command)
+    command = function.__name__
     help_text = docstring_parser.parse(function.__doc__ or "")
     summary = textwrap.fill(help_text.short_description or "")
     parser = OneSentence(

@@ -73,7 +73,6 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "log_every_n_steps": 1,
     "enable_model_summary": False,
     "logger": False,
-    "callbacks": None,
 }
 
 
@@ -244,7 +243,7 @@ def as_list(value: Any) -> list[Any]:
     return [value]
 
 
-METHOD_OPTIONS: dict[str, dict[str, Any]] = {
+QUIET_OPTIONS: dict[str, dict[str, Any]] = {
     "fit": {},
     "validate": {"verbose": False},
     "test": {"verbose": False},
@@ -282,7 +281,7 @@ def run(args: list[str]) -> None:
             datamodule=cli.datamodule,
             ckpt_path=cli.place.checkpoint,
             weights_only=True,
-            **METHOD_OPTIONS[command],
+            **QUIET_OPTIONS[command],
         )
 
 

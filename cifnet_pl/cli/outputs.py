@@ -48,16 +48,13 @@ def writing(
             from cifnet_pl.model.bundle import refuse_existing  # here: it imports torch
 
             refuse_existing(target, overwrite)
-        elif not overwrite and _has_content(target):
+        elif not overwrite and (
+            target.is_file() or (target.is_dir() and any(target.iterdir()))
+        ):
             raise UsageError(
                 f"{target} exists already: choose another --output, or add --overwrite true"
             )
         yield
-
-
-def _has_content(target: Path) -> bool:
-    """Return whether an output is a file, or a folder that is not empty."""
-    return target.is_file() or (target.is_dir() and any(target.iterdir()))
 
 
 def require_kind(target: Path, kind: Literal["file", "folder"]) -> None:

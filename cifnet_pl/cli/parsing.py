@@ -51,7 +51,7 @@ MODULES_OF_SHORT_NAMES = (
 """Modules in which a class name without a module is looked up."""
 
 CONFIG_OPTIONS = ("--config", "-c")
-METHOD_OPTIONS = ("--model", "--model.class_path")
+MODEL_OPTIONS = ("--model", "--model.class_path")
 
 
 class OneSentence(ArgumentParser):
@@ -216,7 +216,7 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
     result: list[str] = []
     current = DEFAULT_HEAD
     first = None  # option of the head since the last configuration file
-    for name, value in options_in(args, (*CONFIG_OPTIONS, *METHOD_OPTIONS)):
+    for name, value in options_in(args, (*CONFIG_OPTIONS, *MODEL_OPTIONS)):
         if value is None:
             result.append(name)
             continue
@@ -226,7 +226,7 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
             head = _class_name(_head_in(file))
             value = str(file)
             first = None
-        elif name in METHOD_OPTIONS:
+        elif name in MODEL_OPTIONS:
             _import_method(value)
         elif found := re.match(
             r"--model\.(?:init_args\.)?head(\.class_path)?(\.|$)", name

@@ -197,7 +197,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     left_out = None
     if data.duplicates is not None:
         copies = find_duplicates(source, ())
-        for message in (*data.notes, *copies.sentences(source, data.duplicates)):
+        for message in (*data.notes, *copies.sentences(data.duplicates)):
             print_text(message)
         if data.duplicates == "leave_out":
             left_out = copies.left_out(source)[0]

@@ -189,8 +189,7 @@ def sweep(
     points = choose(every, only or (), without or ())
     jobs = {folder_of(expanded(logs), point): point for point in points}
     print_text(number_of(len(jobs), "point"))
-    for sentence in ignored_overrides(overrides, points):
-        print_text(printable(sentence))
+    print_ignored(overrides, points)
     if dry_run:
         for folder in jobs:
             print_text(f"{folder.name}: {state(folder) or 'not run yet'}")
@@ -481,32 +480,32 @@ def choose(
     Raises:
         UsageError: a label that no point has, or no point that has these labels.
     """
-    axes: dict[str, str] = {}
+    axes: dict[str, set[str]] = {}
     for point in points:
         for axis, label in point.labels.items():
-            axes[label] = axis
+            axes.setdefault(axis, set()).add(label)
+    known = set().union(*axes.values())
     for label in (*only, *without):
-        if label not in axes:
-            raise unknown_name("label of the sweep", label, axes)
-    wanted_axes = {axes[label] for label in only}
+        if label not in known:
+            raise unknown_name("label of the sweep", label, known)
+    wanted = [labels.intersection(only) for labels in axes.values()]
     chosen = []
     for point in points:
         own = set(point.labels.values())
-        found_axes = {axes[label] for label in own.intersection(only)}
-        if found_axes == wanted_axes and own.isdisjoint(without):
+        has_wanted = all(not own.isdisjoint(labels) for labels in wanted if labels)
+        if has_wanted and own.isdisjoint(without):
             chosen.append(point)
     if not chosen:
         raise UsageError("no point has these labels: see --dry_run without them")
     return chosen
 
 
-def ignored_overrides(overrides: Overrides, points: Sequence[Point]) -> list[str]:
-    """Return a sentence for each override that does not hold for some points.
+def print_ignored(overrides: Overrides, points: Sequence[Point]) -> None:
+    """Print a sentence for each override that does not hold for some points.
 
     Raises:
         UsageError: one that holds for no point.
     """
-    sentences = []
     for name, _ in overrides:
         without = [point.name for point in points if name in point.ignored]
         count = len(points) - len(without)
@@ -516,7 +515,5 @@ def ignored_overrides(overrides: Overrides, points: Sequence[Point]) -> list[str
                 " configurations set it"
             )
         if without:
-            sentences.append(
-                f"--{name} is for {count} of {len(points)} points, not for: {listed(without)}"
-            )
-    return sentences
+            some = f"--{name} is for {count} of {len(points)} points"
+            print_text(printable(f"{some}, not for: {listed(without)}"))

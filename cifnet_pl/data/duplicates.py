@@ -38,25 +38,15 @@ class Duplicate(NamedTuple):
             ``IN_BOTH_SPLITS``, a test sample that is learned, too.
         part: the set that the sample is in.
         row: the sample.
-        other: row of the sample that is learned or tested; in two classes, label of the other one.
-    """
-
-    kind: str
-    part: Part
-    row: int
-    other: int
-
-
-class DuplicateRow(NamedTuple):
-    """A row of the table of duplicates.
-
-    Attributes:
-        kind: as of :class:`Duplicate`.
+        original: row of the sample that is learned or tested; in two classes -1.
         sample: name of the sample.
         other: name of the sample that it duplicates, or of the other class.
     """
 
     kind: str
+    part: Part
+    row: int
+    original: int
     sample: str
     other: str
 
@@ -83,34 +73,20 @@ class SourceDuplicates(list[Duplicate]):
         duplicates: dict[int, list[int]] = {}
         for found in self:
             if found.kind == DUPLICATE and found.part == part:
-                duplicates.setdefault(found.other, []).append(found.row)
+                duplicates.setdefault(found.original, []).append(found.row)
         return duplicates
 
-    def table(self, source: Source) -> list[DuplicateRow]:
-        """Return a row for each sample that has a duplicate."""
-        names = {"train": source.train.names, "val": source.val.names}
-        rows = []
-        for found in self:
-            others = names[found.part]
-            if found.kind == TWO_CLASSES:
-                others = source.class_names
-            elif found.kind == IN_BOTH_SPLITS:
-                others = source.train.names
-            sample = names[found.part][found.row]
-            rows.append(DuplicateRow(found.kind, sample, others[found.other]))
-        return rows
-
-    def sentences(self, source: Source, duplicates: Duplicates) -> list[str]:
+    def sentences(self, duplicates: Duplicates) -> list[str]:
         """Return one note for the user about each kind of duplicates that occurs.
 
         Args:
-            source: source of the samples.
             duplicates: whether duplicates are left out.
         """
         shown: dict[str, list[str]] = {}
-        for row in self.table(source):
-            remark = REMARKS[row.kind].format(other=printable(row.other))
-            shown.setdefault(row.kind, []).append(printable(row.sample) + remark)
+        for found in self:
+            remark = REMARKS[found.kind].format(other=printable(found.other))
+            names = shown.setdefault(found.kind, [])
+            names.append(printable(found.sample) + remark)
         sentences = [
             duplicates_message(shown.get(DUPLICATE, []), duplicates),
             conflicting_labels_message(shown.get(TWO_CLASSES, []), duplicates),
@@ -143,47 +119,61 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
         tasks: rows of the training samples of each task; of several duplicates the first one is
             learned.
     """
-    no_rows = np.zeros(0, dtype=np.int64)
-    planned = np.concatenate([no_rows, *tasks])
     count = len(source.train)  # test samples are numbered after the training samples
+    planned = np.concatenate([np.zeros(0, dtype=np.int64), *tasks])
     unplanned = np.setdiff1d(np.arange(count), planned)
-    rows = {
-        "train": np.concatenate([planned, unplanned]),
-        "val": np.arange(len(source.val)),
-    }
-    sizes = {}
-    for part, samples in (("train", source.train), ("val", source.val)):
-        sizes[part] = np.array([samples.size(row) for row in rows[part].tolist()])
-    values, counts = np.unique(np.concatenate(list(sizes.values())), return_counts=True)
+    numbers = np.concatenate([planned, unplanned, count + np.arange(len(source.val))])
+    sizes = np.array(
+        [source.train.size(row) for row in range(count)]
+        + [source.val.size(row) for row in range(len(source.val))]
+    )
+    values, counts = np.unique(sizes, return_counts=True)
     repeated = values[(counts > 1) | (values < 0)]
-    hashes = []
-    for part, samples in (("train", source.train), ("val", source.val)):
-        # Samples of a size that no other sample has are not read.
-        candidates = rows[part][np.isin(sizes[part], repeated)]
-        first = 0 if part == "train" else count
-        numbers = first + candidates
-        found_hashes = _hashes(samples, candidates)
-        hashes += list(zip(numbers.tolist(), found_hashes.tolist(), strict=True))
+    # Samples of a size that no other sample has are not read.
+    candidates = numbers[np.isin(sizes[numbers], repeated)]
+    tested = candidates >= count
+    hashes = np.concatenate(
+        [
+            _hashes(source.train, candidates[~tested]),
+            _hashes(source.val, candidates[tested] - count),
+        ]
+    )
     labels = np.concatenate([source.train.labels, source.val.labels])
-    repeats = find_repeats(hashes, labels)
+    repeats = find_repeats(
+        zip(candidates.tolist(), hashes.tolist(), strict=True), labels
+    )
+    names = [*source.train.names, *source.val.names]
     found = SourceDuplicates()
+
     # Training sample → its first duplicate among the test samples.
     tested_as: dict[int, int] = {}
-    for row, first in sorted(repeats.twice.items()):
-        if row < count:
-            found.append(Duplicate(DUPLICATE, "train", row, first))
-        elif first < count and first not in tested_as:
-            found.append(Duplicate(IN_BOTH_SPLITS, "val", row - count, first))
-            tested_as[first] = row
+    for number, first in sorted(repeats.twice.items()):
+        if first < count <= number and first not in tested_as:
+            tested_as[first] = number
+            found.append(
+                _duplicate(source, IN_BOTH_SPLITS, number, first, names[first])
+            )
         else:
-            original = tested_as.get(first, first) - count
-            found.append(Duplicate(DUPLICATE, "val", row - count, original))
-    for row, label in sorted(repeats.undecided.items()):
-        if row < count:
-            found.append(Duplicate(TWO_CLASSES, "train", row, label))
-        else:
-            found.append(Duplicate(TWO_CLASSES, "val", row - count, label))
+            original = tested_as.get(first, first)
+            found.append(
+                _duplicate(source, DUPLICATE, number, original, names[original])
+            )
+    for number, label in sorted(repeats.undecided.items()):
+        other = source.class_names[label]
+        found.append(_duplicate(source, TWO_CLASSES, number, -1, other))
     return found
+
+
+def _duplicate(
+    source: Source, kind: str, number: int, original: int, other: str
+) -> Duplicate:
+    """Return a duplicate; test samples are numbered after the training samples."""
+    count = len(source.train)
+    if number < count:
+        name = source.train.names[number]
+        return Duplicate(kind, "train", number, original, name, other)
+    row = number - count
+    return Duplicate(kind, "val", row, original - count, source.val.names[row], other)
 
 
 def _hashes(samples: SampleTable, rows: np.ndarray) -> np.ndarray:

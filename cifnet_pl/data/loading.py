@@ -127,11 +127,14 @@ class ImageLoader:
             rows_of_batches, self._read, self._size, self._workers, self.device
         ):
             unreadable = []
+            readable = []
             for row, reason in zip(batch.files, batch.unreadable, strict=True):
-                if reason is not None:
+                if reason is None:
+                    readable.append(row)
+                else:
                     unreadable.append(f"{self._images.place(row)}: {reason}")
             hashes = [look.hash for look in batch.looks if look is not None]
-            rows = np.array(batch.readable, dtype=np.int64)
+            rows = np.array(readable, dtype=np.int64)
             yield ImageBatch(
                 batch.images,
                 torch.from_numpy(self._images.labels[rows]),

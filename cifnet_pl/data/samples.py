@@ -84,17 +84,14 @@ class SampleTable:
         if "position" not in self.table:
             self.table = self.table.assign(position=np.arange(count))
         if "name" not in self.table:
-            names = [str(position) for position in self.table["position"].tolist()]
-            column = pd.Series(names, self.table.index, dtype=object)
-            self.table = self.table.assign(name=column)
+            names = self.table["position"].astype(str).astype(object)
+            self.table = self.table.assign(name=names)
         if not len(self.hash_of):
             self.hash_of = np.full(count, -1, dtype=np.int64)
         self.names: Sequence[str] = self.table["name"].tolist()
-        self.positions: np.ndarray = self.table["position"].to_numpy(
-            np.int64, copy=True
-        )
+        self.positions = self.table["position"].to_numpy(np.int64, copy=True)
         self.paths: Sequence[str] = self.table.get("path", self.table["name"]).tolist()
-        self.labels: np.ndarray = self.table["label"].to_numpy(copy=True)
+        self.labels = self.table["label"].to_numpy(copy=True)
         self.groups: np.ndarray | None = None
         if "group" in self.table:
             self.groups = self.table["group"].to_numpy(np.int64, copy=True)
@@ -122,8 +119,6 @@ class SampleTable:
     def subset(self, rows: np.ndarray) -> SampleTable:
         """Return the samples of some rows, with their hashes as far as they are known."""
         table = self.table.iloc[rows].reset_index(drop=True)
-        if not len(rows):
-            return replace(self, table=table, hash_of=np.zeros(0, dtype=np.int64))
         return replace(self, table=table, hash_of=self.hash_of[rows])
 
     def with_columns(self, **columns: Any) -> SampleTable:
@@ -246,17 +241,6 @@ class SampleTable:
             return ()
 
 
-def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
-    """Return the names of the classes, and the samples with positions in them as labels.
-
-    Raises:
-        DataError: as :func:`classes_of`.
-    """
-    cells = samples.table["label"].tolist()
-    class_names, labels = classes_of(cells, samples.where, samples.class_names)
-    return class_names, samples.with_columns(label=labels)
-
-
 def joined(parts: Sequence[SampleTable]) -> SampleTable:
     """Join samples to learn and, if there is a second part, samples to test with.
 
@@ -368,43 +352,34 @@ def pillow_image(image: Any, where: str) -> Image.Image:
 
 def dataset_image(dataset: Any, index: int) -> Image.Image:
     """Return the image of an item (image, …) of a torch data set; DataError if it is none."""
-    item = dataset[index][0]
-    return pillow_image(item, f"item {index}")
-
-
-def array_image(pixels: np.ndarray, index: int) -> Image.Image:
-    """Return an image of an array (n, h, w), (n, h, w, 3) or (n, 3, h, w) uint8."""
-    return pillow_image(pixels[index], f"X[{index}]")
+    return pillow_image(dataset[index][0], f"item {index}")
 
 
 # ---------------------------------------------------------------------- classes
 
 
-def classes_of(
-    labels: Sequence[Any], where: str, names: Sequence[str] | None = None
-) -> tuple[list[str], np.ndarray]:
-    """Find the classes of a list of labels.
+def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
+    """Find the classes of samples.
 
     Args:
-        labels: (n,) integers or texts.
-        where: the data, for messages.
-        names: names of the integers 0, 1, …, if the data have them; names that do not occur are
-            left out.
+        samples: their labels are integers or texts; integers have a name where the samples have
+            ``class_names``. Names that do not occur are left out.
 
     Returns:
-        The names of all classes in the order of their labels, and the position (n,) int64 of each
-        label among them.
+        The names of all classes in the order of their labels, and the samples with positions among
+        them as labels.
 
     Raises:
         DataError: labels that are missing or neither integers nor texts; one without a name; a name
             that no class can have, or of two classes.
     """
-    if {type(label) for label in labels} - {int, str}:
-        for row, label in enumerate(labels):
+    where = samples.where
+    names = samples.class_names
+    cells = samples.table["label"].tolist()
+    if set(map(type, cells)) - {int, str}:
+        for row, label in enumerate(cells):
             _check_label(label, row, where)
-    cells = np.empty(len(labels), dtype=object)
-    cells[:] = labels
-    codes, found = pd.factorize(cells)
+    codes, found = pd.factorize(np.array(cells, dtype=object))
     read = [class_name(label) if isinstance(label, str) else label for label in found]
     distinct = sorted(set(read), key=lambda label: (isinstance(label, str), label))
     class_names = []
@@ -421,33 +396,27 @@ def classes_of(
     require_class_names(class_names, where)
     position = {label: i for i, label in enumerate(distinct)}
     positions = np.array([position[label] for label in read], dtype=np.int64)
-    return class_names, positions[codes]
+    return class_names, samples.with_columns(label=positions[codes])
 
 
 def require_class_names(names: Sequence[str], where: str) -> None:
     """Raise DataError where a name cannot be that of a class, or is that of two."""
     for name, count in Counter(names).items():
         problem = class_name_problem(name)
+        if count > 1:
+            problem = "is that of two classes"
         if problem is not None:
             raise DataError(
                 f"{where}: class name '{printable(name)}' {problem}: rename the class"
-            )
-        if count > 1:
-            raise DataError(
-                f"{where}: two classes have the name '{printable(name)}': rename one"
             )
 
 
 def _check_label(label: Any, row: int, where: str) -> None:
     """Raise DataError where a label is missing, or neither an integer nor a text."""
-    is_number = isinstance(label, int | np.integer) and not isinstance(label, bool)
-    if is_number or isinstance(label, str):
+    if isinstance(label, int | np.integer | str) and not isinstance(label, bool):
         return
-    if label is None:
-        found = "missing"
-    else:
-        text = printable(str(label)[:60])
-        found = f"{text} ({type(label).__name__})"
+    text = printable(str(label)[:60])
     raise DataError(
-        f"{where}: the label in row {row} (counted from 0) is {found}, expected integers or names"
+        f"{where}: the label in row {row} (counted from 0) is {text} ({type(label).__name__}),"
+        " expected integers or names"
     )

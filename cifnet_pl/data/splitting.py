@@ -66,7 +66,7 @@ def divided(
     Raises:
         UsageError: a kind of group, but nothing to hold out.
         DataError: no sample; a given split without a test sample, or without a training sample of a
-            class; or as :func:`~cifnet_pl.data.samples.classes_of`.
+            class; or as :func:`~cifnet_pl.data.samples.labelled`.
     """
     where = samples.where
     if not len(samples):

@@ -61,15 +61,16 @@ def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
 
 
 def task_sizes(
-    classes: int, per_task: int | list[int], initial: int | None = None
+    classes: int, per_task: int | list[int], initial: int | None = None, past: int = 0
 ) -> list[int]:
-    """Return the number of classes of each task.
+    """Return the number of classes of each task to come.
 
     Args:
-        classes: number of all classes.
+        classes: number of classes that no task has learned.
         per_task: classes of each task, the last of which may be smaller; or one number for each
             task.
         initial: classes of the first task, if it differs.
+        past: number of tasks that were learned before.
 
     Raises:
         UsageError: sizes below one, or more classes asked for than there are.
@@ -86,21 +87,19 @@ def task_sizes(
         raise UsageError(
             f"classes_per_task is {per_task}{option}: every task needs at least one class"
         )
-    if isinstance(per_task, list):
-        if sum(sizes) > classes:
-            raise UsageError(
-                f"the tasks ask for {sum(sizes)} classes, the data has {classes}"
-            )
-        return sizes
-    if classes < sizes[0]:
+    sizes = sizes[past:]
+    if isinstance(per_task, int):
+        # One task of the wanted size at least, unless some were learned before.
+        sizes = [] if past else (first or [per_task])
+        full, rest = divmod(max(0, classes - sum(sizes)), per_task)
+        sizes += [per_task] * full
+        if rest:
+            sizes.append(rest)
+    if sum(sizes) > classes:
         raise UsageError(
-            f"the first task asks for {sizes[0]} classes, the data has {classes}: lower"
+            f"the tasks ask for {sum(sizes)} classes, the data has {classes}: lower"
             " classes_per_task"
         )
-    full, rest = divmod(classes - sum(first), per_task)
-    sizes = first + [per_task] * full
-    if rest:
-        sizes.append(rest)
     return sizes
 
 
@@ -145,14 +144,7 @@ def class_tasks(
             f"class '{gone[0]}' was learned before, but the data no longer has it: put it back"
         )
     new = [name for name in ordered if name not in known]
-    if not past:
-        sizes = task_sizes(len(new), per_task, initial)
-    elif isinstance(per_task, list):
-        first = [initial] if initial else []
-        to_come = [*first, *per_task][len(past) :]
-        sizes = task_sizes(len(new), to_come) if to_come else []
-    else:
-        sizes = task_sizes(len(new), min(per_task, len(new))) if new else []
+    sizes = task_sizes(len(new), per_task, initial, len(past))
     left = iter(new)
     tasks = tuple(tuple(islice(left, size)) for size in sizes)
     return past + tasks

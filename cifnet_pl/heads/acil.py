@@ -20,9 +20,10 @@ from cifnet_pl.statistics import (
     check_projection,
     check_ridge,
     draw_projection,
+    gcv_ridge,
     left_out_together,
     projection_fingerprint,
-    solve,
+    solve_ridge,
     whitened_rows,
 )
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, check_that
@@ -62,7 +63,11 @@ class ACILHead(SumsHead):
         dtype: Dtype = "float64",
     ):
         if projection is not None:
-            check_given_projection(projection, in_features)
+            if projection.ndim != 2 or projection.shape[1] != in_features:
+                raise UsageError(
+                    f"projection has shape {tuple(projection.shape)}, expected (width,"
+                    f" {in_features})"
+                )
             width = len(projection)
         check_that(width >= 1, "width", width, "at least 1")
         super().__init__(in_features, width, dtype)
@@ -177,14 +182,6 @@ class ACILHead(SumsHead):
             )
 
 
-def check_given_projection(projection: Tensor, in_features: int) -> None:
-    """Check that a projection has the shape (B, d)."""
-    if projection.ndim != 2 or projection.shape[1] != in_features:
-        raise UsageError(
-            f"projection has shape {tuple(projection.shape)}, expected (width, {in_features})"
-        )
-
-
 def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, RidgeChoice]:
     """Solve ridge regression without bias on sums whose ``class_sums`` are the moments.
 
@@ -196,9 +193,13 @@ def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, RidgeCh
     Returns:
         Weights (p, C), and the ridge.
     """
+    gram = sums.gram
     moment = sums.class_sums.T
-    samples = int(sums.seen)
-    weights, choice = solve(sums.gram, moment, ridge, tss, samples)
+    if ridge == "gcv":
+        choice = gcv_ridge(gram, moment, tss, int(sums.seen), free=0)
+    else:
+        choice = RidgeChoice(ridge)
+    weights = solve_ridge(gram, moment, gram.new_tensor(choice.ridge))
     # Row-major, as after loading: products round differently with the solver's column-major result.
     return weights.contiguous(), choice
 
@@ -312,7 +313,7 @@ class DSALHead(ACILHead):
     def _count_duplicates(self, count: int) -> None:
         super()._count_duplicates(count)
         assert self.compensation_increment is not None
-        self.compensation_increment.count_duplicates(count)
+        self.compensation_increment.seen -= count
 
     def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridges of the main stream and of the compensation stream."""

@@ -20,10 +20,14 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.probabilities import to_probabilities
-from cifnet_pl.statistics import ClassDistances, ClassMoments, LeftOut, RidgeChoice
+from cifnet_pl.statistics import (
+    ClassDistances,
+    ClassMoments,
+    LeftOut,
+    RidgeChoice,
+    to_probabilities,
+)
 from cifnet_pl.utilities.errors import (
-    CheckpointError,
     CifnetError,
     UnsupportedError,
     UsageError,
@@ -195,7 +199,7 @@ class Head(nn.Module, ABC):
     uses_buffer: bool = False
     counterexamples: bool = True
     reason: str = "its state is not a sum over samples"
-    computed: ClassVar[tuple[str, ...]] = ("_distances", "_relative_distance")
+    computed: ClassVar[tuple[str, ...]] = ("_distances",)
 
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
@@ -205,7 +209,6 @@ class Head(nn.Module, ABC):
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.revision = object()
         self._distances: ClassDistances | None = None
-        self._relative_distance: Callable[[Tensor], Tensor] | None = None
         self.labels: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.task_of: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.solved: Tensor = nn.Buffer(torch.tensor(True))
@@ -313,6 +316,7 @@ class Head(nn.Module, ABC):
         The function has no branches on values and checks nothing: it is made for graphs (ONNX). A
         head whose ``_scores`` branches on values overrides this.
         """
+        self.refresh()
         return self._scores
 
     def ridge_choices(self) -> list[RidgeChoice]:
@@ -357,10 +361,27 @@ class Head(nn.Module, ABC):
                 fit.
             CifnetError: the task before was never solved.
         """
-        new = self._new_labels(classes, counts)
+        new = [operator.index(c) for c in classes]
+        if not new:
+            raise UsageError("a task needs at least one class, none was given")
+        if len(set(new)) < len(new):
+            raise UsageError(f"classes {new} of one task hold a label twice")
+        known = sorted(set(new) & set(self.classes))
+        if known:
+            raise UsageError(
+                f"class {known[0]} is already learned: a task introduces new classes only"
+            )
+        if counts is not None and (len(counts) != len(new) or min(counts) < 1):
+            raise UsageError(
+                f"counts {list(counts)} do not give one positive number for each of {len(new)}"
+                " classes"
+            )
         if not self.solved:
             raise CifnetError("the task before was not finished: call solve() first")
-        self._append_task(new)
+        task = len(torch.unique(self.task_of))
+        tasks = self.task_of.new_full((len(new),), task)
+        self.task_of = torch.cat([self.task_of, tasks])
+        self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
         self.solved.fill_(False)
         self.under_way.fill_(True)
         self._begin(len(new), counts)
@@ -532,12 +553,10 @@ class Head(nn.Module, ABC):
         unknown = sorted(removed - set(self.classes))
         if unknown:
             raise UsageError(f"class {unknown[0]} is not known to this head")
-        stays = [
-            column for column, label in enumerate(self.classes) if label not in removed
-        ]
-        if not stays:
+        stays = ~torch.isin(self.labels, self.labels.new_tensor(list(removed)))
+        columns = stays.nonzero().flatten()
+        if not len(columns):
             raise UsageError("cannot remove all classes: at least one must stay")
-        columns = self.labels.new_tensor(stays)
         self._keep(columns)
         self._statistics_changed()
         self.under_way.fill_(False)
@@ -652,11 +671,6 @@ class Head(nn.Module, ABC):
                 sample.
             CifnetError: the head is not solved, or embeddings of another width.
         """
-        if groups is not None and groups.shape != y.shape:
-            raise UsageError(
-                f"leave_one_out got {tuple(groups.shape)} groups, expected one for each of {len(y)}"
-                " samples"
-            )
         rules = zip(self.weights_of_rules, self.rules_left_out(z, y), strict=True)
         scores = torch.zeros(1, dtype=torch.float64, device=y.device)
         for weight, left_out in rules:
@@ -696,7 +710,9 @@ class Head(nn.Module, ABC):
         self.require("tells_novelty")
         self._require_solved()
         if self._distances is None:
-            self._distances = ClassDistances(self._moments(), NOVELTY_RIDGE)
+            self._distances = ClassDistances(
+                self._moments(), NOVELTY_RIDGE, OVERALL_SHARE
+            )
         return self._distances
 
     def novelty(self, z: Tensor) -> Tensor:
@@ -725,10 +741,7 @@ class Head(nn.Module, ABC):
 
         The embeddings are not checked: it is made for graphs (ONNX).
         """
-        distances = self.distances()
-        if self._relative_distance is None:
-            self._relative_distance = distances.relative(OVERALL_SHARE)
-        relative_distance = self._relative_distance
+        relative_distance = self.distances().relative
         return lambda z: relative_distance(self._novelty_features(z))
 
     @in_full_precision
@@ -755,8 +768,8 @@ class Head(nn.Module, ABC):
         check_samples(z, y, None, self.in_features)
         distances = self.distances()
         columns = self._columns(y)
-        near, overall = distances.left_out(self._novelty_features(z), columns, groups)
-        return near - OVERALL_SHARE * overall
+        features = self._novelty_features(z)
+        return distances.left_out(features, columns, groups)
 
     # ------------------------------------------------------------------ labels
 
@@ -789,49 +802,12 @@ class Head(nn.Module, ABC):
             raise UsageError(
                 f"relabel needs one new label for each of {self.classes}, got {dict(labels)}"
             )
-        old = self.labels
         new = self.labels.new_tensor([labels[label] for label in self.classes])
-        self._rename(lambda y: new[(y[:, None] == old).nonzero()[:, 1]])
+        self._rename(lambda y: new[self._columns(y)])
         self.labels = new
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
         """Rename labels that are kept beside ``labels``; ``new`` maps old ones (n,) to new ones."""
-
-    def _new_labels(
-        self, classes: Sequence[int], counts: Sequence[int] | None
-    ) -> list[int]:
-        """Check the labels of the next task, and the numbers of samples where known.
-
-        Returns:
-            The labels as Python integers.
-
-        Raises:
-            UsageError: no class, a class twice, or one that is already known; counts that do not
-                fit.
-        """
-        new = [operator.index(c) for c in classes]
-        if not new:
-            raise UsageError("a task needs at least one class, none was given")
-        if len(set(new)) < len(new):
-            raise UsageError(f"classes {new} of one task hold a label twice")
-        known = sorted(set(new) & set(self.classes))
-        if known:
-            raise UsageError(
-                f"class {known[0]} is already learned: a task introduces new classes only"
-            )
-        if counts is not None and (len(counts) != len(new) or min(counts) < 1):
-            raise UsageError(
-                f"counts {list(counts)} do not give one positive number for each of {len(new)}"
-                " classes"
-            )
-        return new
-
-    def _append_task(self, new: Sequence[int]) -> None:
-        task = len(torch.unique(self.task_of))
-        self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
-        self.task_of = torch.cat(
-            [self.task_of, self.task_of.new_full((len(new),), task)]
-        )
 
     def _keep_labels(self, columns: Tensor) -> None:
         """Drop all classes but those at ``columns``; tasks are numbered without gaps."""
@@ -866,12 +842,7 @@ class Head(nn.Module, ABC):
         They are plain numbers, strings and booleans.
         """
         names = inspect.signature(type(self)).parameters
-        try:
-            settings = {name: getattr(self, name) for name in names}
-        except AttributeError as error:
-            raise UsageError(
-                f"each argument of {type(self).__name__}() must be an attribute, too: {error}"
-            ) from error
+        settings = {name: getattr(self, name) for name in names}
         if "dtype" in settings:
             settings["dtype"] = str(self.dtype).removeprefix("torch.")
         return settings
@@ -908,12 +879,3 @@ class Head(nn.Module, ABC):
             state: this head's part of the state, without prefix.
         """
         self._statistics_changed()
-        labels = state.get("labels")
-        task_of = state.get("task_of")
-        if not isinstance(labels, Tensor) or not isinstance(task_of, Tensor):
-            return
-        if labels.shape != task_of.shape:
-            raise CheckpointError(
-                f"stored head has {labels.numel()} labels but {task_of.numel()} task numbers: the"
-                " file is damaged"
-            )

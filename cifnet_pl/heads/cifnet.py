@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from cifnet_pl.heads.base import ACTIONS, Dtype, Head, in_full_precision
 from cifnet_pl.statistics import (
-    Centred,
     ClassMoments,
     LeftOut,
     Ridge,
@@ -20,6 +19,7 @@ from cifnet_pl.statistics import (
     Weighting,
     augment,
     check_ridge,
+    gcv_ridge_of_free_bias,
     left_out_together,
     signed_targets,
     solve_ridge,
@@ -95,6 +95,7 @@ class CIFNetHead(Head):
     """
 
     title = "CIFNet"
+    computed = (*Head.computed, "_weights")
     merges = True
     reduces = True
     leaves_one_out = True
@@ -127,6 +128,7 @@ class CIFNetHead(Head):
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
         self.past_shown: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.float64))
+        self._weights: Tensor | None = None  # (d+1, C), since the sums changed
 
     # ------------------------------------------------------------------ sums
 
@@ -141,15 +143,17 @@ class CIFNetHead(Head):
         self.cohorts.append(Cohort(self._new_sums(new), len(self.labels) - new))
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        first = len(self.labels) - len(self._latest.sums.counts)
-        self._open_increment().add(augment(z), columns - first, weight)
+        increment = self._open_increment()
+        first = len(self.labels) - len(increment.counts)
+        increment.add(augment(z), columns - first, weight)
 
     def _count_duplicates(self, count: int) -> None:
-        self._open_increment().count_duplicates(count)
+        increment = self._open_increment()
+        increment.seen -= count
 
     def _open_increment(self) -> Sums:
         if self.increment is None:
-            self.increment = self._new_sums(len(self._latest.sums.counts))
+            self.increment = self._new_sums(len(self._cohorts[-1].sums.counts))
         return self.increment
 
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
@@ -158,7 +162,7 @@ class CIFNetHead(Head):
         no_class = torch.full_like(columns, -1)
         self.past_increment.add(augment(z), no_class, weight)
         if not len(self.past_shown):
-            self.past_shown = self._latest.past_weight.clone()
+            self.past_shown = self._cohorts[-1].past_weight.clone()
         if weight is None:
             weight = torch.ones_like(z[:, 0])
         weight = weight.to(self.past_shown)
@@ -173,45 +177,33 @@ class CIFNetHead(Head):
     def _cohorts(self) -> list[Cohort]:
         return cast("list[Cohort]", list(self.cohorts))
 
-    @property
-    def _latest(self) -> Cohort:
-        return self._cohorts[-1]
-
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         # Buffer samples are common to all processes already.
         self._open_increment().reduce(sum_in_place)
 
-    def _commit_increment(self) -> None:
+    # ------------------------------------------------------------------ solve and score
+
+    def _solve(self) -> None:
         """Add what the current task observed to the cohorts; it cannot be discarded then.
 
-        eq:moment_update and, as sums of Gram matrices without truncation, eq:svd_update.
+        eq:moment_update and, as sums of Gram matrices without truncation, eq:svd_update. A cohort
+        is solved when a prediction first needs its weights, or by :meth:`refresh`.
         """
         self.under_way.fill_(False)
+        latest = self._cohorts[-1]
         if self.increment is not None:
-            self._latest.sums.merge(self.increment)
-            self._latest.stale.fill_(True)
+            latest.sums.merge(self.increment)
+            latest.stale.fill_(True)
             if self.update_past:
                 for cohort in self._cohorts[:-1]:
                     cohort.sums.add_gram_of(self.increment)
                     cohort.stale.fill_(True)
-            self.increment = None
         if self.past_increment is not None:
-            self._latest.sums.add_gram_of(self.past_increment)
-            self._latest.past += self.past_increment.seen
-            self._latest.stale.fill_(True)
-            self.past_increment = None
-        if len(self.past_shown):
-            self._latest.past_weight = self.past_shown
-            self.past_shown = self.past_shown[:0]
-
-    # ------------------------------------------------------------------ solve and score
-
-    def _solve(self) -> None:
-        """Commit the current task; the weights are computed lazily, in :meth:`weights`.
-
-        A cohort is solved when a prediction first needs its weights, or by :meth:`refresh`.
-        """
-        self._commit_increment()
+            latest.sums.add_gram_of(self.past_increment)
+            latest.past += self.past_increment.seen
+            latest.past_weight = self.past_shown
+            latest.stale.fill_(True)
+        self._discard()
 
     def refresh(self) -> None:
         """Solve the cohorts that are out of date."""
@@ -223,13 +215,15 @@ class CIFNetHead(Head):
 
         Cohorts that are out of date are solved first.
         """
-        for cohort in self._cohorts:
-            if cohort.stale:
-                self._solve_cohort(cohort)
-        none = torch.zeros(
-            self.in_features + 1, 0, dtype=self.dtype, device=self.labels.device
-        )
-        return torch.cat([none, *(cohort.weights for cohort in self._cohorts)], dim=1)
+        if self._weights is None:
+            size = (self.in_features + 1, 0)
+            parts = [torch.zeros(size, dtype=self.dtype, device=self.labels.device)]
+            for cohort in self._cohorts:
+                if cohort.stale:
+                    self._solve_cohort(cohort)
+                parts.append(cohort.weights)
+            self._weights = torch.cat(parts, dim=1)
+        return self._weights
 
     def _solve_cohort(self, cohort: Cohort) -> None:
         """Solve ``(A_j + λI)⁻¹M_j``; a sample counts ω times the squared slope at its target."""
@@ -238,31 +232,30 @@ class CIFNetHead(Head):
         negative = self.slopes.negative * (sums.gram[0] - sums.class_sums)
         moment = self.limit * (positive - negative).T
         target_square = self.limit**2 * (positive + negative)[:, 0]
-        samples = int(sums.seen)
         weights = list[Tensor]()
         choices = list[RidgeChoice]()
         for columns, gram in self._gram_per_columns(cohort):
+            own = moment[:, columns]
             if self.ridge == "gcv":
-                regression = Centred.from_augmented(
-                    gram,
-                    moment[:, columns],
-                    target_square[columns].sum(),
-                    samples,
-                )
-                solved, choice = regression.solve("gcv")
+                square = target_square[columns].sum()
+                choice = gcv_ridge_of_free_bias(gram, own, square, int(sums.seen))
             else:
-                solved = solve_ridge(
-                    gram, moment[:, columns], gram.new_tensor(self.ridge)
-                )
                 choice = RidgeChoice(self.ridge)
-            weights.append(solved)
-            choices += [choice] * solved.shape[1]
+            weights.append(solve_ridge(gram, own, self._penalty(gram, choice.ridge)))
+            choices += [choice] * own.shape[1]
         cohort.weights = torch.cat(weights, dim=1)
         cohort.ridge_used = cohort.ridge_used.new_tensor(
             [choice.ridge for choice in choices]
         )
         cohort.at_limit = any(choice.at_limit for choice in choices)
         cohort.stale.fill_(False)
+
+    def _penalty(self, gram: Tensor, ridge: float) -> Tensor:
+        """Return the penalty (d+1,) of a solve; with "gcv" the bias is free."""
+        penalty = torch.full_like(gram[0], ridge)
+        if self.ridge == "gcv":
+            penalty[0] = 0
+        return penalty
 
     def _gram_per_columns(self, cohort: Cohort) -> Iterator[tuple[slice, Tensor]]:
         """Yield each slope-weighted Gram matrix (d+1, d+1) with the columns it serves."""
@@ -276,15 +269,10 @@ class CIFNetHead(Head):
             yield slice(column, column + 1), gram + difference * sums.class_gram(column)
 
     def _scores(self, z: Tensor) -> Tensor:
-        return self.scoring()(z)
-
-    def scoring(self) -> Callable[[Tensor], Tensor]:
-        """Return the scores as a function (see :meth:`Head.scoring`).
-
-        Cohorts that are out of date are solved first.
-        """
-        weights = self.weights()
-        return lambda z: (augment(z.to(self.dtype)) @ weights).double()
+        weights = self._weights
+        if weights is None:
+            weights = self.weights()
+        return (augment(z.to(self.dtype)) @ weights).double()
 
     def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridge of each class, in column order; solves cohorts that are out of date."""
@@ -325,13 +313,7 @@ class CIFNetHead(Head):
         positive, negative = self.slopes
         for columns, gram in self._gram_per_columns(cohort):
             ridge = cohort.ridge_used[columns][0].item()
-            if self.ridge == "gcv":
-                regression = Centred.from_augmented(
-                    gram, gram[:, :0], gram.new_zeros(()), 0
-                )
-                whitened = regression.whitened_rows(x[:, 1:], ridge, gram[0, 0])
-            else:
-                whitened = whitened_rows(gram, gram.new_tensor(ridge), x)
+            whitened = whitened_rows(gram, self._penalty(gram, ridge), x)
             own_targets = targets[:, columns]
             # Both slopes are equal unless each class has a system of its own, of one column.
             is_positive = (own_targets[:, 0] > 0).double()
@@ -383,51 +365,22 @@ class CIFNetHead(Head):
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
     def _merge(self, other: CIFNetHead) -> None:
-        # Shards of the current task merge before ``solve`` if all earlier tasks are common, and so
-        # do whole sequences that were learned without buffer samples.
         if self.tasks != other.tasks:
             raise UsageError(
                 "CIFNetHead merges shards of the same task sequence only: its oversampling and its"
                 " negatives depend on which classes were learned when"
             )
-        if not self._history_equal(other):
-            self._merge_sequences(other)
-        elif self._past_differs(other):
-            raise UsageError(
-                "cannot merge CIFNet shards that saw different buffer samples"
-            )
-        elif other.increment is not None:
-            self._open_increment().merge(other.increment)
-        self.solved.fill_(False)
-
-    def _history_equal(self, other: CIFNetHead) -> bool:
-        """Return whether both are within the same task, after the same earlier tasks."""
-        if self.increment is None and other.increment is None:
-            return False
-        for mine, yours in zip(self._cohorts, other._cohorts, strict=True):
-            gram = mine.sums.gram
-            if not torch.equal(gram, yours.sums.gram.to(gram.device)):
-                return False
-        return True
-
-    def _past_differs(self, other: CIFNetHead) -> bool:
-        ours = self.past_increment
-        theirs = other.past_increment
-        if ours is None or theirs is None:
-            return ours is not theirs
-        return not torch.equal(ours.gram, theirs.gram.to(ours.gram.device))
-
-    def _merge_sequences(self, other: CIFNetHead) -> None:
-        self._commit_increment()
-        other._commit_increment()
+        self._solve()
+        other._solve()
         if any(int(cohort.past) for cohort in [*self._cohorts, *other._cohorts]):
             raise UsageError(
                 "cannot merge CIFNet runs after calibration: the buffer's samples would count"
-                " twice. Merge before solve(), or use RidgeHead, whose statistics are exact sums"
+                " twice. Use RidgeHead, whose statistics are exact sums"
             )
         for mine, yours in zip(self._cohorts, other._cohorts, strict=True):
             mine.sums.merge(yours.sums)
             mine.stale.fill_(True)
+        self.solved.fill_(False)
 
     def _discard(self) -> None:
         self.increment = None
@@ -435,7 +388,7 @@ class CIFNetHead(Head):
         self.past_shown = self.past_shown[:0]
 
     def _keep(self, columns: Tensor) -> None:
-        self._commit_increment()
+        self._solve()
         cohorts = nn.ModuleList()
         start = 0
         for cohort in self._cohorts:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from cifnet_pl.heads.acil import ACILHead
 from cifnet_pl.heads.base import Dtype, Metric, in_full_precision, scalar
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
-    Centred,
     ClassMoments,
     LeftOut,
     Ridge,
@@ -25,6 +24,7 @@ from cifnet_pl.statistics import (
     draw_normal,
     draw_phases,
     factorise,
+    gcv_ridge_of_free_bias,
     projection_fingerprint,
     solve_ridge,
     whiten,
@@ -32,9 +32,6 @@ from cifnet_pl.statistics import (
 from cifnet_pl.statistics.leaving_out import ROUNDING
 from cifnet_pl.statistics.sums import unpack
 from cifnet_pl.utilities.errors import check_choice, check_that
-
-Shrinkage = float | Literal["gcv"]
-"""A share in (0, 1], or how it is chosen."""
 
 
 class Covariance(NamedTuple):
@@ -72,14 +69,9 @@ class NCMHead(SumsHead):
         check_choice("metric", metric, Metric)
         self.metric = metric
 
-    @property
-    def means(self) -> Tensor:
-        """(C, d) means of the classes, in column order."""
-        return class_means(self.sums)
-
     def _scores(self, z: Tensor) -> Tensor:
         z = z.to(self.dtype)
-        means = self.means
+        means = class_means(self.sums)
         if self.metric == "cosine":
             unit = torch.nn.functional.normalize(z, dim=1)
             unit_means = torch.nn.functional.normalize(means, dim=1)
@@ -109,7 +101,7 @@ class SLDAHead(SumsHead):
     leaves_one_out = True
 
     def __init__(
-        self, in_features: int, shrinkage: Shrinkage = "gcv", dtype: Dtype = "float64"
+        self, in_features: int, shrinkage: Ridge = "gcv", dtype: Dtype = "float64"
     ):
         super().__init__(in_features, in_features + 1, dtype)
         self.shrinkage = check_shrinkage(shrinkage)
@@ -119,7 +111,15 @@ class SLDAHead(SumsHead):
         self._commit_increment()
         means = class_means(self.sums)
         covariance = self._covariance()
-        alpha = self._choose_shrinkage(covariance.scale.item())
+        alpha = self.shrinkage
+        if alpha == "gcv":
+            gram = self.sums.gram
+            # The weight of the classes that are still here.
+            target_square = gram[0, 0]
+            samples = int(self.sums.seen)
+            moment = self.sums.class_sums.T
+            ridge = gcv_ridge_of_free_bias(gram, moment, target_square, samples).ridge
+            alpha = ridge / (ridge + float(self.sums.mass * covariance.scale))
         gram = (1 - alpha) * covariance.within
         inverse_means = solve_ridge(gram, means.T, alpha * covariance.scale)
         bias = -0.5 * (means.T * inverse_means).sum(dim=0)
@@ -129,9 +129,8 @@ class SLDAHead(SumsHead):
     def _covariance(self) -> Covariance:
         within = self.within_scatter() / self.sums.mass
         scale = within.diagonal().mean()
-        if (
-            scale <= 0
-        ):  # every class is a single point: nothing is known about directions
+        # Where every class is a single point, nothing is known about directions.
+        if scale <= 0:
             return Covariance(torch.zeros_like(within), torch.ones_like(scale))
         return Covariance(within, scale)
 
@@ -165,17 +164,6 @@ class SLDAHead(SumsHead):
         sums = self.sums.class_sums[:, 1:]
         return self.sums.gram[1:, 1:] - sums.T @ class_means(self.sums)
 
-    def _choose_shrinkage(self, scale: float) -> float:
-        if isinstance(self.shrinkage, float):
-            return self.shrinkage
-        moment = self.sums.class_sums.T
-        gram = self.sums.gram
-        target_square = gram[0, 0]  # the weight of the classes that are still here
-        samples = int(self.sums.seen)
-        regression = Centred.from_augmented(gram, moment, target_square, samples)
-        choice = regression.choose_ridge()
-        return choice.ridge / (choice.ridge + self.sums.mass.item() * scale)
-
     def _keep(self, columns: Tensor) -> None:
         self._commit_increment()
         # Of a removed class the scatter around its mean stays, not the mean itself.
@@ -186,7 +174,7 @@ class SLDAHead(SumsHead):
         super()._keep(columns)
 
 
-def check_shrinkage(shrinkage: Shrinkage) -> Shrinkage:
+def check_shrinkage(shrinkage: Ridge) -> Ridge:
     """Check a shrinkage, and return it."""
     return check_ridge(shrinkage, "shrinkage", 1.0, "a number in (0, 1] or gcv")
 
@@ -257,7 +245,7 @@ class KLDAHead(SLDAHead):
         in_features: int,
         width: int = 5000,
         gamma: float = 1.0,
-        shrinkage: Shrinkage = "gcv",
+        shrinkage: Ridge = "gcv",
         seed: int = 0,
         dtype: Dtype = "float64",
     ):
@@ -343,9 +331,8 @@ class FeCAMHead(SumsHead):
         spread = covariance.diagonal().mean()
         d = len(covariance)
         identity = torch.eye(d, dtype=torch.float64, device=gram.device)
-        if (
-            spread <= ROUNDING * gram.diagonal()[1:].mean() / gram[0, 0]
-        ):  # all samples alike
+        smallest = ROUNDING * gram.diagonal()[1:].mean() / gram[0, 0]
+        if spread <= smallest:  # all samples alike
             return identity
         rest = (covariance.sum() - d * spread) / max(1, d * (d - 1))
         prior = spread * identity + rest * (1 - identity)
@@ -367,29 +354,17 @@ class FeCAMHead(SumsHead):
         self._inverses = torch.stack(inverses)
 
     def _scores(self, z: Tensor) -> Tensor:
-        return self.scoring()(z)
-
-    def scoring(self) -> Callable[[Tensor], Tensor]:
-        """Return the scores as a function (see :meth:`Head.scoring`).
-
-        The correlation matrices are inverted first.
-        """
-        self.refresh()
+        if self._inverses is None:
+            self.refresh()
         assert self._inverses is not None
-        inverses = self._inverses
         means = torch.nn.functional.normalize(class_means(self.sums).double(), dim=1)
-
-        def score(z: Tensor) -> Tensor:
-            unit = torch.nn.functional.normalize(
-                self._features(z)[:, 1:].double(), dim=1
-            )
-            columns = []
-            for mean, inverse in zip(means, inverses, strict=True):
-                centred = unit - mean
-                columns.append(-((centred @ inverse) * centred).sum(dim=1))
-            return torch.stack(columns, dim=1)
-
-        return score
+        features = self._features(z)[:, 1:].double()
+        unit = torch.nn.functional.normalize(features, dim=1)
+        columns = list[Tensor]()
+        for mean, inverse in zip(means, self._inverses, strict=True):
+            centred = unit - mean
+            columns.append(-((centred @ inverse) * centred).sum(dim=1))
+        return torch.stack(columns, dim=1)
 
     def state_elements(self) -> dict[str, int]:
         """Count the values kept between tasks.

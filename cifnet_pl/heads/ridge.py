@@ -20,7 +20,6 @@ from cifnet_pl.statistics import (
     RidgeFactor,
     RidgeSystem,
     Sums,
-    Targets,
     augment,
     check_ridge,
     draw_product_directions,
@@ -171,43 +170,37 @@ class RidgeHead(SumsHead):
         if self.selects_rule:
             self.rule_weights = self.rule_weights.new_tensor([1.0, 0.0])
         system = self._system()
-        targets = self._targets(system)
-        choice = self._choose_ridge(system, targets)
-        self.ridge_used.fill_(choice.ridge)
-        self.at_limit = choice.at_limit
-        self._solved = RidgeFactor(system, targets, choice.ridge)
+        ridge, self.at_limit = self._choose_ridge(system)
+        self.ridge_used.fill_(ridge)
+        self._solved = RidgeFactor(system, ridge)
         self._set_weights(self._solved)
         if not self.selects_rule:  # else calibration will begin with it
             self._solved = None
 
-    def _system(self) -> RidgeSystem:
-        """Return the centred sums of the features."""
-        return RidgeSystem(
-            self.sums.gram,
-            self.sums.class_sums,
-            self.removed_sums,
-            int(self.sums.seen),
-            scaled=self.decision == "auto",
-        )
-
-    def _targets(self, system: RidgeSystem) -> Targets:
-        if self.decision == "auto":
-            return Targets.even(system.class_mass, system.mass)
-        return Targets.signed(system.class_mass, system.mass, self.limit)
-
-    def _choose_ridge(self, system: RidgeSystem, targets: Targets) -> RidgeChoice:
+    def _choose_ridge(self, system: RidgeSystem) -> RidgeChoice:
         """Return λ: as given, or by generalised cross-validation without product features.
 
         With product features λ is that divided by the number of samples for each feature, where
         that is above 1.
         """
         if self.ridge != "gcv":
-            return RidgeChoice(float(self.ridge))
-        choice = system.choose_ridge(targets, self.in_features)
-        samples_per_feature = 1.0
-        if len(self.directions):
-            samples_per_feature = max(1.0, system.samples / len(system.mean))
+            return RidgeChoice(self.ridge)
+        choice = system.choose_ridge(self.in_features)
+        if not len(self.directions):
+            return choice
+        samples_per_feature = max(1.0, system.samples / len(system.mean))
         return RidgeChoice(choice.ridge / samples_per_feature, choice.at_limit)
+
+    def _system(self) -> RidgeSystem:
+        """Return the centred sums of the features."""
+        limit = None
+        if not self.selects_rule:
+            limit = self.limit
+        sums = self.sums
+        samples = int(sums.seen)
+        return RidgeSystem(
+            sums.gram, sums.class_sums, self.removed_sums, samples, limit
+        )
 
     def _set_weights(self, factor: RidgeFactor) -> None:
         """Set the weights by the decision rule."""
@@ -240,13 +233,12 @@ class RidgeHead(SumsHead):
         """Return the factor of the last solve; computed again where it is not kept."""
         if self._solved is not None:
             return self._solved
-        system = self._system()
-        return RidgeFactor(system, self._targets(system), self.ridge_used.item())
+        return RidgeFactor(self._system(), self.ridge_used.item())
 
     def _rules_left_out(self, z: Tensor, columns: Tensor) -> tuple[LeftOut, ...]:
         """Return the scores of the discriminant and of ridge regression, or of the one in use."""
         rows = LearnedRows(self._factor(), self._features(z)[:, 1:], columns)
-        if self.decision == "auto":
+        if self.selects_rule:
             return rows.discriminant, rows.regression
         if self.decision == "ridge":
             return (rows.regression,)
@@ -255,14 +247,14 @@ class RidgeHead(SumsHead):
     @property
     def weights_of_rules(self) -> tuple[float, ...]:
         """The factor of each rule (see :meth:`Head.weights_of_rules`)."""
-        if self.decision == "auto":
+        if self.selects_rule:
             return tuple(self.rule_weights.tolist())
         return super().weights_of_rules
 
     @in_full_precision
     def calibrate(self, weights: Sequence[float]) -> None:
         """Weigh the rules (see :meth:`Head.calibrate`)."""
-        if self.decision != "auto":
+        if not self.selects_rule:
             super().calibrate(weights)
             return
         self.rule_weights = self.rule_weights.new_tensor(weights)
@@ -274,7 +266,7 @@ class RidgeHead(SumsHead):
     @property
     def decision_rule(self) -> str | None:
         """The decision rule in words, where it was calibrated."""
-        if self.decision != "auto":
+        if not self.selects_rule:
             return None
         discriminant, regression = self.rule_weights.tolist()
         return f"{discriminant:.3g} × discriminant + {regression:.3g} × regression"
@@ -335,14 +327,9 @@ class RidgeHead(SumsHead):
 
 def check_product_features(product_features: float) -> float:
     """Check a number of product features for each feature, and return it."""
-    fits = isinstance(product_features, int | float) and 0 <= product_features <= 10
-    shown = str(product_features)[:20]
-    check_that(
-        fits,
-        "product_features",
-        shown,
-        "a multiple of the features from 0 to 10, or auto",
-    )
+    expected = "a multiple of the features from 0 to 10, or auto"
+    fits = 0 <= product_features <= 10
+    check_that(fits, "product_features", product_features, expected)
     return product_features
 
 

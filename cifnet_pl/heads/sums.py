@@ -88,7 +88,8 @@ class SumsHead(Head):
                 increment.add(features, columns[rows], weight[rows])
 
     def _count_duplicates(self, count: int) -> None:
-        self._open_increment().count_duplicates(count)
+        increment = self._open_increment()
+        increment.seen -= count
 
     def _open_increment(self) -> Sums:
         if self.increment is None:

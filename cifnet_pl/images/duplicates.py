@@ -156,15 +156,15 @@ def similar_groups(looks: Sequence[Look]) -> np.ndarray:
         (n,) int, number of each image's group from 0; -1 for images that cannot be read.
     """
     groups = np.full(len(looks), -1)
-    readable = [i for i, look in enumerate(looks) if look.thumbnail is not None]
-    if not readable:
+    thumbnails = {}
+    for i, look in enumerate(looks):
+        if look.thumbnail is not None:
+            thumbnails[i] = look.thumbnail
+    if not thumbnails:
         return groups
-    readable_looks = [looks[i] for i in readable]
-    thumbnails = [
-        look.thumbnail for look in readable_looks if look.thumbnail is not None
-    ]
-    pairs = _similar_pairs(standardised_thumbnails(thumbnails))
-    pairs += bursts(readable_looks, NEAR_DUPLICATE_PAUSE)
+    readable = list(thumbnails)
+    pairs = _similar_pairs(standardised_thumbnails(list(thumbnails.values())))
+    pairs += bursts([looks[i] for i in readable], NEAR_DUPLICATE_PAUSE)
     ends = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     edges = np.ones(len(ends), dtype=bool)
     count = len(readable)

@@ -333,18 +333,6 @@ def _opened(path: Path, process: int, version: tuple[object, ...]) -> Archive:
     return Archive(path)
 
 
-def open_archive(path: Path) -> Archive:
-    """Return the archive at ``path`` in its current state.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    found = path.stat()
-    encoding = os.environ.get(ENCODING_VARIABLE)
-    state = (found.st_size, found.st_ino, found.st_mtime_ns, encoding)
-    return _opened(path, os.getpid(), state)
-
-
 class ArchivePart(NamedTuple):
     """A file or folder in an archive.
 
@@ -358,7 +346,10 @@ class ArchivePart(NamedTuple):
 
     def open(self) -> Archive:
         """Return the archive in its current state; DataError where it cannot be read."""
-        return open_archive(self.path)
+        found = self.path.stat()
+        encoding = os.environ.get(ENCODING_VARIABLE)
+        state = (found.st_size, found.st_ino, found.st_mtime_ns, encoding)
+        return _opened(self.path, os.getpid(), state)
 
 
 def archive_part(path: Path) -> ArchivePart | None:
@@ -378,23 +369,9 @@ def archive_part(path: Path) -> ArchivePart | None:
 
 def archived_files(part: ArchivePart) -> list[Path]:
     """Return all files below a folder of an archive, sorted."""
-    prefix = ""
-    if part.name:
-        prefix = f"{part.name}/"
-    archive = part.open()
-    found = [archive.path / name for name in archive.files if name.startswith(prefix)]
-    return sorted(found)
-
-
-def archived_folders(part: ArchivePart) -> list[Path]:
-    """Return the folders right below a folder of an archive, sorted."""
-    parent = part.name or "."
-    archive = part.open()
-    found = []
-    for name in archive.folders:
-        if name and str(PurePosixPath(name).parent) == parent:
-            found.append(archive.path / name)
-    return sorted(found)
+    folder = part.path / part.name
+    files = [part.path / name for name in part.open().files]
+    return sorted(path for path in files if folder in path.parents)
 
 
 # ---------------------------------------------------------------------- paths
@@ -496,8 +473,13 @@ def file_size(path: Path) -> int:
 # ---------------------------------------------------------------------- finding images
 
 
-class ImageWalk:
-    """A walk through the images below a folder, folder by folder.
+def images_below(
+    folder: Path,
+    passed_over: PassedOver | None = None,
+    tolerant: bool = False,
+    entered: set[str] | None = None,
+) -> Iterator[Path]:
+    """Yield the images below a folder, sorted in each folder.
 
     Hidden entries, folders of the system, and files whose name is not that of an image are skipped.
     Links are followed, but no folder is entered twice. A link to a folder that contains the link
@@ -505,44 +487,37 @@ class ImageWalk:
     nowhere, a pipe or a device is yielded if its name is that of an image: it is unreadable.
 
     Args:
+        folder: the folder.
         passed_over: counts the files that are skipped although they may be images; None not to
             look at them.
         tolerant: whether folders that cannot be read are skipped.
+        entered: real paths of the folders that were entered before.
+
+    Raises:
+        OSError: a folder cannot be read.
     """
-
-    def __init__(self, passed_over: PassedOver | None = None, tolerant: bool = False):
-        self._passed_over = passed_over
-        self._tolerant = tolerant
-        self._entered: set[str] = set()
-
-    def images(self, folder: Path) -> Iterator[Path]:
-        """Yield the images below a folder.
-
-        Raises:
-            OSError: a folder cannot be read.
-        """
-        real_path = os.path.realpath(folder)
-        if real_path in self._entered:
+    if entered is None:
+        entered = set()
+    real_path = os.path.realpath(folder)
+    if real_path in entered:
+        return
+    entered.add(real_path)
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not is_hidden(entry.name)]
+    except OSError:
+        if tolerant:
             return
-        self._entered.add(real_path)
-        try:
-            with os.scandir(folder) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
-        except OSError:
-            if self._tolerant:
-                return
-            raise
-        for entry in found:
-            path = folder / entry.name
-            if is_hidden(entry.name):
-                continue
-            if os.path.isdir(entry):  # not for a circle of links, which is unreadable
-                if not links_upwards(path):
-                    yield from self.images(path)
-            elif is_image(path):
-                yield path
-            elif self._passed_over is not None:
-                self._passed_over.add(path, first_bytes(path, SIGNATURE_BYTES))
+        raise
+    for entry in sorted(visible, key=lambda entry: entry.name):
+        path = folder / entry.name
+        if os.path.isdir(entry):  # not for a circle of links, which is unreadable
+            if not links_upwards(path):
+                yield from images_below(path, passed_over, tolerant, entered)
+        elif is_image(path):
+            yield path
+        elif passed_over is not None:
+            passed_over.add(path, first_bytes(path, SIGNATURE_BYTES))
 
 
 def links_upwards(folder: Path) -> bool:
@@ -557,7 +532,7 @@ def image_files(folder: Path, passed_over: PassedOver | None = None) -> list[Pat
     """Return all images below a folder, a Zip archive or a folder in one, sorted.
 
     Args:
-        folder: the folder or archive, read as by :class:`ImageWalk`.
+        folder: the folder or archive, read as by :func:`images_below`.
         passed_over: counts the files that are skipped although they may be images.
 
     Raises:
@@ -567,7 +542,7 @@ def image_files(folder: Path, passed_over: PassedOver | None = None) -> list[Pat
     if part is None:
         if links_upwards(folder):
             return []
-        return sorted(ImageWalk(passed_over).images(folder))
+        return sorted(images_below(folder, passed_over))
     images = []
     for path in archived_files(part):
         if is_image(path):
@@ -590,7 +565,8 @@ def sub_folders(root: Path) -> list[Path]:
     """
     part = archive_part(root)
     if part is not None:
-        return archived_folders(part)
+        inner = [part.path / name for name in part.open().folders if name]
+        return sorted(path for path in inner if path.parent == root)
     folders = []
     for entry in sorted(root.iterdir()):
         if is_hidden(entry.name):
@@ -634,20 +610,17 @@ def find_images(
     """
     path = expanded(source)
     shown = printable(str(source))
-    part = archive_part(path)
     if passed_over is None:
         passed_over = PassedOver()
-    if part is not None and is_folder(path):
+    if path.is_dir():
+        images = images_below(path, passed_over)
+    elif is_folder(path):
         images = iter(image_files(path, passed_over))
-        nothing_found = f"archive {shown} holds no image"
-    elif path.is_dir():
-        images = ImageWalk(passed_over).images(path)
-        nothing_found = f"folder {shown} holds no image"
-    elif os.path.lexists(path) or (part is not None and part.name in part.open().files):
+    elif os.path.lexists(path) or file_size(path) >= 0:
         return iter([path])
     elif glob.has_magic(str(path)):
-        images = _matching(path)
-        nothing_found = f"no image matches {shown}"
+        found = matching_paths(path)
+        images = (file for file in found if is_image(file) and not file.is_dir())
     else:
         kind = missing_folder_kind(path).replace("folder", "file or folder")
         raise DataError(
@@ -656,11 +629,9 @@ def find_images(
     with listing():
         first = next(images, None)
     if first is None:
-        notes = "".join(
-            f" ({note.removeprefix('note: ')})" for note in passed_over.notes()
-        )
+        notes = "".join(f"; {note}" for note in passed_over.notes())
         raise DataError(
-            f"{nothing_found}{notes}: give an image, a folder or Zip archive of images, or a"
+            f"no image in {shown}{notes}; give an image, a folder or Zip archive of images, or a"
             " pattern in quotes"
         )
     return chain([first], _listed(images))
@@ -669,13 +640,6 @@ def find_images(
 def _listed(images: Iterator[Path]) -> Iterator[Path]:
     with listing():
         yield from images
-
-
-def _matching(pattern: Path) -> Iterator[Path]:
-    """Yield the images whose paths match a pattern, sorted."""
-    for path in matching_paths(pattern):
-        if is_image(path) and not path.is_dir():
-            yield path
 
 
 def matching_paths(pattern: Path) -> list[Path]:

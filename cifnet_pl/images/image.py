@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import struct
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -16,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image, ImageCms, UnidentifiedImageError
-from PIL.PngImagePlugin import MAX_TEXT_CHUNK
+from PIL import ExifTags, Image, ImageCms, PngImagePlugin, UnidentifiedImageError
 
 from cifnet_pl.images.files import HEIC_BRANDS, read_bytes
 from cifnet_pl.images.jpeg import decode_square, is_incomplete
@@ -28,6 +25,10 @@ from cifnet_pl.utilities.text import first_line
 # helps nobody; nor do its warnings about damaged metadata.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
 warnings.filterwarnings("ignore", module=r"PIL\.", append=True)
+
+# Pillow refuses a PNG file whose profile or compressed text has more than a megabyte: printers'
+# profiles have, and what image generators write.
+PngImagePlugin.MAX_TEXT_CHUNK = 2**24
 
 FORMATS = {
     "JPEG": "jpg",
@@ -63,7 +64,7 @@ DATE_FORMAT = "%Y:%m:%d %H:%M:%S"
 """Format of a time in EXIF data."""
 
 SIGNIFICANT_BITS = "significant_bits"
-"""Key of Pillow's notes on an image for the bits that its file calls significant."""
+"""Key of Pillow's notes on an image for what its file says of significant bits."""
 
 SIXTEEN_BIT_AS_32 = ("PNG", "PPM")
 """Formats of which Pillow has 16 bits in its mode of 32 bits; PNG before Pillow 11."""
@@ -239,8 +240,11 @@ def read_square(image: ImageLike, size: int, crop_ratio: float = 1.0) -> np.ndar
 def _opened(content: bytes, formats: Iterable[str]) -> Image.Image:
     Image.init()
     known = [name for name in formats if name in Image.OPEN]
-    image = Image.open(io.BytesIO(plain_png(content)), formats=known)
-    image.info[SIGNIFICANT_BITS] = significant_bits(content)
+    image = Image.open(io.BytesIO(content), formats=known)
+    if image.format == "PNG":
+        head = content[: content.find(b"IDAT")]
+        # After the chunk's name, a byte for each channel (PNG specification, 11.3.3).
+        image.info[SIGNIFICANT_BITS] = head.partition(b"sBIT")[2][:1]
     return image
 
 
@@ -311,23 +315,11 @@ def _of_sixteen_bits(image: Image.Image) -> Image.Image:
     that are significant, they were not.
     """
     values = np.asarray(image)
-    bits = image.info.get(SIGNIFICANT_BITS, 16)
+    said = image.info.get(SIGNIFICANT_BITS) or b"\x10"
+    bits = min(max(said[0], 8), 16)
     if values.max(initial=0) >= 2**bits:
         bits = 16
     return Image.fromarray((values >> (bits - 8)).astype(np.uint8))
-
-
-def orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation of an image, from 1 to 8; 1 where it says none.
-
-    Pillow's own ``exif_transpose`` writes all tags anew, and fails where a camera stored any of
-    them with another type than the standard's. Damaged metadata does not make pixels unreadable.
-    """
-    try:
-        value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # each format fails in its own way
-        return 1
-    return value if value in UPRIGHT_TRANSPOSES else 1
 
 
 COLOUR_MODES = ("RGB", "RGBA", "RGBX", "P", "PA")
@@ -381,13 +373,19 @@ def finished(stored: np.ndarray, image: Image.Image) -> np.ndarray:
         The same shape.
     """
     upright = stored
-    transpose = UPRIGHT_TRANSPOSES.get(orientation(image))
+    # Pillow's own ``exif_transpose`` writes all tags anew, and fails where a camera stored any of
+    # them with another type than the standard's.
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # damaged metadata, on which each format fails in its own way
+        orientation = 1
+    transpose = UPRIGHT_TRANSPOSES.get(orientation)
     if transpose is not None:
         upright = np.asarray(Image.fromarray(stored).transpose(transpose))
-    profile = None
-    if image.mode in COLOUR_MODES:
-        profile = image.info.get("icc_profile")
-    return in_srgb(upright, profile)
+    profile = image.info.get("icc_profile")
+    if profile and image.mode in COLOUR_MODES:
+        return in_srgb(upright, profile)
+    return upright
 
 
 # ---------------------------------------------------------------------- colours
@@ -399,18 +397,18 @@ Profiles of sRGB differ a little from each other. What a profile calls itself is
 """
 
 
-def in_srgb(pixels: np.ndarray, profile: bytes | None) -> np.ndarray:
+def in_srgb(pixels: np.ndarray, profile: bytes) -> np.ndarray:
     """Convert pixels to sRGB.
 
     Args:
         pixels: (h, w, 3) uint8.
-        profile: ICC profile of their colours; None for sRGB. One that is damaged, or of other than
-            RGB colours, counts as none.
+        profile: ICC profile of their colours. One that is damaged, or of other than RGB colours,
+            counts as that of sRGB.
 
     Returns:
         (h, w, 3) uint8.
     """
-    transform = conversion(profile) if profile else None
+    transform = conversion(profile)
     if transform is None:
         return pixels
     return np.asarray(ImageCms.applyTransform(Image.fromarray(pixels), transform))
@@ -432,95 +430,10 @@ def conversion(profile: bytes) -> Any | None:
         )
     except (ImageCms.PyCMSError, OSError, ValueError, TypeError):  # a damaged profile
         return None
-    colours = _all_colours()
+    # Colours from all over the cube of RGB.
+    levels = np.arange(0, 256, 15, dtype=np.uint8)
+    grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1)
+    colours = grid.reshape(len(levels), -1, 3)
     converted = np.asarray(ImageCms.applyTransform(Image.fromarray(colours), transform))
     difference = np.abs(converted.astype(int) - colours).max()
     return transform if difference > COLOUR_TOLERANCE else None
-
-
-def _all_colours() -> np.ndarray:
-    """Return colours from all over the cube of RGB, as pixels (18, 324, 3) uint8."""
-    levels = np.arange(0, 256, 15, dtype=np.uint8)
-    grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1)
-    return grid.reshape(len(levels), -1, 3)
-
-
-# ---------------------------------------------------------------------- PNG files
-
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
-PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
-"""Types of chunks that hold texts (PNG specification, 11.3.3)."""
-
-ORIENTATION_TEXTS = (b"Raw profile type exif", b"XML:com.adobe.xmp")
-"""Keywords of texts that may say the orientation."""
-
-PNG_BITS = b"sBIT"
-"""Type of the chunk that says how many bits of each channel are significant."""
-
-PNG_PROFILE = b"iCCP"
-"""Type of the chunk that holds a colour profile: its name, two bytes, and deflated data."""
-
-
-class PngChunk(NamedTuple):
-    """A part of a PNG file: its type, its data, and all its bytes."""
-
-    kind: bytes
-    data: bytes
-    content: bytes
-
-
-def plain_png(content: bytes) -> bytes:
-    """Return a PNG file without texts and unusable profiles; other content as it is."""
-    if not content.startswith(PNG_SIGNATURE):
-        return content
-    kept = [PNG_SIGNATURE]
-    length = len(PNG_SIGNATURE)
-    for chunk in _chunks(content):
-        length += len(chunk.content)
-        if _is_usable(chunk):
-            kept.append(chunk.content)
-    kept.append(content[length:])  # what is cut off
-    return b"".join(kept)
-
-
-def significant_bits(content: bytes) -> int:
-    """Return how many bits of 16 are significant in a grey PNG file; 16 if it does not say.
-
-    Args:
-        content: of any file.
-    """
-    if content.startswith(PNG_SIGNATURE):
-        for chunk in _chunks(content):
-            if chunk.kind == PNG_BITS and chunk.data:
-                return min(max(chunk.data[0], 8), 16)
-    return 16
-
-
-def _chunks(content: bytes) -> Iterator[PngChunk]:
-    """Yield the chunks of a file up to its end, or to where it is cut off."""
-    start = len(PNG_SIGNATURE)
-    while start + 12 <= len(content):
-        length, kind = struct.unpack_from(">I4s", content, start)
-        chunk = content[start : start + 12 + length]
-        if len(chunk) < 12 + length:
-            return
-        yield PngChunk(kind, chunk[8:-4], chunk)
-        start += len(chunk)
-
-
-def _is_usable(chunk: PngChunk) -> bool:
-    """Return whether a chunk is neither text nor profile, or one that Pillow should read."""
-    keyword, _, rest = chunk.data.partition(b"\0")
-    if chunk.kind in PNG_TEXTS and keyword not in ORIENTATION_TEXTS:
-        return False
-    if chunk.kind == b"iTXt":
-        return not rest.startswith(b"\x01")  # compressed
-    if chunk.kind not in (PNG_PROFILE, b"zTXt"):
-        return True
-    decompressor = zlib.decompressobj()
-    try:
-        decompressor.decompress(rest[1:], MAX_TEXT_CHUNK)
-    except zlib.error:
-        return False
-    return decompressor.eof

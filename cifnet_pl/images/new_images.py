@@ -9,20 +9,14 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from cifnet_pl.images.files import ImageWalk, PassedOver, read_bytes, shown_path
+from cifnet_pl.images.files import (
+    PassedOver,
+    file_identity,
+    images_below,
+    read_bytes,
+    shown_path,
+)
 from cifnet_pl.utilities.errors import DataError
-
-
-class FileVersion(NamedTuple):
-    """Time and size of a file, by which a change is detected.
-
-    Attributes:
-        modified: time of the last change in nanoseconds.
-        size: in bytes.
-    """
-
-    modified: int
-    size: int
 
 
 class NewImage(NamedTuple):
@@ -49,8 +43,9 @@ class NewImages:
         self.folder = folder
         self._report = report
         self._passed_over = 0
-        self._last_seen: dict[Path, FileVersion] = {}
-        self._found: dict[Path, FileVersion] = {}
+        # The files by their sizes and times.
+        self._last_seen: dict[Path, tuple[int, ...]] = {}
+        self._found: dict[Path, tuple[int, ...]] = {}
 
     def batches(
         self, size: int, pause: float, settled: bool = True
@@ -79,9 +74,12 @@ class NewImages:
     def _look(self, settled: bool) -> Iterator[NewImage]:
         """Yield new images; a folder that cannot be read has none for the time being."""
         passed_over = PassedOver()
-        for path in ImageWalk(passed_over, tolerant=True).images(self.folder):
-            version = _version(path)
-            if version is None or self._found.get(path) == version:
+        for path in images_below(self.folder, passed_over, tolerant=True):
+            try:
+                version = file_identity(path)
+            except OSError:  # it is gone, or a link that leads nowhere yet
+                continue
+            if self._found.get(path) == version:
                 continue
             if not settled or self._last_seen.get(path) == version:
                 self._found[path] = version
@@ -100,14 +98,3 @@ class NewImages:
             if os.path.lexists(path):
                 reason = getattr(error, "strerror", None) or error
                 self._report(f"skipped {shown_path(path)}: {reason}")
-
-
-def _version(path: Path) -> FileVersion | None:
-    """Return the version of a file, or of a link that leads nowhere; None if it is gone."""
-    for read_status in (os.stat, os.lstat):
-        try:
-            status = read_status(path)
-        except OSError:
-            continue
-        return FileVersion(status.st_mtime_ns, status.st_size)
-    return None

@@ -82,18 +82,16 @@ def iterate_images(
     """
     if isinstance(images, str | Path):
         return find_images(images)
-    if isinstance(images, bytes | bytearray | Image.Image):
-        return map(_as_image, [images])
+    if isinstance(images, bytes | Image.Image):
+        images = [images]
     return map(_as_image, images)
 
 
 def _as_image(item: object) -> ImageLike:
     if isinstance(item, bytes | Path | Image.Image):
         return item
-    if isinstance(item, bytearray | memoryview):
-        return bytes(item)
-    if isinstance(item, str | os.PathLike):
-        return Path(os.fspath(item))
+    if isinstance(item, str):
+        return Path(item)
     raise UsageError(
         f"a {type(item).__name__} is no image: give a path, the bytes of a file, or a Pillow image"
     )
@@ -144,11 +142,9 @@ def read_image(
     try:
         encoded = EncodedImage(image)
         if skip is not None and skip(encoded.hash):
-            return ReadImage(None, encoded.identify(), LEFT_OUT)
+            return ReadImage(None, Look(encoded.hash), LEFT_OUT)
         pixels = encoded.square(size, crop_ratio)
-        if look is None:
-            return ReadImage(pixels)
-        return ReadImage(pixels, look(encoded))
+        return ReadImage(pixels, look and look(encoded))
     except UnreadableImage as error:
         return ReadImage(None, reason=str(error))
 

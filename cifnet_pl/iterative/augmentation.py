@@ -41,7 +41,8 @@ def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
     start = split_mix(keys.astype(np.uint64) ^ state)
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64)
-        hashes = split_mix(start[:, None] + steps * GOLDEN)
+        positions = start[:, None] + steps * GOLDEN
+        hashes = split_mix(positions)
     bits = (hashes >> np.uint64(11)).astype(np.float64)
     return bits / 2**53
 
@@ -159,16 +160,19 @@ class Augmentation:
 
     def _jitter(self, images: Tensor, draws: Tensor) -> Tensor:
         strength = draws.new_tensor([self.brightness, self.contrast, self.saturation])
-        factors = (1 + strength * (2 * draws - 1)).clamp_min(0).float()
+        change = strength * (2 * draws - 1)
+        factors = (1 + change).clamp_min(0).float()
         brightness, contrast, saturation = factors[:, :, None, None, None].unbind(1)
-        x = (images.float() * brightness).clamp(0, 255)
+        x = images.float() * brightness
+        x = x.clamp(0, 255)
         luma = x.new_tensor(LUMA)[:, None, None]
         grey = (x * luma).sum(1, keepdim=True)
         mean = grey.mean((2, 3), keepdim=True)
-        x = (mean + (x - mean) * contrast).clamp(0, 255)
+        x = mean + (x - mean) * contrast
+        x = x.clamp(0, 255)
         grey = (x * luma).sum(1, keepdim=True)
-        x = (grey + (x - grey) * saturation).clamp(0, 255)
-        return x.round().to(torch.uint8)
+        x = grey + (x - grey) * saturation
+        return x.clamp(0, 255).round().to(torch.uint8)
 
 
 def augmentation_of(options: Mapping[str, Any]) -> Augmentation:

@@ -139,7 +139,8 @@ class CREATEModule(IterativeModule):
         with torch.no_grad():
             teacher_scores = encoders(network(x))[0].float()
         known = scores[:, : self.old_classes]
-        distilled = distillation(known, teacher_scores, scale=True)
+        # Multiplied by T², which WA, iCaRL and FOSTER do not.
+        distilled = 4 * distillation(known, teacher_scores)
         distillation_weight: float = self.options["distillation_weight"]
         return loss + distillation_weight * distilled
 

@@ -17,9 +17,7 @@ SMALLEST = 1e-10
 """Added to probabilities before their logarithm, as in the reference code of CREATE."""
 
 
-def distillation(
-    scores: Tensor, teacher: Tensor, temperature: float = 2.0, scale: bool = False
-) -> Tensor:
+def distillation(scores: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
     """Compute the distillation loss (Hinton et al., 2015).
 
     ``−mean Σ softmax(t/T) · log softmax(s/T)``
@@ -28,14 +26,12 @@ def distillation(
         scores: (n, C) scores of the network that learns, for the teacher's classes.
         teacher: (n, C) scores of the network before the task.
         temperature: T.
-        scale: whether to multiply by T²; CREATE does, WA, iCaRL and FOSTER do not.
 
     Returns:
         The mean over samples.
     """
     target = teacher.div(temperature).softmax(dim=1)
-    loss = _soft_cross_entropy(scores, target, temperature)
-    return loss * temperature**2 if scale else loss
+    return _soft_cross_entropy(scores, target, temperature)
 
 
 def _soft_cross_entropy(scores: Tensor, target: Tensor, temperature: float) -> Tensor:
@@ -58,22 +54,22 @@ def binary_distillation(scores: Tensor, targets: Tensor) -> Tensor:
     return total / len(scores)
 
 
-def align_weights(weight: Tensor, new: int, value: float = 1.0) -> Tensor:
+def align_weights(weight: Tensor, new: int) -> Tensor:
     """Scale the rows of new classes to the mean norm of the old ones (WA, eq. 10).
 
-    ``w_new · (mean ‖w_old‖ / mean ‖w_new‖) · value^(old/new)``; the power is FOSTER's.
+    ``w_new · (mean ‖w_old‖ / mean ‖w_new‖)``
 
     Args:
         weight: (C, d) rows of the classifier, new classes last.
         new: number of new classes.
-        value: base of the extra factor.
 
     Returns:
         (C, d) rows, those of old classes unchanged.
     """
-    old = len(weight) - new
-    kept, scaled = torch.split(weight, [old, new])
-    gamma = kept.norm(dim=1).mean() / scaled.norm(dim=1).mean() * value ** (old / new)
+    kept, scaled = torch.split(weight, [len(weight) - new, new])
+    old_norm = kept.norm(dim=1).mean()
+    new_norm = scaled.norm(dim=1).mean()
+    gamma = old_norm / new_norm
     return torch.cat([kept, scaled * gamma])
 
 
@@ -113,8 +109,10 @@ def pooled_maps_distance(maps: Sequence[Tensor], old: Sequence[Tensor]) -> Tenso
 
 def _pooled(maps: Tensor) -> Tensor:
     square = maps.square()
-    pooled = [square.sum(3).flatten(1), square.sum(2).flatten(1)]
-    return functional.normalize(torch.cat(pooled, dim=1), dim=1)
+    columns = square.sum(3).flatten(1)
+    rows = square.sum(2).flatten(1)
+    pooled = torch.cat([columns, rows], dim=1)
+    return functional.normalize(pooled, dim=1)
 
 
 def cosine_distance(z: Tensor, old: Tensor) -> Tensor:
@@ -145,9 +143,10 @@ def proxy_scores(z: Tensor, proxies: Tensor, count: int, sigma: Tensor) -> Tenso
         (n, C) scores.
     """
     proxies = functional.normalize(proxies, dim=1)
-    cosines = functional.linear(functional.normalize(z, dim=1), proxies)
-    cosines = cosines.view(len(z), -1, count)
-    return sigma * (cosines.softmax(dim=2) * cosines).sum(dim=2)
+    unit = functional.normalize(z, dim=1)
+    cosines = functional.linear(unit, proxies).view(len(z), -1, count)
+    shares = cosines.softmax(dim=2)
+    return sigma * (shares * cosines).sum(dim=2)
 
 
 def nca(scores: Tensor, labels: Tensor) -> Tensor:
@@ -164,7 +163,8 @@ def nca(scores: Tensor, labels: Tensor) -> Tensor:
         scores: (n, C).
         labels: (n,) int64.
     """
-    scores = scores - scores.max(dim=1, keepdim=True).values
+    largest = scores.max(dim=1, keepdim=True).values
+    scores = scores - largest
     is_label = functional.one_hot(labels, scores.shape[1]).bool()
     others = scores.masked_fill(is_label, 0.0).exp().sum(dim=1)
     differences = others.log() - scores[is_label]
@@ -183,7 +183,8 @@ def effective_weights(counts: Tensor, beta: float) -> Tensor:
         counts: (C,) images of each class that are learned from, at least 1 each.
         beta: β in [0, 1).
     """
-    weights = (1 - beta) / (1 - beta ** counts.double())
+    remaining = 1 - beta ** counts.double()
+    weights = (1 - beta) / remaining
     return weights / weights.sum() * len(counts)
 
 
@@ -312,16 +313,20 @@ def separation(
     """
     n, classes, _ = latent.shape
     # (n, l): the code of each anchor in the latent space of its class.
-    codes = latent[torch.arange(n, device=labels.device), labels]
+    rows = torch.arange(n, device=labels.device)
+    codes = latent[rows, labels]
     # (n, n): sample j in the latent space of i's class.
-    dots = torch.einsum("il,jil->ij", codes, latent[:, labels]) / temperature
+    spaces = latent[:, labels]
+    dots = torch.einsum("il,jil->ij", codes, spaces) / temperature
     largest = dots.max(dim=1, keepdim=True).values.detach()
     dots = (dots - largest).clamp_min(-95.0)
     other = ~torch.eye(n, dtype=torch.bool, device=labels.device)
-    normaliser = (dots.exp() * other).sum(dim=1, keepdim=True)
+    exponentials = dots.exp() * other
+    normaliser = exponentials.sum(dim=1, keepdim=True)
     log_probability = dots - normaliser.log()
     positive = (labels[:, None] == labels) & other
-    total = (positive * log_probability).sum(dim=1)
-    mean = total / positive.sum(dim=1).clamp_min(1)
+    positives = positive.sum(dim=1).clamp_min(1)
+    mean = (positive * log_probability).sum(dim=1) / positives
     scale = temperature / base_temperature
-    return -scale * (mean * weights).mean() / classes
+    loss = (mean * weights).mean()
+    return -scale * loss / classes

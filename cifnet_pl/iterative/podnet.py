@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy
 
 from cifnet_pl.backbones.structures import stages_of, with_maps, without_last_relu
 from cifnet_pl.iterative.descent import StepBatch, check_tuning
@@ -73,9 +72,6 @@ class PODNetModule(IterativeModule):
         spatial: weight of the distance between pooled maps.
         flat: weight of the distance between embeddings.
         last_relu: whether the network keeps the ReLU at its end.
-        imprint: whether the proxies of new classes start at k-means centres of their class's
-            embeddings (Qi et al., CVPR 2018), as in the authors' own code, and not at random; the
-            images of a task are read once more for it.
         tuning: share of the epochs that balanced fine-tuning takes, or 0.
         tuning_rate: its learning rate.
         options: of :class:`IterativeModule`.
@@ -88,7 +84,6 @@ class PODNetModule(IterativeModule):
         spatial: float = 5.0,
         flat: float = 1.0,
         last_relu: bool = False,
-        imprint: bool = False,
         tuning: float = 0.125,
         tuning_rate: float = 0.005,
         **options: Any,
@@ -105,7 +100,6 @@ class PODNetModule(IterativeModule):
             "spatial": spatial,
             "flat": flat,
             "last_relu": last_relu,
-            "imprint": imprint,
             "tuning": tuning,
             "tuning_rate": tuning_rate,
         }
@@ -115,43 +109,6 @@ class PODNetModule(IterativeModule):
         """Add proxies of new classes; those of old classes do not change."""
         self.cosine.proxies.requires_grad_(False)
         self.cosine.grow(classes)
-
-    def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Add the new classes, whose proxies may start at their embeddings."""
-        super().begin_task(names, labels)
-        if self.options["imprint"] and self.old_classes and not self.steps_done:
-            self._imprint(names)
-
-    def _imprint(self, names: list[str]) -> None:
-        """Start the new proxies at centres of their classes, with the mean length of the old ones.
-
-        Args:
-            names: new classes.
-        """
-        from sklearn.cluster import KMeans
-
-        task = len(self.learned_tasks) - 1
-        rows = self.data.task(task, self.learned_tasks).rows
-        source = self.data.source
-        embedded = []
-        for batch in torch.split(torch.from_numpy(rows), self.data.batch_size):
-            embedded.append(self.embed(self.decode(batch).to(self.device)))
-        z = normalize(torch.cat(embedded), dim=1).cpu().numpy()
-        labels = source.train.labels[rows]
-        count = self.cosine.count
-        centres = []
-        for name in names:
-            own = z[labels == source.class_names.index(name)]
-            clusters = KMeans(min(count, len(own)), n_init=4, random_state=self.seed)
-            found = clusters.fit(own).cluster_centers_
-            # Repeated if the class has fewer images than proxies.
-            centres.append(np.resize(found, (count, self.width)))
-        *old, new = self.cosine.proxies
-        length = torch.cat(list(old)).norm(dim=1).mean()
-        directions = torch.from_numpy(np.concatenate(centres)).to(new)
-        start = length * normalize(directions, dim=1)
-        with torch.no_grad():
-            new.copy_(self.trainer.strategy.broadcast(start))
 
     @property
     def output_layer(self) -> nn.Module:

@@ -18,7 +18,7 @@ from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, EmbeddingBatch, ImageBatch
 from cifnet_pl.heads import CIFNetHead, Head
-from cifnet_pl.heads import confidence as calibration
+from cifnet_pl.heads.probabilities import check_buffer
 from cifnet_pl.learning.run_record import PrequentialRow
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
@@ -77,7 +77,7 @@ class CIFNetModule(TaskModule):
             ``timm:<model>``.
         download: whether missing weights may be downloaded.
         calibrate: whether to set the head's temperature after each task, from the leave-one-out
-            scores of the buffer's samples (:mod:`cifnet_pl.heads.confidence`); needs a buffer.
+            scores of the buffer's samples (:mod:`cifnet_pl.heads.probabilities`); needs a buffer.
         engine: what runs the backbone: torch, onnxruntime, or auto
             for ONNX Runtime on a CPU where the backbone can be exported, and torch elsewhere
             (:mod:`cifnet_pl.backbones.engines`).
@@ -108,7 +108,7 @@ class CIFNetModule(TaskModule):
         self.head = _head_of(head or CIFNetHead, self.backbone)
         self.method = type(self.head)
         self.element_bytes = self.head.dtype.itemsize
-        calibration.check_buffer(self.head, buffer, calibrate)
+        check_buffer(self.head, buffer, calibrate)
         self.buffer: CalibrationBuffer | None = None
         if self.head.uses_buffer or self.head.selects_rule or calibrate:
             self.buffer = buffer

@@ -3,7 +3,7 @@
 Groups are those that the user gave, or found among the buffer samples
 (:func:`~cifnet_pl.statistics.find_groups`). The probabilities, the prediction sets and the
 threshold for unknowns follow from the scores without each sample's group
-(:mod:`cifnet_pl.heads.confidence`).
+(:mod:`cifnet_pl.heads.probabilities`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
-from cifnet_pl.heads.confidence import CalibrationSamples, calibrate
+from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.statistics import find_groups
 from cifnet_pl.utilities.growing_tensors import GrowingModule

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from cifnet_pl import __version__
 from cifnet_pl.backbones.engines import exclusive_export, import_onnxruntime
-from cifnet_pl.heads.probabilities import to_probabilities
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
+from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import CifnetError, explained
 
 TOLERANCE = 1e-4

@@ -16,7 +16,7 @@ from cifnet_pl.backbones import Backbone
 from cifnet_pl.buffer import BufferSamples, CalibrationBuffer, concatenate
 from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.heads import Head
-from cifnet_pl.heads.confidence import CalibrationSamples
+from cifnet_pl.heads.probabilities import CalibrationSamples
 from cifnet_pl.model.calibration import Calibration
 from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.utilities.errors import UsageError, no_images, prefixed

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads import Head
-from cifnet_pl.heads.confidence import (
+from cifnet_pl.heads.probabilities import (
     CalibrationSamples,
     PredictionSets,
     check_share,
@@ -103,7 +103,7 @@ class OpenSetPredictor:
         """Largest novelty of a known sample; None if no sample is called unknown."""
         if self.reference is None or self.unknown is None:
             return None
-        limit = self.reference.limit(self.unknown)
+        limit = self.reference.threshold(1 - self.unknown)
         if limit < float("inf"):
             return limit
         return None

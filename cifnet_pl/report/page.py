@@ -75,26 +75,11 @@ IMAGE_PIXELS = 136
 """Side of the images on the page."""
 
 
-@dataclass(frozen=True)
-class PageImage:
-    """An image on the page.
-
-    Attributes:
-        jpeg: the small JPEG file in base64.
-        name: of the image's file.
-        text: below the name.
-    """
-
-    jpeg: str
-    name: str
-    text: str
-
-
 class ImageRow(NamedTuple):
-    """A row of images of one class, with a title."""
+    """A row of images of one class, each with the text below it, and its title."""
 
     title: str
-    images: Sequence[PageImage]
+    images: Mapping[Path, str]
 
 
 @dataclass
@@ -107,7 +92,7 @@ class Section:
         figure: shown as large as it was drawn for; a large one is scrolled, not shrunk.
         header, rows: of the table.
         pairs: rows of images of two classes.
-        images: further images.
+        images: further images, each with the text below its name.
     """
 
     name: str
@@ -116,16 +101,11 @@ class Section:
     header: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
     pairs: Sequence[Sequence[ImageRow]] = ()
-    images: Sequence[PageImage] = ()
+    images: Mapping[Path, str] = field(default_factory=dict)
 
 
-def page_image(file: Path, text: str = "") -> PageImage:
-    """Return a small copy of an image for the page; a black one if it can no longer be read.
-
-    Args:
-        file: the image.
-        text: below the name.
-    """
+def thumbnail(file: Path) -> str:
+    """Return a small JPEG copy of an image in base64; a black one if it can no longer be read."""
     try:
         square = read_square(file, IMAGE_PIXELS)
     except UnreadableImage:
@@ -133,10 +113,10 @@ def page_image(file: Path, text: str = "") -> PageImage:
         square = np.zeros(shape, dtype=np.uint8)
     content = io.BytesIO()
     Image.fromarray(square).save(content, "JPEG", quality=80)
-    # A number and its percent sign stay on one line.
-    caption = printable(text).replace(" %", "\u00a0%")
-    jpeg = base64_of(content.getvalue())
-    return PageImage(jpeg, printable(file.name), caption)
+    return base64_of(content.getvalue())
+
+
+TEMPLATES.filters.update(thumbnail=thumbnail, printable=printable)
 
 
 def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:

@@ -6,7 +6,6 @@ configuration is named by its method and by the settings in which it differs fro
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -466,18 +465,17 @@ def with_labels(runs: pd.DataFrame) -> pd.DataFrame:
 
 def usual_settings(family: pd.DataFrame) -> dict[str, Any]:
     """Return the value of each setting that most runs of a method have; defaults win ties."""
-    usual: dict[str, Any] = {}
-    values: dict[str, dict[str, Any]] = {}
-    counts: Counter[tuple[str, str]] = Counter()
+    values: dict[str, list[Any]] = {}
     for config in family["config"]:
         for key, value in config.items():
-            counts[key, repr(value)] += 2  # a default wins ties
-            values.setdefault(key, {})[repr(value)] = value
-    for key, default in family["defaults"].iloc[0].items():
-        if (key, repr(default)) in counts:
-            counts[key, repr(default)] += 1
-    for (key, text), _ in counts.most_common():
-        usual.setdefault(key, values[key][text])
+            values.setdefault(key, []).append(value)
+    defaults = family["defaults"].iloc[0]
+    usual = {}
+    for key, found in values.items():
+        texts = [repr(value) for value in found]
+        default = repr(defaults[key]) if key in defaults else None
+        ranks = [(texts.count(text), text == default) for text in texts]
+        usual[key] = found[ranks.index(max(ranks))]
     return usual
 
 

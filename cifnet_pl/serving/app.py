@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, File, Query, Request, UploadFile
+from fastapi import (
+    APIRouter,
+    Body,
+    Depends,
+    FastAPI,
+    File,
+    Query,
+    Request,
+    UploadFile,
+)
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment
+from PIL import Image
 from pydantic import Field
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
@@ -24,23 +36,25 @@ from cifnet_pl import __version__
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.serving import inspection, messages
-from cifnet_pl.serving.answering import LARGEST_BATCH, ApiObject, ImageAnswer
-from cifnet_pl.serving.gate import Access, Gate, check_size, refused
-from cifnet_pl.serving.inbox import LARGEST_INBOX, InboxView, Received, UploadGroup
-from cifnet_pl.serving.messages import (
-    Question,
-    RequestError,
-    as_request_error,
-    has_disk_error,
+from cifnet_pl.serving.answering import LARGEST_BATCH, ImageAnswer
+from cifnet_pl.serving.gate import (
+    Access,
+    ApiObject,
+    Gate,
+    check_size,
+    decoded,
+    refused,
 )
+from cifnet_pl.serving.inbox import LARGEST_INBOX, InboxView, Received, UploadGroup
+from cifnet_pl.serving.messages import RequestError, has_disk_error, refusal_of
 from cifnet_pl.serving.service import (
-    ChangeJob,
     ChangeResult,
+    Job,
     Result,
     Service,
     UpdateResult,
 )
-from cifnet_pl.serving.workspace import DeletedCounts
+from cifnet_pl.serving.workspace import Day, DeletedCounts, Version
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.text import printable
 
@@ -51,6 +65,9 @@ RECEIVED_AT_ONCE = 2
 
 GROUPED_IMAGES = 500
 """Images that are grouped in one request: the time grows with the square of their number."""
+
+PREVIEW_SIDE = 320
+"""Pixels of a side of what is shown where a browser cannot show an image's format."""
 
 MEDIA_TYPES = {
     ".jpg": "image/jpeg",
@@ -85,120 +102,16 @@ class ClassInfo(ApiObject):
     """Names of images that are kept in the workspace."""
 
 
-class JobInfo(ApiObject):
-    """A change that is asked for but not finished, or its end."""
-
-    job: str
-    action: str
-    state: Literal["waiting", "at work", "done", "refused"]
-    place: int
-    """Number of changes that come before this one."""
-    done: int
-    """Images learned so far."""
-    total: int | None = None
-    status: int | None = None
-    """HTTP status that the change ended with."""
-    error: str | None = None
-    may_be_asked_for: bool = False
-    """Whether a refused change is made where it is sent with anyway=true."""
-    instead: dict[str, str] = Field(default={})
-    """Name that was given → class that is meant instead, maybe."""
-    update: UpdateResult | None = None
-    change: ChangeResult | None = None
-
-
-class VersionInfo(ApiObject):
-    """One version of the model."""
-
-    number: int
-    parent: int | None
-    action: str
-    message: str
-    time: str
-    classes: int
-    images: int
-    stored: bool
-    scores: dict[str, float] = Field(default={})
-    """Percentages; held_out_images is how many images held_out_accuracy is a share of."""
-
-
 class Versions(ApiObject):
     """All versions, newest first."""
 
     current: int
     can_undo: bool
     can_redo: bool
-    versions: list[VersionInfo]
+    versions: list[Version]
 
 
-ClassName = Annotated[str, Field(min_length=1, max_length=1000)]
-
-
-class ForgetRequest(ApiObject):
-    """A class to forget."""
-
-    name: ClassName
-
-
-class RenameRequest(ApiObject):
-    """A class, and its new name."""
-
-    old: ClassName
-    new: ClassName
-
-
-class MoveRequest(ApiObject):
-    """Images of a class that become images of another one."""
-
-    name: ClassName
-    into: ClassName
-    """A known class, or a new one."""
-    images: list[str] | None = Field(default=None, max_length=LARGEST_INBOX)
-    """Names of files; null for all."""
-
-
-class ImagesRequest(ApiObject):
-    """Some of the images that wait or are kept, by the names of their files."""
-
-    images: list[str] = Field(min_length=1, max_length=LARGEST_INBOX)
-
-
-class LearnRequest(ApiObject):
-    """The classes of images that wait."""
-
-    names: dict[str, str] = Field(min_length=1, max_length=LARGEST_INBOX)
-    """Name of an image's file → its class."""
-
-
-class NamesRequest(ApiObject):
-    """Classes that someone typed for images that wait."""
-
-    names: dict[str, Annotated[str, Field(max_length=1000)] | None] = Field(
-        min_length=1, max_length=LARGEST_INBOX
-    )
-    """Name of an image's file → its class; null to forget it."""
-
-
-Count = Annotated[int, Field(ge=0, le=1000)]
-
-
-class CountRequest(ApiObject):
-    """Numbers to add to the counts of this day."""
-
-    asked: Count = 0
-    unsure: Count = 0
-    corrected: Count = 0
-
-
-class DayInfo(ApiObject):
-    """Counts of classified images and corrections of one day."""
-
-    date: str
-    asked: int
-    unsure: int
-    """Images for which no class, or several, were likely enough."""
-    corrected: int
-    """Images whose class someone corrected."""
+Purged = Literal["forgotten", "all"]
 
 
 class InboxCount(ApiObject):
@@ -207,28 +120,37 @@ class InboxCount(ApiObject):
     waiting: int
 
 
-Purged = Literal["forgotten", "all"]
-
-
-class PurgeRequest(ApiObject):
-    """The images and versions to delete for good."""
-
-    images: Purged = "forgotten"
-    """Forgotten: kept images that the served version did not learn; all: every kept image."""
-
-
 def the_service(request: Request) -> Service:
     """Return the service that answers a request."""
     service: Service = request.app.state.service
     return service
 
 
+AskedService = Annotated[Service, Depends(the_service)]
+
+
+def check_writable(service: AskedService) -> None:
+    """Raise RequestError if changes are refused."""
+    if service.options.read_only:
+        raise RequestError(403, messages.READ_ONLY)
+
+
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Error},
     "5XX": {"model": Error},
 }
-AskedService = Annotated[Service, Depends(the_service)]
 SentFiles = Annotated[list[UploadFile], File(description="one image or many")]
+ClassName = Annotated[str, Body(min_length=1, max_length=1000)]
+FileNames = Annotated[
+    list[str],
+    Body(
+        embed=True,
+        min_length=1,
+        max_length=LARGEST_INBOX,
+        description="names of the images' files",
+    ),
+]
+Count = Annotated[int, Body(ge=0, le=1000)]
 VersionNumber = Annotated[int, InPath(ge=1, le=10**9)]
 Waits = Annotated[
     bool,
@@ -242,7 +164,10 @@ Anyway = Annotated[
 ]
 
 routes = APIRouter(responses=ERRORS)
-changes = APIRouter(responses={**ERRORS, 202: {"model": JobInfo}})
+writes = APIRouter(responses=ERRORS, dependencies=[Depends(check_writable)])
+changes = APIRouter(
+    responses={**ERRORS, 202: {"model": Job}}, dependencies=[Depends(check_writable)]
+)
 
 # ---------------------------------------------------------------------- classify and inspect
 
@@ -318,17 +243,18 @@ def summary(service: AskedService) -> inspection.ModelSummary:
 
 
 @routes.get("/days")
-def days(service: AskedService) -> list[DayInfo]:
+def days(service: AskedService) -> list[Day]:
     """Daily counts of classified images and corrections, oldest first."""
-    return [DayInfo(**counts) for counts in service.workspace.days()]
+    return service.workspace.days()
 
 
-@routes.post("/days")
-def count_answers(service: AskedService, request: CountRequest) -> list[DayInfo]:
+@writes.post("/days")
+def count_answers(
+    service: AskedService, asked: Count = 0, unsure: Count = 0, corrected: Count = 0
+) -> list[Day]:
     """Count answers of this day."""
-    service.check_writable()
-    service.workspace.count_answers(**dict(request))
-    return days(service)
+    service.workspace.count_answers(asked, unsure, corrected)
+    return service.workspace.days()
 
 
 @routes.get("/audit")
@@ -351,20 +277,24 @@ def image(
     path = service.workspace.image(name)
     if path.suffix in MEDIA_TYPES and not small:
         return Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
-    return Response(service.preview(path.read_bytes()), media_type="image/jpeg")
+    limits = service.options.limits
+    square, _ = decoded(path.read_bytes(), PREVIEW_SIDE, 1.0, limits)
+    preview = io.BytesIO()
+    Image.fromarray(square).save(preview, "JPEG")
+    return Response(preview.getvalue(), media_type="image/jpeg")
 
 
 # ---------------------------------------------------------------------- images that wait
 
 
-@routes.post("/inbox")
+@writes.post("/inbox")
 async def receive(
     request: Request, service: AskedService, files: SentFiles
 ) -> Received:
     """Store images, or zip files of images, until they are labelled; the disk has them then."""
     images = [(file.filename or "image", file.file) for file in files]
     async with request.app.state.receiving:
-        return await run_in_threadpool(service.receive, images)
+        return await run_in_threadpool(service.inbox.receive, images)
 
 
 @routes.get("/inbox")
@@ -384,30 +314,41 @@ def waiting(
 
 
 @routes.post("/group")
-def group(service: AskedService, request: ImagesRequest) -> list[UploadGroup]:
+def group(service: AskedService, images: FileNames) -> list[UploadGroup]:
     """Group images that wait or are kept by similarity, so that each group is labelled once."""
-    if len(request.images) > GROUPED_IMAGES:
+    if len(images) > GROUPED_IMAGES:
         raise RequestError(413, messages.TOO_MANY_TO_GROUP, limit=GROUPED_IMAGES)
-    return service.inbox.group(request.images)
+    return service.inbox.group(images)
 
 
-@routes.post("/inbox/remove")
+@writes.post("/inbox/remove")
 def remove(
     service: AskedService,
-    request: ImagesRequest,
+    images: FileNames,
     back: Annotated[
         bool, Query(description="true: let them wait again instead")
     ] = False,
 ) -> InboxCount:
     """Take images away that need no label; their files stay until the service starts again."""
-    return InboxCount(waiting=service.remove(request.images, back))
+    service.inbox.remove(images, back)
+    return InboxCount(waiting=len(service.workspace.waiting()))
 
 
-@routes.post("/inbox/names")
-def name_images(service: AskedService, request: NamesRequest) -> InboxCount:
+@writes.post("/inbox/names")
+def name_images(
+    service: AskedService,
+    names: Annotated[
+        dict[str, Annotated[str, Field(max_length=1000)] | None],
+        Body(
+            embed=True,
+            min_length=1,
+            max_length=LARGEST_INBOX,
+            description="name of an image's file → its class; null to forget it",
+        ),
+    ],
+) -> InboxCount:
     """Remember classes that someone typed; nothing is learned by it."""
-    service.check_writable()
-    service.workspace.name_images(request.names)
+    service.workspace.name_images(names)
     return InboxCount(waiting=len(service.workspace.waiting()))
 
 
@@ -417,7 +358,15 @@ def name_images(service: AskedService, request: NamesRequest) -> InboxCount:
 @changes.post("/inbox/learn", response_model=UpdateResult)
 async def learn_waiting(
     service: AskedService,
-    request: LearnRequest,
+    names: Annotated[
+        dict[str, str],
+        Body(
+            embed=True,
+            min_length=1,
+            max_length=LARGEST_INBOX,
+            description="name of an image's file → its class",
+        ),
+    ],
     dry_run: Annotated[
         bool, Query(description="true: learn on a copy, report, and throw it away")
     ] = False,
@@ -425,39 +374,43 @@ async def learn_waiting(
     wait: Waits = True,
 ) -> Response:
     """Learn images that wait, in one step. Those that wait no more are left out."""
-    return await changed(service, wait, service.learn, request.names, dry_run, anyway)
+    return await changed(service, wait, service.learn, names, dry_run, anyway)
 
 
 @changes.post("/forget", response_model=ChangeResult)
 async def forget(
     service: AskedService,
-    request: ForgetRequest,
+    name: Annotated[ClassName, Body(embed=True)],
     anyway: Anyway = False,
     wait: Waits = True,
 ) -> Response:
     """Remove a class: exactly where all of its images are kept and the head can, else from what
     is predicted.
     """
-    return await changed(service, wait, service.forget, request.name, anyway)
+    return await changed(service, wait, service.forget, name, anyway)
 
 
 @changes.post("/rename", response_model=ChangeResult)
 async def rename(
     service: AskedService,
-    request: RenameRequest,
+    old: ClassName,
+    new: ClassName,
     anyway: Anyway = False,
     wait: Waits = True,
 ) -> Response:
     """Give a class another name."""
-    return await changed(
-        service, wait, service.rename, request.old, request.new, anyway
-    )
+    return await changed(service, wait, service.rename, old, new, anyway)
 
 
 @changes.post("/move", response_model=ChangeResult)
 async def move(
     service: AskedService,
-    request: MoveRequest,
+    name: ClassName,
+    into: Annotated[ClassName, Body(description="a known class, or a new one")],
+    images: Annotated[
+        list[str] | None,
+        Body(max_length=LARGEST_INBOX, description="names of files; null for all"),
+    ] = None,
     anyway: Anyway = False,
     wait: Waits = True,
 ) -> Response:
@@ -465,8 +418,7 @@ async def move(
 
     All must be kept in the workspace.
     """
-    asked = (request.name, request.into, request.images, anyway)
-    return await changed(service, wait, service.move, *asked)
+    return await changed(service, wait, service.move, name, into, images, anyway)
 
 
 @changes.post("/undo", response_model=ChangeResult)
@@ -497,16 +449,24 @@ def purge_counts(service: AskedService, images: Purged = "forgotten") -> Deleted
 
 @changes.post("/purge", response_model=ChangeResult)
 async def purge(
-    service: AskedService, request: PurgeRequest, wait: Waits = True
+    service: AskedService,
+    images: Annotated[
+        Purged,
+        Body(
+            embed=True,
+            description="forgotten: kept images that the served version did not learn",
+        ),
+    ] = "forgotten",
+    wait: Waits = True,
 ) -> Response:
     """Delete kept images and every version but the served one, for good: this cannot be undone."""
-    return await changed(service, wait, service.purge, request.images == "all")
+    return await changed(service, wait, service.purge, images == "all")
 
 
-@changes.get("/jobs/{job}")
-def job(service: AskedService, job: str) -> JobInfo:
+@routes.get("/jobs/{job}")
+def job(service: AskedService, job: str) -> Job:
     """Progress of a change."""
-    return job_info(service, service.job(job))
+    return service.job(job)
 
 
 async def changed(
@@ -515,42 +475,12 @@ async def changed(
     """Ask for a change; return its result, or the job itself where the client does not wait."""
     job = service.submit(work, *args)
     if not wait:
-        return JSONResponse(job_info(service, job).model_dump(), status_code=202)
-    result = await asyncio.wrap_future(job.result)
-    return JSONResponse(result.model_dump())
-
-
-def job_info(service: Service, job: ChangeJob) -> JobInfo:
-    """Return the state of a job."""
-    info = JobInfo(
-        job=job.key,
-        action=job.action,
-        state="waiting",
-        place=service.place(job),
-        done=job.done,
-        total=job.total,
-    )
-    if job.result.running():
-        info.state = "at work"
-    if not job.result.done():
-        return info
-    error = job.result.exception()
-    if isinstance(error, RequestError):
-        info.state = "refused"
-        info.status = error.status
-        info.error = str(error)
-        if isinstance(error, Question):
-            info.may_be_asked_for = error.allowed
-            info.instead = error.instead
-        return info
-    info.state = "done"
-    info.status = 200
-    result = job.result.result()
-    if isinstance(result, UpdateResult):
-        info.update = result
-    else:
-        info.change = result
-    return info
+        return JSONResponse(job.model_dump(), status_code=202)
+    await asyncio.wrap_future(job.end)
+    if job.error is not None:
+        raise RequestError(job.status or 500, job.error)
+    result = job.update or job.change
+    return JSONResponse(result.model_dump() if result else None)
 
 
 # ---------------------------------------------------------------------- versions
@@ -559,27 +489,11 @@ def job_info(service: Service, job: ChangeJob) -> JobInfo:
 @routes.get("/versions")
 def versions(service: AskedService) -> Versions:
     """All versions, newest first."""
-    entries = []
-    for version in reversed(service.workspace.versions.values()):
-        change = version.change
-        entries.append(
-            VersionInfo(
-                number=version.number,
-                parent=version.parent,
-                action=change.action,
-                message=change.message,
-                time=version.time,
-                classes=len(version.counts),
-                images=sum(version.counts.values()),
-                stored=version.stored,
-                scores=dict(change.scores),
-            )
-        )
     return Versions(
         current=service.served.version,
-        can_undo=service.workspace.can_undo,
-        can_redo=service.workspace.can_redo,
-        versions=entries,
+        can_undo=service.workspace.step("undo") is not None,
+        can_redo=service.workspace.step("redo") is not None,
+        versions=list(reversed(service.workspace.versions.values())),
     )
 
 
@@ -587,43 +501,28 @@ def versions(service: AskedService) -> Versions:
 def bundle(service: AskedService, number: VersionNumber) -> Response:
     """The version as a bundle, zipped: unpack it, and every command takes it as --model."""
     source = service.workspace.bundle(number)
+    folder = service.workspace.incoming()
+    try:
+        file = shutil.make_archive(str(folder / "bundle"), "zip", source)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    name = f"{service.options.name}-{number}.zip"
+    remove = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
+    return FileResponse(file, filename=name, background=remove)
 
-    def write(file: Path) -> None:
-        shutil.make_archive(str(file.with_suffix("")), "zip", source)
 
-    return download(service, f"{number}.zip", write)
-
-
-@routes.get("/versions/{number}/onnx", response_class=FileResponse)
+@routes.get("/versions/{number}/onnx", response_class=Response)
 def onnx(service: AskedService, number: VersionNumber) -> Response:
     """The version as one ONNX graph from images to probabilities."""
     from cifnet_pl.model.export import onnx_bytes
 
     model = service.workspace.load(number)
-
-    def write(file: Path) -> None:
-        with service.costly:
-            content, _ = onnx_bytes(model)
-        file.write_bytes(content)
-
-    return download(service, f"{number}.onnx", write)
-
-
-def download(
-    service: Service, name: str, write: Callable[[Path], None]
-) -> FileResponse:
-    """Return a file that ``write`` makes; it goes when it is sent, or where that fails."""
-    folder = service.workspace.incoming()
-    file = folder / name
-    try:
-        write(file)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    remove = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
-    return FileResponse(
-        file, filename=f"{service.options.name}-{name}", background=remove
-    )
+    with service.costly:
+        content, _ = onnx_bytes(model)
+    name = f"{service.options.name}-{number}.onnx"
+    attached = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(content, headers=attached, media_type="application/octet-stream")
 
 
 # ---------------------------------------------------------------------- the application
@@ -657,8 +556,8 @@ def make_app(service: Service, access: Access) -> Gate:
     # A batch for each core; requests with more images take turns, one image each.
     app.state.decoding = asyncio.Semaphore(LARGEST_BATCH * decoding_cores())
     app.state.receiving = asyncio.Semaphore(RECEIVED_AT_ONCE)
-    app.include_router(routes)
-    app.include_router(changes)
+    for router in (routes, writes, changes):
+        app.include_router(router)
     app.mount("/page", StaticFiles(directory=PAGE))
     pages = {
         "/": lambda: FileResponse(PAGE / "page.html"),
@@ -669,6 +568,7 @@ def make_app(service: Service, access: Access) -> Gate:
         app.add_api_route(path, page, include_in_schema=False)
     for kind in (
         OSError,
+        sqlite3.Error,
         CifnetError,
         RequestValidationError,
         HTTPException,
@@ -691,17 +591,14 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
 
     Starlette raises an unexpected one again afterwards, and uvicorn writes it to the log.
     """
-    if has_disk_error(error):  # also where it was met in reading a request's files
-        return refused(507, messages.DISK_FULL)
-    if isinstance(error, CifnetError):
-        refusal = as_request_error(error)
-        return refused(refusal.status, str(refusal))
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         field = ".".join(str(step) for step in first["loc"])[:100]
         return refused(422, f"the request is wrong at {field}: {first['msg']}")
-    if isinstance(error, HTTPException):
+    # A full disk may be met in reading a request's files, too.
+    if isinstance(error, HTTPException) and not has_disk_error(error):
         known = {404: messages.NOTHING_HERE, 405: messages.OTHER_METHOD}
         sentence = known.get(error.status_code, str(error.detail))
-        return refused(error.status_code, sentence, dict(error.headers or {}))
-    return refused(500, messages.FAILED)
+        return refused(error.status_code, sentence, error.headers)
+    refusal = refusal_of(error)
+    return refused(refusal.status, str(refusal))

@@ -10,7 +10,7 @@ import hmac
 import re
 import unicodedata
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import IO
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -56,6 +57,10 @@ REFUSAL_HEADERS = {
 
 OPENED_FORMATS = [name for name in FORMATS if name != "ICO"]
 """Formats that are decoded; an icon is so as soon as it is opened, before its size is known."""
+
+
+class ApiObject(BaseModel, use_attribute_docstrings=True):
+    """A part of an answer or a request; the texts below its fields describe them in the API."""
 
 
 @dataclass(frozen=True)
@@ -198,14 +203,11 @@ def limited(receive: Receive, largest: int) -> Receive:
 
 
 def refused(
-    status: int, sentence: str, headers: dict[str, str] | None = None
+    status: int, sentence: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Return the answer to a request that is refused."""
-    return JSONResponse(
-        {"error": sentence},
-        status,
-        {**REFUSAL_HEADERS.get(status, {}), **(headers or {})},
-    )
+    every = {**REFUSAL_HEADERS.get(status, {}), **(headers or {})}
+    return JSONResponse({"error": sentence}, status, every)
 
 
 # ---------------------------------------------------------------------- what is sent

@@ -5,6 +5,7 @@ Those whose class is least probable come first.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
@@ -13,11 +14,25 @@ from typing import IO, NamedTuple
 from pydantic import Field
 
 from cifnet_pl.images.image import UnreadableImage, content_hash
+from cifnet_pl.model.labelled_images import classes_of_hashes
 from cifnet_pl.serving import messages
-from cifnet_pl.serving.answering import ApiObject, ImageAnswer, ScoredImage
-from cifnet_pl.serving.gallery import Gallery, groups_of
-from cifnet_pl.serving.gate import bare, file_name, folder_of, tidy, uploads
-from cifnet_pl.serving.messages import RequestError
+from cifnet_pl.serving.answering import (
+    LARGEST_BATCH,
+    Gallery,
+    ImageAnswer,
+    ScoredImage,
+    groups_of,
+)
+from cifnet_pl.serving.gate import (
+    ApiObject,
+    Limits,
+    bare,
+    file_name,
+    folder_of,
+    tidy,
+    uploads,
+)
+from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError
 from cifnet_pl.serving.workspace import (
     ReceivedImage,
     WaitingImage,
@@ -28,12 +43,6 @@ from cifnet_pl.utilities.text import printable
 
 LARGEST_INBOX = 20_000
 """Images that wait; more are refused."""
-
-STORED_TOGETHER = 32
-"""Images that are stored in one transaction."""
-
-NAMED_CLASSES = 3
-"""Classes of a prediction that are named."""
 
 
 class InboxImage(ImageAnswer):
@@ -131,33 +140,36 @@ class Inbox:
     Args:
         workspace: stores them.
         gallery: embeds and predicts them in the background.
+        limits: of one request.
     """
 
-    def __init__(self, workspace: Workspace, gallery: Gallery):
+    def __init__(self, workspace: Workspace, gallery: Gallery, limits: Limits):
         self.workspace = workspace
         self.gallery = gallery
         self.answering = gallery.answering
+        self.limits = limits
 
     def receive(
         self,
         files: Iterable[tuple[str, IO[bytes]]],
-        learned: Mapping[int, Collection[str]],
-        again: bool,
+        again: bool = True,
     ) -> Received:
         """Store images until they are labelled; return when the disk has them.
 
+        Those that are learned are left out.
+
         Args:
             files: names that they were sent with, and open images and zip files of images.
-            learned: content hashes of images that need not wait → their classes.
             again: whether images that were taken away or forgotten wait again.
 
         Raises:
             RequestError: more than the limits allow; images before that one wait.
         """
         result = Received(images=[], known=0)
-        images = uploads(files, self.answering.limits)
+        images = uploads(files, self.limits)
+        learned = self.classes_of_images()
         waiting = {image.file for image in self.workspace.waiting()}
-        while part := list(islice(images, STORED_TOGETHER)):
+        while part := list(islice(images, LARGEST_BATCH)):
             received = list[ReceivedImage]()
             readable = 0
             for path, content in part:
@@ -171,16 +183,30 @@ class Inbox:
                 file = file_name(content, extension)
                 names = learned.get(content_hash(content))
                 if names is None:
-                    received.append((file, path, content))
+                    received.append(ReceivedImage(file, path, content))
                 else:
                     result.learned_elsewhere += self._elsewhere(file, path, names)
-            if len(waiting.union(file for file, _, _ in received)) > LARGEST_INBOX:
+            if len(waiting.union(image.file for image in received)) > LARGEST_INBOX:
                 raise RequestError(503, messages.TOO_MANY_WAITING, images=LARGEST_INBOX)
             new = self.workspace.receive(received, waiting, again)
             result.images += new
             result.known += readable - len(new)
         self.gallery.request_update()
         return result
+
+    def remove(self, images: Sequence[str], back: bool) -> None:
+        """Take images away that wait, or take them ``back``."""
+        self.workspace.remove(images, None if back else time.time())
+        self.gallery.request_update()
+
+    def classes_of_images(self) -> dict[int, set[str]]:
+        """Return the classes in which each image was learned, by the hash of its content."""
+        model = self.answering.served.model
+        names = model.class_names
+        classes = {}
+        for image, positions in classes_of_hashes(model, names).items():
+            classes[image] = {names[position] for position in positions}
+        return classes
 
     def _elsewhere(
         self, file: str, path: str, names: Collection[str]
@@ -238,7 +264,7 @@ class Inbox:
         folders = image.folders
         answer = ImageAnswer(file=printable(image.path))
         if scored is not None:
-            answer = self.gallery.answer(scored, image.path, NAMED_CLASSES)
+            answer = self.gallery.answer(scored, image.path, SHOWN_NAMES)
         return InboxImage(
             **dict(answer),
             image=image.file,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 from pydantic import Field
 
-from cifnet_pl.heads.confidence import CalibrationSamples
+from cifnet_pl.heads.probabilities import CalibrationSamples
 from cifnet_pl.model.audit import audit
 from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.calibration import (
@@ -21,18 +22,15 @@ from cifnet_pl.model.calibration import (
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import left_out_confusion, percent, rarely_predicted
 from cifnet_pl.serving import messages
-from cifnet_pl.serving.answering import ApiObject
-from cifnet_pl.serving.gallery import Gallery
-from cifnet_pl.serving.messages import RequestError
+from cifnet_pl.serving.answering import Gallery
+from cifnet_pl.serving.gate import ApiObject
+from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError
 
 CONFUSED_SHARE = 0.1
 """Share of a class's images from which another class is named as one that it is confused with."""
 
 MIN_CONFUSIONS = 2
 """Images of a class that must be taken for another one before it is named."""
-
-NAMED_CONFUSIONS = 2
-"""Classes that are named at most as those that a class is confused with."""
 
 AUDITED_IMAGES = 2000
 """Kept images that are audited at most, evenly spaced."""
@@ -246,11 +244,9 @@ def confused_with(names: Sequence[str], predictions: np.ndarray, row: int) -> li
         row: position of the class.
     """
     least = max(MIN_CONFUSIONS, CONFUSED_SHARE * predictions.sum())
-    confused = []
-    for column in np.argsort(-predictions, kind="stable").tolist():
-        if column != row and predictions[column] >= least:
-            confused.append(names[column])
-    return confused[:NAMED_CONFUSIONS]
+    order = np.argsort(-predictions, kind="stable")
+    confused = order[(order != row) & (predictions[order] >= least)]
+    return [names[column] for column in confused[:SHOWN_NAMES]]
 
 
 def audited(gallery: Gallery, kept_images: Mapping[str, Sequence[str]]) -> AuditView:
@@ -268,17 +264,16 @@ def audited(gallery: Gallery, kept_images: Mapping[str, Sequence[str]]) -> Audit
         labels_of.update(dict.fromkeys(members, name))
     step = max(1, -(-len(labels_of) // AUDITED_IMAGES))
     files, z = gallery.embeddings(list(labels_of)[::step])
-    names = list(dict.fromkeys(labels_of[file] for file in files))
+    labels, names = pd.factorize(np.array([labels_of[file] for file in files]))
     if len(names) < 2:
         raise RequestError(409, messages.NOTHING_TO_AUDIT)
-    labels = np.array([names.index(labels_of[file]) for file in files], dtype=np.int64)
-    result = audit(z.numpy(), labels, names)
+    result = audit(z.numpy(), labels, names.tolist())
     errors = []
     for row in result.label_errors()[:SHOWN_LABEL_ERRORS].tolist():
         error = AuditedImage(
             file=files[row],
             label=labels_of[files[row]],
-            predicted=names[int(result.evaluation.predicted[row])],
+            predicted=names[result.evaluation.predicted[row]],
             label_probability=float(result.self_confidence[row]),
         )
         errors.append(error)

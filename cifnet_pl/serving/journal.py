@@ -9,13 +9,10 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from cifnet_pl.serving.messages import JOURNAL_LOCKED, RequestError
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, explained
 from cifnet_pl.utilities.files import rendered
 
 FORMAT = 4
-PATIENCE_SECONDS = 10.0
-"""Time for which a statement waits while another process holds the database."""
 
 TABLES = Path(__file__).with_name("journal.sql")
 
@@ -42,7 +39,7 @@ class Journal:
             explained(CifnetError, unreachable, sqlite3.OperationalError),
         ):
             self._database = sqlite3.connect(
-                path, PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
+                path, isolation_level=None, check_same_thread=False
             )
             self._database.row_factory = sqlite3.Row
             try:
@@ -72,14 +69,9 @@ class Journal:
             raise CheckpointError(f"{found}: choose another --workspace")
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Return the rows of a query; RequestError if another process holds it for long."""
+        """Return the rows of a query."""
         with self.lock:
-            try:
-                return self._database.execute(query, values).fetchall()
-            except sqlite3.OperationalError as error:
-                if is_locked(error):
-                    raise RequestError(503, JOURNAL_LOCKED) from error
-                raise
+            return self._database.execute(query, values).fetchall()
 
     def value(self, query: str) -> Any:
         """Return the value of a query with one row and one column."""
@@ -95,8 +87,7 @@ class Journal:
         """Write to the journal; at the end of the block the disk has it, or nothing was changed.
 
         Raises:
-            RequestError: another process holds the database for long.
-            CifnetError: the disk is full or not writable.
+            CifnetError: the disk is full or not writable, or another process holds the database.
         """
         with self.lock:
             try:
@@ -108,17 +99,9 @@ class Journal:
                     self._database.execute("ROLLBACK")
                 if not isinstance(error, sqlite3.Error):
                     raise
-                if is_locked(error):
-                    raise RequestError(503, JOURNAL_LOCKED) from error
-                raise CifnetError(
-                    f"cannot write {self.path}: {error}; nothing was changed"
-                ) from error
+                failed = f"cannot write {self.path}: {error}; nothing was changed"
+                raise CifnetError(failed) from error
 
     def close(self) -> None:
         """Close the file."""
         self._database.close()
-
-
-def is_locked(error: sqlite3.Error) -> bool:
-    """Return whether another process held the database for too long."""
-    return "is locked" in str(error)

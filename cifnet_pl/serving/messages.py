@@ -40,10 +40,9 @@ DISK_ERRORS = (
 FAILED = "the server failed; its log says why"
 IMPOSSIBLE = "the server could not do that; its log says why"
 DISK_FULL = (
-    "the server's disk is full or not writable; nothing was changed: delete photos of forgotten"
-    " classes, or make room on it"
+    "the server's disk is full, not writable, or held by another program; nothing was changed:"
+    " delete photos of forgotten classes, or make room on it"
 )
-JOURNAL_LOCKED = "another program holds the list of changes: try again in a few seconds"
 READ_ONLY = "this service is read-only: it answers, but does not learn"
 WRONG_HOST = "this service answers on this machine only: ask for it as localhost"
 WRONG_ORIGIN = "requests from pages of other sites are refused"
@@ -221,23 +220,19 @@ class Question(RequestError):
         self.allowed = allowed
 
 
-def as_request_error(error: CifnetError) -> RequestError:
-    """Return an error of the package as the answer to a request, without paths of the server.
-
-    The answer is a new error. A job keeps it, and the traceback of the original would keep the
-    models of its frames in memory.
-    """
-    if isinstance(error, Question):
-        return Question(str(error), error.instead, error.allowed)
+def refusal_of(error: BaseException) -> RequestError:
+    """Return an error as the answer to a request, without paths of the server."""
     if isinstance(error, RequestError):
-        return RequestError(error.status, str(error))
+        return error
     if has_disk_error(error):
         return RequestError(507, DISK_FULL)
     if isinstance(error, UnsupportedError):
         return RequestError(409, str(error))
     if isinstance(error, UsageError | DataError):
         return RequestError(422, str(error))
-    return RequestError(500, IMPOSSIBLE)
+    if isinstance(error, CifnetError):
+        return RequestError(500, IMPOSSIBLE)
+    return RequestError(500, FAILED)
 
 
 def has_disk_error(error: BaseException) -> bool:

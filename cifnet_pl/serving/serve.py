@@ -101,8 +101,9 @@ def serve(
     from cifnet_pl.model.store import load
 
     try:
+        from cifnet_pl.serving.answering import ServiceOptions
         from cifnet_pl.serving.app import make_app
-        from cifnet_pl.serving.service import Service, ServiceOptions
+        from cifnet_pl.serving.service import Service
         from cifnet_pl.serving.workspace import Workspace
     except ImportError as error:
         raise UsageError(
@@ -119,6 +120,8 @@ def serve(
         is_share = value is None or 0 < value < 1
         check_that(is_share, option, value, "a share between 0 and 1, or null")
     if watch is not None:
+        if read_only:
+            raise UsageError("--watch and --read_only: leave out one of them")
         require_folder(expanded(watch), "--watch", "a folder of images")
     listening = _listen(host, port)
     torch.set_num_threads(1)  # each answer keeps to one core: see Answering
@@ -211,7 +214,8 @@ def keep_watching(service: Service, folder: Path) -> None:
         for image in batch:
             name = str(image.path.relative_to(folder))
             try:
-                service.receive([(name, io.BytesIO(image.content))], again=False)
+                files = [(name, io.BytesIO(image.content))]
+                service.inbox.receive(files, again=False)
             except CifnetError as error:
                 log.warning("%s is left out for now: %s", image.path, error)
                 is_refused = isinstance(error, RequestError) and error.status < 500

@@ -7,33 +7,36 @@ returns the answer.
 
 from __future__ import annotations
 
-import io
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import IO, Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from torch import Tensor
 
 from cifnet_pl.data.samples import SampleTable, table_of
 from cifnet_pl.model.bundle import Event, class_names
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
-from cifnet_pl.model.labelled_images import LabelledImages, classes_of_hashes
+from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.learn import learn
 from cifnet_pl.serving import messages
-from cifnet_pl.serving.answering import Answering, ApiObject, ServedModel
-from cifnet_pl.serving.gallery import Gallery
-from cifnet_pl.serving.gate import Limits, check_similar, decoded, tidy
-from cifnet_pl.serving.inbox import Inbox, LabelledUpload, LeftOut, Received
+from cifnet_pl.serving.answering import (
+    Answering,
+    Gallery,
+    ServedModel,
+    ServiceOptions,
+)
+from cifnet_pl.serving.gate import ApiObject, check_similar, tidy
+from cifnet_pl.serving.inbox import Inbox, LabelledUpload, LeftOut
 from cifnet_pl.serving.inspection import (
     AccuracyEstimate,
     ClassPredictions,
@@ -43,10 +46,10 @@ from cifnet_pl.serving.inspection import (
 from cifnet_pl.serving.messages import (
     Question,
     RequestError,
-    as_request_error,
     filled,
+    refusal_of,
 )
-from cifnet_pl.serving.workspace import Change, Version, Workspace, is_undamaged
+from cifnet_pl.serving.workspace import Change, Workspace, is_undamaged
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.text import printable
 
@@ -60,20 +63,14 @@ SCORES = {
 }
 """What a version keeps of its update."""
 
-PREVIEW_SIDE = 320
-"""Pixels of a side of what is shown where a browser cannot show an image's format."""
-
-UNFINISHED_CHANGES = 32
-"""Changes that are queued, the one at work included; more are refused."""
-
-REMEMBERED_CHANGES = 200
-"""Finished changes whose result can still be asked for."""
+QUEUED_CHANGES = 32
+"""Unfinished changes, beyond which others are refused, and finished ones that are remembered."""
 
 
 class UpdateResult(ApiObject):
     """The result of an update, or with ``dry_run`` what it would be."""
 
-    version: int | None
+    version: int | None = None
     """The new version; null for a dry run."""
     learned: dict[str, int]
     """Images learned of each class."""
@@ -89,7 +86,7 @@ class UpdateResult(ApiObject):
     next_step: str = ""
     """Most useful next step, in one sentence."""
     accuracy: AccuracyEstimate
-    seconds: float
+    seconds: float = 0.0
     warnings: list[str] = Field(default=[])
 
 
@@ -105,45 +102,33 @@ class ChangeResult(ApiObject):
 Result = UpdateResult | ChangeResult
 
 
-@dataclass
-class ChangeJob:
-    """A change that was asked for.
+class Job(ApiObject):
+    """A change that was asked for, or its end."""
 
-    Attributes:
-        action: "learn", "forget", …
-        key: by which a client asks for it.
-        done: number of images learned so far.
-        total: number of images to learn; None if there are none.
-        result: the answer, or the RequestError that refuses it.
-    """
-
+    job: str = Field(default_factory=partial(secrets.token_hex, 16))
     action: str
-    key: str = field(default_factory=lambda: secrets.token_hex(16))
+    """learn, forget, …"""
+    state: Literal["waiting", "at work", "done", "refused"] = "waiting"
+    place: int = 0
+    """Number of changes that come before this one."""
     done: int = 0
+    """Images learned so far."""
     total: int | None = None
-    result: Future[Result] = field(default_factory=Future)
+    status: int | None = None
+    """HTTP status that the change ended with."""
+    error: str | None = None
+    may_be_asked_for: bool = False
+    """Whether a refused change is made where it is sent with anyway=true."""
+    instead: dict[str, str] = Field(default={})
+    """Name that was given → class that is meant instead, maybe."""
+    update: UpdateResult | None = None
+    change: ChangeResult | None = None
+    _end: Future[None] = PrivateAttr(default_factory=Future)
 
-
-@dataclass(frozen=True)
-class ServiceOptions:
-    """The options by which a workspace is served.
-
-    Attributes:
-        name: of the model, for the page and for downloads.
-        read_only: whether changes are refused.
-        keep_images: whether images that are learned stay in the workspace: for exact forgetting,
-            and to be shown.
-        unknown: share of images of known classes that may be called unknown; None never to say so.
-        coverage: probability that the true class is in the prediction set; None to give none.
-        limits: of one request.
-    """
-
-    name: str = "model"
-    read_only: bool = False
-    keep_images: bool = True
-    unknown: float | None = 0.05
-    coverage: float | None = 0.95
-    limits: Limits = field(default_factory=Limits)
+    @property
+    def end(self) -> Future[None]:
+        """What waits for the end of the change, whatever that is."""
+        return self._end
 
 
 @dataclass(frozen=True)
@@ -190,18 +175,18 @@ class Service:
         self.costly = threading.Lock()
         self.closed = threading.Event()
         self._predictions: tuple[int, ClassPredictions] | None = None
-        self._jobs: dict[str, ChangeJob] = {}
+        self._jobs: dict[str, Job] = {}
+        self._at_work: Job | None = None
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "learn")
         blank = torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8)
         # The first call builds or exports the backbone's engine, before several threads embed.
         with torch.inference_mode():
             model.embed(blank)
-        served = self._served_model(model, workspace.current)
-        self.answering = Answering(served, self.options.limits)
+        self.answering = Answering(model, workspace.current, self.options)
         self.gallery = Gallery(workspace, self.answering)
         self.gallery.request_update()
-        self.inbox = Inbox(workspace, self.gallery)
+        self.inbox = Inbox(workspace, self.gallery, self.options.limits)
 
     @property
     def served(self) -> ServedModel:
@@ -221,20 +206,6 @@ class Service:
         self.answering.close()
         self.workspace.close()
 
-    def check_writable(self) -> None:
-        """Raise RequestError if changes are refused."""
-        if self.options.read_only:
-            raise RequestError(403, messages.READ_ONLY)
-
-    # ------------------------------------------------------------------ classify and inspect
-
-    def preview(self, content: bytes) -> bytes:
-        """Return the middle of an image as a small JPEG; UnreadableImage if it is damaged."""
-        square, _ = decoded(content, PREVIEW_SIDE, 1.0, self.options.limits)
-        out = io.BytesIO()
-        Image.fromarray(square).save(out, "JPEG")
-        return out.getvalue()
-
     def class_predictions(self) -> ClassPredictions:
         """Return the leave-one-out predictions of each class, computed once for each version."""
         with self.costly:
@@ -243,38 +214,9 @@ class Service:
                 self._predictions = (served.version, class_predictions(served.model))
             return self._predictions[1]
 
-    # ------------------------------------------------------------------ images that wait
-
-    def receive(
-        self, files: Iterable[tuple[str, IO[bytes]]], again: bool = True
-    ) -> Received:
-        """Store images until they are labelled; those that are learned are left out.
-
-        Args:
-            files: names that they were sent with, and open images and zip files of images.
-            again: whether images that were taken away or forgotten wait again.
-        """
-        self.check_writable()
-        return self.inbox.receive(files, self._classes_of_images(), again)
-
-    def remove(self, images: Sequence[str], back: bool) -> int:
-        """Take images away that wait, or take them ``back``; return how many wait now."""
-        self.check_writable()
-        self.workspace.remove(images, None if back else time.time())
-        self.gallery.request_update()
-        return len(self.workspace.waiting())
-
-    def _classes_of_images(self) -> dict[int, set[str]]:
-        """Return the classes in which each image was learned, by the hash of its content."""
-        names = self.model.class_names
-        classes = {}
-        for image, positions in classes_of_hashes(self.model, names).items():
-            classes[image] = {names[position] for position in positions}
-        return classes
-
     # ------------------------------------------------------------------ the queue of changes
 
-    def submit(self, work: Callable[..., Result], *args: Any) -> ChangeJob:
+    def submit(self, work: Callable[..., Result], *args: Any) -> Job:
         """Queue a change.
 
         Args:
@@ -282,22 +224,21 @@ class Service:
             args: of the method.
 
         Raises:
-            RequestError: changes are refused, or as many are unfinished as may be.
+            RequestError: as many changes are unfinished as may be.
         """
-        self.check_writable()
         with self._lock:
-            finished = [key for key, job in self._jobs.items() if job.result.done()]
-            count = len(self._jobs) - len(finished)
-            if count >= UNFINISHED_CHANGES:
-                raise RequestError(503, messages.CHANGES_WAITING, changes=count)
-            for key in finished[:-REMEMBERED_CHANGES]:
+            finished = [key for key, job in self._jobs.items() if job.end.done()]
+            unfinished = len(self._jobs) - len(finished)
+            if unfinished >= QUEUED_CHANGES:
+                raise RequestError(503, messages.CHANGES_WAITING, changes=unfinished)
+            for key in finished[:-QUEUED_CHANGES]:
                 del self._jobs[key]
-            job = ChangeJob(work.__name__)
-            self._jobs[job.key] = job
-            job.result = self._thread.submit(self._make, work, args)
+            job = Job(action=work.__name__)
+            self._jobs[job.job] = job
+        self._thread.submit(self._make, job, work, args)
         return job
 
-    def job(self, key: str) -> ChangeJob:
+    def job(self, key: str) -> Job:
         """Return the change with a key.
 
         Raises:
@@ -305,36 +246,44 @@ class Service:
         """
         if key not in self._jobs:
             raise RequestError(404, messages.NO_JOB)
-        return self._jobs[key]
+        keys = list(self._jobs)
+        before = keys[: keys.index(key)]
+        job = self._jobs[key]
+        job.place = sum(not self._jobs[other].end.done() for other in before)
+        return job
 
-    def place(self, job: ChangeJob) -> int:
-        """Return how many changes come before this one; 0 while it is at work and afterwards."""
-        if job.result.running() or job.result.done():
-            return 0
-        jobs = list(self._jobs.values())
-        return sum(not other.result.done() for other in jobs[: jobs.index(job)])
-
-    def _make(self, work: Callable[..., Result], args: Sequence[Any]) -> Result:
-        """Make a change, and free what it needed; RequestError if it is refused or failed."""
+    def _make(self, job: Job, work: Callable[..., Result], args: Sequence[Any]) -> None:
+        """Make a change, and free what it needed."""
+        self._at_work = job
+        job.state = "at work"
         try:
-            return work(*args)
-        except CifnetError as error:
-            LOGGER.warning("%s refused: %s", work.__name__, error)
-            refusal = as_request_error(error)
-        except BaseException:
-            # A fault of ours: the service goes on, and the log has the traceback.
-            LOGGER.exception("%s failed", work.__name__)
-            refusal = RequestError(500, messages.FAILED)
-        finally:
-            self.gallery.request_update()
-        raise refusal  # outside, as a job must not keep the models of the error's frames
+            result = work(*args)
+        except BaseException as error:
+            # What is no error of ours is a fault: the service goes on, the log has the traceback.
+            is_fault = not isinstance(error, CifnetError)
+            LOGGER.warning("%s: %s", job.action, error, exc_info=is_fault)
+            refusal = refusal_of(error)
+            if isinstance(refusal, Question):
+                job.may_be_asked_for = refusal.allowed
+                job.instead = refusal.instead
+            job.error = str(refusal)
+            job.status = refusal.status
+            job.state = "refused"
+        else:
+            if isinstance(result, UpdateResult):
+                job.update = result
+            else:
+                job.change = result
+            job.status = 200
+            job.state = "done"
+        self.gallery.request_update()
+        job.end.set_result(None)
 
     def _report(self, done: int, total: int) -> None:
         """Record how many images the change at work has learned."""
-        for job in list(self._jobs.values()):
-            if job.result.running():
-                job.done = done
-                job.total = total
+        if self._at_work is not None:
+            self._at_work.done = done
+            self._at_work.total = total
 
     # ------------------------------------------------------------------ changes: learn
 
@@ -364,27 +313,24 @@ class Service:
             unreadable.append(LeftOut(file=printable(file.name), reason=reason))
         before, _ = accuracy_of_classes(old, old.class_names)
         after, interval = accuracy_of_classes(model, old.class_names)
-        score = update.score
+        right = update.score.accuracy
         count = sum(update.learned.values())
-        model.history.append(
-            Event("extend", len(model.counts), count, score.accuracy, before, after)
-        )
+        event = Event("extend", len(model.counts), count, right, before, after)
+        model.history.append(event)
         result = UpdateResult(
-            version=None,
             learned=update.learned,
             unreadable=unreadable,
-            held_out_accuracy=score.accuracy,
-            held_out_images=score.images,
+            held_out_accuracy=right,
+            held_out_images=update.score.images,
             old_accuracy_before=before,
             old_accuracy_after=after,
             old_accuracy_interval=interval,
             next_step=messages.next_step(model.counts),
             accuracy=AccuracyEstimate.from_model(model),
-            seconds=0.0,
             warnings=old.class_name_warnings(list(classes)),
         )
         if not dry_run:
-            result.version = self._store(model, classes, result).version
+            self._store(model, classes, result)
         result.seconds = time.perf_counter() - start
         return result
 
@@ -398,7 +344,7 @@ class Service:
                 as another class, unless that is learned ``anyway``.
             RequestError: no image is left.
         """
-        learned = self._classes_of_images()
+        learned = self.inbox.classes_of_images()
         if not anyway:
             names = list(dict.fromkeys(image.name for image in uploads))
             check_similar(names, self.model.class_names)
@@ -444,18 +390,19 @@ class Service:
 
     def _store(
         self, model: Classifier, classes: dict[str, list[str]], result: UpdateResult
-    ) -> ChangeResult:
+    ) -> None:
         """Store a model that learned; the images that it learned go unless they are kept."""
         count = sum(result.learned.values())
         message = filled(messages.LEARNED, images=count, names=list(result.learned))
         scores = result.model_dump(include=SCORES, exclude_none=True)
+        change = Change(action="extend", message=message, scores=scores)
         if self.options.keep_images:
-            return self._changed(model, Change("extend", message, classes, scores))
-        stored = self._changed(model, Change("extend", message, scores=scores))
-        for files in classes.values():
-            self.workspace.remove(files, 0.0)
-        self.workspace.remove_unused_images()
-        return stored
+            change.learned = classes
+        result.version = self._changed(model, change).version
+        if not self.options.keep_images:
+            for files in classes.values():
+                self.workspace.remove(files, 0.0)
+            self.workspace.remove_unused_images()
 
     # ------------------------------------------------------------------ changes of classes
 
@@ -481,7 +428,7 @@ class Service:
         done = forget(old, name, images)
         sentence = messages.FORGOT_EXACTLY if done.exact else messages.FORGOT
         message = filled(sentence, name=name)
-        change = Change("forget", message, forgotten=name)
+        change = Change(action="forget", message=message, forgotten=name)
         result = self._changed(done.model, change)
         result.exact = done.exact
         if kept_images:
@@ -510,7 +457,9 @@ class Service:
             check_similar([name], others)
         model.rename(old, name)
         message = filled(messages.RENAMED, name=old, new=name)
-        return self._changed(model, Change("rename", message, renamed=(old, name)))
+        return self._changed(
+            model, Change(action="rename", message=message, renamed=(old, name))
+        )
 
     def move(
         self,
@@ -552,18 +501,13 @@ class Service:
         model = forget(model, name, removed).model
         if learned:
             model = learn(model, self._images(learned)).model
-        action = "join"
-        sentence = messages.JOINED
-        if rest:
-            action = "move"
-            sentence = messages.MOVED
+        action = "move" if rest else "join"
+        sentence = messages.MOVED if rest else messages.JOINED
         message = filled(sentence, images=len(moved), name=name, target=target)
-        model.history.append(
-            Event(action, len(model.counts), len(learned.get(target, [])))
-        )
-        return self._changed(
-            model, Change(action, message, learned=learned, forgotten=name)
-        )
+        new = len(learned.get(target, []))
+        model.history.append(Event(action, len(model.counts), new))
+        change = Change(action=action, message=message, learned=learned, forgotten=name)
+        return self._changed(model, change)
 
     def _require_another(self, name: str) -> None:
         """Raise RequestError unless the model knows class ``name`` and another one."""
@@ -575,27 +519,32 @@ class Service:
 
     def undo(self) -> ChangeResult:
         """Go back by one change."""
+        step = self.workspace.step("undo")
+        if step is None:
+            raise RequestError(409, messages.NO_UNDO)
         undone = self.workspace.version(self.workspace.current)
-        version, model = self.workspace.undo()
         message = messages.WENT_BACK
-        if undone.parent == version.number:
-            message = filled(messages.UNDID, message=undone.change.message)
-        return self._serve(version, model, message)
+        if undone.parent == step.version:
+            message = filled(messages.UNDID, message=undone.message)
+        model = self.workspace.go(step.version, "undo", step.place)
+        return self._serve(model, step.version, message)
 
     def redo(self) -> ChangeResult:
         """Do again what was undone last."""
-        before = self.workspace.current
-        version, model = self.workspace.redo()
+        step = self.workspace.step("redo")
+        if step is None:
+            raise RequestError(409, messages.NO_REDO)
+        redone = self.workspace.version(step.version)
         message = messages.WENT_AGAIN
-        if version.parent == before:
-            message = filled(messages.REDID, message=version.change.message)
-        return self._serve(version, model, message)
+        if redone.parent == self.workspace.current:
+            message = filled(messages.REDID, message=redone.message)
+        model = self.workspace.go(step.version, "redo", step.place)
+        return self._serve(model, step.version, message)
 
     def go_to(self, number: int) -> ChangeResult:
         """Serve another version."""
-        version, model = self.workspace.go_to(number)
-        message = filled(messages.WENT_TO, number=number)
-        return self._serve(version, model, message)
+        model = self.workspace.go(number)
+        return self._serve(model, number, filled(messages.WENT_TO, number=number))
 
     def purge(self, every: bool) -> ChangeResult:
         """Delete kept images, and all versions but the served one, for good.
@@ -609,17 +558,13 @@ class Service:
 
     def _changed(self, model: Classifier, change: Change) -> ChangeResult:
         """Store a changed model and serve it; return the answer."""
-        return self._serve(self.workspace.commit(model, change), model, change.message)
+        number = self.workspace.commit(model, change)
+        return self._serve(model, number, change.message)
 
-    def _serve(self, version: Version, model: Classifier, message: str) -> ChangeResult:
+    def _serve(self, model: Classifier, number: int, message: str) -> ChangeResult:
         """Serve the model of a stored version; return the answer."""
-        self.answering.served = self._served_model(model, version.number)
-        return ChangeResult(version=version.number, message=message)
-
-    def _served_model(self, model: Classifier, number: int) -> ServedModel:
-        """Return a model to be served."""
-        options = self.options
-        return ServedModel(model, number, options.unknown, options.coverage)
+        self.answering.serve(model, number)
+        return ChangeResult(version=number, message=message)
 
 
 def require(model: Classifier, name: str) -> None:

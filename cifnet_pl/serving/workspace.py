@@ -18,12 +18,13 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
 from datetime import date, datetime, timezone
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from pydantic import Field
 
 from cifnet_pl.images.files import find_images
 from cifnet_pl.images.image import UnreadableImage, content_hash
@@ -32,8 +33,7 @@ from cifnet_pl.model.labelled_images import classes_of_hashes
 from cifnet_pl.model.served import JOURNAL, SERVED_VERSION, bundle_of_version
 from cifnet_pl.model.store import load_bundle
 from cifnet_pl.serving import messages
-from cifnet_pl.serving.answering import ApiObject
-from cifnet_pl.serving.gate import extension_of, file_name, folder_of
+from cifnet_pl.serving.gate import ApiObject, extension_of, file_name, folder_of
 from cifnet_pl.serving.journal import Journal
 from cifnet_pl.serving.messages import RequestError, filled
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
@@ -61,16 +61,13 @@ WAITING_ROWS = """
 KEPT_SECONDS = 7 * 24 * 3600
 """Time for which an image that was taken away can be put back: a week."""
 
-EARLIER_VERSION = (
-    "SELECT place, version FROM line WHERE place < (SELECT place FROM model)"
-    " ORDER BY place DESC LIMIT 1"
-)
+STEPS = {
+    "undo": "SELECT place, version FROM line WHERE place < (SELECT place FROM model)"
+    " ORDER BY place DESC LIMIT 1",
+    "redo": "SELECT place, version FROM line WHERE place > (SELECT place FROM model)"
+    " ORDER BY place LIMIT 1",
+}
 """The line has the versions that are stored, in the order in which they were served."""
-
-LATER_VERSION = (
-    "SELECT place, version FROM line WHERE place > (SELECT place FROM model)"
-    " ORDER BY place LIMIT 1"
-)
 
 COUNT_ANSWERS = (
     "INSERT INTO day VALUES (?, ?, ?, ?) ON CONFLICT (date) DO UPDATE SET"
@@ -79,25 +76,21 @@ COUNT_ANSWERS = (
 )
 
 
-@dataclass(frozen=True)
-class Change:
-    """The difference between a version and the one that it was made from.
-
-    Attributes:
-        action: "open", "extend", "forget", "rename", "move" or "join".
-        message: one sentence for people.
-        learned: class name → file names of its kept images.
-        scores: percentages that were measured, by name.
-        forgotten: class that was removed; some of its images may be learned anew.
-        renamed: old and new name of a class.
-    """
+class Change(ApiObject):
+    """The difference between a version and the one that it was made from."""
 
     action: str
+    """open, extend, forget, rename, move or join."""
     message: str
-    learned: Mapping[str, list[str]] = field(default_factory=dict)
-    scores: Mapping[str, float] = field(default_factory=dict)
-    forgotten: str | None = None
-    renamed: tuple[str, str] | None = None
+    """One sentence."""
+    scores: dict[str, float] = Field(default={})
+    """Percentages; held_out_images is how many images held_out_accuracy is a share of."""
+    learned: dict[str, list[str]] = Field(default={}, exclude=True)
+    """Class name → file names of its kept images."""
+    forgotten: str | None = Field(default=None, exclude=True)
+    """Class that was removed; some of its images may be learned anew."""
+    renamed: tuple[str, str] | None = Field(default=None, exclude=True)
+    """Old and new name of a class."""
 
     @property
     def learned_files(self) -> set[str]:
@@ -105,25 +98,21 @@ class Change:
         return set().union(*self.learned.values())
 
 
-@dataclass(frozen=True)
-class Version:
-    """One state of the model.
-
-    Attributes:
-        number: 1, 2, …; never used twice.
-        parent: the version that was changed, or None for the first.
-        change: what was done to it.
-        counts: images learned of each class, by name, in the order of the model's classes.
-        time: UTC, ISO 8601.
-        stored: whether its bundle is still stored.
-    """
+class Version(Change):
+    """One version of the model, with the change that made it."""
 
     number: int
+    """1, 2, …; never used twice."""
     parent: int | None
-    change: Change
-    counts: dict[str, int]
+    """The version that was changed; null for the first."""
+    counts: dict[str, int] = Field(exclude=True)
+    """Images learned of each class, in the order of the model's classes."""
+    classes: int
+    images: int
     time: str
+    """UTC, ISO 8601."""
     stored: bool
+    """Whether its bundle is still stored."""
 
 
 class WaitingImage(NamedTuple):
@@ -153,8 +142,25 @@ class WaitingImage(NamedTuple):
         return list(dict.fromkeys(folder for folder in folders if folder is not None))
 
 
-ReceivedImage = tuple[str, str, bytes]
-"""Name of an image's file, the path that it was sent with, and its content."""
+class LinePlace(NamedTuple):
+    """A place of the line of versions, and the version there."""
+
+    place: int
+    version: int
+
+
+class ReceivedImage(NamedTuple):
+    """An image that was sent.
+
+    Attributes:
+        file: name of its file in the workspace.
+        path: with which it was sent.
+        content: of the file.
+    """
+
+    file: str
+    path: str
+    content: bytes
 
 
 class DeletedCounts(ApiObject):
@@ -166,6 +172,17 @@ class DeletedCounts(ApiObject):
     """Images that were taken away from those that wait."""
     versions: int
     """Other versions."""
+
+
+class Day(ApiObject):
+    """Counts of classified images and corrections of one day."""
+
+    date: str
+    asked: int
+    unsure: int
+    """Images for which no class, or several, were likely enough."""
+    corrected: int
+    """Images whose class someone corrected."""
 
 
 class Workspace:
@@ -263,7 +280,7 @@ class Workspace:
         message = messages.BEGAN_EMPTY
         if model.class_names:
             message = filled(messages.OPENED, classes=len(model.class_names))
-        self.commit(model, Change("open", message, learned))
+        self.commit(model, Change(action="open", message=message, learned=learned))
 
     def close(self) -> None:
         """Release the workspace for other processes."""
@@ -276,28 +293,24 @@ class Workspace:
         """Number of the version that is served."""
         return int(self._journal.value(SERVED_VERSION))
 
-    @property
-    def can_undo(self) -> bool:
-        """Whether there is an earlier version to go back to."""
-        return bool(self._journal.rows(EARLIER_VERSION))
+    def step(self, action: str) -> LinePlace | None:
+        """Return where a step along the line leads, None at its end.
 
-    @property
-    def can_redo(self) -> bool:
-        """Whether an undone version can be served again."""
-        return bool(self._journal.rows(LATER_VERSION))
+        Args:
+            action: "undo" or "redo". After a jump to another version, undo leads to the one that
+                was served before, not to the one that the current one was made from.
+        """
+        for row in self._journal.rows(STEPS[action]):
+            return LinePlace(*row)
+        return None
 
     @property
     def versions(self) -> dict[int, Version]:
         """All versions by number, oldest first."""
         rows = self._journal.rows(
-            "SELECT number, parent, change, counts, at, stored FROM version ORDER BY number"
+            "SELECT change, counts, number, parent, at, stored FROM version ORDER BY number"
         )
-        versions = {}
-        for number, parent, change, counts, utc, stored in rows:
-            versions[number] = Version(
-                number, parent, _parsed(change), json.loads(counts), utc, bool(stored)
-            )
-        return versions
+        return {row["number"]: _parsed(*row) for row in rows}
 
     @property
     def stored_versions(self) -> list[int]:
@@ -338,7 +351,7 @@ class Workspace:
         model = load_bundle(bundle, trust=self.trust, backbone=self._backbone)
         return model.to(self._device)
 
-    def commit(self, model: Classifier, change: Change) -> Version:
+    def commit(self, model: Classifier, change: Change) -> int:
         """Store a changed model as a new version and serve it; return once both are on the disk.
 
         Args:
@@ -354,7 +367,7 @@ class Workspace:
         with new_folder(bundle) as temporary:
             if model.class_names:
                 model.save(temporary)
-        content = json.dumps(asdict(change))
+        content = json.dumps(dict(change))
         row = (number, content, parent, json.dumps(model.counts), _now())
         try:
             with self._journal.transaction():
@@ -371,45 +384,22 @@ class Workspace:
         except (CifnetError, OSError) as error:
             # The change is stored: it must not be refused.
             LOGGER.warning("old versions were not removed: %s", error)
-        return self.versions[number]
+        return number
 
-    def undo(self) -> tuple[Version, Classifier]:
-        """Serve the version that was served before the current one; RequestError if there is none.
-
-        After :meth:`go_to` it is another one than the version that the current one was made from.
-        """
-        return self._step("undo", EARLIER_VERSION, messages.NO_UNDO)
-
-    def redo(self) -> tuple[Version, Classifier]:
-        """Serve the version that was undone last; RequestError if there is none."""
-        return self._step("redo", LATER_VERSION, messages.NO_REDO)
-
-    def go_to(self, number: int) -> tuple[Version, Classifier]:
-        """Serve any stored version; this is a change that can be undone."""
-        return self._go("go to", number, None)
-
-    def _step(
-        self, action: str, query: str, missing: str
-    ) -> tuple[Version, Classifier]:
-        """Serve a version of the line.
+    def go(
+        self, number: int, action: str = "go to", place: int | None = None
+    ) -> Classifier:
+        """Serve a stored version, once its bundle is read; return its model.
 
         Args:
+            number: of the version.
             action: for the journal.
-            query: gives its place and number.
-            missing: why there is none.
+            place: of a :class:`LinePlace`; None to continue the line, which can be undone.
         """
-        for place, number in self._journal.rows(query):
-            return self._go(action, number, place)
-        raise RequestError(409, missing)
-
-    def _go(
-        self, action: str, number: int, place: int | None
-    ) -> tuple[Version, Classifier]:
-        """Serve a version, once its bundle is read."""
         model = self.load(number)
         with self._room(), self._journal.transaction():
             self._serve(action, number, place)
-        return self.version(number), model
+        return model
 
     def _serve(self, action: str, number: int, place: int | None = None) -> None:
         """Serve the version at a place of the line; without one the line goes on with it."""
@@ -480,13 +470,12 @@ class Workspace:
         """Return the file names of the kept images of each class of the current version."""
         learned: dict[str, list[str]] = {}
         for version in self._ancestry():
-            change = version.change
-            if change.forgotten is not None:
-                learned.pop(change.forgotten, None)
-            if change.renamed is not None and change.renamed[0] in learned:
-                old, new = change.renamed
+            if version.forgotten is not None:
+                learned.pop(version.forgotten, None)
+            if version.renamed is not None and version.renamed[0] in learned:
+                old, new = version.renamed
                 learned[new] = learned.pop(old)
-            for name, files in change.learned.items():
+            for name, files in version.learned.items():
                 learned[name] = list(dict.fromkeys([*learned.get(name, []), *files]))
         present = self._file_names()
         return {
@@ -511,9 +500,7 @@ class Workspace:
         open_files = self._file_names().difference(*self.kept_images().values())
         learned_by = {}
         for version in self._ancestry():
-            learned_by.update(
-                dict.fromkeys(version.change.learned_files, version.number)
-            )
+            learned_by.update(dict.fromkeys(version.learned_files, version.number))
         images = []
         for number, file, name, since, paths in self._journal.rows(WAITING_ROWS):
             if file in open_files and learned_by.get(file, 0) <= since:
@@ -540,22 +527,22 @@ class Workspace:
         statement = WAITS_AGAIN if again else WAITS_ONCE
         new = []
         with self._journal.lock:  # no one removes what is not yet in the journal
-            for file, _, content in images:
-                target = self.images_folder / file
+            for image in images:
+                target = self.images_folder / image.file
                 if not target.is_file():
-                    write_bytes(target, content)
+                    write_bytes(target, image.content)
             with self._journal.transaction():
-                for file, sent_path, _ in images:
+                for file, path, _ in images:
                     if file not in waiting:
                         if not self._journal.execute(statement, (file, self.current)):
                             continue
                         waiting.add(file)
                         new.append(file)
                         self._journal.execute("DELETE FROM sent WHERE file = ?", [file])
-                    path = sent_path.encode(errors="replace").decode()
+                    sent = path.encode(errors="replace").decode()
+                    row = (file, " ".join(sent.splitlines()))
                     self._journal.execute(
-                        "INSERT OR IGNORE INTO sent VALUES (?, ?)",
-                        (file, " ".join(path.splitlines())),
+                        "INSERT OR IGNORE INTO sent VALUES (?, ?)", row
                     )
         return new
 
@@ -629,7 +616,7 @@ class Workspace:
     def _ever_learned(self) -> set[str]:
         """Return the names of the images that any version learned."""
         versions = self.versions.values()
-        return set().union(*(version.change.learned_files for version in versions))
+        return set().union(*(version.learned_files for version in versions))
 
     def _deletable(self, every: bool) -> set[str]:
         """Return the files that a purge deletes."""
@@ -662,11 +649,10 @@ class Workspace:
         with self._journal.transaction():
             self._journal.execute(COUNT_ANSWERS, row)
 
-    def days(self) -> list[dict[str, Any]]:
-        """Return for each day, oldest first, its date and the counts of :meth:`count_answers`."""
-        return [
-            dict(row) for row in self._journal.rows("SELECT * FROM day ORDER BY date")
-        ]
+    def days(self) -> list[Day]:
+        """Return the counts of all days, oldest first."""
+        rows = self._journal.rows("SELECT * FROM day ORDER BY date")
+        return [Day(**row) for row in rows]
 
     def incoming(self) -> Path:
         """Make a folder for the files of one request.
@@ -728,8 +714,21 @@ def _now() -> str:
 
 
 @lru_cache(maxsize=10_000)
-def _parsed(change: str) -> Change:
-    return Change(**json.loads(change))
+def _parsed(
+    change: str, counts: str, number: int, parent: int | None, time: str, stored: int
+) -> Version:
+    """Return a version as the journal has it."""
+    images = json.loads(counts)
+    return Version(
+        **json.loads(change),
+        number=number,
+        parent=parent,
+        counts=images,
+        classes=len(images),
+        images=sum(images.values()),
+        time=time,
+        stored=bool(stored),
+    )
 
 
 def _link(file: Path, target: Path) -> None:

@@ -22,24 +22,26 @@ from cifnet_pl.statistics.projections import (
 from cifnet_pl.statistics.projections import (
     with_product_features as with_product_features,
 )
-from cifnet_pl.statistics.ridge import Centred as Centred
 from cifnet_pl.statistics.ridge import Ridge as Ridge
 from cifnet_pl.statistics.ridge import RidgeChoice as RidgeChoice
 from cifnet_pl.statistics.ridge import check_ridge as check_ridge
 from cifnet_pl.statistics.ridge import factorise as factorise
 from cifnet_pl.statistics.ridge import gcv_ridge as gcv_ridge
-from cifnet_pl.statistics.ridge import solve as solve
+from cifnet_pl.statistics.ridge import (
+    gcv_ridge_of_free_bias as gcv_ridge_of_free_bias,
+)
 from cifnet_pl.statistics.ridge import solve_ridge as solve_ridge
 from cifnet_pl.statistics.ridge import whiten as whiten
 from cifnet_pl.statistics.ridge import whitened_rows as whitened_rows
 from cifnet_pl.statistics.ridge_system import LearnedRows as LearnedRows
 from cifnet_pl.statistics.ridge_system import RidgeFactor as RidgeFactor
 from cifnet_pl.statistics.ridge_system import RidgeSystem as RidgeSystem
-from cifnet_pl.statistics.ridge_system import Targets as Targets
 from cifnet_pl.statistics.sums import Sums as Sums
 from cifnet_pl.statistics.sums import augment as augment
 from cifnet_pl.statistics.targets import Slopes as Slopes
 from cifnet_pl.statistics.targets import Weighting as Weighting
+from cifnet_pl.statistics.targets import log_odds as log_odds
 from cifnet_pl.statistics.targets import signed_targets as signed_targets
 from cifnet_pl.statistics.targets import squared_slopes as squared_slopes
 from cifnet_pl.statistics.targets import target_limit as target_limit
+from cifnet_pl.statistics.targets import to_probabilities as to_probabilities

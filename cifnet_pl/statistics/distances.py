@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -98,10 +99,13 @@ class ClassDistances:
     Args:
         moments: of the rows that were learned.
         share: λ as a share of the mean eigenvalue of ``S_w``.
+        overall: share of the distance to the mean of all rows that is subtracted; 0 for the
+            distance to the nearest class mean alone.
     """
 
-    def __init__(self, moments: ClassMoments, share: float):
+    def __init__(self, moments: ClassMoments, share: float, overall: float):
         self.moments = moments
+        self.overall = overall
         group_means = moments.sums / moments.weights[:, None]
         self.weight = moments.weights.sum()
         self.centre = moments.sums.sum(dim=0) / self.weight
@@ -119,18 +123,14 @@ class ClassDistances:
         self.within_factor = factorise(within, self.ridge)
         self.total_factor = factorise(total, self.ridge)
 
-    def relative(self, share: float) -> Callable[[Tensor], Tensor]:
-        """Return a function that computes relative distances by one product with a (p, p) matrix.
+    @cached_property
+    def relative(self) -> Callable[[Tensor], Tensor]:
+        """Function from rows (n, p) to ``near(x) − overall·overall(x)`` (n,).
 
-        Args:
-            share: of the overall distance that is subtracted; 0 for the distance to the nearest
-                class mean alone.
-
-        Returns:
-            Function from rows (n, p) to (n,) ``near(x) − share·overall(x)``.
+        It takes one product with a (p, p) matrix.
         """
         within = torch.cholesky_inverse(self.within_factor)
-        inverse = within - share * torch.cholesky_inverse(self.total_factor)
+        inverse = within - self.overall * torch.cholesky_inverse(self.total_factor)
         towards = within @ self.means.T
         offset = (self.means.T * towards).sum(dim=0)
 
@@ -143,10 +143,8 @@ class ClassDistances:
 
         return relative_distance
 
-    def left_out(
-        self, x: Tensor, columns: Tensor, groups: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the distances near and overall of learned rows, each without itself or its group.
+    def left_out(self, x: Tensor, columns: Tensor, groups: Tensor | None) -> Tensor:
+        """Return the relative distance of learned rows, each without itself or its group.
 
         Args:
             x: (n, p), each of weight 1 in the sums.
@@ -154,23 +152,17 @@ class ClassDistances:
             groups: (n,) int64 number of each row's group; None where each stands alone.
 
         Returns:
-            (n,) twice, float64; NaN where no row of the class is left, or none at all.
+            (n,) float64; NaN where no row of the class is left, or none at all.
         """
         x = x.double()
-        moments = self.moments
-        class_mass = moments.weights[: moments.classes]
-        near = self._left_out(
-            x, self.within_factor, self.means, columns, class_mass, groups
-        )
+        mass = self.moments.weights[: self.moments.classes]
+        near = self._left_out(x, self.within_factor, self.means, columns, mass, groups)
+        mean = torch.zeros_like(self.means[:1])
+        column = torch.zeros_like(columns)
         overall = self._left_out(
-            x,
-            self.total_factor,
-            torch.zeros_like(self.means[:1]),
-            torch.zeros_like(columns),
-            self.weight[None],
-            groups,
+            x, self.total_factor, mean, column, self.weight[None], groups
         )
-        return near, overall
+        return near - self.overall * overall
 
     def _left_out(
         self,

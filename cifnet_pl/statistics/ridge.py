@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -225,106 +224,21 @@ def _ridge_of_freedom(values: Tensor, freedom: float, smallest: float) -> float:
     return math.exp(brentq(excess, low, high))
 
 
-def solve(
-    gram: Tensor,
-    moment: Tensor,
-    ridge: Ridge,
-    tss: Tensor,
-    samples: int,
-    free: int = 0,
-) -> tuple[Tensor, RidgeChoice]:
-    """Return ``(gram + λI)⁻¹ moment``, and λ.
+def gcv_ridge_of_free_bias(
+    gram: Tensor, moment: Tensor, target_square: Tensor, samples: int
+) -> RidgeChoice:
+    """Return the ridge of :func:`gcv_ridge` from sums over ``x̃ = [1; z]``, the bias free.
 
     Args:
-        gram: (p, p) symmetric positive semi-definite.
-        moment: (p, C).
-        ridge: λ, or "gcv": the one that :func:`gcv_ridge` chooses.
-        tss: () total sum of squares of the targets.
-        samples: number of distinct samples.
-        free: parameters of each class that are fitted without penalty, and are already out of the
-            sums.
-
-    Raises:
-        CifnetError: the sums overflowed, or with this ridge they are not positive definite.
-    """
-    if ridge == "gcv":
-        choice = gcv_ridge(gram, moment, tss, samples, free)
-    else:
-        choice = RidgeChoice(float(ridge))
-    return solve_ridge(gram, moment, gram.new_tensor(choice.ridge)), choice
-
-
-@dataclass(frozen=True)
-class Centred:
-    """Weighted least squares with a free bias, after centring features and targets.
-
-    Attributes:
-        gram: (d, d) ``Σ ω z zᵀ − n μ μᵀ``.
-        moment: (d, C) ``Σ ω z tᵀ − n μ t̄ᵀ``.
-        mean: (d,) μ.
-        target_mean: (C,) t̄.
-        tss: () total sum of squares, ``tr(Y_cᵀ Y_c)``.
+        gram: (d+1, d+1) ``Σ ω x̃x̃ᵀ``.
+        moment: (d+1, C) ``Σ ω x̃ tᵀ``.
+        target_square: () ``Σ ω t²`` over all samples and classes.
         samples: number of distinct samples.
     """
-
-    gram: Tensor
-    moment: Tensor
-    mean: Tensor
-    target_mean: Tensor
-    tss: Tensor
-    samples: int
-
-    @classmethod
-    def from_augmented(
-        cls, gram: Tensor, moment: Tensor, target_square: Tensor, samples: int
-    ) -> Centred:
-        """Centre sums over ``x̃ = [1; z]``.
-
-        Args:
-            gram: (d+1, d+1) ``Σ ω x̃x̃ᵀ``.
-            moment: (d+1, C) ``Σ ω x̃ tᵀ``.
-            target_square: () ``Σ ω t²`` over all samples and classes.
-            samples: number of distinct samples.
-        """
-        total = gram[0, 0]
-        mean = gram[0, 1:] / total
-        target_mean = moment[0] / total
-        centred_gram = gram[1:, 1:] - total * torch.outer(mean, mean)
-        centred_moment = moment[1:] - total * torch.outer(mean, target_mean)
-        tss = target_square - total * target_mean.square().sum()
-        return cls(centred_gram, centred_moment, mean, target_mean, tss, samples)
-
-    def solve(self, ridge: Ridge) -> tuple[Tensor, RidgeChoice]:
-        """Solve for the weights.
-
-        Args:
-            ridge: a number to add to the diagonal of the centred Gram matrix, or "gcv" (generalised
-                cross-validation).
-
-        Returns:
-            The weights (d+1, C) with the bias in row 0, and the ridge used.
-        """
-        weights, chosen = solve(
-            self.gram, self.moment, ridge, self.tss, self.samples, free=1
-        )
-        bias = self.target_mean - self.mean @ weights
-        return torch.cat([bias[None], weights]), chosen
-
-    def choose_ridge(self) -> RidgeChoice:
-        """Return the ridge of generalised cross-validation, without the weights."""
-        return gcv_ridge(self.gram, self.moment, self.tss, self.samples, free=1)
-
-    def whitened_rows(self, z: Tensor, ridge: float, mass: Tensor) -> Tensor:
-        """Return :func:`~cifnet_pl.statistics.whitened_rows` of embeddings, with a free bias.
-
-        Args:
-            z: (n, d) embeddings.
-            ridge: λ of the solve.
-            mass: () ``Σ ω``, the total weight.
-
-        Returns:
-            (n, d+1) float64.
-        """
-        whitened = whitened_rows(self.gram, self.gram.new_tensor(ridge), z - self.mean)
-        bias = whitened.new_ones(len(whitened), 1) / mass.double().sqrt()
-        return torch.cat([bias, whitened], dim=1)
+    total = gram[0, 0]
+    mean = gram[0, 1:] / total
+    target_mean = moment[0] / total
+    centred_gram = gram[1:, 1:] - total * torch.outer(mean, mean)
+    centred_moment = moment[1:] - total * torch.outer(mean, target_mean)
+    tss = target_square - total * target_mean.square().sum()
+    return gcv_ridge(centred_gram, centred_moment, tss, samples, free=1)

@@ -9,7 +9,6 @@ are classes: both rules lie in the same directions (Hastie, Tibshirani and Buja,
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,45 +23,28 @@ from cifnet_pl.statistics.ridge import (
 )
 
 
-class Targets(NamedTuple):
-    """Targets of ridge regression: ``mean_c + scale_c·(1[y = c] − n_c/n)`` in the column of c.
-
-    Attributes:
-        scale: (C,).
-        mean: (C,).
-    """
-
-    scale: Tensor
-    mean: Tensor
-
-    @classmethod
-    def signed(cls, class_mass: Tensor, mass: Tensor, limit: float) -> Targets:
-        """Return the targets ``limit`` of a positive and ``−limit`` of a negative (the paper's)."""
-        scale = torch.full_like(class_mass, 2 * limit)
-        return cls(scale, limit * (2 * class_mass / mass - 1))
-
-    @classmethod
-    def even(cls, class_mass: Tensor, mass: Tensor) -> Targets:
-        """Return targets whose columns have one length, however frequent a class is (Ye, 2007)."""
-        return cls((mass / class_mass).sqrt(), torch.zeros_like(class_mass))
-
-
 class RidgeSystem:
-    """The sums of a head, centred.
+    """The sums of a head, centred, and the targets of ridge regression.
+
+    The targets are ``mean_c + scale_c·(1[y = c] − n_c/n)`` in the column of class c.
 
     Args:
         gram: (p+1, p+1) ``Σ ω x̃x̃ᵀ`` of all rows, with ``x̃ = [1; x]``; overwritten.
         class_sums: (C, p+1) ``Σ_{y=c} ω x̃`` of the classes.
         removed_sums: (R, p+1) the same of classes that were removed.
         samples: number of distinct rows.
-        scaled: whether the penalty of a feature is the mean of 1 and its variance within classes,
-            relative to the mean variance: half-way between the two usual targets of shrinkage,
-            equal and unequal variances (Schäfer and Strimmer, 2005). Features are divided by its
-            square root. Else the penalty is 1.
+        limit: the target of a positive, where that of a negative is its opposite (the paper's).
+            None for targets whose columns have one length, however frequent a class is (Ye, 2007),
+            and for features that are scaled: the penalty of a feature is the mean of 1 and its
+            variance within classes, relative to the mean variance. That is half-way between the two
+            usual targets of shrinkage, equal and unequal variances (Schäfer and Strimmer, 2005).
+            Features are divided by its square root.
 
     Attributes:
         factors: (p,) by which features are multiplied.
         spread: (C + R, p) rows E.
+        target_scale: (C,).
+        target_mean: (C,).
     """
 
     def __init__(
@@ -71,7 +53,7 @@ class RidgeSystem:
         class_sums: Tensor,
         removed_sums: Tensor,
         samples: int,
-        scaled: bool,
+        limit: float | None,
     ):
         self.mass = gram[0, 0].double()
         self.mean = gram[0, 1:] / gram[0, 0]
@@ -82,12 +64,17 @@ class RidgeSystem:
         root = sums[:, :1].sqrt()
         self.class_mass = class_sums[:, 0].double()
         self.spread = sums[:, 1:] / root - root * self.mean
-        self.factors = torch.ones_like(self.mean)
-        if scaled:
-            self.factors = self._penalty().rsqrt()
-            self.gram *= self.factors
-            self.gram *= self.factors[:, None]
-            self.spread = self.spread * self.factors
+        if limit is not None:
+            self.factors = torch.ones_like(self.mean)
+            self.target_scale = torch.full_like(self.class_mass, 2 * limit)
+            self.target_mean = limit * (2 * self.class_mass / self.mass - 1)
+            return
+        self.factors = self._penalty().rsqrt()
+        self.gram *= self.factors
+        self.gram *= self.factors[:, None]
+        self.spread = self.spread * self.factors
+        self.target_scale = (self.mass / self.class_mass).sqrt()
+        self.target_mean = torch.zeros_like(self.class_mass)
 
     def _penalty(self) -> Tensor:
         """Return the penalty (p,) of each feature, relative to λ: ``D = ½(1 + diag(S)/mean)``."""
@@ -96,10 +83,10 @@ class RidgeSystem:
         smallest = torch.finfo(variance.dtype).tiny
         return (1 + variance / variance.mean().clamp_min(smallest)) / 2
 
-    def choose_ridge(self, targets: Targets, width: int) -> RidgeChoice:
+    def choose_ridge(self, width: int) -> RidgeChoice:
         """Return the ridge of generalised cross-validation for the first ``width`` features."""
         own = self.spread[: self.classes, :width]
-        length = targets.scale * self.class_mass.sqrt()
+        length = self.target_scale * self.class_mass.sqrt()
         moment = (own * length.to(own)[:, None]).T
         share = self.class_mass / self.mass
         tss = (length.square() * (1 - share)).sum().to(moment)
@@ -111,16 +98,14 @@ class RidgeFactor:
 
     Args:
         system: the sums.
-        targets: of ridge regression.
         ridge: λ.
 
     Raises:
         CifnetError: the scatter within classes plus λ is not positive definite.
     """
 
-    def __init__(self, system: RidgeSystem, targets: Targets, ridge: float):
+    def __init__(self, system: RidgeSystem, ridge: float):
         self.system = system
-        self.targets = targets
         self.ridge = ridge
         spread = system.spread.double()
         within = system.gram.double() - spread.T @ spread
@@ -141,13 +126,13 @@ class RidgeFactor:
         between = self.spread @ self.spread.T
         inner = factorise(between, torch.ones_like(self.system.mass))
         own = torch.cholesky_solve(self.spread, inner)[: self.system.classes]
-        length = self.targets.scale * self.system.class_mass.sqrt()
+        length = self.system.target_scale * self.system.class_mass.sqrt()
         directions: Tensor = length[:, None] * own
         return directions
 
     def regression_weights(self) -> Tensor:
         """Return (p+1, C) weights of ``[1; x]`` of ridge regression, the bias in row 0."""
-        return self._weights(self.regression_directions, self.targets.mean)
+        return self._weights(self.regression_directions, self.system.target_mean)
 
     def discriminant_weights(self) -> Tensor:
         """Return (p+1, C) weights of ``[1; x]`` of the discriminant, the bias in row 0.
@@ -239,12 +224,11 @@ class LearnedRows:
             groups: (m,) int64 group of each row; None where each is its own.
         """
         system = self.factor.system
-        targets = self.factor.targets
         own = torch.nn.functional.one_hot(self.columns, system.classes)
         own_targets = own - system.class_mass / system.mass
-        own_targets = targets.mean + targets.scale * own_targets
+        own_targets = system.target_mean + system.target_scale * own_targets
         scores = self.rows @ self.factor.regression_directions.T
-        scores = targets.mean + scores
+        scores = system.target_mean + scores
         bias = self.rows.new_ones(len(self.rows), 1) / system.mass.sqrt()
         rows = torch.cat([bias, self.rows], dim=1)
         return left_out_together(

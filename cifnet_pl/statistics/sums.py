@@ -138,7 +138,7 @@ class Sums(GrowingModule):
             class's weight.
         counts: (C,) int64, number of rows of each class.
         seen: () int64, number of distinct rows in all, whether or not they belong to one of the
-            classes; known duplicates (:meth:`count_duplicates`) do not count.
+            classes; known duplicates do not count.
         mass: () ``Σ ω`` over all rows.
         packed_gram: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed (:func:`pack`). While
             rows are added they are summed up in a square, which is packed in ``pack_gram``. Read
@@ -259,50 +259,32 @@ class Sums(GrowingModule):
             weight: (n,) non-negative, or None for all ones. Weights do not change ``counts`` and
                 ``seen``.
         """
-        with torch.autocast(x.device.type, enabled=False):
-            x = x.to(self.class_sums.dtype)
-            self.seen += len(x)
-            if weight is None:
-                weighted = x
-                self.mass += len(x)
-            else:
-                weight = weight.to(x)
-                weighted = x * weight[:, None]
-                self.mass += weight.sum()
-            if self.has_gram:
-                self._add_to_gram(weighted, x)
-            self._add_to_classes(weighted, x, index)
-
-    def _add_to_gram(self, weighted: Tensor, x: Tensor) -> None:
-        if self._square is None:
-            self._square = unpack(self.packed_gram, self.width)
-            self.packed_gram = self.packed_gram.new_zeros(0, 0)
-        add_lower_(self._square, weighted, x)
-
-    def _add_to_classes(self, weighted: Tensor, x: Tensor, index: Tensor) -> None:
+        x = x.to(self.class_sums.dtype)
+        self.seen += len(x)
+        weighted = x
+        if weight is None:
+            self.mass += len(x)
+        else:
+            weight = weight.to(x)
+            weighted = x * weight[:, None]
+            self.mass += weight.sum()
+        if self.has_gram:
+            if self._square is None:
+                self._square = unpack(self.packed_gram, self.width)
+                self.packed_gram = self.packed_gram.new_zeros(0, 0)
+            add_lower_(self._square, weighted, x)
         is_member = index >= 0
         if not is_member.all():
             x = x[is_member]
             weighted = weighted[is_member]
             index = index[is_member]
         self.class_sums.index_add_(0, index, weighted)
-        classes = len(self.counts)
-        counts = torch.bincount(index, minlength=classes)
-        self.counts += counts
+        self.counts += torch.bincount(index, minlength=len(self.counts))
         if self.per_class:
             for c in torch.unique(index).tolist():
                 rows = index == c
-                class_weighted = weighted[rows]
-                products = class_weighted.T @ x[rows]
+                products = weighted[rows].T @ x[rows]
                 self.class_grams[c] += pack(products)
-
-    def count_duplicates(self, count: int) -> None:
-        """Count rows as duplicates of others: ``seen`` falls, the sums stay.
-
-        Args:
-            count: number of rows; a negative number reverses an earlier call.
-        """
-        self.seen -= count
 
     def pack_gram(self) -> None:
         """Pack the square matrix that rows were added to into a triangle, and free the square."""
@@ -331,19 +313,15 @@ class Sums(GrowingModule):
         if columns is None:
             classes = len(other.counts)
             columns = torch.arange(classes, device=device)
-        class_sums = sign * other.class_sums.to(device)
-        self.class_sums.index_add_(0, columns, class_sums)
-        counts = sign * other.counts.to(device)
-        self.counts.index_add_(0, columns, counts)
-        seen = other.seen.to(device)
-        self.seen += sign * seen
-        mass = other.mass.to(device)
-        self.mass += sign * mass
+        for name in ("class_sums", "counts", "class_grams"):
+            own = getattr(self, name)
+            if own is not None:
+                theirs = sign * getattr(other, name).to(device)
+                own.index_add_(0, columns, theirs)
+        self.seen += sign * other.seen.to(device)
+        self.mass += sign * other.mass.to(device)
         if self.has_gram:
             self._add_gram(other, sign)
-        if self.per_class:
-            class_grams = sign * other.class_grams.to(device)
-            self.class_grams.index_add_(0, columns, class_grams)
 
     def add_gram_of(self, other: Sums) -> None:
         """Add the rows of ``other`` as rows that belong to none of these classes.

@@ -1,4 +1,4 @@
-"""Targets of the regression on class membership, and the slopes that weigh them."""
+"""Targets of the regression on class membership, their slopes, and probabilities of scores."""
 
 from __future__ import annotations
 
@@ -82,3 +82,44 @@ def squared_slopes(weighting: Weighting, epsilon: float) -> Slopes:
     positive = (limit * (1 - limit)) ** 2
     negative = (limit * (1 + limit)) ** 2
     return Slopes(positive, negative)
+
+
+class LogOdds(NamedTuple):
+    """The largest logit of each row against the others.
+
+    Attributes:
+        first: (n, 1) column of the most probable class.
+        odds: (n, 1) logarithm of its odds.
+        others: (n, C) log probability of each other class among those; −∞ at the most probable one.
+    """
+
+    first: Tensor
+    odds: Tensor
+    others: Tensor
+
+
+def log_odds(logits: Tensor) -> LogOdds:
+    """Compute the log odds of the largest logit of each row of (n, C) logits."""
+    first = logits.argmax(dim=1, keepdim=True)
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    others = logits.masked_fill(columns == first, -torch.inf)
+    log_rest = others.logsumexp(dim=1, keepdim=True)
+    return LogOdds(first, logits.gather(1, first) - log_rest, others - log_rest)
+
+
+def to_probabilities(scores: Tensor, temperature: Tensor, power: Tensor) -> Tensor:
+    """Turn scores into probabilities.
+
+    With ``q = softmax(scores / temperature)``, the odds ``p / (1 − p)`` of the largest one are
+    ``(q / (1 − q))^power``; the other classes share the rest in the same proportions. Where classes
+    resemble each other, a softmax alone is overconfident where it is confident at all. The largest
+    probability stays the largest one, as the power is at most 1.
+
+    Args:
+        scores: (n, C) float; rows with NaN give NaN.
+        temperature: () above 0.
+        power: () above 0 and at most 1.
+    """
+    first, odds, others = log_odds(scores / temperature)
+    rest = torch.sigmoid(-power * odds) * others.exp()
+    return rest.scatter(1, first, torch.sigmoid(power * odds))

@@ -11,15 +11,12 @@ import unicodedata
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from matplotlib.font_manager import FontEntry
 
 NEXT = "next: "
 """How the line of a suggested command begins."""
@@ -305,40 +302,23 @@ warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
 
 
 def families(texts: Iterable[str]) -> list[str]:
-    """Choose fonts for matplotlib's ``font.family``: its own, and few others for what it lacks."""
-    from matplotlib.font_manager import findfont
+    """Choose fonts for matplotlib's ``font.family``: its own, and others for what it lacks."""
+    from matplotlib.font_manager import findfont, fontManager
 
     chosen = [FONT]
-    left = {ord(c) for text in texts for c in printable(text)} - _characters(
-        findfont(FONT)
-    )
-    while left:
-        best = max(
-            _fonts(),
-            key=lambda entry: len(left & _characters(entry.fname)),
-            default=None,
-        )
-        if best is None or not left & _characters(best.fname):
-            break
-        chosen.append(best.name)
-        left -= _characters(best.fname)
+    left = {ord(c) for text in texts for c in printable(text)}
+    left -= _characters(findfont(FONT))
+    in_order = sorted(fontManager.ttflist, key=lambda entry: (entry.name, entry.fname))
+    for entry in in_order:
+        is_upright = entry.style == "normal" and entry.weight in (400, "normal")
+        # matplotlib's font of last resort has a box for every character.
+        if not left or not is_upright or entry.name.startswith("Last Resort"):
+            continue
+        found = left & _characters(entry.fname)
+        if found:
+            chosen.append(entry.name)
+            left -= found
     return chosen
-
-
-def _fonts() -> list[FontEntry]:
-    """Return the upright fonts of normal weight, in a fixed order."""
-    from matplotlib.font_manager import fontManager
-
-    upright = (
-        entry
-        for entry in fontManager.ttflist
-        if entry.style == "normal" and entry.weight in (400, "normal")
-    )
-    # matplotlib's font of last resort has a box for every character.
-    return sorted(
-        (e for e in upright if not e.name.startswith("Last Resort")),
-        key=lambda e: (e.name, e.fname),
-    )
 
 
 @lru_cache(maxsize=1024)

@@ -18,7 +18,6 @@ from cifnet_pl import backbones
 from cifnet_pl.backbones import Backbone, Preprocessing, build_backbone
 from cifnet_pl.backbones.cifar_resnets import Block, ResNet32
 from cifnet_pl.backbones.registry import headless
-from cifnet_pl.backbones.weight_files import read_tensors
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 
 LITE0 = "embedded:efficientnet_lite0"
@@ -113,9 +112,7 @@ def test_pixels_are_the_pixels() -> None:
     assert build_backbone("pixels:3")(images(2, 3)).shape == (2, 27)
 
 
-@pytest.mark.parametrize(
-    "wrong", [images(1).float(), images(1)[0], images(1)[:, :1], images(1).int()]
-)
+@pytest.mark.parametrize("wrong", [images(1).float(), images(1)[0]])
 def test_what_is_not_a_batch_of_images(wrong: Tensor) -> None:
     with pytest.raises(CifnetError, match="shape"):
         build_backbone("pixels")(wrong)
@@ -152,14 +149,10 @@ def test_a_fault_at_the_right_side_keeps_its_traceback() -> None:
         ("embeded:efficientnet_lite0", "'embeded'.* embedded"),
         ("embedded:efficientnet_lite1", "efficientnet_lite1.*efficientnet_lite0"),
         ("torchvision:ResNet18_Weights.IMAGENET1K_V3", "IMAGENET1K_V1"),
-        ("torchvision:resnet18", "unknown .*'resnet18'"),
-        ("torchvision:ResNet18_QuantizedWeights.DEFAULT", "unknown .*Quantized"),
-        ("torchvision:FasterRCNN_ResNet50_FPN_Weights.DEFAULT", "unknown"),
         ("torchvision:R3D_18_Weights.DEFAULT", "unknown"),
         ("timm:resnet19", "'resnet19'.* resnet"),
         ("timm:resnet18.a9_in1k", "'resnet18.a9_in1k'.* resnet18.a"),
         ("pixels:0", "pixels:<side>"),
-        ("pixels:²", "pixels:<side>"),
         ("file:weights.pth", "--model.architecture"),
     ],
 )
@@ -309,13 +302,8 @@ def save(content: Any, tmp_path: Path) -> str:
     ("prefix", "nesting"),
     [
         ("", ()),
-        ("", ("model",)),
-        ("module.", ("state_dict",)),
         ("module.encoder_q.", ("state_dict",)),
-        ("module.base_encoder.", ("state_dict",)),
-        ("backbone.", ()),
         ("encoder.", ("model",)),
-        ("model.net.", ("state_dict",)),
         ("_orig_mod.module.", ("model", "state_dict")),
         ("module.backbone.", ("teacher",)),
     ],
@@ -415,14 +403,11 @@ class Payload:
         return Path.touch, (self.trace,)
 
 
-@pytest.mark.parametrize("how", ["torch", "pickle", "nested"])
+@pytest.mark.parametrize("how", ["torch", "pickle"])
 def test_hostile_files_are_never_executed(how: str, tmp_path: Path, hub: Path) -> None:
     trace = tmp_path / "executed"
     file = tmp_path / "weights.pth"
-    if how == "nested":
-        payload = {"state_dict": {"conv1.weight": Payload(trace)}}
-    else:
-        payload = Payload(trace)
+    payload = Payload(trace)
     if how == "pickle":
         file.write_bytes(pickle.dumps(payload, protocol=2))
     else:
@@ -436,12 +421,6 @@ def test_hostile_files_are_never_executed(how: str, tmp_path: Path, hub: Path) -
     if how == "pickle":
         pickle.loads(file.read_bytes())
         assert trace.exists()  # so that the test could have failed
-
-
-def test_file_without_a_dictionary(tmp_path: Path) -> None:
-    torch.save(torch.zeros(3), tmp_path / "a.pth")
-    with pytest.raises(CheckpointError, match="Tensor"):
-        read_tensors(tmp_path / "a.pth")
 
 
 # ---------------------------------------------------------------------- more of the same network
@@ -516,21 +495,6 @@ def resnet32() -> ResNet32:
     return made.eval()
 
 
-def test_stages_of_resnet32() -> None:
-    made = resnet32()
-    x = torch.randn(2, 3, 32, 32)
-    y = made.bn1(made.conv1(x)).relu()
-    assert y.shape == (2, 16, 32, 32)
-    for stage, shape in (
-        (made.layer1, (16, 32)),
-        (made.layer2, (32, 16)),
-        (made.layer3, (64, 8)),
-    ):
-        y = stage(y)
-        assert y.shape == (2, shape[0], shape[1], shape[1])
-    assert torch.allclose(made(x), y.mean(dim=(2, 3)))
-
-
 def test_the_shortcut_of_resnet32_has_no_parameters() -> None:
     block = Block(4, 8, 2).eval()
     for convolution in (block.conv1, block.conv2):
@@ -558,16 +522,3 @@ def test_a_file_of_resnet32_gives_the_same_embeddings(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = made((batch / 255 - mean) / std)
     assert torch.allclose(backbone(batch), expected, atol=1e-5)
-
-
-def test_resnet32_is_of_the_papers_size() -> None:
-    """0.46 million."""
-    count = sum(p.numel() for p in ResNet32().parameters())
-    # Stem 432 + 32; stages of 5 blocks with two 3x3 convolutions each, batch normalisation 2 a
-    # channel.
-    stages = (
-        10 * 9 * 16 * 16
-        + (9 * 16 * 32 + 9 * 9 * 32 * 32)
-        + (9 * 32 * 64 + 9 * 9 * 64 * 64)
-    )
-    assert count == 432 + stages + 2 * (16 + 10 * (16 + 32 + 64))

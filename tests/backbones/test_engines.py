@@ -386,14 +386,3 @@ def test_the_life_of_a_model(image_folder, tmp_path, capsys):
         )
         assert gap <= bound, name
         assert name == "auto" or gap > 1e-12
-
-
-def test_merging(image_folder, tmp_path):
-    other = make_images(tmp_path / "other", ["fox", "gnu"])
-    runs = [
-        learned(tmp_path / "a", *options(image_folder), *TORCH),
-        learned(tmp_path / "b", *options(other), *RUNTIME),
-    ]
-    merge = ["merge", *map(str, runs), "--output", str(tmp_path / "merged")]
-    assert main(merge) == 0
-    assert cifnet_pl.load(tmp_path / "merged").engines == ["torch", "onnxruntime"]

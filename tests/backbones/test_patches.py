@@ -15,11 +15,9 @@ from torch import Tensor
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import Backbone, build_backbone, patches
-from cifnet_pl.model.bundle import write_bundle
 from cifnet_pl.model.export import onnx_bytes
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 from tests.command_line import (
-    FAST,
     assert_ends,
     assert_same_model,
     learned,
@@ -199,21 +197,6 @@ def test_a_run_goes_on_with_its_dictionary_and_ends_with_the_same_bits(
     assert measurements(again) == measurements(run)
 
 
-def test_a_checkpoint_of_other_centres_is_refused(run, tmp_path, capsys):
-    other = [
-        "--model.backbone",
-        "patches:7",
-        "--ckpt_path",
-        str(run / "checkpoints" / "last.ckpt"),
-    ]
-    assert_ends(
-        main(["fit", *FAST, "--logs", str(tmp_path), *OPTIONS, *other]),
-        1,
-        "backbone",
-        capsys,
-    )
-
-
 def test_learning_the_dictionary_counts_to_the_first_task(run, tmp_path, monkeypatch):
     learn = patches.Patches.learn_from
     clock = time.perf_counter
@@ -276,21 +259,6 @@ def test_a_bundle_holds_the_dictionary(run, tmp_path):
     assert "backbone.network.filters" in load_file(file)
 
 
-def test_a_bundle_with_another_dictionary_than_it_says_is_refused(run, tmp_path):
-    model = cifnet_pl.load(run)
-    model.backbone.network.filters[0, 0] += 1
-    changed = model.tensors()
-    said = cifnet_pl.load(run).describe()
-    for name in ("patches:6", "patches:7"):
-        write_bundle(
-            {**said, "backbone": {**said["backbone"], "name": name}},
-            changed,
-            tmp_path / name[-1],
-        )
-        with pytest.raises(CheckpointError):
-            cifnet_pl.load(tmp_path / name[-1])
-
-
 def test_a_learned_model_is_extended_and_forgets(run, tmp_path):
     images = make_images(tmp_path / "images", ["x", "y"])
     grown = cifnet_pl.extend(cifnet_pl.load(run), images).model
@@ -305,9 +273,3 @@ def test_a_learned_model_is_exported(run):
     content, check = onnx_bytes(cifnet_pl.load(run))
     assert content
     assert check.probability < 1e-4
-
-
-def test_models_with_different_dictionaries_do_not_merge(run, tmp_path, capsys):
-    other = learned(tmp_path / "other", *OPTIONS, "--seed_everything", "6")
-    words = ["merge", str(run), str(other), "--output", str(tmp_path / "merged")]
-    assert_ends(main(words), 2, "differ in backbone", capsys)

@@ -191,18 +191,3 @@ def test_a_trainer_that_would_round_the_sums_is_refused(precision: str, tmp_path
     )  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=f"precision {precision} does not"):
         trainer.fit(module, data)
-
-
-def test_bundles(tmp_path: Path):
-    model = learned()
-    model.precision = "16-mixed"
-    model.save(tmp_path / "b")
-    assert cifnet_pl.load(tmp_path / "b").precision == "16-mixed"
-    model.precision = "bf16"
-    for use in (
-        lambda: model.save(tmp_path / "c"),
-        lambda: model.embed(torch.zeros(1, 3, 2, 2, dtype=torch.uint8)),
-    ):
-        with pytest.raises(UsageError, match="precision bf16 does not"):
-            use()
-    assert not (tmp_path / "c").exists()

@@ -15,7 +15,7 @@ from cifnet_pl.model.calibration import Interval
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import groups as near_duplicates
 from tests.cli.test_evaluate import bundle
-from tests.command_line import assert_ends, learned, make_images, rows
+from tests.command_line import assert_ends, learned, make_images, rows, run_cifnet
 
 CLASSES = ["ant", "bee <b>&", "cat"]
 
@@ -202,19 +202,7 @@ def test_images_of_a_run_and_of_none(
         == 0
     )
     assert "(41 images, 3 classes" in capsys.readouterr().out
-    assert (
-        main(
-            [
-                "audit",
-                "--model",
-                str(made / "m"),
-                "--output",
-                str(tmp_path / "b"),
-                *common,
-            ]
-        )
-        == 2
-    )
+    assert run_cifnet("audit", *common, model=made / "m", output=tmp_path / "b") == 2
     assert "give them with --images" in capsys.readouterr().err
 
 
@@ -222,18 +210,7 @@ def test_what_cannot_be_audited(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert (
-        main(
-            [
-                "audit",
-                "--model",
-                str(made / "m"),
-                "--images",
-                "none",
-                "--output",
-                str(tmp_path / "a"),
-            ]
-        )
-        == 2
+        run_cifnet("audit", model=made / "m", images="none", output=tmp_path / "a") == 2
     )
     assert "no folder none: give the images with --images" in capsys.readouterr().err
     z = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)

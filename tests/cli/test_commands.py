@@ -56,7 +56,7 @@ def test_help_fits_a_terminal_and_has_examples_that_are_parsed(
     assert max(map(len, shown.splitlines())) <= 80
     examples = shown.split("examples:\n")[1].partition("\n\n")[0].splitlines()
     assert 1 <= len(examples) <= 2
-    parser = parser_of(name)
+    parser = parser_of(getattr(import_module(COMMANDS[name]), name))
     for line in examples:
         words = shlex.split(line)
         assert words[:2] == ["cifnet", name]
@@ -85,82 +85,27 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("line", "code", "said"),
     [
-        (["info", "--help"], 0, "usage: cifnet info --model MODEL"),
-        (["forget", "--help"], 0, "--class CLASS"),
-        (["fot"], 2, "unknown sub-command 'fot': did you mean "),
-        (
-            ["fit", "images"],
-            2,
-            "unrecognized arguments: images (images are given as --data.root",
-        ),
-        (
-            ["info", "--modle", "x"],
-            2,
-            "cifnet: error: unknown option --modle: did you mean --model?",
-        ),
-        (
-            ["classify", "--model.engine", "tensorrt"],
-            2,
-            "--engine is 'tensorrt', expected 'auto', 'torch', ",
-        ),
-        (
-            ["forget", "--model.engine=tensorrt"],
-            2,
-            "--engine is 'tensorrt', expected 'auto'",
-        ),
-        (
-            ["report", "runs", "--output"],
-            2,
-            "argument --output: expected one argument\n",
-        ),
-        (
-            [
-                "classify",
-                "--model",
-                "x",
-                "--images",
-                "y",
-                "--output",
-                "z",
-                "--top",
-                "few",
-            ],
-            2,
-            "--top is 'few'",
-        ),
-        (
-            ["report", "--extrenal", "A"],
-            2,
-            "unknown option --extrenal: did you mean --external?",
-        ),
-        (
-            ["merge", "--output", "x"],
-            2,
-            "arguments are required: models",
-        ),
-        (
-            ["extend", "--model", "x", "--images", "a", "b", "--output", "c"],
-            2,
-            "unrecognized arguments: b",
-        ),
-        (
-            ["export", "--model", "x", "--output", ""],
-            2,
-            "'output' is empty: give a value",
-        ),
-        (
-            ["classify", "--model", "x", "--images", "a", "", "--output", "c"],
-            2,
-            "'images' is empty",
-        ),
-        (["report", "a", ""], 2, "'runs' is empty"),
+        ("info --help", 0, "usage: cifnet info --model MODEL"),
+        ("forget --help", 0, "--class CLASS"),
+        ("fot", 2, "unknown sub-command 'fot': did you mean "),
+        ("fit images", 2, "unrecognized arguments: images (images are given as --data"),
+        ("info --modle x", 2, "unknown option --modle: did you mean --model?"),
+        ("forget --model.engine=rt", 2, "--engine is 'rt', expected 'auto', 'torch', "),
+        ("report runs --output", 2, "argument --output: expected one argument\n"),
+        ("classify --model x --images y --output z --top few", 2, "--top is 'few'"),
+        ("report --extrenal A", 2, "unknown option --extrenal: did you mean --extern"),
+        ("merge --output x", 2, "arguments are required: models"),
+        ("extend --model x --images a b --output c", 2, "unrecognized arguments: b"),
+        ("export --model x --output ''", 2, "'output' is empty: give a value"),
+        ("classify --model x --images a '' --output c", 2, "'images' is empty"),
+        ("report a ''", 2, "'runs' is empty"),
     ],
 )
-def test_help_and_errors_in_options(words, code, said, capsys):
+def test_help_and_errors_in_options(line, code, said, capsys):
     with nullcontext() if code else pytest.raises(SystemExit):
-        assert main(words) == code
+        assert main(shlex.split(line)) == code
     shown = capsys.readouterr()
     assert said in shown.out + shown.err
 
@@ -211,19 +156,8 @@ def test_lists_and_words_take_names_of_all_characters(name, monkeypatch):
     """In one option or several, as a file's name may be."""
     given = {}
     monkeypatch.setattr("cifnet_pl.cli.forget.forget", stand_in(given))
-    run_command(
-        "forget",
-        [
-            "--class",
-            name,
-            "plain",
-            "--class=a",
-            "--output",
-            f"{name}.x",
-            "--model",
-            "m",
-        ],
-    )
+    words = ["--class", name, "plain", "--class=a", "--model", "m"]
+    run_command("forget", [*words, "--output", f"{name}.x"])
     assert given == {
         "class_": [name, "plain", "a"],
         "output": f"{name}.x",
@@ -242,13 +176,7 @@ def stand_in(given):
         engine: Engine = "auto",
         overwrite: bool = False,
     ) -> None:
-        given.update(
-            {
-                key: value
-                for key, value in locals().items()
-                if key not in ("model", "given")
-            }
-        )
+        given.update(class_=class_, output=output, engine=engine, overwrite=overwrite)
 
     return forget
 
@@ -282,17 +210,8 @@ def test_an_output_that_cannot_be_written(closed: str, code: int, said: str):
 
 
 def test_options_with_a_dot_hold_for_all_points() -> None:
-    args = [
-        "a.yaml",
-        "--data.root",
-        "x",
-        "--logs",
-        "l",
-        "--data.image_size=8",
-        "--data.class_order",
-        "-1",
-    ]
-    own, overrides = split_overrides(args)
+    line = "a.yaml --data.root x --logs l --data.image_size=8 --data.class_order -1"
+    own, overrides = split_overrides(line.split())
     assert own == ["a.yaml", "--logs", "l"]
     assert overrides == [
         ("data.root", "x"),
@@ -314,10 +233,8 @@ def helps():
     program += (
         "    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
     )
-    program += (
-        "        main(['fit', '--help', topic])\n    shown[topic] ="
-        " out.getvalue()\nprint(json.dumps(shown))"
-    )
+    program += "        main(['fit', '--help', topic])\n"
+    program += "    shown[topic] = out.getvalue()\nprint(json.dumps(shown))"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=environment(),

@@ -10,7 +10,7 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.images.image import read_square
-from tests.command_line import assert_ends, make_images
+from tests.command_line import assert_ends, make_images, run_cifnet
 
 NETWORK = ["--backbone", "pixels:4"]
 
@@ -97,15 +97,8 @@ def test_images_without_classes_and_refusals(images, tmp_path, capsys):
     assert main(["embed", *given, str(tmp_path / "v.npz"), *NETWORK]) == 0
     assert set(read(tmp_path / "v.npz")) == {"embeddings", "ids"}
     assert (
-        main(
-            [
-                "embed",
-                "--images",
-                str(images / "val" / "ant"),
-                "--output",
-                str(tmp_path / "w.npz"),
-                *NETWORK,
-            ]
+        run_cifnet(
+            "embed", *NETWORK, images=images / "val" / "ant", output=tmp_path / "w.npz"
         )
         == 0
     )

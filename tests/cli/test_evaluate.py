@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -19,7 +18,7 @@ from cifnet_pl.cli.evaluate import outcome_cells
 from cifnet_pl.images.image import read_square
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.recalibration import NewSamples, Outcomes, predicted
-from tests.command_line import assert_ends, make_images, rows
+from tests.command_line import assert_ends, make_images, rows, run_cifnet
 from tests.models import empty, learn_embeddings
 
 CLASSES = ["ant", "bee", "cat"]
@@ -134,17 +133,7 @@ def test_no_class_that_the_model_knows(
     assert main(["evaluate", "--model", str(made / "m"), "--images", str(images)]) == 1
     assert "none of the classes of the images (eel)" in capsys.readouterr().err
     assert (
-        main(
-            [
-                "evaluate",
-                "--model",
-                str(made / "m"),
-                "--images",
-                str(images),
-                "--output",
-                str(images / "eel"),
-            ]
-        )
+        run_cifnet("evaluate", model=made / "m", images=images, output=images / "eel")
         == 2
     )
 
@@ -224,18 +213,7 @@ def shifted(tmp_path_factory):
         )
         == 0
     )
-    assert (
-        main(
-            [
-                "export",
-                "--model",
-                str(root / "logs" / "default"),
-                "--output",
-                str(root / "m"),
-            ]
-        )
-        == 0
-    )
+    assert run_cifnet("export", model=root / "logs" / "default", output=root / "m") == 0
     draw = np.random.default_rng(0)
     for path in sorted(make_images(root / "new", CLASSES, 40).rglob("*.png")):
         pixels = 0.6 * np.asarray(Image.open(path)).astype(float) + draw.normal(
@@ -252,16 +230,8 @@ def shifted(tmp_path_factory):
 
 
 def recalibrate(root, *options):
-    return main(
-        [
-            "evaluate",
-            "--model",
-            str(root / "m"),
-            "--images",
-            str(root / "new"),
-            "--recalibrate",
-            *options,
-        ]
+    return run_cifnet(
+        "evaluate", *options, model=root / "m", images=root / "new", recalibrate=True
     )
 
 
@@ -302,23 +272,6 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     assert_ends(
         recalibrate(shifted, "--output", str(tmp_path / "m2")), 2, "--overwrite", capsys
     )
-
-
-def test_cells_of_outcomes():
-    predictions = pd.DataFrame(
-        {
-            "confidence": [0.99, 0.97, 0.5, 0.4],
-            "correct": [True, False, True, False],
-            "covered": [True, False, True, True],
-            "set_size": [1, 1, 2, 3],
-            "unknown": [False, True, False, False],
-        }
-    )
-    accuracy, _, *others = outcome_cells(Outcomes.of(predictions))
-    assert accuracy == "50.0"
-    assert others == ["1", "75.0", "1.8", "25.0"]
-    untold = Outcomes.of(predictions[["confidence", "correct"]])
-    assert outcome_cells(untold)[3:] == ["–", "–", "–"]
 
 
 def test_what_does_not_fit(shifted, tmp_path, capsys):

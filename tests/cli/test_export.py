@@ -26,6 +26,7 @@ from cifnet_pl.model import export as onnx_graph
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, HeadGraph, Square, check_onnx, onnx_bytes
 from cifnet_pl.utilities.errors import CifnetError
+from tests.command_line import run_cifnet
 from tests.models import SIDE, WIDTH, learned, samples
 
 IMAGES = [np.array(image) for image in load_sample_images().images]
@@ -72,11 +73,8 @@ def run(content: bytes, images: np.ndarray) -> np.ndarray:
     return session.run(None, {"images": images})[0]
 
 
-@pytest.mark.parametrize("size", [8, 64, 224])
-@pytest.mark.parametrize("crop_ratio", [1.0, 0.875])
-@pytest.mark.parametrize(
-    "cut", [(427, 640), (100, 131), (33, 20), (8, 8), (64, 64), (1, 1), (3, 200)]
-)
+@pytest.mark.parametrize(("size", "crop_ratio"), [(8, 1.0), (64, 0.875), (224, 0.875)])
+@pytest.mark.parametrize("cut", [(427, 640), (33, 20), (64, 64), (1, 1), (3, 200)])
 def test_resize_is_pillows(size: int, crop_ratio: float, cut: tuple[int, int]):
     """Every pixel within the one level that Pillow's fixed-point weights may differ by; both orders
     of the passes.
@@ -106,20 +104,7 @@ def test_network_and_head_in_one_graph(
     model.head.temperature.fill_(0.7)
     model.save(tmp_path / "b")
     target = tmp_path / "m" / "model.onnx"
-    assert (
-        main(
-            [
-                "export",
-                "--model",
-                str(tmp_path / "b"),
-                "--format",
-                "onnx",
-                "--output",
-                str(target),
-            ]
-        )
-        == 0
-    )
+    assert run_cifnet("export", model=tmp_path / "b", format="onnx", output=target) == 0
     assert re.search(
         r"Largest difference from torch on two images: .*[\d.]+\n",
         capsys.readouterr().out,

@@ -18,7 +18,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.learn import HELD_OUT, learn
 from cifnet_pl.model.metrics import wilson_interval
-from tests.command_line import assert_ends, learned, make_images
+from tests.command_line import assert_ends, learned, make_images, run_cifnet
 from tests.models import WIDTH
 
 FOLDER = [
@@ -87,20 +87,7 @@ def test_equal_to_the_next_task_of_the_run(head: str, tmp_path: Path):
         for path in (root / name).iterdir():
             path.unlink()
         (root / name).rmdir()
-    assert (
-        main(
-            [
-                "extend",
-                "--model",
-                str(part),
-                "--images",
-                str(root),
-                "--output",
-                str(tmp_path / "b"),
-            ]
-        )
-        == 0
-    )
+    assert run_cifnet("extend", model=part, images=root, output=tmp_path / "b") == 0
     extended = cifnet_pl.load(tmp_path / "b")
     assert extended.tasks == whole.tasks
     assert extended.counts == whole.counts
@@ -162,18 +149,7 @@ def held_out(images: LabelledImages) -> np.ndarray:
 
 
 def extend(bundle: Path, images: Path, output: Path, *options: str) -> int:
-    return main(
-        [
-            "extend",
-            "--model",
-            str(bundle),
-            "--images",
-            str(images),
-            "--output",
-            str(output),
-            *options,
-        ]
-    )
+    return run_cifnet("extend", *options, model=bundle, images=images, output=output)
 
 
 def test_scores_are_taken_before_learning(

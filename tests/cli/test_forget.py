@@ -9,7 +9,7 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from tests.cli.test_extend import assert_same_scores, fit, queries
-from tests.command_line import assert_ends, make_images
+from tests.command_line import assert_ends, make_images, run_cifnet
 from tests.models import learn_task, learned
 
 NAMES = ["ant", "bee", "cat", "dog"]
@@ -53,18 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def forget(model: Path, output: Path, *options: str, name: str = "bee") -> int:
-    return main(
-        [
-            "forget",
-            "--model",
-            str(model),
-            "--class",
-            name,
-            "--output",
-            str(output),
-            *options,
-        ]
-    )
+    return run_cifnet("forget", *options, model=model, class_=name, output=output)
 
 
 def test_with_images(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

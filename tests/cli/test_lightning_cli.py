@@ -19,6 +19,7 @@ from tests.command_line import (
     fit,
     learned,
     rows,
+    run_cifnet,
 )
 
 COLUMNS = [
@@ -257,17 +258,13 @@ class TestConfig:
 
 
 class TestEvaluation:
-    @pytest.mark.parametrize("command", ["validate", "test"])
-    @pytest.mark.parametrize("named", ["last", "file"])
-    def test_gives_the_accuracy_of_the_run(self, run, command, named, capsys):
-        if named == "last":
-            path = "last"
-        else:
-            path = str(run / "checkpoints" / "last.ckpt")
-        assert (
-            main([command, "--config", str(run / "config.yaml"), "--ckpt_path", path])
-            == 0
-        )
+    @pytest.mark.parametrize(
+        ("command", "file"), [("validate", "last"), ("test", "checkpoints/last.ckpt")]
+    )
+    def test_gives_the_accuracy_of_the_run(self, run, command, file, capsys):
+        path = file if file == "last" else str(run / file)
+        config = str(run / "config.yaml")
+        assert main([command, "--config", config, "--ckpt_path", path]) == 0
         total = json.loads((run / "summary.json").read_text())["A_K"]
         shown = [
             line.split("│")
@@ -318,16 +315,7 @@ class TestEvaluation:
             (newer, "2"),
         ):
             assert (
-                main(
-                    [
-                        "test",
-                        "--config",
-                        str(config / "config.yaml"),
-                        "--ckpt_path",
-                        "last",
-                    ]
-                )
-                == 0
+                run_cifnet("test", config=config / "config.yaml", ckpt_path="last") == 0
             )
             assert f"│  all │ {classes:>7} │" in capsys.readouterr().out
         options = [*FAST, *BUFFER, "--seed_everything", "3", "--logs", str(tmp_path)]

@@ -12,7 +12,7 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.model.classifier import Classifier
 from tests.cli.test_extend import fit
-from tests.command_line import assert_ends, make_images
+from tests.command_line import assert_ends, make_images, run_cifnet
 from tests.models import empty, learn_embeddings, learned, samples
 
 NAMES = ["ant", "bee", "cat", "dog"]
@@ -105,16 +105,11 @@ def test_equals_one_run_over_all_images(head, made, tmp_path, capsys):
     assert difference(merged, pooled) <= 1e-9
     assert_ends(main(["info", "--model", str(tmp_path / "c")]), 0, "merge", capsys)
     assert (
-        main(
-            [
-                "classify",
-                "--model",
-                str(tmp_path / "c"),
-                "--images",
-                str(made / "all" / "val"),
-                "--output",
-                str(tmp_path / "out.csv"),
-            ]
+        run_cifnet(
+            "classify",
+            model=tmp_path / "c",
+            images=made / "all" / "val",
+            output=tmp_path / "out.csv",
         )
         == 0
     )

@@ -5,6 +5,7 @@ right exit code.
 import os
 import resource
 from functools import partial
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -181,6 +182,12 @@ def test_buffer_is_refused_before_any_image_is_embedded(tmp_path, monkeypatch, c
     assert "10 classes" in one_sentence(capsys)
 
 
+def of_folder(images: Path, classes_per_task: int) -> list[str]:
+    """Options of a run that learns class folders."""
+    options = f"--data.source folder --data.root {images}"
+    return f"{options} --data.classes_per_task {classes_per_task}".split()
+
+
 class Blinding(nn.Module):
     """Flattens images; the embedding of one with as much light as ``light`` becomes NaN."""
 
@@ -208,14 +215,7 @@ def test_broken_embedding_names_batch_and_image(part, tmp_path, monkeypatch, cap
         "blinding",
         lambda *_: (Blinding(float(light)), 192, shape),
     )
-    options = [
-        "--data.source",
-        "folder",
-        "--data.root",
-        str(tmp_path / "images"),
-        "--data.classes_per_task",
-        "2",
-    ]
+    options = of_folder(tmp_path / "images", 2)
     # Batches of 32 images: 40 ants, then the bees.
     assert (
         fit(
@@ -237,14 +237,7 @@ def test_class_without_a_readable_image(tmp_path, capsys):
     images = make_images(tmp_path / "images", ["ant", "bee", "cow"])
     for path in (images / "bee").iterdir():
         path.write_bytes(b"not an image")
-    options = [
-        "--data.source",
-        "folder",
-        "--data.root",
-        str(images),
-        "--data.classes_per_task",
-        "3",
-    ]
+    options = of_folder(images, 3)
     assert fit(tmp_path, *options) == RUN
     shown = one_sentence(capsys, 2000)  # longer than other errors, as it names all ten
     assert all(
@@ -258,14 +251,7 @@ def test_class_without_a_readable_image(tmp_path, capsys):
 def test_a_run_that_fails_later_keeps_what_it_has_learned(tmp_path, capsys):
     images = make_images(tmp_path / "images", ["ant", "bee", "cow", "dog"])
     (images / "dog" / "3.png").write_bytes(b"not an image")
-    options = [
-        "--data.source",
-        "folder",
-        "--data.root",
-        str(images),
-        "--data.classes_per_task",
-        "2",
-    ]
+    options = of_folder(images, 2)
     assert_ends(
         fit(tmp_path, *options), RUN, "dog/3.png: no image of a known format", capsys
     )
@@ -310,14 +296,7 @@ def test_full_disk_leaves_the_last_checkpoint_as_it_was(tmp_path):
 @pytest.mark.parametrize("name", ["a\nb", "red\x1b[31m"])
 def test_class_folders_with_control_characters(name, tmp_path, capsys):
     make_images(tmp_path / "images", ["ant", name])
-    options = [
-        "--data.source",
-        "folder",
-        "--data.root",
-        str(tmp_path / "images"),
-        "--data.classes_per_task",
-        "1",
-    ]
+    options = of_folder(tmp_path / "images", 1)
     assert fit(tmp_path, *options) == RUN
     shown = one_sentence(capsys)
     assert "\x1b" not in shown

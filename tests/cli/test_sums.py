@@ -20,7 +20,7 @@ from cifnet_pl.heads import HEADS as REGISTERED
 from cifnet_pl.model.partial_sums import METADATA_KEY, Shard, read_sums, shards_of
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.cli.test_option_errors import one_sentence
-from tests.command_line import assert_ends, make_images
+from tests.command_line import assert_ends, make_images, run_cifnet
 from tests.heads.suite import QUICK, TOLERANCES
 from tests.models import tensors_equal
 
@@ -264,15 +264,7 @@ def test_a_model_is_not_merged_with_sums(
 ):
     merged(tmp_path / "m", *shards)
     assert (
-        main(
-            [
-                "merge",
-                str(shards[0]),
-                str(tmp_path / "m"),
-                "--output",
-                str(tmp_path / "o"),
-            ]
-        )
+        run_cifnet("merge", str(shards[0]), str(tmp_path / "m"), output=tmp_path / "o")
         == 2
     )
     assert "is no file of sums" in capsys.readouterr().err

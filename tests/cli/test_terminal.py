@@ -37,31 +37,16 @@ CLASSES = ["Süßes", "→", "Ā 猫"]
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_no_character_ends_a_run(tmp_path: Path, encoding: str):
+def test_no_character_ends_a_run(tmp_path: Path):
     images = make_images(tmp_path / "images", CLASSES, 5)
-    options = [
-        "--model.backbone",
-        "pixels:4",
-        "--data.image_size",
-        "4",
-        "--data.classes_per_task",
-        "3",
-    ]
-    options += [
-        "--model.head",
-        "RidgeHead",
-        "--model.head.ridge",
-        "1",
-        "--logs",
-        str(tmp_path / "logs"),
-    ]
-    options += ["--energy.enabled", "false", "--data.num_workers", "0"]
+    options = "--model.backbone pixels:4 --data.image_size 4 --data.classes_per_task 3"
+    options += " --model.head RidgeHead --model.head.ridge 1 --energy.enabled false"
+    options += f" --data.num_workers 0 --logs {tmp_path}/logs"
     fit, info, missing = call_in_turn(
-        ["fit", "--data.root", str(images), *options],
+        ["fit", "--data.root", str(images), *options.split()],
         ["info", "--model", str(tmp_path / "logs" / "default")],
         ["info", "--model", str(tmp_path / "none ß →")],
-        PYTHONIOENCODING=encoding,
+        PYTHONIOENCODING="ascii",
     )
     assert (fit.returncode, fit.stderr) == (0, "")
     assert "Run folder" in fit.stdout

@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,18 +184,6 @@ def arrays(_: Path, given: Sequence[Sample], __: pytest.MonkeyPatch) -> Any:
     return (pixels, labels)
 
 
-def hub(folder: Path, given: Sequence[Sample], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Splits as the package ``datasets`` has them, without the package."""
-    parts = {}
-    for split in dict.fromkeys(sample.split for sample in given):
-        members = [sample for sample in given if sample.split == split]
-        parts[split or "train"] = HubSplit(members)
-    contents = [png(sample.seed) for part in parts.values() for sample in part.samples]
-    monkeypatch.setattr(hugging_face, "_load", lambda *_: parts)
-    monkeypatch.setattr(hugging_face, "row_reader", lambda *_: contents.__getitem__)
-    return folder
-
-
 def data_sets_in_memory(
     folder: Path, given: Sequence[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> Path:
@@ -211,21 +198,6 @@ def data_sets_in_memory(
         parts[split or "train"] = part.cast_column("image", datasets.Image())
     monkeypatch.setattr(hugging_face, "_load", lambda *_: parts)
     return folder
-
-
-class HubSplit:
-    """What is used of a split of the package ``datasets``."""
-
-    def __init__(self, members: Sequence[Sample]):
-        self.samples = members
-        self.column_names = ["image", "label"]
-        self.features = {"image": SimpleNamespace(), "label": SimpleNamespace()}
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def select_columns(self, names: list[str]) -> dict[str, list[Any]]:
-        return {names[0]: [sample.label for sample in self.samples]}
 
 
 def add_file(root: Path, name: str, content: bytes) -> None:
@@ -258,7 +230,6 @@ ENTRANCES = {
     "shards": Entrance("webdataset", shards, typed=True, add=add_shard_member),
     "vectors": Entrance("embeddings", vectors, typed=True, images=False),
     "arrays": Entrance("", arrays, typed=True, splits=False),
-    "hub": Entrance("hf", hub, typed=True),
     "data sets in memory": Entrance("hf", data_sets_in_memory, typed=True),
 }
 """Name of an entrance → how samples come in by it."""

@@ -154,12 +154,6 @@ def gtsrb(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (base / "GT-final_test.csv").write_text("\n".join(rows) + "\n")
 
 
-def country211(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class_tree(root / "country211/train", 4)
-    for name in ("blue", "green", "red"):
-        fill(root / "country211/test" / name, COLOURS[name], 2, first=10)
-
-
 def imagenette(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Class names are tuples of synonyms; the held-out part is called val."""
     for c, wnid in enumerate(("n01440764", "n02102040")):
@@ -196,16 +190,6 @@ def listed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         domain = "ab"[i % 2]
         rows.append(f"images/{i}.png,{name},{split},{task},{domain}")
     (root / "table.csv").write_text("\n".join(rows))
-
-
-def listed_in_parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class_tree(root, 5)
-    files = sorted(path.relative_to(root) for path in root.rglob("*.png"))
-    columns = {
-        "file": [str(path) for path in files],
-        "kind": [path.parts[0] for path in files],
-    }
-    pyarrow.parquet.write_table(pyarrow.table(columns), root / "table.parquet")
 
 
 def add_sample(shard: tarfile.TarFile, key: str, members: dict[str, bytes]) -> None:
@@ -316,7 +300,6 @@ CASES = [
     Case("cifar100", cifar100_parquet, HUNDRED[::40], (9, 3)),
     Case("cifar100", cifar100_folders, THREE, (9, 3)),
     Case("torchvision:GTSRB", gtsrb, ("0", "1", "2", "3"), (12, 4)),
-    Case("torchvision:Country211", country211, THREE, (12, 6)),
     Case(
         "imagenette",
         imagenette,
@@ -326,14 +309,6 @@ CASES = [
     Case("torchvision:EuroSAT", eurosat, THREE, (12, 3)),
     Case("domains", domain_folders, THREE, (20, 5)),
     Case("manifest", listed, THREE, (18, 6), file="table."),
-    Case(
-        "manifest",
-        listed_in_parquet,
-        THREE,
-        (12, 3),
-        file="table.",
-        options=(("path", "file"), ("label", "kind")),
-    ),
     Case("webdataset", shards, THREE, (9, 3)),
     Case("webdataset", shards_in_parts, NUMBERED, (9, 3)),
     Case("embeddings", npz, NUMBERED, (24, 6), images=False),

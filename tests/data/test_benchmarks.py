@@ -188,7 +188,7 @@ def test_a_damaged_tiny_imagenet_is_named(tmp_path: Path) -> None:
     annotations = tiny(tmp_path) / "val" / "val_annotations.txt"
     (annotations.parent / "images" / "val_4.JPEG").unlink()
     damages: list[tuple[Callable[[], object], str]] = [
-        (lambda: None, r"lists val_4\.JPEG, and .*images has"),
+        (lambda: None, "lists 6 images of the classes in train, and not all"),
         (lambda: annotations.write_text(""), "cannot read .*val_annotations"),
         (
             annotations.unlink,
@@ -220,7 +220,7 @@ def with_columns(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
     [
         (
             lambda root: (root / "test.parquet").unlink(),
-            "has no test.parquet",
+            r"no file .*test\.parquet",
         ),
         (cut, "cannot read .*/train.parquet: "),
         (
@@ -233,7 +233,7 @@ def with_columns(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
         ),
         (
             with_columns({"img": ["a.png"], "fine_label": [0]}),
-            "row 0 of column img .* holds no image",
+            "row 0 of column img holds no image",
         ),
         (
             with_columns({"img": [{"bytes": b""}], "fine_label": [None]}),
@@ -261,7 +261,7 @@ def test_bad_parquet_files_of_cifar100(spoil, sentence, tmp_path, monkeypatch):
             "annFile",
         ),
         ("cifar", "unknown data source 'cifar': did you mean"),
-        ("torchvision:CIFAR1", "did you mean torchvision:CIFAR10 or"),
+        ("torchvision:CIFAR1", "did you mean CIFAR10 or"),
         ("torchvision:wrap_dataset_for_transforms_v2", "unknown data source"),
     ],
 )

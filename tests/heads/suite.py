@@ -119,8 +119,6 @@ def teach(learner, z, y, weight=None, classes=None):
     """
     if classes is None:
         classes = torch.unique(y).tolist()
-    else:
-        classes = classes
     learner.begin_task(classes, [int((y == label).sum()) for label in classes])
     learner.observe(z, y, weight)
     learner.solve()

@@ -117,14 +117,6 @@ def test_few_matrices_of_the_full_width_are_alive_at_a_time(kind, ridge, least, 
     assert least <= matrices_alive(run, 300) <= most
 
 
-def test_float32_gives_the_same_decisions() -> None:
-    head = ACILHead(64, projection=PROJECTION, dtype="float32")
-    for scores, golden, accuracy, expected in golden_steps(head, 64, "acil"):
-        assert head.sums.gram.dtype == torch.float32
-        assert (scores - golden).norm() < 1e-3 * golden.norm()
-        assert accuracy == pytest.approx(expected, abs=0.5)
-
-
 # ---------------------------------------------------------------------- generalised
 # cross-validation
 

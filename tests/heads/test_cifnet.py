@@ -2,6 +2,7 @@
 released code.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -304,25 +305,25 @@ def test_one_class_alone_scores_its_target_everywhere(
         assert head.weights()[1:].norm() < 1e-8
 
 
-def test_merge_refuses_shards_with_other_calibration_samples_and_other_sequences() -> (
-    None
-):
+def test_shards_of_a_sequence_merge_unless_they_saw_buffer_samples() -> None:
     z = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([0, 1] * 4)
-    first = teach(CIFNetHead(3), z, y)
-    shards = []
-    for rows in (slice(0, 2), slice(2, 4), slice(0, 0)):
-        shard = CIFNetHead(3)
-        shard.load_state_dict(first.state_dict())
-        shard.begin_task([2, 3])
-        shard.observe(z, y + 2)
-        shard.observe_past(z[rows], y[rows])
-        shards.append(shard)
-    for other in shards[1:]:
-        with pytest.raises(UsageError, match="different buffer samples"):
-            shards[0].merge_(other)
+    first, second, whole = CIFNetHead(3), CIFNetHead(3), CIFNetHead(3)
+    parts = [slice(0, 4), slice(4, 8), slice(0, 8)]
+    for head, rows in zip((first, second, whole), parts, strict=True):
+        for task in (0, 1):
+            teach(head, z[rows] + task, y[rows] + 2 * task)
+    first.merge_(second)
+    first.solve()
+    assert torch.allclose(first(z), whole(z), rtol=1e-9)
+    second.begin_task([4])
+    second.observe(z, y.new_full((8,), 4))
     with pytest.raises(UsageError, match="same task sequence"):
-        shards[0].merge_(first)
+        first.merge_(second)
+    second.observe_past(z, y)
+    second.solve()
+    with pytest.raises(UsageError, match="count twice"):
+        second.merge_(copy.deepcopy(second))
 
 
 # ---------------------------------------------------------------------- golden vectors of the

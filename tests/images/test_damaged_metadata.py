@@ -10,10 +10,8 @@ import pytest
 from PIL import Image, ImageCms
 
 from cifnet_pl.images.image import (
-    PNG_SIGNATURE,
     EncodedImage,
     UnreadableImage,
-    plain_png,
     read_square,
 )
 
@@ -23,6 +21,7 @@ BROKEN_EXIF = {
     "beyond its end": b"Exif\0\0II*\0\xff\xff\xff\x7f",
     "empty": b"",
 }
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)
 
 
@@ -79,7 +78,6 @@ CHUNKS = {
     ),
     "a damaged text": chunk(b"zTXt", b"Comment\0\0no deflate"),
     "a text without a keyword": chunk(b"tEXt", b""),
-    "a wrong checksum": chunk(b"tEXt", b"Comment\0x")[:-1] + b"?",
     "a large profile": chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(2**22))),
     "a damaged profile": chunk(b"iCCP", b"p\0\0no deflate"),
     "a damaged orientation": chunk(b"zTXt", b"Raw profile type exif\0\0?"),
@@ -99,7 +97,6 @@ def test_a_text_that_says_the_orientation_is_kept() -> None:
         b' tiff:Orientation="3"/></rdf:RDF></x:xmpmeta>'
     )
     content = with_chunk(chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp))
-    assert plain_png(content) == content
     assert (read_square(content, 6) == PIXELS[::-1, ::-1]).all()
 
 

@@ -10,9 +10,9 @@ import cifnet_pl.serving
 from cifnet_pl.images import files
 from cifnet_pl.images.files import (
     SYSTEM_FOLDERS,
-    ImageWalk,
     PassedOver,
     find_images,
+    images_below,
     is_hidden,
     read_bytes,
 )
@@ -66,10 +66,10 @@ def test_a_folder_that_cannot_be_read_ends_no_watch(
         return scandir(folder)
 
     monkeypatch.setattr(files.os, "scandir", refused)
-    found = ImageWalk(tolerant=True).images(tmp_path)
+    found = images_below(tmp_path, tolerant=True)
     assert len(list(found)) == 2
     with pytest.raises(PermissionError):
-        list(ImageWalk().images(tmp_path))
+        list(images_below(tmp_path))
 
 
 def test_no_image_where_all_are_passed_over(tmp_path: Path) -> None:

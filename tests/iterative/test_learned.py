@@ -64,50 +64,24 @@ def test_foster_with_both_branches(tmp_path):
 
 @pytest.mark.system
 def test_every_command_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    method = [
-        "--model",
-        "ReplayModule",
-        "--model.backbone",
-        "random:resnet32_cifar",
-        "--model.epochs",
-        "1",
-    ]
-    digits = [
-        *FAST[2:],
-        "--data.image_size",
-        "8",
-        "--data.max_tasks",
-        "2",
-        "--logs",
-        str(tmp_path),
-    ]
-    assert main(["fit", *method, *digits, "--model.exemplars", "40"]) == 0
+    fit = ["fit", "--model", "ReplayModule", "--model.epochs", "1", *FAST[2:]]
+    fit += ["--model.backbone", "random:resnet32_cifar", "--data.image_size", "8"]
+    fit += ["--data.max_tasks", "2", "--model.exemplars", "40"]
+    assert main([*fit, "--logs", str(tmp_path)]) == 0
     run_folder = str(tmp_path / "default" / "version_0")
-    images = str(make_images(tmp_path / "images", ["ant", "bee"]))
-    bundle, more, graph = (str(tmp_path / name) for name in ("bundle", "more", "graph"))
+    images = ["--images", str(make_images(tmp_path / "images", ["ant", "bee"]))]
+    bundle, more, table = (str(tmp_path / name) for name in ("bundle", "more", "table"))
     assert main(["export", "--model", run_folder, "--output", bundle]) == 0
-    assert_ends(
-        main(["info", "--model", bundle]),
-        0,
-        "learned:plain:random:resnet32_cifar",
-        capsys,
-    )
-    table = tmp_path / "classes.csv"
-    assert (
-        main(
-            ["classify", "--model", bundle, "--images", images, "--output", str(table)]
-        )
-        == 0
-    )
-    assert len(table.read_text().splitlines()) > 10
-    assert (
-        main(["extend", "--model", bundle, "--images", images, "--output", more]) == 0
-    )
-    assert main(["evaluate", "--model", more, "--images", images]) == 0
+    known = "learned:plain:random:resnet32_cifar"
+    assert_ends(main(["info", "--model", bundle]), 0, known, capsys)
+    of_bundle = ["--model", bundle, *images, "--output"]
+    assert main(["classify", *of_bundle, table + ".csv"]) == 0
+    assert len(Path(table + ".csv").read_text().splitlines()) > 10
+    assert main(["extend", *of_bundle, more]) == 0
+    assert main(["evaluate", "--model", more, *images]) == 0
     assert cifnet_pl.load(more).class_names[-2:] == ["ant", "bee"]
-    assert (
-        main(["export", "--model", bundle, "--output", graph, "--format", "onnx"]) == 0
-    )
+    graph = ["--output", str(tmp_path / "graph"), "--format", "onnx"]
+    assert main(["export", "--model", bundle, *graph]) == 0
 
 
 def test_an_unfinished_run_is_no_model(tmp_path: Path):

@@ -55,16 +55,6 @@ def test_wa(given):
 
 def test_alignment(given):
     assert_equal(losses.align_weights(given["fc_weight"], 4), given["wa_aligned"])
-    assert_equal(
-        losses.align_weights(given["fc_weight"], 4, value=1.0), given["foster_aligned"]
-    )
-    twice = losses.align_weights(given["fc_weight"], 4, value=2.0)
-    assert_equal(twice[OLD:], given["foster_aligned"][OLD:] * 2**1.5)
-
-
-def test_distillation_with_a_factor(given):
-    args = given["logits"][:, :OLD], given["teacher"], 2.0
-    assert_equal(losses.distillation(*args, scale=True), 4 * losses.distillation(*args))
 
 
 def test_pooled_maps(given):

@@ -184,17 +184,6 @@ def test_foster_goes_on_from_any_phase(batches, tmp_path):
     assert_goes_on(FOSTERModule, tmp_path, batches, epochs=2, compression=0.5)
 
 
-def test_the_new_branch_of_foster_begins_where_the_old_one_is(tmp_path):
-    made, _ = run(FOSTERModule, tmp_path, given={"max_tasks": 1}, epochs=1)
-    made.old_classes = made.n_classes
-    made.n_classes += 2
-    made.expand(2)
-    old, new = made.branches
-    assert_same_weights(old, new)
-    assert all(p.requires_grad for p in new.parameters())
-    assert not any(p.requires_grad for p in old.parameters())
-
-
 @pytest.mark.parametrize("learns", [True, False])
 def test_foster_gives_new_classes_weights_on_the_old_branch(learns, tmp_path):
     seen = []
@@ -287,39 +276,6 @@ class TestPODNet:
         assert count == sum(
             p.numel() for p in ReplayModule(backbone=name).network.parameters()
         )
-
-    def test_imprinted_proxies_name_new_classes_before_they_are_learned(self, tmp_path):
-        seen = []
-
-        def look(t):
-            made = t.lightning_module
-            source = t.datamodule.source
-            rows = t.datamodule.task(1).rows
-            pixels = torch.stack(
-                [torch.from_numpy(source.train.image(row).square(8)) for row in rows]
-            )
-            wanted = [
-                made.class_names.index(source.class_names[label])
-                for label in source.train.labels[rows]
-            ]
-            with torch.no_grad():
-                seen.append(
-                    (made(pixels.permute(0, 3, 1, 2)).argmax(1) == torch.tensor(wanted))
-                    .float()
-                    .mean()
-                )
-            seen.append([float(p.norm(dim=1).mean()) for p in made.cosine.proxies])
-
-        assert_goes_on(
-            PODNetModule,
-            tmp_path,
-            5,
-            Act("on_train_batch_start", 1, look),
-            epochs=2,
-            imprint=True,
-        )
-        assert seen[0] > 0.5  # one in four by chance
-        assert seen[1][0] == pytest.approx(seen[1][1], rel=1e-5)
 
     def test_exemplars_are_chosen_by_the_tuned_network(self, tmp_path):
         made, _ = run(PODNetModule, tmp_path, epochs=2, tuning=1.0)

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.iterative import (
-    METHODS,
     CREATEModule,
     DERModule,
     FinetuneModule,
@@ -37,7 +36,7 @@ from cifnet_pl.utilities.errors import (
     UsageError,
 )
 from tests.command_line import FAST, assert_same_model, make_images
-from tests.iterative.suite import NAMES, SIDE, assert_same_weights, data, learner, run
+from tests.iterative.suite import SIDE, assert_same_weights, data, learner, run
 from tests.killing import Act, Killed, at_call, die
 from tests.lightning_runs import digits, trainer
 
@@ -225,43 +224,24 @@ OPTIONS = [
 class TestCommandLine:
     def test_after_a_kill_inside_a_task(self, tmp_path, monkeypatch):
         line = ["--model", "cifnet_pl.iterative.FOSTERModule", *OPTIONS]
-        line += [
-            "--model.epochs",
-            "2",
-            "--seed_everything",
-            "5",
-            "--checkpoint.every_minutes",
-            "0",
-        ]
-        assert main(["fit", *line, "--logs", str(tmp_path / "whole")]) == 0
+        line += ["--model.epochs", "1", "--seed_everything", "5"]
+        line += ["--checkpoint.every_minutes", "0", "--logs"]
+        assert main(["fit", *line, str(tmp_path / "whole")]) == 0
         whole = tmp_path / "whole" / "default" / "version_0"
-        assert (
-            yaml.safe_load((whole / "config.yaml").read_text())["model"]["init_args"][
-                "seed"
-            ]
-            == 5
-        )
+        config = yaml.safe_load((whole / "config.yaml").read_text())
+        assert config["model"]["init_args"]["seed"] == 5
         with monkeypatch.context() as patched:
-            patched.setattr(FOSTERModule, "loss", at_call(50, FOSTERModule.loss, die))
+            patched.setattr(FOSTERModule, "loss", at_call(20, FOSTERModule.loss, die))
             with pytest.raises(Killed):
-                main(["fit", *line, "--logs", str(tmp_path)])
+                main(["fit", *line, str(tmp_path)])
         again = tmp_path / "default" / "version_0"
         stopped = torch.load(again / "checkpoints" / "last.ckpt", weights_only=True)
         assert stopped["cifnet"]["under_way"]
         assert stopped["position"]["step"] > 0
-        calls = []
-        real = FOSTERModule.loss
-        monkeypatch.setattr(
-            FOSTERModule,
-            "loss",
-            lambda self, batch: (calls.append(1), real(self, batch))[1],
-        )
-        assert main(["fit", *line, "--logs", str(tmp_path), "--ckpt_path", "last"]) == 0
+        assert main(["fit", *line, str(tmp_path), "--ckpt_path", "last"]) == 0
         assert_same_model(again, whole)
-        ours, theirs = (
-            json.loads((folder / "summary.json").read_text())
-            for folder in (again, whole)
-        )
+        ours = json.loads((again / "summary.json").read_text())
+        theirs = json.loads((whole / "summary.json").read_text())
         assert ours["A_k"] == theirs["A_k"]
         assert load(again).counts == load(whole).counts
 
@@ -280,15 +260,11 @@ class TestCommandLine:
             (tmp_path / "default" / "version_0" / "summary.json").read_text()
         )
         small = sum(p.numel() for p in learner(FinetuneModule).network.parameters())
-        assert (summary["head"], summary["preset"], summary["epochs"]) == (
-            "DERModule",
-            "mine",
-            1,
-        )
-        assert (summary["network_params"], summary["backbone_params"]) == (
-            small,
-            2 * small,
-        )
+        assert summary["head"] == "DERModule"
+        assert summary["preset"] == "mine"
+        assert summary["epochs"] == 1
+        assert summary["network_params"] == small
+        assert summary["backbone_params"] == 2 * small
 
 
 # ---------------------------------------------------------------------- bad input
@@ -336,12 +312,9 @@ class TestRefused:
                 **{name: value for name, value in options.items() if name != "kind"},
             )
 
-    @pytest.mark.parametrize("method", METHODS, ids=NAMES)
+    @pytest.mark.parametrize("method", [FinetuneModule, TagFexModule])
     def test_learning_rate_too_high(self, method, tmp_path):
-        with pytest.raises(
-            CifnetError,
-            match=r"in task 1: the learning rate 1e\+30",
-        ):
+        with pytest.raises(CifnetError, match=r"in task 1: the learning rate 1e\+30"):
             run(method, tmp_path, learning_rate=1e30, epochs=3)
 
     def test_cache(self, tmp_path):
@@ -367,33 +340,11 @@ class TestRefused:
         with pytest.raises(CifnetError, match=said):
             run(PODNetModule, tmp_path, epochs=1)
 
-    @pytest.mark.parametrize(
-        "tuning", [0.125, 20.0], ids=["last_step", "further_steps"]
-    )
-    def test_rate_of_tuning_too_high(self, tuning, tmp_path):
+    def test_rate_of_tuning_too_high(self, tmp_path):
         said = r"in task 2: .* 1e\+38 .*--model\.tuning_rate$"
+        options = {"epochs": 1, "exemplars": 4, "tuning_rate": 1e38, "tuning": 20.0}
         with pytest.raises(CifnetError, match=said):
-            run(
-                PODNetModule,
-                tmp_path,
-                epochs=1,
-                exemplars=4,
-                tuning_rate=1e38,
-                tuning=tuning,
-            )
-
-    def test_scores_that_are_not_finite_after_the_last_step(self, tmp_path):
-        with pytest.raises(
-            CifnetError,
-            match=r"in task 1: the learning rate 1e\+25",
-        ):
-            run(
-                FinetuneModule,
-                tmp_path,
-                epochs=1,
-                learning_rate=1e25,
-                given={"batch_size": 1000},
-            )
+            run(PODNetModule, tmp_path, **options)
 
     @pytest.mark.parametrize("method", [FinetuneModule, ReplayModule])
     def test_class_without_a_readable_image(self, method, tmp_path):
@@ -440,13 +391,6 @@ class TestRefused:
             )
 
 
-def test_bf16_learns(tmp_path):
-    made = learner(TagFexModule, epochs=2)
-    trainer(tmp_path, precision="bf16-mixed").fit(made, datamodule=data(max_tasks=2))
-    assert made.evaluation.accuracy > 50
-    assert all(p.dtype == torch.float32 for p in made.parameters())
-
-
 class TestLossScaling:
     """float16: torch has it for a CPU too, and Lightning where it is given as a plugin."""
 
@@ -477,32 +421,3 @@ class TestLossScaling:
             again, datamodule=data(max_tasks=1), ckpt_path=tmp_path / "mid.ckpt"
         )
         assert_same_weights(again, whole)
-
-    def test_a_step_whose_gradients_overflow_changes_no_weight(self, tmp_path):
-        seen = []
-
-        def look(run):
-            scaler = run.precision_plugin.scaler
-            seen.append(
-                (
-                    [p.clone() for p in run.lightning_module.parameters()],
-                    scaler.get_scale(),
-                )
-            )
-            return scaler
-
-        def overflow(run):
-            scaler = look(run)
-            scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**127})
-
-        acts = [
-            Act("on_train_batch_end", 0, act, batches=count)
-            for count, act in ((2, overflow), (3, look))
-        ]
-        made = learner(FinetuneModule, epochs=1)
-        trainer(tmp_path, *acts, plugins=[self.half()]).fit(
-            made, datamodule=data(max_tasks=1)
-        )
-        (before, _), (after, scale) = seen
-        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-        assert scale == 2.0**126  # halved, until gradients are finite again

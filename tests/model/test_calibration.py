@@ -10,12 +10,12 @@ import cifnet_pl
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, NCMHead, RidgeHead
-from cifnet_pl.heads.confidence import (
+from cifnet_pl.heads.probabilities import (
     CalibrationSamples,
     PredictionSets,
     ReferenceScores,
+    fit_probabilities,
 )
-from cifnet_pl.heads.probabilities import fit_probabilities
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UsageError

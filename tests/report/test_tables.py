@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from cifnet_pl.report.page import ImageRow, PageImage, Section, audit_page
+from cifnet_pl.report.page import ImageRow, Section, audit_page
 from cifnet_pl.report.results import read_results
 from cifnet_pl.report.tables import (
     ReportTable,
@@ -320,11 +320,11 @@ def test_a_picture_is_as_large_as_it_was_drawn_for(inches: float, kind: str) -> 
 
 
 def test_whatever_images_and_classes_are_called_is_text() -> None:
-    image = PageImage("", MARKUP, MARKUP)
-    side = ImageRow(MARKUP, [image])
+    images = {Path("<script>alert('1')"): MARKUP}
+    side = ImageRow(MARKUP, images)
     table = {"header": (MARKUP,), "rows": [(MARKUP,)]}
     pairs = [(side, side)]
-    section = Section(MARKUP, [MARKUP], pairs=pairs, images=[image], **table)
+    section = Section(MARKUP, [MARKUP], pairs=pairs, images=images, **table)
     page = audit_page(MARKUP, [MARKUP], [section])
     assert "<script" not in page
     assert page.count("&lt;script&gt;alert(&#39;1&#39;)") == 18

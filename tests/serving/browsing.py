@@ -27,7 +27,7 @@ if CHROMIUM is None:
     pytest.skip(
         "no Chromium is installed: apt-get install chromium", allow_module_level=True
     )
-WIDTHS = {"desktop": (1280, 900), "tablet": (768, 1000), "phone": (375, 800)}
+WIDTHS = {"desktop": (1280, 900), "phone": (375, 800)}
 ARGS = [
     "--no-sandbox",
     "--disable-gpu",

@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 from cifnet_pl.serving.messages import RequestError
-from cifnet_pl.serving.service import ChangeJob, Service
+from cifnet_pl.serving.service import Job, Service
 from cifnet_pl.serving.workspace import Workspace
 from tests.serving.services import image, model
 
@@ -19,17 +19,19 @@ KEPT = 4
 """Versions that are kept: few, so that kills hit their removal, too."""
 
 
-def decided(service: Service, name: str, first: int) -> ChangeJob:
+def decided(service: Service, name: str, first: int) -> Job:
     """Images arrive, and all of those that wait but the newest are decided."""
-    service.receive([(f"{i}.png", BytesIO(image(name, first + i))) for i in range(3)])
+    service.inbox.receive(
+        [(f"{i}.png", BytesIO(image(name, first + i))) for i in range(3)]
+    )
     names = {waits.file: name for waits in service.workspace.waiting()[:-1]}
     return service.submit(service.learn, names)
 
 
-def random_change(service: Service, draw: random.Random) -> ChangeJob:
+def random_change(service: Service, draw: random.Random) -> Job:
     """Bring images and decide, forget, rename, undo or redo."""
     name = draw.choice(NAMES)
-    what: list[Callable[[], ChangeJob]] = [
+    what: list[Callable[[], Job]] = [
         partial(decided, service, name, draw.randrange(10**6)),
         partial(service.submit, service.forget, name),
         partial(service.submit, service.rename, name, draw.choice(NAMES)),
@@ -58,8 +60,11 @@ def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
     log = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while True:
         try:
-            random_change(service, draw).result.result(60)
+            job = random_change(service, draw)
         except RequestError:
+            continue
+        job.end.result(60)
+        if job.error is not None:
             continue
         waiting = [one.file for one in workspace.waiting()]
         state = {
@@ -102,7 +107,7 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
         learned = {
             name
             for version in versions.values()
-            for files in version.change.learned.values()
+            for files in version.learned.values()
             for name in files
         }
         waiting = {one.file for one in workspace.waiting()}

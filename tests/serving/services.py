@@ -240,14 +240,7 @@ class ThreadServer(Address):
     at once.
     """
 
-    def __init__(
-        self,
-        folder,
-        access=None,
-        begun=None,
-        options=None,
-        below="",
-    ):
+    def __init__(self, folder, access=None, begun=None, options=None, below=""):
         begun = begun or model()
         self.folder = folder
         self.service = Service(Workspace(folder, begun), begun, options)
@@ -259,12 +252,7 @@ class ThreadServer(Address):
         self._socket.listen()
         self.url = f"http://localhost:{self._socket.getsockname()[1]}{below}"
         self._server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http="h11",
-                log_config=None,
-                access_log=False,
-            )
+            uvicorn.Config(app, http="h11", log_config=None, access_log=False)
         )
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True

@@ -9,8 +9,7 @@ import httpx
 import pytest
 import torch
 
-from cifnet_pl.serving.answering import Answering, ServedModel
-from cifnet_pl.serving.gate import Limits
+from cifnet_pl.serving.answering import Answering, ServiceOptions
 from tests.serving.services import becomes, image, model
 
 IMAGES = [image(name, number) for number in range(6) for name in ("red", "green")]
@@ -20,7 +19,7 @@ IMAGES = [image(name, number) for number in range(6) for name in ("red", "green"
 def answering(monkeypatch) -> Iterator[Answering]:
     """Two threads that decode and two that embed."""
     monkeypatch.setattr("cifnet_pl.serving.answering.decoding_cores", lambda: 2)
-    made = Answering(ServedModel(model(), 3), Limits())
+    made = Answering(model(), 3, ServiceOptions())
     yield made
     made.close()
 

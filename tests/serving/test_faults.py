@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from cifnet_pl.serving.answering import ServiceOptions
 from cifnet_pl.serving.gate import Access, Limits
-from cifnet_pl.serving.service import ServiceOptions
 from tests.killing import ended, start
 from tests.serving.hostile import assert_refused_well, requests
 from tests.serving.kills import assert_nothing_lost, change_for_ever

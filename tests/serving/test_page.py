@@ -1,4 +1,4 @@
-"""The page in a real browser without a network, at three widths: drop, name, learn, undo, look,
+"""The page in a real browser without a network, at two widths: drop, name, learn, undo, look,
 change.
 """
 

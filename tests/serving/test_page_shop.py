@@ -6,14 +6,7 @@ import re
 
 import pytest
 
-from tests.serving.browsing import (
-    drop,
-    keep_texts,
-    page_of,
-    picture,
-    sync_api,
-    until,
-)
+from tests.serving.browsing import drop, page_of, picture, sync_api
 from tests.serving.services import image, teach
 
 pytestmark = pytest.mark.system
@@ -110,19 +103,6 @@ def test_a_learned_image_under_another_name_offers_to_move(browser, server):
         expect(page.locator("#message-text")).to_contain_text("learned as “navy”")
         page.get_by_role("button", name="Move to “teal”").click()
         expect(page.locator("#message-text")).to_contain_text("Moved 1 photo of 'navy'")
-
-
-def test_a_service_that_answers_again_takes_its_message_away(browser, server):
-    with page_of(browser, server) as page:
-        page.get_by_role("tab", name="Classes").click()
-        page.route("**/audit", lambda route: route.abort())
-        keep_texts(page, "message-text")
-        page.get_by_role("button", name="Audit").click()
-        # A poll that is answered at once takes it away before anyone could look.
-        until(page, "window.texts.some((text) => text.includes('does not answer'))")
-        expect(
-            page.locator("#message")
-        ).to_be_hidden()  # with the next poll that is answered
 
 
 def test_ten_images_are_taken_while_a_button_is_held(browser, server):

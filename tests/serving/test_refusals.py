@@ -3,7 +3,6 @@ service goes on.
 """
 
 import logging
-import socket
 
 import httpx
 import pytest
@@ -122,43 +121,6 @@ def test_this_machine_and_the_own_page_may_ask(headers, server):
 
 
 # ---------------------------------------------------------------------- connections
-
-
-def address(server: ThreadServer) -> tuple[str, int]:
-    return "127.0.0.1", int(server.url.rpartition(":")[2])
-
-
-def answered(link: socket.socket, seconds: float = 20) -> httpx.Response:
-    """What comes until the connection is closed."""
-    link.settimeout(seconds)
-    found = b""
-    try:
-        while part := link.recv(65536):
-            found += part
-    except ConnectionResetError:
-        pass
-    head, _, body = found.partition(b"\r\n\r\n")
-    return httpx.Response(int(head.split(b" ", 2)[1]), content=body)
-
-
-def test_a_body_that_never_ends(server):
-    """It is refused when it is too long, and its connection is closed."""
-    head = (
-        b"POST /classify HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
-    )
-    head += b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
-    part = (
-        b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
-    )
-    block = b"100000\r\n" + bytes(2**20) + b"\r\n"
-    with socket.create_connection(address(server)) as link:
-        link.sendall(head + b"%x\r\n" % len(part) + part + b"\r\n")
-        try:
-            for _ in range(300):
-                link.sendall(block)
-        except OSError:
-            pass
-        assert "larger than 256 MiB" in said(server, 413, answered(link, 60))
 
 
 def test_a_token_is_never_written_to_the_log(tmp_path, caplog, monkeypatch):

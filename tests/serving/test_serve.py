@@ -12,9 +12,10 @@ import uvicorn
 from cifnet_pl.__main__ import main
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.serving import serve as starting
+from cifnet_pl.serving.answering import ServiceOptions
 from cifnet_pl.serving.gate import Limits
 from cifnet_pl.serving.serve import empty_model
-from cifnet_pl.serving.service import Service, ServiceOptions
+from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CifnetError
 from tests.command_line import assert_ends
@@ -69,11 +70,9 @@ def test_a_port_that_is_taken(tmp_path, capsys):
 
 def test_without_a_model_it_begins_with_the_recommended_one():
     made = empty_model()
-    assert (made.backbone.name, made.calibrated, made.class_names) == (
-        BACKBONE,
-        True,
-        [],
-    )
+    assert made.backbone.name == BACKBONE
+    assert made.calibrated
+    assert made.class_names == []
     wanted = RidgeHead(
         made.backbone.features, ridge="gcv", decision="auto", product_features="auto"
     )
@@ -99,7 +98,7 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
         image("red", 1, 200)
     )  # too large: it does not hold up the others
     (folder / os.fsdecode(b"\xff.png")).write_bytes(image("red", 2))
-    receive = service.receive
+    receive = service.inbox.receive
 
     def full_at_first(files, again):
         if not failed:
@@ -107,7 +106,7 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
             raise CifnetError("the disk is full")
         return receive(files, again)
 
-    monkeypatch.setattr(service, "receive", full_at_first)
+    monkeypatch.setattr(service.inbox, "receive", full_at_first)
     thread = Thread(target=starting.keep_watching, args=(service, folder), daemon=True)
     thread.start()
     (folder / "blue" / "1.png").write_bytes(image("blue", 1))

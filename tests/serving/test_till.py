@@ -10,9 +10,9 @@ import pytest
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.serving import workspace as workspaces
+from cifnet_pl.serving.answering import ServiceOptions
 from cifnet_pl.serving.gate import Access, allowed_hosts
-from cifnet_pl.serving.serve import network_address, show_address
-from cifnet_pl.serving.service import ServiceOptions
+from cifnet_pl.serving.serve import show_address
 from cifnet_pl.utilities.errors import UsageError
 from tests.serving.browsing import (
     CONTRAST,
@@ -44,7 +44,7 @@ def one_day(monkeypatch):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_wrong_answer_is_corrected_by_a_tap(width, browser, server, one_day):
     """Its image waits with the name that was typed; what was asked is counted."""
-    scheme = "dark" if width == "tablet" else "light"
+    scheme = "dark" if width == "phone" else "light"
     with page_of(browser, server, width, scheme, "till") as page:
         answer = page.locator("#till-answer")
         expect(answer).to_have_class("unknown")
@@ -143,7 +143,3 @@ def test_a_shared_service_has_a_token_and_a_public_one_needs_it(tmp_path, capsys
     words = ["serve", "--model", str(saved(tmp_path / "b")), "--port", "0"]
     assert main([*words, "--address", "https://shop.example/"]) == 2
     assert "--token" in capsys.readouterr().err
-
-
-def test_the_address_of_this_machine_is_found_without_sending():
-    assert network_address()

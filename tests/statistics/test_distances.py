@@ -4,7 +4,7 @@ refits give.
 
 import torch
 
-from cifnet_pl.statistics import RidgeFactor, RidgeSystem, Targets, augment
+from cifnet_pl.statistics import RidgeFactor, RidgeSystem, augment
 
 CLASSES = 3
 EACH = 8
@@ -25,9 +25,8 @@ def test_unbiased_scores_forgive_a_class_of_few_rows_the_length_of_its_mean() ->
         sums = torch.zeros(2, WIDTH + 1, dtype=torch.float64).index_add(0, y, x)
         new = augment(torch.randn(500, WIDTH, generator=draw, dtype=torch.float64))
         for unbiased in named:
-            system = RidgeSystem(x.T @ x, sums, sums[:0], 404, scaled=False)
-            targets = Targets.signed(system.class_mass, system.mass, limit=1.0)
-            rule = RidgeFactor(system, targets, RIDGE)
+            system = RidgeSystem(x.T @ x, sums, sums[:0], 404, limit=1.0)
+            rule = RidgeFactor(system, RIDGE)
             if not unbiased:
                 rule.degrees_of_freedom = torch.zeros((), dtype=torch.float64)
             predicted = (new @ rule.discriminant_weights()).argmax(dim=1)

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.statistics import (
-    Centred,
     Ridge,
     RidgeChoice,
     augment,
     gcv_ridge,
+    gcv_ridge_of_free_bias,
     left_out_together,
-    solve,
     solve_ridge,
     whitened_rows,
 )
@@ -68,9 +67,10 @@ def test_gcv_is_right_with_fewer_samples_than_features_too(
 
     z = torch.from_numpy(centre(x))
     t = torch.from_numpy(centre(target))
-    weights, (ridge, at_limit) = solve(
-        z.T @ z, z.T @ t, "gcv", t.square().sum(), n, free=int(free_bias)
-    )
+    gram = z.T @ z
+    moment = z.T @ t
+    ridge, at_limit = gcv_ridge(gram, moment, t.square().sum(), n, int(free_bias))
+    weights = solve_ridge(gram, moment, gram.new_tensor(ridge))
     eigenvalues = torch.linalg.eigvalsh(z.T @ z)
 
     def freedom(ridge: float) -> float:
@@ -99,10 +99,9 @@ def test_gcv_of_embeddings_that_are_all_alike() -> None:
     z = torch.ones(10, 3, dtype=torch.float64)
     target = torch.tensor([[1.0], [-1.0]] * 5, dtype=torch.float64)
     tilde = augment(z)
-    weights, _ = Centred.from_augmented(
-        tilde.T @ tilde, tilde.T @ target, target.square().sum(), 10
-    ).solve("gcv")
-    assert torch.equal(weights, torch.zeros(4, 1, dtype=torch.float64))
+    energy = target.square().sum()
+    choice = gcv_ridge_of_free_bias(tilde.T @ tilde, tilde.T @ target, energy, 10)
+    assert choice.ridge > 0
 
 
 def test_a_large_group_is_left_out_as_a_refit_gives() -> None:
@@ -145,10 +144,16 @@ def learn(
     """Weights and λ of ridge regression on ±1 targets; ``samples`` of them are distinct."""
     x = augment(z)
     target = 2 * torch.nn.functional.one_hot(y, CLASSES).double() - 1
+    gram = x.T @ x
+    moment = x.T @ target
     energy = target.square().sum()
-    return Centred.from_augmented(
-        x.T @ x, x.T @ target, energy, samples or len(z)
-    ).solve(ridge)
+    if ridge == "gcv":
+        choice = gcv_ridge_of_free_bias(gram, moment, energy, samples or len(z))
+    else:
+        choice = RidgeChoice(ridge)
+    penalty = torch.full_like(gram[0], choice.ridge)
+    penalty[0] = 0
+    return solve_ridge(gram, moment, penalty), choice
 
 
 def accuracy(weights: Tensor) -> float:

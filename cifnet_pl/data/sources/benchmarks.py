@@ -6,9 +6,10 @@ import inspect
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -34,7 +35,6 @@ from cifnet_pl.images.files import is_folder, listing, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import split_of
-from cifnet_pl.utilities.text import first_line
 
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # Its test labels are not public.
@@ -97,48 +97,19 @@ def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
         UsageError: the set is not one of images with one class each.
         DataError: it is not on this machine, or damaged.
     """
-    parts = []
-    for arguments in _split_arguments(name):
-        opened = _open(name, options, arguments)
-        samples = SampleTable(
-            pd.DataFrame({"label": _labels(opened)}),
-            partial(dataset_image, opened),
-            class_names=_class_names(opened),
-            where=f"torchvision's {name}",
-        )
-        parts.append(samples)
-    return joined(parts)
-
-
-def _split_arguments(name: str) -> tuple[dict[str, Any], ...]:
-    """Return the arguments that a torchvision set takes for each of its splits."""
     from torchvision import datasets
 
     builder = getattr(datasets, name)
     parameters = inspect.signature(builder).parameters
+    splits: tuple[dict[str, Any], ...] = ({},)
     if name in PARTS:
-        return PARTS[name]
-    if "train" in parameters:
-        return ({"train": True}, {"train": False})
-    if "split" in parameters:
-        return ({"split": "train"}, {"split": "test"})
-    return ({},)
-
-
-def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
-    """Construct a torchvision set.
-
-    Args:
-        name: name of the class in ``torchvision.datasets``.
-        options: options of the source.
-        arguments: arguments of one split.
-    """
-    from torchvision import datasets
-
-    builder = getattr(datasets, name)
-    parameters = inspect.signature(builder).parameters
+        splits = PARTS[name]
+    elif "train" in parameters:
+        splits = ({"train": True}, {"train": False})
+    elif "split" in parameters:
+        splits = ({"split": "train"}, {"split": "test"})
     root = expanded(options.root or DEFAULT_ROOT).absolute()
-    keywords: dict[str, Any] = {"root": str(root), **arguments}
+    keywords: dict[str, Any] = {"root": str(root)}
     # EMNIST and QMNIST take the option of their parent without naming it.
     if "download" in parameters or issubclass(builder, datasets.MNIST):
         keywords["download"] = options.download
@@ -148,42 +119,36 @@ def _open(name: str, options: SourceOptions, arguments: dict[str, Any]) -> Any:
         " true"
     )
     unmet = f"torchvision's {name} needs a package that is not installed"
-    with (
-        explained(DataError, absent, RuntimeError, OSError, end=remedies),
-        explained(UsageError, unmet, ImportError),
-    ):
-        try:
-            return builder(**keywords)
-        except (TypeError, ValueError) as error:
-            raise _unsuitable(name, first_line(error)) from error
+    unsuitable = f"torchvision's {name} is not a set of images with one class each"
+    instead = "; arrange its images in class folders and use --data.source folder"
+    parts = []
+    for arguments in splits:
+        with (
+            explained(DataError, absent, RuntimeError, OSError, end=remedies),
+            explained(UsageError, unmet, ImportError),
+            explained(UsageError, unsuitable, TypeError, ValueError, end=instead),
+        ):
+            opened = builder(**keywords, **arguments)
+            labels = [int(label) for label in _labels(opened)]
+        if not labels:
+            raise UsageError(f"{unsuitable}: it does not list its labels{instead}")
+        samples = SampleTable(
+            pd.DataFrame({"label": labels}),
+            partial(dataset_image, opened),
+            class_names=_class_names(opened),
+            where=f"torchvision's {name}",
+        )
+        parts.append(samples)
+    return joined(parts)
 
 
-def _unsuitable(name: str, reason: str) -> UsageError:
-    return UsageError(
-        f"torchvision's {name} is not a set of images with one class each ({reason}): "
-        "arrange its images in class folders and use --data.source folder"
-    )
-
-
-def _labels(dataset: Any) -> list[int]:
-    """Return the label of each image, read without decoding any.
-
-    Raises:
-        UsageError: the set does not list them.
-    """
-    values = None
+def _labels(dataset: Any) -> Sequence[Any]:
+    """Return the label of each image, read without decoding any; none if they are not listed."""
     for attribute in ("targets", "labels", "_labels", "y"):
-        if values is None:
-            values = getattr(dataset, attribute, None)
-    if values is None and hasattr(dataset, "_samples"):
-        values = [sample[1] for sample in dataset._samples]
-    if values is None or not len(values):
-        raise _unsuitable(type(dataset).__name__, "it does not list its labels")
-    try:
-        return [int(value) for value in values]
-    except (TypeError, ValueError) as error:
-        kind = type(dataset).__name__
-        raise _unsuitable(kind, first_line(error)) from error
+        values = getattr(dataset, attribute, None)
+        if values is not None:
+            return cast(Sequence[Any], values)
+    return [sample[1] for sample in getattr(dataset, "_samples", ())]
 
 
 def _class_names(dataset: Any) -> list[str] | None:
@@ -312,12 +277,10 @@ def _validation(root: Path, class_names: set[str]) -> pd.DataFrame:
         rows = rows[rows[1].isin(class_names)]
     names = rows[0].tolist()
     present = {path.name for path in images.glob("*")}
-    missing = [name for name in names if name not in present]
-    if missing or not names:
-        listed_images = ", ".join(missing[:1]) or "no image of the classes in train"
+    if not names or set(names) - present:
         raise DataError(
-            f"{shown_path(annotations)} lists {listed_images}, and {shown_path(images)} has"
-            f" {len(present)} images: unpack the data set again"
+            f"{shown_path(annotations)} lists {len(names)} images of the classes in train, and not"
+            f" all of them are in {shown_path(images)}: unpack the data set again"
         )
     return table_of(
         name=names,
@@ -335,15 +298,6 @@ WHAT_CORE50 = (
 )
 FRAME = re.compile(r"C_(\d+)_(\d+)_(\d+)\.png")
 TEST_SESSIONS = {3, 7, 10}
-
-
-class Core50Frame(NamedTuple):
-    """An image of CORe50: its session, object and number there, and its path below the root."""
-
-    session: int
-    object: int
-    number: int
-    path: str
 
 
 def core50(options: SourceOptions) -> SampleTable:
@@ -364,29 +318,29 @@ def core50(options: SourceOptions) -> SampleTable:
     check_that(type(stride) is int and stride > 0, "stride", stride, expected)
     with listing():
         root = _inner_folder(required_root(options, WHAT_CORE50), "core50_128x128")
-        frames = pd.DataFrame(_frames(root), columns=Core50Frame._fields)
+        found = []
+        for path in root.glob("s[0-9]*/o[0-9]*/*.png"):
+            match = FRAME.fullmatch(path.name)
+            if match is not None:
+                name = path.relative_to(root).as_posix()
+                found.append([*map(int, match.groups()), name])
+    columns = ["session", "object", "frame", "name"]
+    frames = pd.DataFrame(sorted(found), columns=columns)
     sessions = sorted(set(frames["session"]))
     if not set(sessions) > TEST_SESSIONS:
-        numbers = [f"s{session}" for session in sessions]
-        present = ", ".join(numbers) or "no frame"
         raise DataError(
-            f"{shown_path(root)} holds {present}, expected s1 to s11: set --data.root to"
-            f" {WHAT_CORE50}"
+            f"{shown_path(root)} holds the sessions {sessions}, expected s1 to s11: set --data.root"
+            f" to {WHAT_CORE50}"
         )
     # The stride-th frame and each stride-th one after it: ⌊n / stride⌋ of n.
-    kept = frames.iloc[stride - 1 :: stride]
+    kept = frames.iloc[stride - 1 :: stride].reset_index(drop=True)
     is_test = kept["session"].isin(TEST_SESSIONS)
-    sessions_kept = "s" + kept["session"].astype(str)
-    table = pd.DataFrame(
-        {
-            "name": kept["path"],
-            "label": kept["object"],
-            "split": np.where(is_test, "test", "train"),
-            "domain": pd.Categorical(
-                sessions_kept, [f"s{session}" for session in sessions]
-            ),
-        }
-    ).reset_index(drop=True)
+    domains = [f"s{session}" for session in sessions]
+    table = kept.assign(
+        label=kept["object"],
+        split=np.where(is_test, "test", "train"),
+        domain=pd.Categorical("s" + kept["session"].astype(str), domains),
+    )
     last = int(frames["object"].max())
     return SampleTable(
         table,
@@ -394,22 +348,6 @@ def core50(options: SourceOptions) -> SampleTable:
         class_names=[f"o{number}" for number in range(last + 1)],
         where=f"{shown_path(root)} with stride {stride}",
     )
-
-
-def _frames(root: Path) -> list[Core50Frame]:
-    """Return all frames in the order of session, object and number."""
-    frames = []
-    for session in root.glob("s[0-9]*"):
-        for home in session.glob("o[0-9]*"):
-            for path in home.iterdir():
-                match = FRAME.fullmatch(path.name)
-                if match is not None:
-                    session_number, object_number, number = map(int, match.groups())
-                    name = f"{session.name}/{home.name}/{path.name}"
-                    frames.append(
-                        Core50Frame(session_number, object_number, number, name)
-                    )
-    return sorted(frames)
 
 
 # ---------------------------------------------------------------------- domains
@@ -478,17 +416,11 @@ def cifar100(options: SourceOptions) -> SampleTable:
     """
     root = expanded(options.root or DEFAULT_ROOT)
     files = [root / name for name in PARQUET]
-    missing = [file.name for file in files if not file.is_file()]
-    if len(missing) == 1:
-        raise DataError(
-            f"{shown_path(root)} has no {missing[0]}, which belongs to the other Parquet file:"
-            " add it"
-        )
-    if missing:
-        if is_folder(root) and find_splits(root) is not None:
-            return folder(options)
-        return torchvision_set("CIFAR100", options)
-    return joined([_parquet_images(file) for file in files])
+    if any(file.is_file() for file in files):
+        return joined([_parquet_images(file) for file in files])
+    if is_folder(root) and find_splits(root) is not None:
+        return folder(options)
+    return torchvision_set("CIFAR100", options)
 
 
 def _parquet_images(file: Path) -> SampleTable:
@@ -505,15 +437,9 @@ def _parquet_images(file: Path) -> SampleTable:
     features = description.get("info", {}).get("features", {})
 
     def read(row: int) -> bytes:
-        cell = images[row]
-        content = None
-        if isinstance(cell, dict):
-            content = cell.get("bytes")
-        if not isinstance(content, bytes):
-            raise DataError(
-                f"{shown_path(file)}: row {row} of column {IMAGE} (counted from 0) holds no image"
-            )
-        return content
+        problem = f"{shown_path(file)}: row {row} of column {IMAGE} holds no image"
+        with explained(DataError, problem):
+            return bytes(images[row]["bytes"])
 
     return SampleTable(
         table_of(label=labels),

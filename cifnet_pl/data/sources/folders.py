@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from cifnet_pl.data.samples import (
-    SampleTable,
-    SourceOptions,
-    require_class_names,
-    table_of,
-)
+import pandas as pd
+
+from cifnet_pl.data.samples import SampleTable, SourceOptions, require_class_names
 from cifnet_pl.images.files import (
     PassedOver,
     archive_part,
     archived_files,
     image_files,
-    is_folder,
     is_image,
     listing,
     require_folder,
@@ -82,27 +78,26 @@ def class_samples(
         DataError: no class folder with an image.
     """
     passed_over = PassedOver()
-    columns: dict[str, list[str]] = {"name": [], "label": []}
-    if parts:
-        columns |= {"path": [], "split": []}
+    rows = []
     empty = []
     homes: Mapping[Split, Path] = parts or {"train": root}
     for split, home in homes.items():
-        for name, folders in class_folders(home).items():
-            if only is not None and name not in only:
+        prefix = home.relative_to(root)
+        for label, folders in class_folders(home).items():
+            if only is not None and label not in only:
                 continue
             found = [image_files(path, passed_over) for path in folders]
             files = list(chain.from_iterable(found))
             if not files:
                 empty.append(shown_path(folders[0]))
-            columns["name"] += [path.relative_to(home).as_posix() for path in files]
-            columns["label"] += [name] * len(files)
-            if parts:
-                columns["path"] += [path.relative_to(root).as_posix() for path in files]
-                columns["split"] += [split] * len(files)
+            for file in files:
+                name = file.relative_to(home).as_posix()
+                rows.append([name, label, (prefix / name).as_posix(), split])
     where = shown_path(root)
-    if not columns["name"]:
+    if not rows:
         raise DataError(f"no class folder in {where} holds an image: add images")
+    columns = ["name", "label", "path", "split"]
+    table = pd.DataFrame(rows, columns=columns, dtype=object)
     messages = [
         *notes,
         *passed_over.notes(),
@@ -111,9 +106,10 @@ def class_samples(
     if empty:
         messages.append(f"note: class folders without images left out: {listed(empty)}")
     if not parts:
-        messages.append(nesting_message(root, columns["name"], columns["label"]))
+        table = table.drop(columns=["path", "split"])
+        messages.append(nesting_message(root, table["name"], table["label"]))
     return SampleTable(
-        table_of(**columns),
+        table,
         root=root,
         where=where,
         notes=tuple(message for message in messages if message),
@@ -196,26 +192,29 @@ def find_splits(root: Path) -> SplitFolders | None:
             f"{shown_path(root)} has {named}, but no train: expected train and test"
         )
     train = splits.pop("train")
-    labelled = {split: path for split, path in splits.items() if sub_folders(path)}
     if not splits:
         raise DataError(
             f"{shown_path(root)} has {named}, expected train and test: call the held-out folder"
             f" test, or set the folder to {shown_path(train)} to have a part of it held out"
         )
     notes = []
+    labelled = {}
     for split, path in splits.items():
-        if split not in labelled:
+        if sub_folders(path):
+            labelled[split] = path
+        else:
             notes.append(
                 f"note: {shown_path(path)} has no class folders, and is not used: sort its images"
                 " into class folders to test with them"
             )
-    if "test" in labelled and "val" in labelled:
+    test = labelled.pop("test", None)
+    validation = labelled.pop("val", None)
+    if test is not None and validation is not None:
         notes.append(
-            f"note: {shown_path(root)} has {labelled['val'].name} and {labelled['test'].name}:"
-            f" {labelled['test'].name} is tested with, {labelled['val'].name} is not used"
+            f"note: {shown_path(root)} has {validation.name} and {test.name}: {test.name} is tested"
+            f" with, {validation.name} is not used"
         )
-    test = labelled.get("test", labelled.get("val"))
-    return SplitFolders(train, test, tuple(notes))
+    return SplitFolders(train, test or validation, tuple(notes))
 
 
 def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
@@ -234,7 +233,7 @@ def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
 
 
 def nesting_message(
-    root: Path, names: Sequence[str], labels: Sequence[str]
+    root: Path, names: Iterable[str], labels: Iterable[str]
 ) -> str | None:
     """Ask whether the sub-folders of the only class are the classes.
 
@@ -246,15 +245,16 @@ def nesting_message(
     Returns:
         None where there are several classes, or no sub-folders.
     """
-    if len(set(labels)) > 1:
+    classes = set(labels)
+    if len(classes) > 1:
         return None
     inner = {PurePosixPath(name).parts[1:-1][:1] for name in names}
     if len(inner) < 2 or () in inner:
         return None
+    name = classes.pop()
     return (
-        f"note: there is one class, '{printable(labels[0])}', with images in {len(inner)}"
-        " sub-folders: if those are the classes, name the folder"
-        f" {shown_path(root / labels[0])} instead"
+        f"note: there is one class, '{printable(name)}', with images in {len(inner)} sub-folders:"
+        f" if those are the classes, name the folder {shown_path(root / name)} instead"
     )
 
 
@@ -264,33 +264,25 @@ def strays_message(*folders: Path) -> str | None:
     Args:
         folders: each holds class folders.
     """
-    images_beside = [_images_beside(home) for home in folders]
-    strays = list(chain.from_iterable(images_beside))
+    strays = list(chain.from_iterable(map(_images_beside, folders)))
     if not strays:
         return None
     count = len(strays)
-    them = "each"
-    if count == 1:
-        them = "it"
-    first_stray = shown_path(strays[0])
     return (
         f"note: {number_of(count, 'image')} beside the class folders {is_or_are(count)} passed"
-        f" over, the first is {first_stray}: move {them} into the folder of its class"
+        f" over, the first is {shown_path(strays[0])}: move each into the folder of its class"
     )
 
 
 def _images_beside(home: Path) -> list[Path]:
     """Return the images right in a folder or archive, beside its sub-folders."""
     part = archive_part(home)
-    if part is None:
-        entries = sorted(home.iterdir())
-    else:
+    if part is not None:
         entries = archived_files(part)
-    found = []
-    for path in entries:
-        if path.parent == home and is_image(path) and not is_folder(path):
-            found.append(path)
-    return found
+        return [path for path in entries if path.parent == home and is_image(path)]
+    return [
+        path for path in sorted(home.iterdir()) if is_image(path) and path.is_file()
+    ]
 
 
 def required_root(options: SourceOptions, noun: str) -> Path:

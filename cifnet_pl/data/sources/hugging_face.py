@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
 from cifnet_pl.images.files import read_bytes
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
@@ -53,24 +55,29 @@ def hugging_face(name: str, options: SourceOptions) -> SampleTable:
     train = parts[splits_found["train"]]
     image = _column(train, "image", options, where)
     label = _column(train, "label", options, where)
-    columns: dict[str, list[Any]] = {"name": [], "label": [], "split": []}
+    tables = []
     read = []
     notes = []
     for meaning, split in splits_found.items():
         part = parts[split]
-        if meaning != "train" and not _has_labels(part, label):
+        labels = []
+        if label in part.column_names:
+            labels = part.select_columns([label])[label]
+        # Hubs give -1 or nothing to the images of a competition.
+        if meaning != "train" and set(labels) <= {None, -1}:
             notes.append(
                 f"note: split {printable(split)} of {where} has no labels: it is not used"
             )
             continue
         read.append(part)
-        columns["label"] += part.select_columns([label])[label]
-        columns["name"] += [f"{split}/{i}" for i in range(len(part))]
-        columns["split"] += [meaning] * len(part)
+        names = [f"{split}/{i}" for i in range(len(part))]
+        splits = [meaning] * len(part)
+        tables.append(table_of(name=names, label=labels, split=splits))
+    table = pd.concat(tables, ignore_index=True)
     if len(read) == 1:
-        columns.pop("split")
+        table = table.drop(columns="split")
     return SampleTable(
-        table_of(**columns),
+        table,
         row_reader(read, image, where),
         class_names=getattr(train.features[label], "names", None),
         where=where,
@@ -101,7 +108,11 @@ def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
         cache = None
         if options.root is not None:
             cache = str(expanded(options.root))
-        return dict(datasets.load_dataset(name, config, cache_dir=cache))
+        # The number of rows, and the checksums of files where the set records them.
+        found = datasets.load_dataset(
+            name, config, cache_dir=cache, verification_mode="all_checks"
+        )
+        return dict(found)
 
 
 def _local(datasets: Any, root: Path, config: Any) -> Any:
@@ -143,36 +154,23 @@ def _named_splits(
     Raises:
         DataError: there is no training split, or not the one that an option gives.
     """
-    known = ", ".join(map(printable, parts))
     splits: dict[Split, str] = {}
-    chosen: dict[Split, Any] = {
-        "train": options.own.get("train"),
-        "test": options.own.get("test"),
-    }
-    for kind, name in chosen.items():
-        if name is not None:
-            if name not in parts:
-                raise DataError(
-                    f"{where} has no split '{printable(str(name))}', it has {known}"
-                )
-            splits[kind] = str(name)
+    if "train" in options.own:
+        splits["train"] = str(options.own["train"])
+    if "test" in options.own:
+        splits["test"] = str(options.own["test"])
     for name in parts:
         split = split_of(name)
-        if split == "train" or (split is not None and chosen["test"] is None):
+        if split == "train" or (split is not None and "test" not in options.own):
             splits.setdefault(split, name)
-    if "train" not in splits:
-        raise DataError(
-            f"{where} has no split train, it has {known}: name one with --data.options.train"
-        )
+    for name in (splits.get("train", "train"), *splits.values()):
+        if name not in parts:
+            known = ", ".join(map(printable, parts))
+            raise DataError(
+                f"{where} has no split {printable(name)}, it has {known}: name one with"
+                " --data.options.train or test"
+            )
     return splits
-
-
-def _has_labels(part: Any, label: str) -> bool:
-    """Return whether a split has labels; hubs give -1 or nothing to those of a competition."""
-    if label not in part.column_names:
-        return False
-    labels = part.select_columns([label])[label]
-    return any(value not in (None, -1) for value in labels)
 
 
 def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> str:
@@ -184,23 +182,18 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     features: dict[str, str] = {}
     for name, feature in (dataset.features or {}).items():
         features[name] = type(feature).__name__
-    known = ", ".join(f"{printable(name)} ({kind})" for name, kind in features.items())
-    column = options.own.get(meaning)
-    if column is not None and column not in features:
-        raise DataError(
-            f"{where} has no column '{printable(str(column))}', it has {known}"
-        )
-    if column is not None:
-        return str(column)
     of_kind = [name for name, kind in features.items() if kind == FEATURES[meaning]]
-    usual = [name for name in USUAL[meaning] if name in features]
-    candidates = of_kind + usual
-    if not candidates:
-        raise DataError(
-            f"{where} has no column of {meaning}s, it has {known}: name it with"
-            f" --data.options.{meaning}"
-        )
-    return candidates[0]
+    candidates = [*of_kind, *USUAL[meaning]]
+    if meaning in options.own:
+        candidates = [str(options.own[meaning])]
+    for name in candidates:
+        if name in features:
+            return name
+    known = ", ".join(f"{printable(name)} ({kind})" for name, kind in features.items())
+    raise DataError(
+        f"{where} has no column {printable(candidates[0])}, it has {known}: name it with"
+        f" --data.options.{meaning}"
+    )
 
 
 def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], bytes]:

@@ -10,7 +10,6 @@ import numpy as np
 from cifnet_pl.data.samples import (
     SampleTable,
     SourceOptions,
-    array_image,
     dataset_image,
     joined,
     pillow_image,
@@ -87,7 +86,7 @@ def _read_arrays(samples: Any, labels: Any) -> SampleTable:
             f"X has shape {x.shape} and dtype {x.dtype}, expected (n, d) floats or (n, h, w, 3)"
             " uint8"
         )
-    return SampleTable(table, partial(array_image, x))
+    return SampleTable(table, lambda row: pillow_image(x[row], f"X[{row}]"))
 
 
 def _read_data_set(dataset: Any) -> SampleTable:

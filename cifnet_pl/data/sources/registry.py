@@ -130,15 +130,9 @@ def _check_options(name: str, options: SourceOptions) -> None:
         raise UsageError(
             f"--data.group is for images in class folders: leave it out for data source {name}"
         )
-    if name.startswith(HUB_PREFIX):
-        kind = "hf"
-    else:
-        kind = name
+    kind = "hf" if name.startswith(HUB_PREFIX) else name
     known = OWN_OPTIONS.get(kind, ())
-    unknown = []
-    for option in options.own:
-        if option not in known:
-            unknown.append(option)
+    unknown = [option for option in options.own if option not in known]
     if unknown and known:
         raise unknown_name(f"option of data source {name}", unknown[0], known)
     if unknown:
@@ -153,18 +147,10 @@ def _torchvision_class(name: str) -> str:
     Raises:
         UsageError: there is no such class.
     """
-    prefix = ""
-    if name.startswith(TORCHVISION_PREFIX):
-        prefix = TORCHVISION_PREFIX
-    classes = {}
-    for class_name in set_names():
-        classes[class_name.lower()] = class_name
-    bare_name = name.removeprefix(prefix).lower()
-    plain = classes.get(bare_name)
-    if plain is None:
-        torchvision_names = []
-        for class_name in classes.values():
-            torchvision_names.append(prefix + class_name)
-        known = [*SOURCES, *offered("sources"), *torchvision_names]
-        raise unknown_name("data source", name, known)
-    return plain
+    names = set_names()
+    wanted = name.removeprefix(TORCHVISION_PREFIX)
+    for class_name in names:
+        if class_name.lower() == wanted.lower():
+            return class_name
+    known = [*SOURCES, *offered("sources"), *names]
+    raise unknown_name("data source", wanted, known)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -124,14 +124,12 @@ def readable(path: Path) -> Any:
 
 def _npz(path: Path) -> ArrayFile:
     with zipfile.ZipFile(path) as archive:
-        members = {}
-        for info in archive.infolist():
-            members[info.filename.removesuffix(".npy")] = info
+        infos = archive.infolist()
+    members = {info.filename.removesuffix(".npy"): info for info in infos}
 
     def read(name: str) -> np.ndarray:
-        member = members[name]
-        if member.compress_type == zipfile.ZIP_STORED:
-            mapped = _mapped_npy(path, member.header_offset)
+        if members[name].compress_type == zipfile.ZIP_STORED:
+            mapped = _mapped_npy(path, members[name].header_offset)
             if mapped is not None:
                 return mapped
         with np.load(path, allow_pickle=False) as arrays:
@@ -149,21 +147,18 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
     """
     with path.open("rb") as file:
         file.seek(offset + 26)
-        lengths = file.read(4)
-        name_length, extra_length = struct.unpack("<HH", lengths)
-        header_length = 30 + name_length + extra_length
-        file.seek(offset + header_length)
+        name_length, extra_length = struct.unpack("<HH", file.read(4))
+        file.seek(name_length + extra_length, os.SEEK_CUR)
         version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_2_0
         if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        else:
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+            read_header = np.lib.format.read_array_header_1_0
+        shape, fortran, dtype = read_header(file)
         start = file.tell()
     if dtype.hasobject or 0 in shape:
         return None
-    if fortran:
-        return np.memmap(path, dtype, "r", start, shape, "F")
-    return np.memmap(path, dtype, "r", start, shape, "C")
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    return np.memmap(path, dtype, "r", start, shape, order)
 
 
 def _parquet(path: Path) -> ArrayFile:
@@ -260,20 +255,32 @@ def open_table(root: Path | None) -> ArrayFile:
             missing.
         DataError: there is no such file, or it is damaged or not what its ending says.
     """
+    path = table_file(root, WHAT, tuple(READERS))
+    with readable(path):
+        return READERS[path.suffix.lower()](path)
+
+
+def table_file(root: Path | None, what: str, endings: Sequence[str]) -> Path:
+    """Return the file of a table.
+
+    Args:
+        root: the file, or None if none was given.
+        what: what it should be, for messages.
+        endings: those that it may have.
+
+    Raises:
+        UsageError: no file was given, or one with another ending.
+        DataError: there is no such file.
+    """
     if root is None:
-        raise UsageError(f"no file was given: set --data.root to {WHAT}")
+        raise UsageError(f"no file was given: set --data.root to {what}")
     path = expanded(root)
     if not path.is_file():
-        raise DataError(f"no file {shown_path(path)}: expected {WHAT}")
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        raise unknown_name(
-            f"kind of file of embeddings in {shown_path(path)}",
-            path.suffix or "no ending",
-            READERS,
-        )
-    with readable(path):
-        return reader(path)
+        raise DataError(f"no file {shown_path(path)}: expected {what}")
+    if path.suffix.lower() not in endings:
+        kind = f"kind of table in {shown_path(path)}"
+        raise unknown_name(kind, path.suffix or "no ending", endings)
+    return path
 
 
 def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
@@ -323,10 +330,8 @@ def manifest(options: SourceOptions) -> SampleTable:
         UsageError: no table was given, or one of another kind.
         DataError: a column, a value or an image that is missing; an image that is listed twice.
     """
-    if options.root is None:
-        raise UsageError(f"no table was given: set --data.root to {WHAT_MANIFEST}")
-    file = expanded(options.root)
-    where = shown_path(options.root)
+    file = table_file(options.root, WHAT_MANIFEST, ENDINGS)
+    where = shown_path(file)
     rows = read_rows(file)
     if rows.empty:
         raise DataError(f"{where} lists no image")
@@ -357,14 +362,7 @@ def read_rows(path: Path) -> pd.DataFrame:
         UsageError: another ending, or a package that is missing.
         DataError: no such table, or one that is damaged.
     """
-    if not path.is_file():
-        raise DataError(
-            f"no file {shown_path(path)}: set --data.root to {WHAT_MANIFEST}"
-        )
-    ending = path.suffix.lower()
-    if ending not in ENDINGS:
-        ending = path.suffix or "no ending"
-        raise unknown_name(f"kind of table in {shown_path(path)}", ending, ENDINGS)
+    ending = table_file(path, WHAT_MANIFEST, ENDINGS).suffix.lower()
     if ending == ".parquet":
         require_pyarrow()
         with readable(path):

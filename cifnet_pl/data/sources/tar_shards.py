@@ -91,23 +91,23 @@ def find_shards(options: SourceOptions) -> list[str]:
         raise UsageError(
             "no shards were given: set --data.root to a folder of .tar files or a pattern"
         )
-    path = expanded(options.root)
-    pattern = path
-    if path.is_dir():
-        pattern = path / "**" / "*.tar"
+    pattern = expanded(options.root)
+    if pattern.is_dir():
+        pattern = pattern / "**" / "*.tar"
     files = [str(file) for file in matching_paths(pattern)]
     if not files:
-        raise DataError(f"no shards at {printable(str(path))}: expected .tar files")
+        raise DataError(f"no shards at {printable(str(pattern))}: expected .tar files")
     return files
 
 
 def split_of_shard(shard: str) -> Split | None:
     """Return the split with which the name of a shard or of its folder begins, or None."""
-    for name in reversed(shard.rsplit("/", 2)[-2:]):
-        word = re.match(r"[A-Za-z]*", name)
-        if word is not None and split_of(word[0]) is not None:
-            return split_of(word[0])
-    return None
+    splits = []
+    for name in Path(shard).parts[-2:]:
+        first_letters = re.match(r"[A-Za-z]*", name)
+        assert first_letters is not None
+        splits.append(split_of(first_letters[0]))
+    return splits[-1] or splits[0]
 
 
 def _class_list(options: SourceOptions) -> list[str] | None:
@@ -198,36 +198,29 @@ def read_member(sample: ShardSample, mark: tuple[int, ...]) -> bytes:
 def _members(file: IO[bytes], shard: str) -> dict[str, Members]:
     """Return the members of each sample of a shard, by the samples' keys.
 
+    A key is the name up to its first dot.
+
     Raises:
         DataError: the shard is cut off, has no samples, or one with two members of one ending.
     """
     samples: dict[str, Members] = {}
     with tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
-            if member.isreg() and not is_hidden(member.name.removeprefix("./")):
-                _add_member(samples, member, shard)
+            if not member.isreg() or is_hidden(member.name.removeprefix("./")):
+                continue
+            folder, slash, last = member.name.rpartition("/")
+            stem, _, ending = last.partition(".")
+            members = samples.setdefault(folder + slash + stem, {})
+            if ending.lower() in members:
+                raise DataError(
+                    f"{shard}: two members are {printable(member.name)}: rename one"
+                )
+            members[ending.lower()] = member
         file.seek(archive.offset)
         block = file.read(tarfile.BLOCKSIZE)
-        if block != bytes(tarfile.BLOCKSIZE):
-            raise DataError(f"shard {shard} is cut off: it has no end mark")
-    if not samples:
-        raise DataError(f"shard {shard} has no samples, or is cut off")
+        if not samples or block != bytes(tarfile.BLOCKSIZE):
+            raise DataError(f"shard {shard} has no samples, or is cut off")
     return samples
-
-
-def _add_member(
-    samples: dict[str, Members], member: tarfile.TarInfo, shard: str
-) -> None:
-    """Add a member to its sample, whose key is the name up to the first dot."""
-    folder, slash, last = member.name.rpartition("/")
-    stem, _, ending = last.partition(".")
-    key = folder + slash + stem
-    members = samples.setdefault(key, {})
-    if ending.lower() in members:
-        raise DataError(
-            f"{shard}: sample {printable(key)} has two members .{printable(ending)}: rename one"
-        )
-    members[ending.lower()] = member
 
 
 def _label(

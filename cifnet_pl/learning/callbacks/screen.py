@@ -56,9 +56,9 @@ class DuplicatesReport(Callback):
             rank_zero_info(message)
         if not (trainer.is_global_zero and data.duplicates and data.found_duplicates):
             return
-        for sentence in data.found_duplicates.sentences(data.source, data.duplicates):
+        for sentence in data.found_duplicates.sentences(data.duplicates):
             rank_zero_info(sentence)
-        rows = data.found_duplicates.table(data.source)
+        rows = [(one.kind, one.sample, one.other) for one in data.found_duplicates]
         if folder is not None:
             path = folder / DUPLICATES_FILE
             write_text(path, to_csv(["what", "image", "other"], rows))

@@ -1,12 +1,11 @@
 // Classes: how many photos each has, how often it is right, what more would bring; to rename, join, split and forget.
 
 import { $, action, change, count, get, keptPhoto, make, named, percent, post, promised, purge, sure, table, takesBack } from "./page.js";
-import { latestOnly, model } from "./state.js";
+import { latestOnly, model, opened } from "./state.js";
 
 const MOST = 200; // photos of a class that are shown, the newest
 
-let shown = null; // the class whose photos are shown
-const selected = new Set(); // of these
+const { selected } = opened;
 
 function figures(look, answers) {
   const energies = look.history.map((moment) => moment.energy_kwh).filter((value) => value !== null);
@@ -81,7 +80,7 @@ function row({ name, images: photos, kept_images: kept }, answers, newest, estim
 
 /** Show the photos of a class: in groups, if there are several. */
 function showPhotos(name, groups) {
-  shown = name;
+  opened.name = name;
   selected.clear();
   const all = groups.flat();
   $("class-photos").hidden = false;
@@ -116,7 +115,7 @@ function select(photos, on) {
 
 async function group() {
   const photos = [...$("class-groups").querySelectorAll(".card")].map((card) => card.dataset.photo);
-  showPhotos(shown, (await post("/group", { images: photos })).map((one) => one.images));
+  showPhotos(opened.name, (await post("/group", { images: photos })).map((one) => one.images));
 }
 
 function doubtful({ file, label, predicted: other, label_probability: own }) {
@@ -155,7 +154,7 @@ export function start() {
   action($("class-group"), "click", group);
   action($("class-photos-close"), "click", () => { $("class-photos").hidden = true; });
   action($("move-form"), "submit", () => {
-    const asked = { name: shown, into: $("move-name").value.trim(), images: [...selected] };
+    const asked = { name: opened.name, into: $("move-name").value.trim(), images: [...selected] };
     return change("/move", asked, takesBack, () => { $("move-name").value = ""; });
   });
   action($("class-close"), "click", close);
@@ -187,8 +186,8 @@ export const show = latestOnly(async (still) => {
     const unknown = { confused_with: [] };
     table($("class-table"), COLUMNS, [...found].sort((a, b) => right(a) - right(b)).map((one) => row(one, of.get(one.name) ?? unknown, newest, look.accuracy.kind !== "unknown")));
   };
-  const open = $("class-photos").hidden ? null : found.find(({ name }) => name === shown);
-  if (open?.kept_images.length) showPhotos(shown, [open.kept_images.slice(-MOST)]);
+  const open = $("class-photos").hidden ? null : found.find(({ name }) => name === opened.name);
+  if (open?.kept_images.length) showPhotos(opened.name, [open.kept_images.slice(-MOST)]);
   else $("class-photos").hidden = true;
   draw(null);
   const answers = found.length ? await still(get("/classes/predictions")) : { classes: [], ten_more_text: "too few to say" };

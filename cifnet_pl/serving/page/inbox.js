@@ -10,11 +10,8 @@ import { start as startZoom, zoom } from "./zoom.js";
 
 const AT_A_TIME = 16; // photos that are asked in one request where none may be kept
 const IN_PART = 100; // photos that are sent in one request
-const PAGE = 60;
+const PAGE = 60; // photos that "Show more" adds
 const { names, selected } = inbox;
-let sending = Promise.resolve(); // the names that are on their way to the service
-let shown = PAGE;
-let last = null; // the photo that was selected last
 
 export const waits = () => inbox.view.waiting > 0;
 export const differs = (now, what) => !isReadOnly() && JSON.stringify(now[what]) !== JSON.stringify(inbox.view[what]);
@@ -22,7 +19,7 @@ export const differs = (now, what) => !isReadOnly() && JSON.stringify(now[what])
 /** Let the service keep names, one request after the other. */
 function keepNames(changed) {
   if (!Object.keys(changed).length) return;
-  sending = sending.then(() => post("/inbox/names", { names: changed })).catch((error) => say(error.message));
+  inbox.sending = inbox.sending.then(() => post("/inbox/names", { names: changed })).catch((error) => say(error.message));
 }
 
 /** Name photos, or take their names back where `name` is null, and show it. */
@@ -67,13 +64,13 @@ const cardOf = (photo) => [...$("cards").children].find((card) => card.dataset.p
 
 function select(photo, range) {
   const order = inbox.view.images.map((one) => one.image);
-  const [from, to] = [order.indexOf(range && last ? last : photo), order.indexOf(photo)];
+  const [from, to] = [order.indexOf(range && inbox.last ? inbox.last : photo), order.indexOf(photo)];
   const on = range || !selected.has(photo);
   for (const one of order.slice(Math.min(from, to), Math.max(from, to) + 1)) {
     if (on) selected.add(one);
     else selected.delete(one);
   }
-  last = photo;
+  inbox.last = photo;
   draw();
 }
 
@@ -167,12 +164,12 @@ function progress(share) {
 /** Ask for the photos that wait, and show them. */
 export const show = latestOnly(async (still) => {
   if (isReadOnly()) return draw();
-  const sent = sending;
+  const sent = inbox.sending;
   await sent;
-  const list = await still(get(`/inbox?count=${shown}&surest=${inbox.surest}${inbox.after === null ? "" : `&after=${inbox.after}`}`));
-  if (sent !== sending) return show(); // the list may lack what was named meanwhile
+  const list = await still(get(`/inbox?count=${inbox.shown}&surest=${inbox.surest}${inbox.after === null ? "" : `&after=${inbox.after}`}`));
+  if (sent !== inbox.sending) return show(); // the list may lack what was named meanwhile
   const before = inbox.view.images;
-  if (inbox.view.version !== list.version && lessonOf !== list.version) $("lesson").replaceChildren();
+  if (inbox.view.version !== list.version && inbox.lesson !== list.version) $("lesson").replaceChildren();
   inbox.view = list;
   const here = new Set(inbox.view.images.map(({ image: photo }) => photo));
   for (const photo of selected) if (!here.has(photo)) selected.delete(photo);
@@ -252,7 +249,7 @@ async function learn(trial) {
   try {
     const { update: lesson } = await finished(begin, (now) => say(progressOf(now), true));
     const learned = Object.entries(lesson.learned).map(([name, photos]) => `${name} (${photos})`).join(", ");
-    lessonOf = lesson.version ?? inbox.view.version;
+    inbox.lesson = lesson.version ?? inbox.view.version;
     showLesson(lesson);
     if (trial) return say(`Would learn ${learned}. Nothing was changed.`, true);
     $("groups").replaceChildren();
@@ -263,7 +260,6 @@ async function learn(trial) {
 }
 
 const rounded = (value) => `${value.toFixed(0)} %`;
-let lessonOf = 0; // the version whose lesson is shown
 
 /** One sentence, what comes next, and the rest folded. */
 function showLesson(lesson) {
@@ -383,7 +379,7 @@ export function start() {
     draw();
   });
   action($("more"), "click", () => {
-    shown += PAGE;
+    inbox.shown += PAGE;
     return show();
   });
   action($("name-form"), "submit", () => {

@@ -16,7 +16,14 @@ export const inbox = {
   selected: new Set(), // names of files
   after: null, // photos that came after the one with this number are shown first
   surest: false, // whether the photos of the most probable classes come first
+  shown: 60, // number of photos that are asked for
+  last: null, // the photo that was selected last
+  lesson: 0, // the version whose lesson is shown
+  sending: Promise.resolve(), // the names that are on their way to the service
 };
+
+/** The class whose photos are shown, and which of them are selected. */
+export const opened = { name: null, selected: new Set() };
 
 export const isReadOnly = () => model.summary.read_only;
 
