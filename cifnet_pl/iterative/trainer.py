@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cifnet_pl.backbones import build_backbone
+from cifnet_pl.backbones import DEFAULT_BACKBONE, build_backbone
 from cifnet_pl.backbones.structures import frozen, grown
 from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.iterative.augmentation import AUGMENTATION_OPTIONS, Policy

@@ -49,20 +49,21 @@ def fitted_head(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
 
 
 def gain_of_ten_more(
-    head: RidgeHead, z: np.ndarray, labels: np.ndarray
+    z: np.ndarray, labels: np.ndarray, classes: int
 ) -> Interval | None:
     """Estimate how many points ten more images of each class would bring on new groups.
 
     It is what a served model of the same images says of itself.
 
     Args:
-        head: fitted to all rows; it is calibrated.
         z: (n, d) embeddings.
-        labels: (n,) int64.
+        labels: (n,) int64 in 0 … ``classes`` − 1.
+        classes: number of classes.
 
     Returns:
         95 % interval; None with too few images to say.
     """
+    head = fitted_head(z, labels, classes)
     y = torch.from_numpy(labels)
     stored = BufferSamples(torch.from_numpy(z), y, torch.arange(len(y)))
     calibration = Calibration()

@@ -16,7 +16,6 @@ from cifnet_pl.utilities.errors import NonFiniteError, check_embeddings, check_t
 from cifnet_pl.utilities.text import counted
 
 
-
 def check_finite(z: Tensor, name: Callable[[int], str] | None) -> None:
     """Check embeddings (n, d); this waits for the device that computes them.
 

@@ -123,7 +123,7 @@ class TaskEvaluation:
     @property
     def class_counts(self) -> Tensor:
         """(2, C) int64 correct predictions and images of each class."""
-        confusion = self._counts["confusion"]
+        confusion = self._counts["confusion"].cpu()
         return torch.stack([confusion.diagonal(), confusion.sum(dim=1)])
 
     @property

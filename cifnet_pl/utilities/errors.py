@@ -256,6 +256,8 @@ def explaining_full_memory(batch_size: int) -> Iterator[None]:
     Raises:
         CifnetError: it is full.
     """
+    import torch  # not above, as in check_embeddings
+
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
