@@ -67,7 +67,7 @@ REFUSED = [
         ["buffer seed is -5"],
     ),
     (["--experiment", ".."], USAGE, ["'..' is not a plain name"]),
-    (["--experiment", "x" * 300], RUN, ["File name too long"]),
+    (["--experiment", "x" * 256], RUN, ["File name too long"]),
     # Lightning
     (
         ["--trainer.precision", "bf16-true"],

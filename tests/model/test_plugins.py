@@ -345,7 +345,7 @@ def test_a_network_that_does_not_fit(parts: Path, name: str, sentence: str):
 @pytest.mark.parametrize(
     ("option", "name", "words"),
     [
-        ("--model.head", "my_parts.Forgetful", ["Forgetful()", "attribute"]),
+        ("--model.head", "my_parts.Forgetful", ["my_parts.Forgetful", "attribute"]),
         (
             "--model.head",
             "my_parts.Fails",
