@@ -33,8 +33,11 @@ class Samples(GrowingModule):
         self.z: Tensor = nn.Buffer(torch.zeros(0, width, dtype=dtype))
         self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
         self.weight: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.float64))
+        # Columns z, y and weight of what was added and is not in the buffers yet.
+        self._added: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def __len__(self) -> int:
+        self.gather()
         return len(self.y)
 
     def add(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
@@ -46,19 +49,43 @@ class Samples(GrowingModule):
             weight: (n,) weights, or None for ones.
         """
         if weight is None:
-            weight = torch.ones_like(y, dtype=torch.float64)
-        self.z = torch.cat([self.z, z.detach().to(self.z)])
-        self.y = torch.cat([self.y, y.to(self.y)])
-        self.weight = torch.cat([self.weight, weight.to(self.weight)])
+            weight = torch.ones(len(y), dtype=torch.float64, device=y.device)
+        copied = z.detach().to(self.z.dtype, copy=True)
+        self._added.append((copied, y.clone(), weight.double()))
+
+    def gather(self) -> None:
+        """Copy what was added since the last call into the buffers: one copy for many batches."""
+        if self._added:
+            parts = [(self.z, self.y, self.weight), *self._added]
+            self.z, self.y, self.weight = map(torch.cat, zip(*parts, strict=True))
+            self._added = []
+
+    def extend(self, other: Samples) -> None:
+        """Append all rows of ``other``."""
+        other.gather()
+        device = self.y.device
+        self.add(other.z.to(device), other.y.to(device), other.weight.to(device))
+        self.gather()
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but those at ``rows``, a mask or positions of them."""
+        """Drop all rows but those at ``rows``, a mask over gathered rows or positions of them."""
         self.z = self.z[rows]
         self.y = self.y[rows]
         self.weight = self.weight[rows]
 
+    def keep_labels(self, labels: Tensor) -> None:
+        """Drop all rows but those with one of ``labels``."""
+        self.gather()
+        self.keep(torch.isin(self.y, labels))
+
+    def rename(self, new: Callable[[Tensor], Tensor]) -> None:
+        """Rename all labels; ``new`` maps (n,) old ones to (n,) new ones."""
+        self.gather()
+        self.y = new(self.y)
+
     def clear(self) -> None:
         """Drop all rows."""
+        self._added = []
         self.keep(self.y.new_zeros(0))
 
     def sort(self) -> None:
@@ -68,6 +95,7 @@ class Samples(GrowingModule):
         comes last, so that it matters between equal embeddings only: renaming classes changes
         nothing else.
         """
+        self.gather()
         label_bits = self.y.view(torch.float64)
         columns = [self.z.double(), self.weight[:, None], label_bits[:, None]]
         content = torch.cat(columns, dim=1).cpu().contiguous().numpy()
@@ -78,9 +106,21 @@ class Samples(GrowingModule):
 
     def counts(self, labels: Tensor) -> Tensor:
         """Return (C,) int64 number of rows of each of ``labels`` (C,)."""
+        self.gather()
         return (self.y[:, None] == labels).sum(dim=0)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self.gather()
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(
+        self, destination: Any, prefix: str, keep_vars: bool
+    ) -> None:
+        self.gather()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
     def _before_load(self, state: Mapping[str, Any]) -> None:
+        self._added = []
         stored = state.get("z")
         if isinstance(stored, Tensor) and stored.shape[1:] != (self.width,):
             raise CheckpointError(
@@ -111,11 +151,11 @@ class SamplesHead(Head):
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
         for samples in self._samples():
-            samples.y = new(samples.y)
+            samples.rename(new)
 
     def _keep(self, columns: Tensor) -> None:
         for samples in self._samples():
-            samples.keep(torch.isin(samples.y, self.labels[columns]))
+            samples.keep_labels(self.labels[columns])
 
 
 class KNNHead(SamplesHead):
@@ -159,7 +199,7 @@ class KNNHead(SamplesHead):
 
     def _solve(self) -> None:
         if len(self.pending):
-            self.samples.add(self.pending.z, self.pending.y, self.pending.weight)
+            self.samples.extend(self.pending)
             self.pending.clear()
             self.samples.sort()
 
@@ -210,7 +250,7 @@ class KNNHead(SamplesHead):
     def _merge(self, other: KNNHead) -> None:
         self._begin_tasks_of(other)
         for samples in (other.samples, other.pending):
-            self.pending.add(samples.z, samples.y, samples.weight)
+            self.pending.extend(samples)
         self._solve()
         self.solved.fill_(False)
         self.under_way.fill_(False)
@@ -260,7 +300,7 @@ class ReplayHead(SamplesHead):
     def _solve(self) -> None:
         if len(self.pending):
             self.counts += self.pending.counts(self.labels)
-            self.past.add(self.pending.z, self.pending.y, self.pending.weight)
+            self.past.extend(self.pending)
             self.past.sort()
             self.weights = self._fit(self.past, self._columns(self.past.y))
         self._discard()

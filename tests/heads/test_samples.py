@@ -68,6 +68,7 @@ def test_what_is_added_is_copied() -> None:
     samples.add(z, y)
     z.detach().zero_()
     y.zero_()
+    samples.gather()
     assert samples.z.sum() == 6
     assert not samples.z.requires_grad
     assert samples.y.sum() == 3
