@@ -14,6 +14,8 @@ if sys.argv[:1] == ["-m"] and sys.path[:1] == [os.getcwd()] != [_home]:
 from importlib import import_module  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
+from cifnet_pl.utilities.version import __version__ as __version__  # noqa: E402
+
 if TYPE_CHECKING:
     from cifnet_pl.backbones import build_backbone
     from cifnet_pl.buffer import CalibrationBuffer
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from cifnet_pl.model.merge import merge
     from cifnet_pl.model.store import load
     from cifnet_pl.utilities.errors import CifnetError
-
-__version__ = "1.0.0"
 
 __all__ = [
     "CIFNetDataModule",

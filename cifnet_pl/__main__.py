@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from cifnet_pl import __version__
 from cifnet_pl.utilities.errors import CifnetError, refusal
 from cifnet_pl.utilities.text import print_text
+from cifnet_pl.utilities.version import __version__
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141

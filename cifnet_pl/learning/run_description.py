@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from cifnet_pl import __version__
 from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.data.samples import Source
 from cifnet_pl.data.streams import Stream
@@ -30,6 +29,7 @@ from cifnet_pl.utilities.plugins import (
     import_name,
     names_import,
 )
+from cifnet_pl.utilities.version import __version__
 
 PACKAGES = ("torch", "torchvision", "lightning", "codecarbon")
 

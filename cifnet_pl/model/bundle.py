@@ -29,7 +29,6 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from torch import Tensor
 
-from cifnet_pl import __version__
 from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.backbones.engines import Precision
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
@@ -43,6 +42,7 @@ from cifnet_pl.utilities.files import write_bytes, write_json
 from cifnet_pl.utilities.names import class_name, class_name_problem
 from cifnet_pl.utilities.plugins import names_import
 from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.version import __version__
 
 FORMAT = 2
 """Version of the description and of the files that hold it, bundles and checkpoints."""

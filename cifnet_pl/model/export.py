@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl import __version__
 from cifnet_pl.backbones.engines import exclusive_export, import_onnxruntime
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import CifnetError, explained
+from cifnet_pl.utilities.version import __version__
 
 TOLERANCE = 1e-4
 """Largest accepted difference of a probability between onnxruntime and torch."""

@@ -32,7 +32,6 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from cifnet_pl import __version__
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.serving import inspection, messages
@@ -57,6 +56,7 @@ from cifnet_pl.serving.service import (
 from cifnet_pl.serving.workspace import Day, DeletedCounts, Version
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.version import __version__
 
 PAGE = Path(__file__).parent / "page"
 
