@@ -36,7 +36,6 @@ The configuration that :func:`cifnet_pl.cli.configs.with_recommended` adds to ``
 IMAGES`` names another one.
 """
 
-DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
 MAX_EPOCHS_MESSAGE = (
     "--trainer.max_epochs cannot be set, a task is one epoch: use --data.max_tasks or"
     " --data.classes_per_task"
@@ -304,6 +303,7 @@ def choose_backbone(config: Any) -> None:
         UsageError: another backbone was asked for, or the file of embeddings is not given.
         DataError: it cannot be read.
     """
+    from cifnet_pl.backbones import DEFAULT_BACKBONE
     from cifnet_pl.data.sources.tables import embeddings_width
 
     model = config.get("model.init_args") or {}

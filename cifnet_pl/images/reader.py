@@ -142,7 +142,7 @@ def read_image(
     try:
         encoded = EncodedImage(image)
         if skip is not None and skip(encoded.hash):
-            return ReadImage(None, Look(encoded.hash), LEFT_OUT)
+            return ReadImage(None, encoded.identify(), LEFT_OUT)
         pixels = encoded.square(size, crop_ratio)
         return ReadImage(pixels, look and look(encoded))
     except UnreadableImage as error:

@@ -171,7 +171,7 @@ def class_warnings(module: TaskModule) -> list[str]:
     lines = []
     sample = sample_name(module)
     if module.evaluation is not None:
-        counts = module.evaluation.confusion.sum(axis=1).tolist()
+        counts = module.evaluation.class_counts[1].tolist()
         few = [
             f"{printable(name)} ({count})"
             for name, count in zip(module.class_names, counts, strict=True)
