@@ -15,7 +15,7 @@ from jsonargparse import set_dumper
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import (
     LightningArgumentParser,
     LightningCLI,
@@ -36,11 +36,17 @@ from cifnet_pl.cli.parsing import (
 )
 from cifnet_pl.data.datamodule import CLASSES_PER_TASK, CIFNetDataModule
 from cifnet_pl.learning.callbacks import (
+    CoverageAndNoveltyMetrics,
+    DuplicatesReport,
     EnergyMonitor,
+    HeldOutImages,
     PredictionRecord,
     PredictionTable,
+    RunTable,
     TaskCheckpoint,
-    standard_callbacks,
+    TaskMetrics,
+    TaskProgressBar,
+    TrajectoryPlot,
 )
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.learning.strategy import (
@@ -190,7 +196,16 @@ class CIFNetCLI(LightningCLI):
         if bar is None:
             bar = Console().is_terminal
         kwargs["enable_progress_bar"] = bar
-        callbacks = standard_callbacks(bar)
+        callbacks: list[Callback] = [
+            CoverageAndNoveltyMetrics(),
+            TaskMetrics(),
+            TrajectoryPlot(),
+            HeldOutImages(),
+            DuplicatesReport(),
+        ]
+        if bar:
+            callbacks.append(TaskProgressBar())
+        callbacks.append(RunTable())
         if self.command == "predict":
             callbacks.append(PredictionTable(folder))
         # The user's callbacks come after those that measure; Lightning puts checkpoints last.
