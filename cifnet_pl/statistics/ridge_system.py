@@ -155,25 +155,8 @@ class RidgeFactor:
     @cached_property
     def degrees_of_freedom(self) -> Tensor:
         """() degrees of freedom ``tr (S + λI)⁻¹S`` of the discriminant."""
-        freedom: Tensor = len(self.factor) - self.ridge * inverse_square(self.factor)
-        return freedom
-
-
-def inverse_square(factor: Tensor) -> Tensor:
-    """Return the squared Frobenius norm () of the inverse of a lower triangular matrix (p, p).
-
-    By halves, with ``L = [[A, 0], [B, C]]``: the inverse has the blocks ``A⁻¹``, ``C⁻¹`` and
-    ``−C⁻¹BA⁻¹``. It takes p³/3 operations.
-    """
-    if len(factor) == 1:
-        return factor.reciprocal().square().sum()
-    half = len(factor) // 2
-    first = factor[:half, :half]
-    last = factor[half:, half:]
-    below = torch.linalg.solve_triangular(last, factor[half:, :half], upper=False)
-    below = torch.linalg.solve_triangular(first, below, upper=False, left=False)
-    square: Tensor = below.square().sum()
-    return inverse_square(first) + inverse_square(last) + square
+        trace_of_inverse: Tensor = torch.cholesky_inverse(self.factor).trace()
+        return len(self.factor) - self.ridge * trace_of_inverse
 
 
 class LearnedRows:
