@@ -3,8 +3,8 @@
 On a CPU ONNX Runtime is about twice as fast as torch for small networks. A network is exported to a
 graph once, which is checked against torch and stored in a cache folder. Both engines compute in
 float32. Their embeddings agree to 1e-4 of the largest value, which is checked on images when a
-graph is exported (:func:`checked_runtime`); measured, to 2e-6. Each process compares them on one image
-again.
+graph is exported (:func:`checked_runtime`); measured, to 2e-6. Each process compares them on one
+image again.
 """
 
 from __future__ import annotations
