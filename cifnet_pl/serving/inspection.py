@@ -12,15 +12,10 @@ from pydantic import Field
 from cifnet_pl.heads.probabilities import CalibrationSamples
 from cifnet_pl.model.audit import audit
 from cifnet_pl.model.bundle import Event
-from cifnet_pl.model.calibration import (
-    MIN_IMAGES_PER_CLASS,
-    Kind,
-    forecast,
-    gain_of_more_images,
-    gain_text,
-)
+from cifnet_pl.model.calibration import MIN_IMAGES_PER_CLASS, Kind, forecast
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import left_out_confusion, percent, rarely_predicted
+from cifnet_pl.model.more_images import gain_of_more_images, gain_text
 from cifnet_pl.serving import messages
 from cifnet_pl.serving.answering import Gallery
 from cifnet_pl.serving.gate import ApiObject
