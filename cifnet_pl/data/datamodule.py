@@ -15,12 +15,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, Preprocessing
-from cifnet_pl.backbones.embedding_cache import (
+from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
+from cifnet_pl.data.embedding_cache import (
     EmbeddingCache,
     EvaluationMemory,
     pipeline_folder,
 )
-from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
     Batch,

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from cifnet_pl.backbones.embedding_cache import EvaluationMemory
 from cifnet_pl.data import loading
+from cifnet_pl.data.embedding_cache import EvaluationMemory
 from cifnet_pl.data.loading import (
     EmbeddingBatch,
     ImageBatch,
@@ -169,8 +169,7 @@ def test_memory_holds_what_fits_and_gives_it_back(room: int) -> None:
     draw = np.random.default_rng(room)
     z = torch.from_numpy(draw.normal(size=(images, width))).float()
     offered: set[int] = set()
-    for count in (0, 5, 3, 12):
-        rows = draw.permutation(images)[:count]
+    for rows in np.split(draw.permutation(images), [0, 5, 8]):
         memory.add(torch.from_numpy(rows), z[rows].double())
         offered.update(rows.tolist())
         known = np.flatnonzero(memory.known(np.arange(images)))
