@@ -13,8 +13,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 # Compiled once, not in every worker and program.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Tests compute on the CPU, whatever the machine has: they compare bits, and fork, which CUDA does
 # not survive. CIFNET_TEST_GPU=1 pytest tests/test_devices.py runs those of devices on a real GPU.
@@ -32,7 +33,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("quick", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("quick", deadline=None, derandomize=True, max_examples=15)
 settings.register_profile("soak", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
