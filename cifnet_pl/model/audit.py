@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.backbones.embedding_cache import EmbeddingCache, log, pipeline_folder
 from cifnet_pl.buffer import BufferSamples
+from cifnet_pl.data.embedding_cache import EmbeddingCache, log, pipeline_folder
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead

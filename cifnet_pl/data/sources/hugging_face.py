@@ -167,7 +167,7 @@ def _named_splits(
         if name not in parts:
             known = ", ".join(map(printable, parts))
             raise DataError(
-                f"{where} has no split {printable(name)}, it has {known}: name one with"
+                f"{where} has no split '{printable(name)}', it has {known}: name one with"
                 " --data.options.train or test"
             )
     return splits
@@ -191,7 +191,7 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
             return name
     known = ", ".join(f"{printable(name)} ({kind})" for name, kind in features.items())
     raise DataError(
-        f"{where} has no column {printable(candidates[0])}, it has {known}: name it with"
+        f"{where} has no column '{printable(candidates[0])}', it has {known}: name it with"
         f" --data.options.{meaning}"
     )
 
