@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.backbones.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.backbones.engines import FLOAT32
 from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.data.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source

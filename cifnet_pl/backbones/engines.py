@@ -3,8 +3,8 @@
 On a CPU ONNX Runtime is about twice as fast as torch for small networks. A network is exported to a
 graph once, which is checked against torch and stored in a cache folder. Both engines compute in
 float32. Their embeddings agree to 1e-4 of the largest value, which is checked on images when a
-graph is exported (:func:`check_graph`); measured, to 2e-6. Each process compares them on one image
-again.
+graph is exported (:func:`checked_runtime`); measured, to 2e-6. Each process compares them on one
+image again.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def prepared_runtime(backbone: Embeds, choice: str) -> Runtime | None:
     try:
         if missing:
             raise NoGraph(f"it needs {missing[0]}: pip install {' '.join(missing)}")
-        runtime = _checked_runtime(backbone)
+        runtime = stored_runtime(backbone)
     except NoGraph as error:
         if choice == "onnxruntime":
             kind = UsageError if missing else NoGraph
@@ -138,67 +138,50 @@ def prepared_runtime(backbone: Embeds, choice: str) -> Runtime | None:
     return runtime
 
 
-def _checked_runtime(backbone: Embeds) -> Runtime:
-    """Return the runtime of the stored graph, exported again where it no longer agrees with torch.
-
-    The name of a stored graph depends on the weights and on versions of packages. It does not
-    depend on the code of a network, which may have changed.
-
-    Raises:
-        NoGraph: the network cannot be exported.
-    """
-    runtime = Runtime(stored_graph(backbone))
-    generator = torch.Generator().manual_seed(0)
-    grid = torch.rand(1, 3, 8, 8, generator=generator) * 255
-    side = backbone.preprocessing.image_size
-    smooth = nn.functional.interpolate(grid, size=(side, side), mode="bilinear")
-    one_for_each_thread = smooth.byte().expand(torch.get_num_threads(), -1, -1, -1)
-    try:
-        check_difference(runtime, backbone, one_for_each_thread, 10 * ENGINE_TOLERANCE)
-    except NoGraph:
-        log.warning(
-            "%s computes something else than when it was exported for ONNX Runtime",
-            backbone.name,
-        )
-        runtime = Runtime(stored_graph(backbone, replace=True))
-    return runtime
-
-
 # ---------------------------------------------------------------------- stored graphs
 
 
-def stored_graph(backbone: Embeds, replace: bool = False) -> bytes:
-    """Return the graph of a network from the cache folder, or export and store it.
+def stored_runtime(backbone: Embeds) -> Runtime:
+    """Return the runtime of the stored graph, or of one that is exported and stored now.
 
-    Args:
-        backbone: with the network.
-        replace: whether the stored graph gives other embeddings, and is to be replaced.
-
-    Returns:
-        The content of an ONNX file.
+    The name of a stored graph does not depend on the code of the network, which may have changed.
+    So the graph is used only if it agrees with torch on an image.
 
     Raises:
         NoGraph: the network cannot be exported, or the graph does not agree with torch.
     """
     path = graph_file(backbone)
-    if path is not None and not replace:
-        stored = _read(path)
-        if stored is not None:
-            return stored
+    if path is not None and path.is_file():
+        try:
+            runtime = Runtime(path.read_bytes())
+            images = _noise(backbone.preprocessing.image_size)
+            check_difference(runtime, backbone, images, 10 * ENGINE_TOLERANCE)
+            return runtime
+        # ONNX Runtime's own kinds of error for damaged files do not share a base.
+        except Exception as error:
+            log.warning("%s is not used: %s", path, one_line(error, 160))
     log.info("exporting %s to ONNX, once: 4 to 15 s", backbone.name)
     content = exported(backbone)
-    check_graph(content, backbone)
+    runtime = checked_runtime(content, backbone)
     try:
         if path is None:
             raise CifnetError("this account has no home folder")
-        write_bytes(path, hashlib.sha256(content).digest() + content)
+        write_bytes(path, content)
     except CifnetError as error:
         log.warning(
             "%s; the next command exports the network again (%s names another folder)",
             error,
             CACHE_VARIABLE,
         )
-    return content
+    return runtime
+
+
+def _noise(side: int) -> Tensor:
+    """Return a smooth random image for each thread, (n, 3, ``side``, ``side``) uint8."""
+    generator = torch.Generator().manual_seed(0)
+    grid = torch.rand(1, 3, 8, 8, generator=generator) * 255
+    smooth = nn.functional.interpolate(grid, size=(side, side), mode="bilinear")
+    return smooth.byte().expand(torch.get_num_threads(), -1, -1, -1)
 
 
 def graph_file(backbone: Embeds) -> Path | None:
@@ -207,32 +190,14 @@ def graph_file(backbone: Embeds) -> Path | None:
     Its name is a hash of everything that the graph depends on: the network, and the versions of the
     packages.
     """
-    packages = ("torch", "onnx", "onnxscript", "onnxruntime")
-    versions = [f"{name} {version(name)}" for name in packages]
+    versions = [f"{name} {version(name)}" for name in ("torch", *PACKAGES)]
     identity = f"{backbone.name} {backbone.architecture} {backbone.sha256}"
     parts = (identity, *versions, platform.machine())
-    digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+    digest = hashlib.sha256(repr(parts).encode())
     try:
-        return user_cache() / "graphs" / f"{digest[:32]}.graph"
+        return user_cache() / "graphs" / f"{digest.hexdigest()[:32]}.onnx"
     except UsageError:
         return None
-
-
-def _read(path: Path) -> bytes | None:
-    """Return a stored graph, which has its hash before it; None if it is missing or damaged."""
-    try:
-        stored = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        log.warning("cannot read %s: %s", path, error.strerror or error)
-        return None
-    digest_size = hashlib.sha256().digest_size
-    content = stored[digest_size:]
-    if stored[:digest_size] == hashlib.sha256(content).digest():
-        return content
-    log.warning("%s is damaged: the network is exported again", path)
-    return None
 
 
 # ---------------------------------------------------------------------- export
@@ -322,57 +287,50 @@ def exported(backbone: Embeds) -> bytes:
 # ---------------------------------------------------------------------- checks
 
 
-def check_graph(content: bytes, backbone: Embeds) -> float:
-    """Compare ONNX Runtime with torch on two images, alone and together, of two sizes.
+def checked_runtime(graph: bytes, backbone: Embeds) -> Runtime:
+    """Return the runtime of a graph that agrees with torch on two images, alone and together.
+
+    They are compared in two sizes, where the network takes more than one.
 
     Args:
-        content: the graph as the content of an ONNX file.
+        graph: content of an ONNX file.
         backbone: with the network in torch.
-
-    Returns:
-        The largest difference, relative to the largest value of the embeddings.
 
     Raises:
         NoGraph: the difference is more than ``ENGINE_TOLERANCE``, or ONNX Runtime refuses the
             graph.
     """
     try:
-        runtime = Runtime(content)
+        runtime = Runtime(graph)
     except Exception as error:  # its own kinds of error, which do not share a base
         raise NoGraph(
             f"ONNX Runtime does not load the graph of {backbone.name}: {one_line(error, 160)}"
         ) from error
     side = backbone.preprocessing.image_size
-    pairs = [natural_images(side)]
-    smaller = natural_images(max(side * 3 // 4, 1))
-    try:
-        backbone.embed(smaller)
-        pairs.append(smaller)
-    except CifnetError:
-        log.debug("%s takes images of one size", backbone.name)
-    differences = []
-    for pair in pairs:
+    for size in (side, max(side * 3 // 4, 1)):
+        pair = natural_images(size)
+        try:
+            backbone.embed(pair)
+        except CifnetError:
+            log.debug("%s takes images of one size", backbone.name)
+            continue
         four = torch.cat([pair, pair.flip(0)])
         for images in (pair, pair[:1], four):
-            difference = check_difference(runtime, backbone, images, ENGINE_TOLERANCE)
-            differences.append(difference)
-    return max(differences)
+            check_difference(runtime, backbone, images, ENGINE_TOLERANCE)
+    return runtime
 
 
 @torch.inference_mode()
 def check_difference(
     runtime: Runtime, backbone: Embeds, images: Tensor, tolerance: float
-) -> float:
+) -> None:
     """Compare a graph with torch on some images.
 
     Args:
         runtime: the graph.
         backbone: with the network in torch.
         images: (n, 3, h, w) uint8.
-        tolerance: largest difference allowed.
-
-    Returns:
-        The largest difference, relative to the largest value of the embeddings.
+        tolerance: largest difference allowed, relative to the largest value of the embeddings.
 
     Raises:
         NoGraph: the difference is larger than ``tolerance``.
@@ -389,7 +347,6 @@ def check_difference(
         raise NoGraph(
             f"ONNX Runtime differs from torch by {difference:.1g} in embeddings of {backbone.name}"
         )
-    return difference
 
 
 def natural_images(side: int) -> Tensor:

@@ -15,12 +15,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, Preprocessing
-from cifnet_pl.backbones.embedding_cache import (
+from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
+from cifnet_pl.data.embedding_cache import (
     EmbeddingCache,
     EvaluationMemory,
     pipeline_folder,
 )
-from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
     Batch,
@@ -307,18 +307,19 @@ class CIFNetDataModule(LightningDataModule):
                 "the size of the images depends on the backbone: without a Trainer set image_size="
             )
         plan = self.plan(())
-        labels = torch.full((len(source.class_names),), -1)
-        for label, name in enumerate(plan.classes):
-            labels[source.position[name]] = label
         if self.duplicates == "leave_out":
             found = find_duplicates(source, plan.rows)
             self.left_out, self.untested = found.left_out(source)
+        loader = partial(
+            ImageLoader,
+            size=self.image_size or 0,
+            crop_ratio=1.0,
+            workers=self.num_workers,
+        )
         batches = partial(
             Batches,
-            labels=labels,
+            labels=self._labels(plan.classes),
             size=self.batch_size,
-            side=self.image_size or 0,
-            workers=self.num_workers,
             skip=self.on_corrupt == "skip",
         )
         before = 0
@@ -332,8 +333,8 @@ class CIFNetDataModule(LightningDataModule):
                 samples.new,
                 returning,
                 before,
-                batches(source.train, samples.rows),
-                batches(source.val, tested),
+                batches(loader(source.train), samples.rows),
+                batches(loader(source.val), tested),
             )
             before = len(seen)
 
@@ -503,7 +504,7 @@ class CIFNetDataModule(LightningDataModule):
             for rows in shard_batches(order, size, *rank_and_world()):
                 stored = store is not None and len(rows) and store.known(rows).all()
                 plan.append(PlannedBatch(rows, store if stored else None))
-        return StoredLoader(samples, plan, self._loaders["train"], learned=True)
+        return StoredLoader(plan, self._loaders["train"], learned=True)
 
     def val_dataloader(self) -> StoredLoader:
         """Return the test samples of all classes learned.
@@ -535,7 +536,7 @@ class CIFNetDataModule(LightningDataModule):
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
             plan.append(PlannedBatch(left, None))
-        return StoredLoader(samples, plan, self._loaders["val"], learned=False)
+        return StoredLoader(plan, self._loaders["val"], learned=False)
 
     # A class-incremental run has one held-out set.
     test_dataloader = predict_dataloader = val_dataloader
@@ -611,13 +612,17 @@ class CIFNetDataModule(LightningDataModule):
                 loaders = list(self._loaders.values())
                 raise DataError(name_unreadable(batch.unreadable, loaders))
             self.skipped += batch.unreadable
-        learned = chain.from_iterable(self.learner.learned_tasks)
-        label_of = {name: label for label, name in enumerate(learned)}
-        names = self.source.class_names
-        labels = torch.tensor([label_of.get(name, -1) for name in names])
+        labels = self._labels(chain.from_iterable(self.learner.learned_tasks))
         samples = batch[0].to(device, non_blocking=True)
         label = labels[batch.label].to(device, non_blocking=True)
         return type(batch)(samples, label, *batch[2:])
+
+    def _labels(self, learned: Iterable[str]) -> Tensor:
+        """Return the learner's label of each class of the source; -1 for those not learned."""
+        labels = torch.full((len(self.source.class_names),), -1)
+        for label, name in enumerate(learned):
+            labels[self.source.position[name]] = label
+        return labels
 
     def teardown(self, stage: str) -> None:
         """Report skipped images, and drop everything of this learner."""

@@ -92,7 +92,7 @@ class ImageLoader:
 
     Args:
         images: the set.
-        size: side of the squares in pixels.
+        size: side of the squares in pixels; any for embeddings.
         crop_ratio: share of the short side that is kept.
         workers: their number; None to share out the cores.
         device: type of the device that embeds the images.
@@ -109,9 +109,9 @@ class ImageLoader:
         processes: int = 1,
     ):
         self.device = device
-        self._images = images
-        self._size = size
-        self._crop_ratio = crop_ratio
+        self.images = images
+        self.size = size
+        self.crop_ratio = crop_ratio
         if workers is None:
             workers = decoding_cores(processes)
         self._workers = workers
@@ -124,20 +124,17 @@ class ImageLoader:
         """
         rows_of_batches = [batch.tolist() for batch in batches]
         for batch in read_batches(
-            rows_of_batches, self._read, self._size, self._workers, self.device
+            rows_of_batches, self._read, self.size, self._workers, self.device
         ):
             unreadable = []
-            readable = []
             for row, reason in zip(batch.files, batch.unreadable, strict=True):
-                if reason is None:
-                    readable.append(row)
-                else:
-                    unreadable.append(f"{self._images.place(row)}: {reason}")
+                if reason is not None:
+                    unreadable.append(f"{self.images.place(row)}: {reason}")
             hashes = [look.hash for look in batch.looks if look is not None]
-            rows = np.array(readable, dtype=np.int64)
+            rows = np.array(batch.readable, dtype=np.int64)
             yield ImageBatch(
                 batch.images,
-                torch.from_numpy(self._images.labels[rows]),
+                torch.from_numpy(self.images.labels[rows]),
                 torch.tensor(hashes, dtype=torch.int64),
                 torch.from_numpy(rows),
                 tuple(unreadable),
@@ -146,15 +143,15 @@ class ImageLoader:
     def _read(self, row: int) -> ReadImage:
         """Decode an image; return its content hash, too, or why it cannot be read."""
         try:
-            image = self._images.given(row)
+            image = self.images.given(row)
         except UnreadableImage as error:
             return ReadImage(None, reason=str(error))
-        return read_image(image, self._size, self._crop_ratio, EncodedImage.identify)
+        return read_image(image, self.size, self.crop_ratio, EncodedImage.identify)
 
     def unreadable(self) -> Iterator[str]:
         """Decode all images of the set; yield "place: reason" of each that is unreadable."""
-        every_row = np.arange(len(self._images))
-        for batch in self.decode(pieces(every_row, decoding_batch_size(self._size))):
+        every_row = np.arange(len(self.images))
+        for batch in self.decode(pieces(every_row, decoding_batch_size(self.size))):
             yield from batch.unreadable
 
 
@@ -182,7 +179,6 @@ class StoredLoader:
     per task, and an eager one would decode its first images for nothing.
 
     Args:
-        samples: the set of the rows.
         plan: the batches.
         loader: decodes the batches that no store has.
         learned: whether the samples are learned, so that their identity is needed.
@@ -193,13 +189,8 @@ class StoredLoader:
     """
 
     def __init__(
-        self,
-        samples: SampleTable,
-        plan: Sequence[PlannedBatch],
-        loader: ImageLoader,
-        learned: bool,
+        self, plan: Sequence[PlannedBatch], loader: ImageLoader, learned: bool
     ):
-        self._samples = samples
         self._plan = plan
         self._loader = loader
         self._learned = learned
@@ -209,16 +200,17 @@ class StoredLoader:
         return len(self._plan)
 
     def __iter__(self) -> Iterator[Batch]:
+        samples = self._loader.images
         to_decode = [rows for rows, store in self._plan if store is None]
         images = self._loader.decode(to_decode)
         for rows, store in self._plan:
             if store is not None:
                 keys = np.zeros_like(rows)
                 if self._learned:
-                    keys = self._samples.hashes(rows)
+                    keys = samples.hashes(rows)
                 yield EmbeddingBatch(
                     store.get(rows),
-                    torch.from_numpy(self._samples.labels[rows]),
+                    torch.from_numpy(samples.labels[rows]),
                     torch.from_numpy(keys),
                     torch.from_numpy(rows),
                 )
@@ -267,24 +259,18 @@ class Batches:
     """Some samples of a set in batches, read anew at each iteration.
 
     Args:
-        samples: the set.
+        loader: of the set; it decodes images, if the samples are such.
         rows: (n,) positions of the samples.
         labels: (classes,) label of each class position.
         size: most samples of a batch.
-        side: side of the squares that images become, in pixels; 0 for embeddings.
-        workers: threads or processes that decode images; None to share out the cores.
         skip: whether unreadable images are left out.
-        crop_ratio: share of the shorter side of an image that its square has.
     """
 
-    samples: SampleTable
+    loader: ImageLoader
     rows: np.ndarray
     labels: Tensor
     size: int
-    side: int
-    workers: int | None
     skip: bool
-    crop_ratio: float = 1.0
 
     def __len__(self) -> int:
         return len(pieces(self.rows, self.size))
@@ -300,12 +286,10 @@ class Batches:
 
     def with_keys(self) -> Iterator[Batch]:
         """Yield the same batches, with the content hashes and positions of their samples."""
-        loader = ImageLoader(self.samples, self.side, self.crop_ratio, self.workers)
-        store = None
-        if not self.samples.are_images:
-            store = self.samples
+        samples = self.loader.images
+        store = None if samples.are_images else samples
         plan = [PlannedBatch(rows, store) for rows in pieces(self.rows, self.size)]
-        for batch in StoredLoader(self.samples, plan, loader, learned=True):
+        for batch in StoredLoader(plan, self.loader, learned=True):
             if isinstance(batch, ImageBatch) and batch.unreadable and not self.skip:
                 raise DataError(name_unreadable(batch.unreadable, ()))
             if len(batch.row):

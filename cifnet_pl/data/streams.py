@@ -7,9 +7,9 @@ Which samples a task brings is said by the kind of stream. A new kind is one sub
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Literal
 from zlib import crc32
 
@@ -169,13 +169,35 @@ class Classes:
     @property
     def order(self) -> list[int]:
         """Labels of all classes in the order of learning."""
-        return [label for task in self.tasks for label in task]
+        return list(chain.from_iterable(self.tasks))
 
     def rows(self, labels: Sequence[int]) -> np.ndarray:
         """Return the rows of all training samples of classes ``labels``, class by class."""
         none = np.zeros(0, dtype=np.int64)
         rows_of = self.source.train.rows_of
         return np.concatenate([none, *(rows_of.get(label, none) for label in labels)])
+
+    def numbered(self) -> Iterator[tuple[int, int]]:
+        """Yield the number of the task that introduces each class, and the class's label."""
+        for number, task in enumerate(self.tasks):
+            for label in task:
+                yield number, label
+
+    def by_task(self, task_of: np.ndarray, count: int) -> list[np.ndarray]:
+        """Return the rows of each task, class by class in the order of learning.
+
+        Args:
+            task_of: (n,) number of the task of each training sample; others belong to none.
+            count: number of tasks.
+        """
+        rows = self.rows(self.order)
+        in_order = rows[np.argsort(task_of[rows], kind="stable")]
+        ends = np.searchsorted(task_of[in_order], np.arange(count + 1))
+        return [in_order[start:end] for start, end in pairwise(ends.tolist())]
+
+    def no_task(self) -> np.ndarray:
+        """Return (n,) int64 for :meth:`by_task`, in which no training sample has a task."""
+        return np.full(len(self.source.train), -1)
 
     def shuffled(self, seed: int, label: int) -> np.ndarray:
         """Return the rows of all training samples of a class, in an order by seed."""
@@ -243,19 +265,19 @@ class Returning(Stream):
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the rows of the training samples of each task."""
-        parts: list[list[np.ndarray]] = [[] for _ in classes.tasks]
-        for k, task in enumerate(classes.tasks):
-            later = len(classes.tasks) - 1 - k
-            for label in task:
-                rows = classes.shuffled(self.seed, label)
-                first = len(rows)
-                if later:
-                    first = max(1, len(rows) - round(self.share * len(rows)))
-                parts[k].append(np.sort(rows[:first]))
-                chunks = np.array_split(rows[first:], max(1, later))
-                for i, chunk in enumerate(chunks[:later], k + 1):
-                    parts[i].append(np.sort(chunk))
-        return [np.concatenate(chunk) for chunk in parts]
+        count = len(classes.tasks)
+        task_of = classes.no_task()
+        for number, label in classes.numbered():
+            rows = classes.shuffled(self.seed, label)
+            later = np.arange(number + 1, count)
+            first = len(rows)
+            if len(later):
+                first = max(1, len(rows) - round(self.share * len(rows)))
+            task_of[rows[:first]] = number
+            # Equal parts: each later task in turn until the rows are used up.
+            in_turn = np.resize(later, len(rows) - first)
+            task_of[rows[first:]] = np.sort(in_turn)
+        return classes.by_task(task_of, count)
 
 
 class Blurry(Stream):
@@ -293,24 +315,21 @@ class Blurry(Stream):
         mixed = generator.permutation(order)
         count = round(self.disjoint / 100 * len(order))
         stay = set(mixed[:count].tolist())
-        parts: list[list[np.ndarray]] = [[] for _ in classes.tasks]
-        for k, task in enumerate(classes.tasks):
-            others = np.delete(np.arange(len(classes.tasks)), k)
-            for label in task:
-                random = classes.random(self.seed, label)
-                rows = random.permutation(classes.rows([label]))
-                leaving = round(self.blurry / 100 * len(rows))
-                if label in stay or not len(others):
-                    leaving = 0
-                parts[k].append(np.sort(rows[leaving:]))
-                destinations = random.choice(others, leaving)
-                for other in others:
-                    leavers = rows[:leaving][destinations == other]
-                    parts[other].append(np.sort(leavers))
-        whole = [np.concatenate(chunks) for chunks in parts]
+        numbers = np.arange(len(classes.tasks))
+        task_of = classes.no_task()
+        for number, label in classes.numbered():
+            others = np.delete(numbers, number)
+            random = classes.random(self.seed, label)
+            rows = random.permutation(classes.rows([label]))
+            leaving = round(self.blurry / 100 * len(rows))
+            if label in stay or not len(others):
+                leaving = 0
+            task_of[rows[leaving:]] = number
+            task_of[rows[:leaving]] = random.choice(others, leaving)
+        tasks = classes.by_task(task_of, len(numbers))
         if self.every is None:
-            return whole
-        return _cut(whole, self.every, self.seed)
+            return tasks
+        return _cut(tasks, self.every, self.seed)
 
 
 class TaskFree(Stream):
@@ -338,12 +357,11 @@ class TaskFree(Stream):
 def _cut(tasks: Sequence[np.ndarray], every: int, seed: int) -> list[np.ndarray]:
     """Shuffle the rows of each task, and cut all of them into parts of ``every`` rows."""
     shuffled = []
-    for k, task in enumerate(tasks):
-        generator = np.random.default_rng([seed, k])
+    for number, task in enumerate(tasks):
+        generator = np.random.default_rng([seed, number])
         shuffled.append(generator.permutation(task))
     rows = np.concatenate(shuffled)
-    starts = range(0, len(rows), every)
-    return [rows[start : start + every] for start in starts]
+    return np.split(rows, range(every, len(rows), every))
 
 
 SizeOrder = Literal["shuffled", "descending"]
@@ -382,16 +400,13 @@ class LongTailed(Stream):
             ranked = generator.permutation(order).tolist()
         largest = max(len(classes.rows([label])) for label in order)
         last_rank = max(1, len(order) - 1)
-        rows_of: dict[int, np.ndarray] = {}
-        for rank, label in enumerate(ranked):
-            size = round(largest * self.ratio ** (-rank / last_rank))
-            kept = classes.shuffled(self.seed, label)[: max(1, size)]
-            rows_of[label] = np.sort(kept)
-        tasks = []
-        for task in classes.tasks:
-            of_classes = [rows_of[label] for label in task]
-            tasks.append(np.concatenate(of_classes))
-        return tasks
+        rank_of = {label: rank for rank, label in enumerate(ranked)}
+        task_of = classes.no_task()
+        for number, label in classes.numbered():
+            size = round(largest * self.ratio ** (-rank_of[label] / last_rank))
+            rows = classes.shuffled(self.seed, label)
+            task_of[rows[: max(1, size)]] = number
+        return classes.by_task(task_of, len(classes.tasks))
 
 
 class Domains(Stream):
@@ -453,16 +468,14 @@ def _trained(source: Source, column: str) -> list[str]:
 
 def _divided(classes: Classes, column: str, order: Sequence[str]) -> list[np.ndarray]:
     """Return the rows of each group, class by class in the order of learning."""
-    rows = classes.rows(classes.order)
-    groups = _groups(classes.source.train, column).to_numpy()[rows]
-    tasks = []
-    for name in order:
-        task = rows[groups == name]
+    groups = _groups(classes.source.train, column)
+    number_of_group = pd.Categorical(groups, order).codes
+    tasks = classes.by_task(number_of_group, len(order))
+    for name, task in zip(order, tasks, strict=True):
         if not len(task):
             raise DataError(
                 f"no training sample of the chosen classes is in '{name}': leave it out"
             )
-        tasks.append(task)
     return tasks
 
 
@@ -533,12 +546,12 @@ def make_plan(
 def _first_seen(classes: Classes, rows: Sequence[np.ndarray]) -> Tasks:
     """Return the names of the classes that each task is the first to bring."""
     source = classes.source
-    seen: set[int] = set()
-    tasks = []
-    for task_rows in rows:
-        labels = source.train.labels[task_rows]
-        unseen = set(labels.tolist()) - seen
-        new = [label for label in classes.order if label in unseen]
-        seen |= unseen
-        tasks.append(tuple(source.class_names[label] for label in new))
-    return tuple(tasks)
+    first = np.full(len(source.class_names), -1)
+    for number in reversed(range(len(rows))):
+        labels = source.train.labels[rows[number]]
+        first[labels] = number
+    new: list[list[str]] = [[] for _ in rows]
+    for label in classes.order:
+        if first[label] >= 0:
+            new[first[label]].append(source.class_names[label])
+    return tuple(map(tuple, new))

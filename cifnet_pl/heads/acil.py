@@ -13,6 +13,7 @@ from cifnet_pl.heads.base import Dtype, Head, scalar
 from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
     ClassMoments,
+    LearnedRows,
     LeftOut,
     Ridge,
     RidgeChoice,
@@ -21,7 +22,6 @@ from cifnet_pl.statistics import (
     check_ridge,
     draw_projection,
     gcv_ridge,
-    left_out_together,
     projection_fingerprint,
     solve_ridge,
     whitened_rows,
@@ -218,7 +218,7 @@ def leaving_out_of_stream(
     """
     whitened = whitened_rows(sums.gram, ridge.to(features), features)
     scores = features @ weights
-    return partial(left_out_together, whitened, scores, targets)
+    return partial(LearnedRows(whitened).scores, scores, targets)
 
 
 class DSALHead(ACILHead):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cifnet_pl.heads.base import ACTIONS, Dtype, Head, in_full_precision
 from cifnet_pl.statistics import (
     ClassMoments,
+    LearnedRows,
     LeftOut,
     Ridge,
     RidgeChoice,
@@ -20,7 +21,6 @@ from cifnet_pl.statistics import (
     augment,
     check_ridge,
     gcv_ridge_of_free_bias,
-    left_out_together,
     signed_targets,
     solve_ridge,
     squared_slopes,
@@ -318,13 +318,8 @@ class CIFNetHead(Head):
             # Both slopes are equal unless each class has a system of its own, of one column.
             is_positive = (own_targets[:, 0] > 0).double()
             slope = negative + (positive - negative) * is_positive
-            yield partial(
-                left_out_together,
-                whitened,
-                scores[:, columns],
-                own_targets,
-                weight=slope * weight,
-            )
+            learned = LearnedRows(whitened, weight=slope * weight)
+            yield partial(learned.scores, scores[:, columns], own_targets)
 
     def _weights_in(self, cohort: Cohort, columns: Tensor, own: slice) -> Tensor:
         """Return the weight (n,) float64 of samples in the sums of a cohort.

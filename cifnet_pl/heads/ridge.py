@@ -13,7 +13,6 @@ from cifnet_pl.heads.base import Dtype, in_full_precision, scalar
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     ClassMoments,
-    LearnedRows,
     LeftOut,
     Ridge,
     RidgeChoice,
@@ -237,12 +236,14 @@ class RidgeHead(SumsHead):
 
     def _rules_left_out(self, z: Tensor, columns: Tensor) -> tuple[LeftOut, ...]:
         """Return the scores of the discriminant and of ridge regression, or of the one in use."""
-        rows = LearnedRows(self._factor(), self._features(z)[:, 1:], columns)
-        if self.selects_rule:
-            return rows.discriminant, rows.regression
-        if self.decision == "ridge":
-            return (rows.regression,)
-        return (rows.discriminant,)
+        factor = self._factor()
+        rows = factor.whitened(self._features(z)[:, 1:])
+        rules = list[LeftOut]()
+        if self.decision != "ridge":
+            rules.append(factor.discriminant_left_out(rows, columns))
+        if self.decision != "discriminant":
+            rules.append(factor.regression_left_out(rows, columns))
+        return tuple(rules)
 
     @property
     def weights_of_rules(self) -> tuple[float, ...]:

@@ -508,10 +508,11 @@ class Classifier(ModelLearner):
             DataError: an image that cannot be read.
             NonFiniteError: an embedding that holds NaN or infinity; names the image.
         """
+        samples = batches.loader.images
         for batch in batches.with_keys():
             z = batch[0]
-            if batches.side:
-                places = [batches.samples.place(row) for row in batch.row.tolist()]
+            if samples.are_images:
+                places = [samples.place(row) for row in batch.row.tolist()]
                 z = self.embed(z, places.__getitem__)
             self.observe(z, batch.label, batch.key)
 
@@ -536,9 +537,10 @@ class Classifier(ModelLearner):
                 f" {task.classes_before} come before task {task.number + 1}: give the tasks of one"
                 " stream in their order to a model that knows none"
             )
-        if task.train.side:
-            self.image_size = task.train.side
-            self.crop_ratio = task.train.crop_ratio
+        loader = task.train.loader
+        if loader.images.are_images:
+            self.image_size = loader.size
+            self.crop_ratio = loader.crop_ratio
         self.begin_task([*task.class_names, *task.returning])
         self.observe_all(task.train)
         self.finish_task()

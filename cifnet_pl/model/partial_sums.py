@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from pydantic import Field, Strict
 
-from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches
+from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, ImageLoader
 from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import StoredModel, StoredRecord, parse
@@ -379,18 +379,10 @@ class ShardLearner:
         if self.left_out is not None:
             stays = ~self.left_out[rows]
             rows = rows[stays]
+        images = self.source.train
+        loader = ImageLoader(images, model.image_size, model.crop_ratio, self.workers)
+        labels = torch.arange(len(self.source.class_names))
         batch_size = EMBEDDED_BATCH
-        side = 0
-        if model.backbone.takes_images:
+        if images.are_images:
             batch_size = self.batch_size
-            side = model.image_size
-        return Batches(
-            self.source.train,
-            rows,
-            torch.arange(len(self.source.class_names)),
-            batch_size,
-            side,
-            self.workers,
-            self.skip_unreadable,
-            model.crop_ratio,
-        )
+        return Batches(loader, rows, labels, batch_size, self.skip_unreadable)

@@ -7,8 +7,9 @@ import io
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 from fastapi import (
@@ -29,22 +30,22 @@ from jinja2 import Environment
 from PIL import Image
 from pydantic import Field
 from starlette.background import BackgroundTask
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.images.reader import decoding_cores
-from cifnet_pl.serving import inspection, messages
+from cifnet_pl.serving import inspection
 from cifnet_pl.serving.answering import LARGEST_BATCH, ImageAnswer
 from cifnet_pl.serving.gate import (
     Access,
     ApiObject,
     Gate,
-    check_size,
+    check_number,
+    content_of,
     decoded,
     refused,
 )
-from cifnet_pl.serving.inbox import LARGEST_INBOX, InboxView, Received, UploadGroup
+from cifnet_pl.serving.inbox import InboxView, Received, UploadGroup
 from cifnet_pl.serving.messages import RequestError, has_disk_error, refusal_of
 from cifnet_pl.serving.service import (
     ChangeResult,
@@ -59,9 +60,6 @@ from cifnet_pl.utilities.text import printable
 from cifnet_pl.utilities.version import __version__
 
 PAGE = Path(__file__).parent / "page"
-
-RECEIVED_AT_ONCE = 2
-"""Requests whose images are stored at the same time, so that others keep their threads."""
 
 GROUPED_IMAGES = 500
 """Images that are grouped in one request: the time grows with the square of their number."""
@@ -132,7 +130,9 @@ AskedService = Annotated[Service, Depends(the_service)]
 def check_writable(service: AskedService) -> None:
     """Raise RequestError if changes are refused."""
     if service.options.read_only:
-        raise RequestError(403, messages.READ_ONLY)
+        raise RequestError(
+            403, "this service is read-only: it answers, but does not learn"
+        )
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -146,7 +146,6 @@ FileNames = Annotated[
     Body(
         embed=True,
         min_length=1,
-        max_length=LARGEST_INBOX,
         description="names of the images' files",
     ),
 ]
@@ -188,18 +187,15 @@ async def classify(
     """Predict the classes of images. One that cannot be decoded does not stop the others."""
     decoding: asyncio.Semaphore = request.app.state.decoding
     waiting = []
-    limits = service.options.limits
-    if len(files) > limits.images:
-        raise RequestError(413, messages.TOO_MANY_IMAGES, limit=limits.images)
+    check_number(len(files))
     for file in files:
         name = file.filename or "image"
-        check_size(name, file.size or 0, limits)
-        content = await file.read()
+        content = content_of(name, file.file)
         await decoding.acquire()
         future = asyncio.wrap_future(service.answering.submit(content))
         future.add_done_callback(lambda _: decoding.release())
         waiting.append((name, future))
-    version = service.served.version
+    version = service.answering.served.version
     answers = []
     for name, future in waiting:
         try:
@@ -208,18 +204,18 @@ async def classify(
             answers.append(ImageAnswer(file=printable(name), unreadable=str(error)))
             continue
         version = scored.served.version
-        answers.append(service.gallery.answer(scored, name, top))
+        answers.append(service.inbox.answer(scored, name, top))
     return Classification(version=version, images=answers)
 
 
 @routes.get("/classes")
 def classes(service: AskedService) -> list[ClassInfo]:
     """The classes that the model knows, in the order they were learned."""
-    served = service.served
+    model = service.answering.served.model
     kept = service.workspace.kept_images()
     return [
         ClassInfo(name=name, images=count, kept_images=kept.get(name, []))
-        for name, count in served.model.counts.items()
+        for name, count in model.counts.items()
     ]
 
 
@@ -229,16 +225,28 @@ def class_predictions(service: AskedService) -> inspection.ClassPredictions:
 
     It takes seconds.
     """
-    return service.class_predictions()
+    served = service.answering.served
+    with service.costly:
+        return served.predictions
 
 
 @routes.get("/summary")
 def summary(service: AskedService) -> inspection.ModelSummary:
     """The state of the model, its history and its accuracy."""
-    served = service.served
-    options = service.options
-    return inspection.summarised(
-        served.model, options.name, served.version, options.read_only
+    served = service.answering.served
+    model = served.model
+    return inspection.ModelSummary(
+        name=service.options.name,
+        version=served.version,
+        read_only=service.options.read_only,
+        head=type(model.head).__name__,
+        backbone=model.backbone.name,
+        image_size=model.image_size,
+        classes=len(model.class_names),
+        images=sum(model.counts.values()),
+        state_mb=sum(tensor.nbytes for tensor in model.tensors().values()) / 1e6,
+        history=model.history,
+        accuracy=inspection.AccuracyEstimate.from_model(model),
     )
 
 
@@ -262,7 +270,9 @@ def audit(service: AskedService) -> inspection.AuditView:
     """Label errors among the kept images; takes seconds."""
     with service.costly:
         kept = service.workspace.kept_images()
-        return inspection.audited(service.gallery, kept)
+        label_of = inspection.audited_labels(kept)
+        files, z = service.inbox.embeddings(list(label_of))
+        return inspection.audited(files, z, [label_of[file] for file in files])
 
 
 @routes.get("/images/{name}", response_class=Response)
@@ -277,8 +287,7 @@ def image(
     path = service.workspace.image(name)
     if path.suffix in MEDIA_TYPES and not small:
         return Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
-    limits = service.options.limits
-    square, _ = decoded(path.read_bytes(), PREVIEW_SIDE, 1.0, limits)
+    square = decoded(path.read_bytes(), PREVIEW_SIDE)
     preview = io.BytesIO()
     Image.fromarray(square).save(preview, "JPEG")
     return Response(preview.getvalue(), media_type="image/jpeg")
@@ -288,13 +297,9 @@ def image(
 
 
 @writes.post("/inbox")
-async def receive(
-    request: Request, service: AskedService, files: SentFiles
-) -> Received:
+def receive(service: AskedService, files: SentFiles) -> Received:
     """Store images, or zip files of images, until they are labelled; the disk has them then."""
-    images = [(file.filename or "image", file.file) for file in files]
-    async with request.app.state.receiving:
-        return await run_in_threadpool(service.inbox.receive, images)
+    return service.inbox.receive((one.filename or "image", one.file) for one in files)
 
 
 @routes.get("/inbox")
@@ -317,7 +322,8 @@ def waiting(
 def group(service: AskedService, images: FileNames) -> list[UploadGroup]:
     """Group images that wait or are kept by similarity, so that each group is labelled once."""
     if len(images) > GROUPED_IMAGES:
-        raise RequestError(413, messages.TOO_MANY_TO_GROUP, limit=GROUPED_IMAGES)
+        allowed = f"more than {GROUPED_IMAGES} photos to group in one request"
+        raise RequestError(413, f"{allowed}: send them in parts")
     return service.inbox.group(images)
 
 
@@ -342,7 +348,6 @@ def name_images(
         Body(
             embed=True,
             min_length=1,
-            max_length=LARGEST_INBOX,
             description="name of an image's file → its class; null to forget it",
         ),
     ],
@@ -363,7 +368,6 @@ async def learn_waiting(
         Body(
             embed=True,
             min_length=1,
-            max_length=LARGEST_INBOX,
             description="name of an image's file → its class",
         ),
     ],
@@ -409,7 +413,7 @@ async def move(
     into: Annotated[ClassName, Body(description="a known class, or a new one")],
     images: Annotated[
         list[str] | None,
-        Body(max_length=LARGEST_INBOX, description="names of files; null for all"),
+        Body(description="names of files; null for all"),
     ] = None,
     anyway: Anyway = False,
     wait: Waits = True,
@@ -490,7 +494,7 @@ async def changed(
 def versions(service: AskedService) -> Versions:
     """All versions, newest first."""
     return Versions(
-        current=service.served.version,
+        current=service.answering.served.version,
         can_undo=service.workspace.step("undo") is not None,
         can_redo=service.workspace.step("redo") is not None,
         versions=list(reversed(service.workspace.versions.values())),
@@ -501,14 +505,12 @@ def versions(service: AskedService) -> Versions:
 def bundle(service: AskedService, number: VersionNumber) -> Response:
     """The version as a bundle, zipped: unpack it, and every command takes it as --model."""
     source = service.workspace.bundle(number)
-    folder = service.workspace.incoming()
-    try:
-        file = shutil.make_archive(str(folder / "bundle"), "zip", source)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    with ExitStack() as stack:
+        folder = TemporaryDirectory(dir=service.workspace.incoming)
+        stack.callback(folder.cleanup)
+        file = shutil.make_archive(f"{folder.name}/bundle", "zip", source)
+        remove = BackgroundTask(stack.pop_all().close)
     name = f"{service.options.name}-{number}.zip"
-    remove = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
     return FileResponse(file, filename=name, background=remove)
 
 
@@ -555,7 +557,6 @@ def make_app(service: Service, access: Access) -> Gate:
     app.state.service = service
     # A batch for each core; requests with more images take turns, one image each.
     app.state.decoding = asyncio.Semaphore(LARGEST_BATCH * decoding_cores())
-    app.state.receiving = asyncio.Semaphore(RECEIVED_AT_ONCE)
     for router in (routes, writes, changes):
         app.include_router(router)
     app.mount("/page", StaticFiles(directory=PAGE))
@@ -575,7 +576,7 @@ def make_app(service: Service, access: Access) -> Gate:
         Exception,
     ):
         app.add_exception_handler(kind, _answer_error)
-    return Gate(app, access, service.options.limits)
+    return Gate(app, access)
 
 
 def _docs(app: FastAPI) -> str:
@@ -597,7 +598,10 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         return refused(422, f"the request is wrong at {field}: {first['msg']}")
     # A full disk may be met in reading a request's files, too.
     if isinstance(error, HTTPException) and not has_disk_error(error):
-        known = {404: messages.NOTHING_HERE, 405: messages.OTHER_METHOD}
+        known = {
+            404: "there is nothing here; /docs lists what there is",
+            405: "this path takes another method",
+        }
         sentence = known.get(error.status_code, str(error.detail))
         return refused(error.status_code, sentence, error.headers)
     refusal = refusal_of(error)

@@ -25,11 +25,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cifnet_pl.images.files import entry_name, is_hidden
 from cifnet_pl.images.image import FORMATS, EncodedImage, UnreadableImage
-from cifnet_pl.serving import messages
-from cifnet_pl.serving.messages import LONGEST_SHOWN, Question, RequestError
+from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.names import class_name, split_of
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import printable, shortened
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names under which a browser on this machine reaches the service."""
@@ -79,7 +78,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one request.
+    """What one request may hold at most.
 
     Attributes:
         body_bytes: of a request with files.
@@ -88,6 +87,7 @@ class Limits:
         pixels: of one image, decoded.
         images: number of images, those in zip files included.
         zip_bytes: of one zip file's content, unpacked.
+        shown_name: characters of a file's name in a message.
     """
 
     body_bytes: int = 2**28
@@ -96,6 +96,11 @@ class Limits:
     pixels: int = 50_000_000
     images: int = 5000
     zip_bytes: int = 2**30
+    shown_name: int = 200
+
+
+LIMITS = Limits()
+"""The limits of this service."""
 
 
 def allowed_hosts(address: str | None) -> frozenset[str]:
@@ -127,12 +132,10 @@ class Gate:
     Attributes:
         app: what answers the rest.
         access: who may ask.
-        limits: of one request.
     """
 
     app: ASGIApp
     access: Access
-    limits: Limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -148,9 +151,9 @@ class Gate:
             await send(message)
 
         headers = Headers(scope=scope)
-        largest = self.limits.json_bytes
+        largest = LIMITS.json_bytes
         if headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            largest = self.limits.body_bytes
+            largest = LIMITS.body_bytes
         answering = self._refusal(scope["path"], headers) or self.app
         await answering(scope, limited(receive, largest), reply)
 
@@ -160,14 +163,20 @@ class Gate:
         origin = headers.get("origin")
         name = re.sub(r":\d+$", "", host)
         if self.access.hosts is not None and name not in self.access.hosts:
-            return refused(421, messages.WRONG_HOST)
+            return refused(
+                421,
+                "this service answers on this machine only: ask for it as localhost",
+            )
         of_another_page = origin is not None and origin.partition("://")[2] != host
         of_a_site = headers.get("sec-fetch-site") == "cross-site"
         if of_another_page or (of_a_site and path not in ("/", "/till")):
-            return refused(403, messages.WRONG_ORIGIN)
+            return refused(403, "requests from pages of other sites are refused")
         if self._is_let_in(path, headers):
             return None
-        return refused(401, messages.WRONG_TOKEN)
+        return refused(
+            401,
+            "this service needs a token: send the header Authorization: Bearer TOKEN",
+        )
 
     def _is_let_in(self, path: str, headers: Headers) -> bool:
         """Return whether a path needs no token, or has the right one."""
@@ -193,9 +202,8 @@ def limited(receive: Receive, largest: int) -> Receive:
         message = await receive()
         left -= len(message.get("body", b""))
         if left < 0:
-            sentence = messages.filled(
-                messages.TOO_LARGE_REQUEST, limit=largest // 2**20
-            )
+            limit = f"{largest // 2**20} MiB"
+            sentence = f"the request is larger than {limit}: send it in parts"
             raise HTTPException(413, sentence, {"connection": "close"})
         return message
 
@@ -213,14 +221,11 @@ def refused(
 # ---------------------------------------------------------------------- what is sent
 
 
-def uploads(
-    files: Iterable[tuple[str, IO[bytes]]], limits: Limits
-) -> Iterator[tuple[str, bytes]]:
+def uploads(files: Iterable[tuple[str, IO[bytes]]]) -> Iterator[tuple[str, bytes]]:
     """Yield the images of a request, those in zip files included, one at a time.
 
     Args:
         files: names and open files.
-        limits: of one request.
 
     Yields:
         The path that an image was sent with, used only for messages and the class, and its content.
@@ -231,69 +236,67 @@ def uploads(
     count = 0
     for name, file in files:
         if name.lower().endswith(".zip"):
-            images = _zipped_images(name, file, limits)
+            images = _zipped_images(name, file)
         else:
-            images = iter([(name, _content(name, file, limits))])
+            images = iter([(name, content_of(name, file))])
         for image in images:
             count += 1
-            if count > limits.images:
-                raise RequestError(413, messages.TOO_MANY_IMAGES, limit=limits.images)
+            check_number(count)
             yield image
 
 
-def check_size(name: str, size: int, limits: Limits) -> None:
-    """Raise RequestError if a file has more bytes than an image may have."""
-    if size > limits.image_bytes:
-        shown = name[:LONGEST_SHOWN]
-        limit = limits.image_bytes // 2**20
-        raise RequestError(413, messages.TOO_LARGE_FILE, file=shown, limit=limit)
+def check_number(images: int) -> None:
+    """Raise RequestError if a request has more images than it may have."""
+    if images > LIMITS.images:
+        allowed = f"more than {LIMITS.images} photos in one request"
+        raise RequestError(413, f"{allowed}: send them in parts")
 
 
-def _content(name: str, file: IO[bytes], limits: Limits) -> bytes:
-    content = file.read(limits.image_bytes + 1)
-    check_size(name, len(content), limits)
+def content_of(name: str, file: IO[bytes]) -> bytes:
+    """Read an open file; RequestError if it has more bytes than an image may have."""
+    content = file.read(LIMITS.image_bytes + 1)
+    if len(content) > LIMITS.image_bytes:
+        limit = f"{LIMITS.image_bytes // 2**20} MiB"
+        raise RequestError(413, f"{_shown(name)} is larger than {limit}")
     return content
 
 
-def _zipped_images(
-    name: str, file: IO[bytes], limits: Limits
-) -> Iterator[tuple[str, bytes]]:
+def _zipped_images(name: str, file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
     """Yield the images in a zip file.
 
     Nothing is unpacked to the disk, and no name in it is used as a path.
     """
-    shown = name[:LONGEST_SHOWN]
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            if sum(entry.file_size for entry in entries) > limits.zip_bytes:
-                limit = limits.zip_bytes // 2**20
-                raise RequestError(413, messages.TOO_LARGE_ZIP, file=shown, limit=limit)
+            if sum(entry.file_size for entry in entries) > LIMITS.zip_bytes:
+                limit = f"{LIMITS.zip_bytes // 2**20} MiB"
+                unpacked = f"{_shown(name)} unpacks to more than {limit}"
+                raise RequestError(413, f"{unpacked}: send it in parts")
             for entry in entries:
                 if entry.is_dir() or is_hidden(entry_name(entry)):
                     continue
                 with archive.open(entry) as content:
-                    yield entry_name(entry), _content(entry.filename, content, limits)
+                    yield entry_name(entry), content_of(entry.filename, content)
     except RequestError:
         raise
     except Exception as error:
         # Zipfile and the decompressors each have errors of their own.
-        raise RequestError(422, messages.DAMAGED_ZIP, file=shown) from error
+        damaged = f"{_shown(name)} is damaged or not a zip file that can be read"
+        raise RequestError(422, damaged) from error
 
 
-def decoded(
-    content: bytes, size: int, crop_ratio: float, limits: Limits
-) -> tuple[np.ndarray, str]:
-    """Decode an image whose header says what may be decoded.
+def _shown(name: str) -> str:
+    return shortened(name, LIMITS.shown_name)
+
+
+def decoded(content: bytes, size: int, crop_ratio: float = 1.0) -> np.ndarray:
+    """Decode an image to (size, size, 3) uint8, if its header says what may be decoded.
 
     Args:
         content: of the file.
         size: pixels of a side of the square that the model takes.
         crop_ratio: share of the image's shorter side that the square takes.
-        limits: of one request.
-
-    Returns:
-        (size, size, 3) uint8, and the extension of its format.
 
     Raises:
         UnreadableImage: no image of a known format, one that is damaged, or one with too many
@@ -301,21 +304,20 @@ def decoded(
     """
     encoded = EncodedImage(content)
     with encoded.open(OPENED_FORMATS) as image:
-        if image.width * image.height > limits.pixels:
+        if image.width * image.height > LIMITS.pixels:
             area = f"{image.width} × {image.height} pixels"
-            raise UnreadableImage(f"{area} are more than {limits.pixels:,}")
-        extension = FORMATS[image.format or "PNG"]
-    return encoded.square(size, crop_ratio), extension
+            raise UnreadableImage(f"{area} are more than {LIMITS.pixels:,}")
+    return encoded.square(size, crop_ratio)
 
 
-def extension_of(content: bytes) -> str:
-    """Return the extension of an image's format; UnreadableImage for one that is not decoded."""
+def file_name(content: bytes) -> str:
+    """Return the name of a kept image: the SHA-256 of its content, and its format's extension.
+
+    Raises:
+        UnreadableImage: it is of no format that is decoded.
+    """
     with EncodedImage(content).open(OPENED_FORMATS) as image:
-        return FORMATS[image.format or "PNG"]
-
-
-def file_name(content: bytes, extension: str) -> str:
-    """Return the name of a kept file: the SHA-256 of its content, and the format's extension."""
+        extension = FORMATS[image.format or "PNG"]
     return f"{sha256(content).hexdigest()}.{extension}"
 
 
@@ -329,7 +331,7 @@ def tidy(name: str) -> str:
         RequestError: it holds half a character (a lone surrogate), which no file can store.
     """
     if any("\ud800" <= character <= "\udfff" for character in name):
-        raise RequestError(422, messages.HALF_CHARACTER)
+        raise RequestError(422, "a class name holds half a character: type it again")
     return re.sub(r"[^\S\t-\r]+", " ", class_name(name)).strip(" ")
 
 
@@ -339,11 +341,14 @@ def bare(name: str) -> str:
 
 
 def check_similar(names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise Question where names may be typing mistakes of known ones, or of each other.
+    """Ask back where names may be typing mistakes of known ones, or of each other.
 
     Args:
         names: each once.
         known: names that exist already.
+
+    Raises:
+        RequestError: some may be; the change is made where it is asked for anyway.
     """
     meant: dict[str, str] = {}
     for other in known:
@@ -355,7 +360,8 @@ def check_similar(names: Sequence[str], known: Sequence[str]) -> None:
             instead[name] = other
     if instead:
         pairs = [f"'{name}' and '{other}'" for name, other in instead.items()]
-        raise Question(messages.SIMILAR_NAMES, instead, pairs="; ".join(pairs))
+        differ = "differ by capitals, spaces or Unicode form only"
+        raise RequestError(409, f"{'; '.join(pairs)} {differ}", instead, anyway=True)
 
 
 def folder_of(path: str) -> str | None:

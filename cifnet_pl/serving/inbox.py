@@ -1,38 +1,43 @@
-"""Images that wait to be labelled: kept on the disk, predicted anew by each version.
+"""The images of a workspace: those that wait to be labelled, predicted anew by each version, and
+those that were learned, with which new ones are compared.
 
-Those whose class is least probable come first.
+A thread embeds them in the background. Of those that wait the least probable come first.
 """
 
 from __future__ import annotations
 
-import time
+import logging
+import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import IO, NamedTuple
 
+import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
 
 from cifnet_pl.images.image import UnreadableImage, content_hash
 from cifnet_pl.model.labelled_images import classes_of_hashes
-from cifnet_pl.serving import messages
 from cifnet_pl.serving.answering import (
     LARGEST_BATCH,
-    Gallery,
+    Answering,
     ImageAnswer,
     ScoredImage,
-    groups_of,
 )
 from cifnet_pl.serving.gate import (
     ApiObject,
-    Limits,
     bare,
+    decoded,
     file_name,
     folder_of,
     tidy,
     uploads,
 )
-from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError
+from cifnet_pl.serving.messages import DAMAGED, SHOWN_NAMES, RequestError
 from cifnet_pl.serving.workspace import (
     ReceivedImage,
     WaitingImage,
@@ -41,8 +46,13 @@ from cifnet_pl.serving.workspace import (
 )
 from cifnet_pl.utilities.text import printable
 
-LARGEST_INBOX = 20_000
-"""Images that wait; more are refused."""
+LOGGER = logging.getLogger("cifnet_pl.serving")
+
+COMPARED_PER_CLASS = 100
+"""Images of a class that are compared with a new one, the newest."""
+
+LARGEST_GROUPS = 12
+"""Number of groups of similar images at most."""
 
 
 class InboxImage(ImageAnswer):
@@ -135,19 +145,116 @@ class LabelledUpload(NamedTuple):
 
 
 class Inbox:
-    """The images of a workspace that wait to be labelled.
+    """The images of a workspace, embedded in the background, and what is done with those that wait.
 
     Args:
         workspace: stores them.
-        gallery: embeds and predicts them in the background.
-        limits: of one request.
+        answering: embeds and predicts them.
+
+    Attributes:
+        known: name of an image → its embedding (d,), right for every version.
     """
 
-    def __init__(self, workspace: Workspace, gallery: Gallery, limits: Limits):
+    def __init__(self, workspace: Workspace, answering: Answering):
         self.workspace = workspace
-        self.gallery = gallery
-        self.answering = gallery.answering
-        self.limits = limits
+        self.answering = answering
+        self.known: dict[str, Tensor] = {}
+        self._classes: dict[str, tuple[list[str], Tensor]] = {}
+        self._changed = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
+        self._changed.set()
+        self._thread.start()
+
+    def request_update(self) -> None:
+        """Have the thread embed new images; return at once."""
+        self._changed.set()
+
+    def close(self) -> None:
+        """Stop the thread that embeds."""
+        self._ended = True
+        self._changed.set()
+        self._thread.join()
+
+    # ------------------------------------------------------------------ embed in the background
+
+    def _run(self) -> None:
+        """Embed after each change."""
+        while self._changed.wait() and not self._ended:
+            self._changed.clear()
+            try:
+                self._update()
+            except (
+                Exception
+            ):  # whatever happened, the next look at the inbox asks again
+                LOGGER.warning("images are embedded later", exc_info=True)
+
+    def _update(self) -> None:
+        """Embed what is not known yet, and drop what is no longer needed."""
+        kept_images = self.workspace.kept_images()
+        classes = {}
+        for name, files in kept_images.items():
+            present, z = self.embeddings(files[-COMPARED_PER_CLASS:])
+            if present:
+                classes[name] = (present, normalize(z, dim=1))
+        self._classes = classes
+        wanted = [image.file for image in self.workspace.waiting()]
+        for part in self._parts_to_embed(wanted):
+            if self._changed.is_set():  # all begins anew
+                return
+            self._embed(part)
+        needed = set(wanted).union(*kept_images.values())
+        for name in self.known.keys() - needed:
+            self.known.pop(name, None)
+
+    def embeddings(
+        self, names: Sequence[str], report: Callable[[int], object] | None = None
+    ) -> tuple[list[str], Tensor]:
+        """Embed images of the workspace, and wait for the result.
+
+        Args:
+            names: of the images.
+            report: gets the number of images whose embeddings are known.
+
+        Returns:
+            Names of the images that can be read, and their embeddings (n, d).
+        """
+        parts = self._parts_to_embed(names)
+        left = sum(map(len, parts))
+        for part in parts:
+            self._embed(part)
+            left -= len(part)
+            if report is not None:
+                report(len(names) - left)
+        present = [name for name in names if name in self.known]
+        if not present:
+            return [], torch.zeros(0, 0)
+        return present, torch.stack([self.known[name] for name in present])
+
+    def _parts_to_embed(self, names: Iterable[str]) -> list[list[str]]:
+        """Return the images that are not known yet, in parts that are embedded together."""
+        new = [name for name in names if name not in self.known]
+        starts = range(0, len(new), LARGEST_BATCH)
+        return [new[start : start + LARGEST_BATCH] for start in starts]
+
+    def _embed(self, names: Sequence[str]) -> None:
+        """Embed a few images; those that cannot be read stay unknown."""
+        if self._ended:
+            return
+        futures = {}
+        for name in names:
+            try:
+                content = self.workspace.image(name).read_bytes()
+            except (OSError, RequestError):  # it is gone
+                continue
+            futures[name] = self.answering.submit(content)
+        for name, future in futures.items():
+            try:
+                self.known[name] = future.result().z.cpu().float()
+            except UnreadableImage:
+                continue
+
+    # ------------------------------------------------------------------ images that arrive
 
     def receive(
         self,
@@ -166,7 +273,8 @@ class Inbox:
             RequestError: more than the limits allow; images before that one wait.
         """
         result = Received(images=[], known=0)
-        images = uploads(files, self.limits)
+        images = uploads(files)
+        model = self.answering.served.model
         learned = self.classes_of_images()
         waiting = {image.file for image in self.workspace.waiting()}
         while part := list(islice(images, LARGEST_BATCH)):
@@ -174,30 +282,28 @@ class Inbox:
             readable = 0
             for path, content in part:
                 try:
-                    _, extension = self.answering.decode(content)
+                    decoded(content, model.image_size, model.crop_ratio)
+                    file = file_name(content)
                 except UnreadableImage as error:
                     left_out = LeftOut(file=printable(path), reason=str(error))
                     result.unreadable.append(left_out)
                     continue
                 readable += 1
-                file = file_name(content, extension)
                 names = learned.get(content_hash(content))
                 if names is None:
                     received.append(ReceivedImage(file, path, content))
                 else:
                     result.learned_elsewhere += self._elsewhere(file, path, names)
-            if len(waiting.union(image.file for image in received)) > LARGEST_INBOX:
-                raise RequestError(503, messages.TOO_MANY_WAITING, images=LARGEST_INBOX)
             new = self.workspace.receive(received, waiting, again)
             result.images += new
             result.known += readable - len(new)
-        self.gallery.request_update()
+        self.request_update()
         return result
 
     def remove(self, images: Sequence[str], back: bool) -> None:
         """Take images away that wait, or take them ``back``."""
-        self.workspace.remove(images, None if back else time.time())
-        self.gallery.request_update()
+        self.workspace.remove(images, back)
+        self.request_update()
 
     def classes_of_images(self) -> dict[int, set[str]]:
         """Return the classes in which each image was learned, by the hash of its content."""
@@ -230,13 +336,13 @@ class Inbox:
             after: number of an image; those that came later come before all others.
             surest: whether the most probable come first.
         """
-        version = self.answering.served.version
+        served = self.answering.served
         waiting = self.workspace.waiting()
-        predicted = self.gallery.predictions([image.file for image in waiting])
+        predicted = self._predictions([image.file for image in waiting])
         seen = [image for image in waiting if image.file in predicted]
         rest = [image for image in waiting if image.file not in predicted]
         if rest:
-            self.gallery.request_update()
+            self.request_update()
         seen.sort(key=lambda image: _sureness(predicted[image.file]), reverse=surest)
         images = seen + rest
         if after is not None:
@@ -250,7 +356,7 @@ class Inbox:
             elif len(image.folders) == 1:
                 in_folders += 1
         return InboxView(
-            version=version,
+            version=served.version,
             waiting=len(waiting),
             seen=len(seen),
             in_folders=in_folders,
@@ -259,12 +365,45 @@ class Inbox:
             images=[self._shown(image, predicted.get(image.file)) for image in shown],
         )
 
+    def _predictions(self, names: Sequence[str]) -> dict[str, ScoredImage]:
+        """Return the results of the served version for those images that are embedded."""
+        served = self.answering.served
+        before = served.predicted
+        predicted = {name: before[name] for name in names if name in before}
+        new = [name for name in names if name in self.known and name not in before]
+        if new:
+            z = torch.stack([self.known[name] for name in new])
+            predicted.update(zip(new, served.scored(z), strict=True))
+        served.predicted = predicted
+        return predicted
+
+    def answer(self, scored: ScoredImage, file: str, top: int) -> ImageAnswer:
+        """Return the prediction for an image, with the most similar kept image of its first class.
+
+        Args:
+            scored: the model's result.
+            file: name that the image was sent with.
+            top: number of classes to name.
+        """
+        classes = scored.classes(top)
+        nearest = None
+        if classes and classes[0].name in self._classes:
+            files, unit = self._classes[classes[0].name]
+            likeness = unit @ scored.z.cpu().float()
+            nearest = files[int(likeness.argmax())]
+        return ImageAnswer(
+            file=printable(file),
+            classes=classes,
+            nearest=nearest,
+            **vars(scored.decision),
+        )
+
     def _shown(self, image: WaitingImage, scored: ScoredImage | None) -> InboxImage:
         """Return an image that waits, with its prediction if there is one."""
         folders = image.folders
         answer = ImageAnswer(file=printable(image.path))
         if scored is not None:
-            answer = self.gallery.answer(scored, image.path, SHOWN_NAMES)
+            answer = self.answer(scored, image.path, SHOWN_NAMES)
         return InboxImage(
             **dict(answer),
             image=image.file,
@@ -276,7 +415,7 @@ class Inbox:
 
     def group(self, images: Sequence[str]) -> list[UploadGroup]:
         """Group images by similarity; suggest the class that is predicted for most of a group."""
-        files, z = self.gallery.embeddings(list(dict.fromkeys(images)))
+        files, z = self.embeddings(list(dict.fromkeys(images)))
         if not files:
             return []
         scored = self.answering.served.scored(z)
@@ -284,9 +423,8 @@ class Inbox:
         for rows in groups_of(z):
             votes = Counter[str]()
             for row in rows:
-                answer = scored[row].answer("", 1)
-                if answer.known is not False:
-                    votes.update(one.name for one in answer.classes)
+                if scored[row].decision.known is not False:
+                    votes.update(one.name for one in scored[row].classes(1))
             suggestion = None
             for name, count in votes.most_common(1):
                 if 2 * count > len(rows):
@@ -319,11 +457,15 @@ class Inbox:
                 images.append(LabelledUpload(sent[file], file, tidy(name), value))
             else:
                 shown = printable(sent[file])
-                left_out.append(LeftOut(file=shown, reason=messages.DAMAGED))
+                left_out.append(LeftOut(file=shown, reason=DAMAGED))
         if left_out and not images:
-            raise RequestError(409, messages.DAMAGED_IMAGE, file=left_out[0].file)
+            raise RequestError(409, f"{left_out[0].file}: {DAMAGED}")
         if not images:
-            raise RequestError(409, messages.NOTHING_WAITS)
+            raise RequestError(
+                409,
+                "none of these photos waits any more: someone else decided them, or took them"
+                " away",
+            )
         return images, left_out
 
 
@@ -333,3 +475,36 @@ def _sureness(scored: ScoredImage) -> tuple[bool, float]:
     if scored.probabilities.numel():
         probability = float(scored.probabilities.max())
     return scored.decision.known is not False, probability
+
+
+def groups_of(z: Tensor) -> list[list[int]]:
+    """Group embeddings by similarity.
+
+    Average-linkage clustering of the cosine distances, into the number of groups (2 to
+    ``LARGEST_GROUPS``) with the best mean silhouette (Rousseeuw, 1987). Fewer than three images are
+    one group.
+
+    Args:
+        z: (n, d) embeddings.
+
+    Returns:
+        Rows of each group, the largest group first.
+    """
+    # Scikit-learn loads for seconds, and few ask for groups.
+    from sklearn.cluster import AgglomerativeClustering
+    from sklearn.metrics import silhouette_score
+
+    if len(z) < 3:
+        return [list(range(len(z)))]
+    unit = normalize(z.double(), dim=1)
+    distances = (1 - unit @ unit.T).clamp_min(0).fill_diagonal_(0).cpu().numpy()
+    choices = []
+    for groups in range(2, min(LARGEST_GROUPS, len(z) - 1) + 1):
+        clustering = AgglomerativeClustering(
+            groups, metric="precomputed", linkage="average"
+        )
+        choices.append(clustering.fit_predict(distances))
+    silhouette = partial(silhouette_score, distances, metric="precomputed")
+    labels = max(choices, key=silhouette)
+    found = [np.flatnonzero(labels == label).tolist() for label in set(labels)]
+    return sorted(found, key=len, reverse=True)

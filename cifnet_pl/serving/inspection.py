@@ -16,15 +16,12 @@ from cifnet_pl.model.calibration import (
     MIN_IMAGES_PER_CLASS,
     Kind,
     forecast,
-    gain_of_more_images,
-    gain_text,
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import left_out_confusion, percent, rarely_predicted
-from cifnet_pl.serving import messages
-from cifnet_pl.serving.answering import Gallery
+from cifnet_pl.model.more_images import gain_of_more_images, gain_text
 from cifnet_pl.serving.gate import ApiObject
-from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError
+from cifnet_pl.serving.messages import ACCURACY_MESSAGES, SHOWN_NAMES, RequestError
 
 CONFUSED_SHARE = 0.1
 """Share of a class's images from which another class is named as one that it is confused with."""
@@ -34,9 +31,6 @@ MIN_CONFUSIONS = 2
 
 AUDITED_IMAGES = 2000
 """Kept images that are audited at most, evenly spaced."""
-
-SHOWN_LABEL_ERRORS = 24
-"""Images with a label error that are named at most."""
 
 WIDEST_INTERVAL = 75
 """Width in points of an interval of an accuracy, from which on nothing is said of a class."""
@@ -68,7 +62,7 @@ class AccuracyEstimate(ApiObject):
         return cls(
             **calibration.describe(),
             kind=calibration.estimate_kind,
-            message=messages.ACCURACY_MESSAGES[calibration.estimate_kind],
+            message=ACCURACY_MESSAGES[calibration.estimate_kind],
         )
 
 
@@ -173,32 +167,6 @@ def count_groups(samples: CalibrationSamples, columns: torch.Tensor) -> int:
     return len(torch.unique(groups[counted.to(groups.device)]))
 
 
-def summarised(
-    model: Classifier, name: str, version: int, read_only: bool
-) -> ModelSummary:
-    """Return the state of a model.
-
-    Args:
-        model: a learned model.
-        name: of the model.
-        version: its number.
-        read_only: whether changes are refused.
-    """
-    return ModelSummary(
-        name=name,
-        version=version,
-        read_only=read_only,
-        head=type(model.head).__name__,
-        backbone=model.backbone.name,
-        image_size=model.image_size,
-        classes=len(model.class_names),
-        images=sum(model.counts.values()),
-        state_mb=sum(tensor.nbytes for tensor in model.tensors().values()) / 1e6,
-        history=model.history,
-        accuracy=AccuracyEstimate.from_model(model),
-    )
-
-
 def class_predictions(model: Classifier) -> ClassPredictions:
     """Return leave-one-group-out predictions of the buffer by class, in the model's order."""
     result = ClassPredictions(classes=class_estimates(model))
@@ -249,30 +217,42 @@ def confused_with(names: Sequence[str], predictions: np.ndarray, row: int) -> li
     return [names[column] for column in confused[:SHOWN_NAMES]]
 
 
-def audited(gallery: Gallery, kept_images: Mapping[str, Sequence[str]]) -> AuditView:
+def audited_labels(kept_images: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the images that are audited, each with its class: all, or as many as may be.
+
+    Args:
+        kept_images: class name → names of its kept images.
+    """
+    labels = {}
+    for name, files in kept_images.items():
+        labels.update(dict.fromkeys(files, name))
+    step = max(1, -(-len(labels) // AUDITED_IMAGES))
+    return dict(list(labels.items())[::step])
+
+
+def audited(files: Sequence[str], z: torch.Tensor, labels: Sequence[str]) -> AuditView:
     """Judge kept images, each by all the others.
 
     Args:
-        gallery: with the embeddings of the kept images.
-        kept_images: class name → names of its kept images.
+        files: names of the images.
+        z: (n, d) their embeddings.
+        labels: their classes.
 
     Raises:
         RequestError: no images of two classes are kept.
     """
-    labels_of = {}
-    for name, members in kept_images.items():
-        labels_of.update(dict.fromkeys(members, name))
-    step = max(1, -(-len(labels_of) // AUDITED_IMAGES))
-    files, z = gallery.embeddings(list(labels_of)[::step])
-    labels, names = pd.factorize(np.array([labels_of[file] for file in files]))
+    columns, names = pd.factorize(np.array(labels))
     if len(names) < 2:
-        raise RequestError(409, messages.NOTHING_TO_AUDIT)
-    result = audit(z.numpy(), labels, names.tolist())
+        raise RequestError(
+            409,
+            "no photos of two classes are kept here, so none can be checked: teach some",
+        )
+    result = audit(z.numpy(), columns, names.tolist())
     errors = []
-    for row in result.label_errors()[:SHOWN_LABEL_ERRORS].tolist():
+    for row in result.label_errors().tolist():
         error = AuditedImage(
             file=files[row],
-            label=labels_of[files[row]],
+            label=labels[row],
             predicted=names[result.evaluation.predicted[row]],
             label_probability=float(result.self_confidence[row]),
         )

@@ -28,30 +28,14 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.learn import learn
-from cifnet_pl.serving import messages
-from cifnet_pl.serving.answering import (
-    Answering,
-    Gallery,
-    ServedModel,
-    ServiceOptions,
-)
+from cifnet_pl.serving.answering import Answering, ServiceOptions
 from cifnet_pl.serving.gate import ApiObject, check_similar, tidy
 from cifnet_pl.serving.inbox import Inbox, LabelledUpload, LeftOut
-from cifnet_pl.serving.inspection import (
-    AccuracyEstimate,
-    ClassPredictions,
-    accuracy_of_classes,
-    class_predictions,
-)
-from cifnet_pl.serving.messages import (
-    Question,
-    RequestError,
-    filled,
-    refusal_of,
-)
+from cifnet_pl.serving.inspection import AccuracyEstimate, accuracy_of_classes
+from cifnet_pl.serving.messages import RequestError, next_step, quoted, refusal_of
 from cifnet_pl.serving.workspace import Change, Workspace, is_undamaged
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import number_of, printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
 
@@ -174,9 +158,8 @@ class Service:
         self.options = options or ServiceOptions()
         self.costly = threading.Lock()
         self.closed = threading.Event()
-        self._predictions: tuple[int, ClassPredictions] | None = None
         self._jobs: dict[str, Job] = {}
-        self._at_work: Job | None = None
+        self._at_work: Job  # the change that the thread makes
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "learn")
         blank = torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8)
@@ -184,35 +167,15 @@ class Service:
         with torch.inference_mode():
             model.embed(blank)
         self.answering = Answering(model, workspace.current, self.options)
-        self.gallery = Gallery(workspace, self.answering)
-        self.gallery.request_update()
-        self.inbox = Inbox(workspace, self.gallery, self.options.limits)
-
-    @property
-    def served(self) -> ServedModel:
-        """The model that answers now, and its version."""
-        return self.answering.served
-
-    @property
-    def model(self) -> Classifier:
-        """The model that answers now."""
-        return self.answering.served.model
+        self.inbox = Inbox(workspace, self.answering)
 
     def close(self) -> None:
         """Finish what was asked for, and close the workspace."""
         self.closed.set()
         self._thread.shutdown()
-        self.gallery.close()
+        self.inbox.close()
         self.answering.close()
         self.workspace.close()
-
-    def class_predictions(self) -> ClassPredictions:
-        """Return the leave-one-out predictions of each class, computed once for each version."""
-        with self.costly:
-            served = self.served
-            if self._predictions is None or self._predictions[0] != served.version:
-                self._predictions = (served.version, class_predictions(served.model))
-            return self._predictions[1]
 
     # ------------------------------------------------------------------ the queue of changes
 
@@ -230,7 +193,10 @@ class Service:
             finished = [key for key, job in self._jobs.items() if job.end.done()]
             unfinished = len(self._jobs) - len(finished)
             if unfinished >= QUEUED_CHANGES:
-                raise RequestError(503, messages.CHANGES_WAITING, changes=unfinished)
+                waiting = number_of(unfinished, "change")
+                raise RequestError(
+                    503, f"{waiting} are waiting already: try again later"
+                )
             for key in finished[:-QUEUED_CHANGES]:
                 del self._jobs[key]
             job = Job(action=work.__name__)
@@ -245,7 +211,7 @@ class Service:
             RequestError: there is no such change, or it ended long ago.
         """
         if key not in self._jobs:
-            raise RequestError(404, messages.NO_JOB)
+            raise RequestError(404, "there is no such job, or it ended long ago")
         keys = list(self._jobs)
         before = keys[: keys.index(key)]
         job = self._jobs[key]
@@ -263,9 +229,8 @@ class Service:
             is_fault = not isinstance(error, CifnetError)
             LOGGER.warning("%s: %s", job.action, error, exc_info=is_fault)
             refusal = refusal_of(error)
-            if isinstance(refusal, Question):
-                job.may_be_asked_for = refusal.allowed
-                job.instead = refusal.instead
+            job.may_be_asked_for = refusal.anyway
+            job.instead = refusal.instead
             job.error = str(refusal)
             job.status = refusal.status
             job.state = "refused"
@@ -276,14 +241,8 @@ class Service:
                 job.change = result
             job.status = 200
             job.state = "done"
-        self.gallery.request_update()
+        self.inbox.request_update()
         job.end.set_result(None)
-
-    def _report(self, done: int, total: int) -> None:
-        """Record how many images the change at work has learned."""
-        if self._at_work is not None:
-            self._at_work.done = done
-            self._at_work.total = total
 
     # ------------------------------------------------------------------ changes: learn
 
@@ -295,8 +254,7 @@ class Service:
         Args:
             names: name of an image's file → its class.
             dry_run: whether to learn on a copy that is thrown away.
-            anyway: whether to learn what may be a mistake: see
-                :class:`~cifnet_pl.serving.messages.Question`.
+            anyway: whether to learn what may be a mistake.
         """
         start = time.perf_counter()
         uploads, unreadable = self.inbox.labelled(names)
@@ -305,7 +263,7 @@ class Service:
         for image in uploads:
             classes.setdefault(image.name, []).append(image.file)
         class_names(list(classes), "the request", UsageError)
-        old = self.model.clone()
+        old = self.answering.served.model.clone()
         self._choose_calibration_samples(old, uploads)
         update = learn(old, self._images(classes))
         model = update.model
@@ -325,7 +283,7 @@ class Service:
             old_accuracy_before=before,
             old_accuracy_after=after,
             old_accuracy_interval=interval,
-            next_step=messages.next_step(model.counts),
+            next_step=next_step(model.counts),
             accuracy=AccuracyEstimate.from_model(model),
             warnings=old.class_name_warnings(list(classes)),
         )
@@ -340,25 +298,29 @@ class Service:
         """Return the images that were not learned as the same class before.
 
         Raises:
-            Question: a class whose name is nearly that of another one, or an image that was learned
-                as another class, unless that is learned ``anyway``.
-            RequestError: no image is left.
+            RequestError: no image is left; or, unless it is learned ``anyway``, a class whose name
+                is nearly that of another one, or an image that was learned as another class.
         """
         learned = self.inbox.classes_of_images()
         if not anyway:
             names = list(dict.fromkeys(image.name for image in uploads))
-            check_similar(names, self.model.class_names)
+            check_similar(names, self.answering.served.model.class_names)
         new = []
         for image in uploads:
             classes = learned.get(image.hash, set())
             others = sorted(classes - {image.name})
             if others and not anyway:
-                file = image.sent[: messages.LONGEST_SHOWN]
-                raise Question(messages.LEARNED_AS, file=file, name=others[0])
+                raise RequestError(
+                    409,
+                    f"{image.sent} was learned as '{others[0]}' before, and a photo in two classes"
+                    " makes both of them worse",
+                    anyway=True,
+                )
             if image.name not in classes:
                 new.append(image)
         if not new:
-            raise RequestError(422, messages.LEARNED_BEFORE, images=len(uploads))
+            photos = number_of(len(uploads), "photo")
+            raise RequestError(422, f"{photos} sent, but all were learned before")
         return new
 
     def _choose_calibration_samples(
@@ -381,7 +343,10 @@ class Service:
         label_of = {}
         for label, files in enumerate(classes.values()):
             label_of.update(dict.fromkeys(files, label))
-        present, z = self.gallery.embeddings(list(label_of), self._report)
+        job = self._at_work
+        job.total = len(label_of)
+        report = partial(setattr, job, "done")
+        present, z = self.inbox.embeddings(list(label_of), report)
         labels = [label_of[file] for file in present]
         table = table_of(name=present).assign(label=labels)
         images = SampleTable(table, root=self.workspace.images_folder)
@@ -393,7 +358,8 @@ class Service:
     ) -> None:
         """Store a model that learned; the images that it learned go unless they are kept."""
         count = sum(result.learned.values())
-        message = filled(messages.LEARNED, images=count, names=list(result.learned))
+        names = quoted(list(result.learned))
+        message = f"learned {number_of(count, 'photo')} of {names}"
         scores = result.model_dump(include=SCORES, exclude_none=True)
         change = Change(action="extend", message=message, scores=scores)
         if self.options.keep_images:
@@ -401,8 +367,7 @@ class Service:
         result.version = self._changed(model, change).version
         if not self.options.keep_images:
             for files in classes.values():
-                self.workspace.remove(files, 0.0)
-            self.workspace.remove_unused_images()
+                self.workspace.delete(files)
 
     # ------------------------------------------------------------------ changes of classes
 
@@ -415,25 +380,32 @@ class Service:
             name: of the class.
             anyway: whether to take it out of the predictions where a kept image is damaged.
         """
-        old = self.model
-        self._require_another(name)
+        old = self._model_with_another(name)
         kept_images = self.workspace.kept_images().get(name, [])
         images = None
         if old.head.subtracts:
             images = self.workspace.whole_class(name, old.counts[name])
         if images and not all(map(is_undamaged, images)):
             if not anyway:
-                raise Question(messages.DAMAGED_IMAGES, name=name)
+                raise RequestError(
+                    409,
+                    f"photos of '{name}' were changed on the server's disk, so it can be forgotten"
+                    " from the answers only; its photos would still count against other classes",
+                    anyway=True,
+                )
             images = None
         done = forget(old, name, images)
-        sentence = messages.FORGOT_EXACTLY if done.exact else messages.FORGOT
-        message = filled(sentence, name=name)
+        message = f"forgot '{name}' exactly: the model keeps nothing of its photos"
+        if not done.exact:
+            still = "its photos still count against other classes"
+            message = f"forgot '{name}' from the answers; {still}"
         change = Change(action="forget", message=message, forgotten=name)
         result = self._changed(done.model, change)
         result.exact = done.exact
         if kept_images:
-            stay = filled(messages.IMAGES_STAY, images=len(kept_images))
-            result.message = f"{message}. {stay}"
+            photos = number_of(len(kept_images), "photo")
+            stay = "stay here until you delete them for good"
+            result.message += f". {photos} of it and the versions before {stay}"
         return result
 
     def rename(self, old: str, new: str, anyway: bool = False) -> ChangeResult:
@@ -444,22 +416,23 @@ class Service:
             new: its new name.
             anyway: whether it may be nearly the name of another class.
         """
-        model = self.model.clone()
+        model = self.answering.served.model.clone()
         name = tidy(new)
         require(model, old)
         if name == old:
-            raise RequestError(422, messages.SAME_NAME, name=name)
+            same = f"'{name}' has this name already: give another one"
+            raise RequestError(422, same)
         others = [other for other in model.class_names if other != old]
         if name in others:
-            instead = {new: name}
-            raise Question(messages.TAKEN_NAME, instead, False, name=name, old=old)
+            taken = f"there is a class '{name}' already"
+            joined = f"'{name}' and '{old}' would become one"
+            raise RequestError(409, f"{taken}: {joined}", {new: name})
         if not anyway:
             check_similar([name], others)
         model.rename(old, name)
-        message = filled(messages.RENAMED, name=old, new=name)
-        return self._changed(
-            model, Change(action="rename", message=message, renamed=(old, name))
-        )
+        message = f"renamed '{old}' to '{name}'"
+        change = Change(action="rename", message=message, renamed=(old, name))
+        return self._changed(model, change)
 
     def move(
         self,
@@ -478,73 +451,89 @@ class Service:
             images: names of the images' files; None for all of them, which joins both classes.
             anyway: whether ``into`` may be nearly the name of another class.
         """
-        model = self.model
+        model = self._model_with_another(name)
         target = tidy(into)
-        self._require_another(name)
         class_names([target], "the request", UsageError)
         kept_images = self.workspace.kept_images()
         own = kept_images.get(name, [])
-        chosen = set(own if images is None else images)
-        moved = [file for file in own if file in chosen]
-        rest = [file for file in own if file not in chosen]
+        moved = own
+        if images is not None:
+            moved = [file for file in own if file in set(images)]
+        rest = [file for file in own if file not in moved]
         if target == name or (images is not None and not moved):
-            raise RequestError(422, messages.NOTHING_TO_MOVE, name=name)
+            nothing = (
+                f"none of these is a photo of '{name}' that is to be another class"
+            )
+            raise RequestError(422, nothing)
         if not anyway:
             check_similar([target], model.class_names)
         removed = self.workspace.whole_class(name, model.counts[name])
         is_whole = removed is not None and all(map(is_undamaged, removed))
         if not is_whole or not model.head.subtracts:
-            raise RequestError(409, messages.CANNOT_MOVE, name=name, target=target)
+            raise RequestError(
+                409,
+                f"'{name}' cannot be taken out exactly, as not all of its photos are kept here:"
+                f" forget it, and teach its photos as '{target}'",
+            )
         known = kept_images.get(target, [])
-        learned = {name: rest, target: [file for file in moved if file not in known]}
+        new = [file for file in moved if file not in known]
+        learned = {name: rest, target: new}
         learned = {one: files for one, files in learned.items() if files}
         model = forget(model, name, removed).model
         if learned:
             model = learn(model, self._images(learned)).model
-        action = "move" if rest else "join"
-        sentence = messages.MOVED if rest else messages.JOINED
-        message = filled(sentence, images=len(moved), name=name, target=target)
-        new = len(learned.get(target, []))
-        model.history.append(Event(action, len(model.counts), new))
+        action = "join"
+        message = f"joined '{name}' to '{target}'"
+        if rest:
+            action = "move"
+            photos = number_of(len(moved), "photo")
+            message = f"moved {photos} of '{name}' to '{target}'"
+        model.history.append(Event(action, len(model.counts), len(new)))
         change = Change(action=action, message=message, learned=learned, forgotten=name)
         return self._changed(model, change)
 
-    def _require_another(self, name: str) -> None:
-        """Raise RequestError unless the model knows class ``name`` and another one."""
-        require(self.model, name)
-        if len(self.model.class_names) == 1:
-            raise RequestError(422, messages.ONLY_CLASS, name=name)
+    def _model_with_another(self, name: str) -> Classifier:
+        """Return the model; RequestError unless it knows class ``name`` and another one."""
+        model = self.answering.served.model
+        require(model, name)
+        if len(model.class_names) == 1:
+            raise RequestError(
+                422, f"'{name}' is the only class: teach another one first"
+            )
+        return model
 
     # ------------------------------------------------------------------ changes of versions
 
     def undo(self) -> ChangeResult:
         """Go back by one change."""
-        step = self.workspace.step("undo")
-        if step is None:
-            raise RequestError(409, messages.NO_UNDO)
-        undone = self.workspace.version(self.workspace.current)
-        message = messages.WENT_BACK
-        if undone.parent == step.version:
-            message = filled(messages.UNDID, message=undone.message)
-        model = self.workspace.go(step.version, "undo", step.place)
-        return self._serve(model, step.version, message)
+        return self._walk("undo", "undid")
 
     def redo(self) -> ChangeResult:
         """Do again what was undone last."""
-        step = self.workspace.step("redo")
+        return self._walk("redo", "did again")
+
+    def _walk(self, action: Literal["undo", "redo"], done: str) -> ChangeResult:
+        """Serve the version one step along the line; ``done`` begins the answer."""
+        step = self.workspace.step(action)
         if step is None:
-            raise RequestError(409, messages.NO_REDO)
-        redone = self.workspace.version(step.version)
-        message = messages.WENT_AGAIN
-        if redone.parent == self.workspace.current:
-            message = filled(messages.REDID, message=redone.message)
-        model = self.workspace.go(step.version, "redo", step.place)
-        return self._serve(model, step.version, message)
+            raise RequestError(409, f"there is no change to {action}")
+        served = self.workspace.current
+        changed = {"undo": served, "redo": step.version}
+        change = self.workspace.version(changed[action])
+        message = f"went to version {step.version}"
+        if {change.number, change.parent} == {served, step.version}:
+            message = f"{done}: {change.message}"
+        return self._go(step.version, message, action, step.place)
 
     def go_to(self, number: int) -> ChangeResult:
         """Serve another version."""
-        model = self.workspace.go(number)
-        return self._serve(model, number, filled(messages.WENT_TO, number=number))
+        return self._go(number, f"went to version {number}")
+
+    def _go(self, number: int, message: str, *step: Any) -> ChangeResult:
+        """Serve a stored version; ``step`` is as for :meth:`Workspace.go`."""
+        model = self.workspace.go(number, *step)
+        self.answering.serve(model, number)
+        return ChangeResult(version=number, message=message)
 
     def purge(self, every: bool) -> ChangeResult:
         """Delete kept images, and all versions but the served one, for good.
@@ -553,18 +542,19 @@ class Service:
             every: all kept images; otherwise those that the served version did not learn.
         """
         counts = self.workspace.purge(every)
-        message = messages.purged(**dict(counts))
+        parts = [number_of(counts.learned, "photo")]
+        if counts.taken_away:
+            away = number_of(counts.taken_away, "photo")
+            parts.append(f"{away} that had been taken away")
+        parts.append(number_of(counts.versions, "other version"))
+        message = f"deleted {' and '.join(parts)} for good"
         return ChangeResult(version=self.workspace.current, message=message)
 
     def _changed(self, model: Classifier, change: Change) -> ChangeResult:
         """Store a changed model and serve it; return the answer."""
         number = self.workspace.commit(model, change)
-        return self._serve(model, number, change.message)
-
-    def _serve(self, model: Classifier, number: int, message: str) -> ChangeResult:
-        """Serve the model of a stored version; return the answer."""
         self.answering.serve(model, number)
-        return ChangeResult(version=number, message=message)
+        return ChangeResult(version=number, message=change.message)
 
 
 def require(model: Classifier, name: str) -> None:

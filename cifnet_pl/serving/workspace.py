@@ -14,15 +14,15 @@ import logging
 import os
 import re
 import shutil
-import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import date, datetime, timezone
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from threading import RLock
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -32,14 +32,22 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import classes_of_hashes
 from cifnet_pl.model.served import JOURNAL, SERVED_VERSION, bundle_of_version
 from cifnet_pl.model.store import load_bundle
-from cifnet_pl.serving import messages
-from cifnet_pl.serving.gate import ApiObject, extension_of, file_name, folder_of
-from cifnet_pl.serving.journal import Journal
-from cifnet_pl.serving.messages import RequestError, filled
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
-from cifnet_pl.utilities.files import exclusive, new_folder, write_bytes
+from cifnet_pl.serving.gate import ApiObject, file_name, folder_of
+from cifnet_pl.serving.messages import RequestError
+from cifnet_pl.utilities.errors import (
+    CheckpointError,
+    CifnetError,
+    UsageError,
+    explained,
+)
+from cifnet_pl.utilities.files import exclusive, new_folder, rendered, write_bytes
+from cifnet_pl.utilities.text import number_of
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
+FORMAT = 4
+"""Format of the journal."""
+
+TABLES = Path(__file__).with_name("journal.sql")
 RESERVE = "reserve"
 RESERVE_BYTES = 2**20
 """Size of a file that is given up where a full disk would refuse what frees space."""
@@ -57,9 +65,6 @@ WAITING_ROWS = """
     GROUP BY inbox.number ORDER BY inbox.number
 """
 """Images that may wait, with the paths that they were sent with, one a line."""
-
-KEPT_SECONDS = 7 * 24 * 3600
-"""Time for which an image that was taken away can be put back: a week."""
 
 STEPS = {
     "undo": "SELECT place, version FROM line WHERE place < (SELECT place FROM model)"
@@ -216,43 +221,76 @@ class Workspace:
     ):
         self.folder = folder
         self.images_folder = folder / "images"
+        self.incoming = folder / "incoming"
         self.keep_versions = keep_versions
         self.trust = trust
         self._empty = None if model.class_names else model.clone()
         self._backbone = model.backbone
         self._device = model.device
+        self._lock = RLock()
         with ExitStack() as stack:
             stack.enter_context(exclusive(folder / "workspace"))
-            self._journal = Journal(folder / JOURNAL)
-            stack.callback(self._journal.close)
-            begun = self._check_model(model)
+            self._open_journal(model, stack)
             self._remove_leftovers()
-            shutil.rmtree(folder / "incoming", ignore_errors=True)
-            (folder / "incoming").mkdir()
+            shutil.rmtree(self.incoming, ignore_errors=True)
+            self.incoming.mkdir()
             for path in self.images_folder.glob(".*.tmp"):  # of a killed process
                 path.unlink()
-            self.remove_unused_images()
-            if not begun:
+            self._remove_unused_images()
+            if not self.versions:
                 self._begin(model, images)
             self._make_reserve()
             self._stack = stack.pop_all()
 
-    def _check_model(self, model: Classifier) -> bool:
-        """Check that the journal is of this model; return whether there are versions already."""
-        identity = json.dumps(
-            {
-                "backbone": model.backbone.name,
-                "head": type(model.head).__name__,
-                "counts": model.counts,
-            }
-        )
-        with self._journal.readable(), self._journal.transaction():
-            self._journal.execute(
+    def _open_journal(self, model: Classifier, stack: ExitStack) -> None:
+        """Open the database that alone says which versions and images are valid.
+
+        Args:
+            model: the journal must be of it.
+            stack: closes the database.
+        """
+        path = self.folder / JOURNAL
+        damaged = f"{path} is damaged"
+        with (
+            explained(
+                CheckpointError,
+                damaged,
+                sqlite3.DatabaseError,
+                end="; use a copy of it",
+            ),
+            explained(CifnetError, f"cannot open {path}", sqlite3.OperationalError),
+        ):
+            self._database = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False
+            )
+            stack.callback(self._database.close)
+            # A transaction ends when the truncated rollback journal is on the disk.
+            self._database.executescript(
+                "PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL"
+            )
+            written = self._value("PRAGMA user_version")
+            if written == 0:
+                self._database.executescript(rendered(TABLES, format=FORMAT))
+            elif written != FORMAT:
+                found = f"{path} has format {written}, expected {FORMAT}"
+                raise CheckpointError(f"{found}: choose another --workspace")
+            self._check_model(model)
+
+    def _check_model(self, model: Classifier) -> None:
+        """Check that the journal is of this model, and not older than the bundles."""
+        about = {
+            "backbone": model.backbone.name,
+            "head": type(model.head).__name__,
+            "counts": model.counts,
+        }
+        identity = json.dumps(about)
+        with self._transaction() as database:
+            database.execute(
                 "INSERT INTO model SELECT ?, NULL WHERE NOT EXISTS (SELECT 1 FROM model)",
                 [identity],
             )
-            first = self._journal.value("SELECT about FROM model")
-            last = self._journal.value("SELECT coalesce(max(number), 0) FROM version")
+            first = self._value("SELECT about FROM model")
+            last = self._value("SELECT coalesce(max(number), 0) FROM version")
         if first != identity:
             raise UsageError(
                 f"the workspace {self.folder} began with another model: choose another with"
@@ -262,11 +300,35 @@ class Workspace:
         newest = max(map(int, stored), default=0)
         # A kill leaves at most one version that the journal does not name.
         if newest > last + 1:
-            found = (
-                f"{self._journal.path} ends with version {last}, but {newest} is stored"
-            )
+            journal = self.folder / JOURNAL
+            found = f"{journal} ends with version {last}, but {newest} is stored"
             raise CheckpointError(f"{found}: restore it from a copy")
-        return bool(last)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Change the journal; at the end of the block the disk has it, or nothing was changed.
+
+        Raises:
+            CifnetError: the disk is full or not writable, or another process holds the database.
+        """
+        with self._lock:
+            try:
+                with self._database:
+                    self._database.execute("BEGIN IMMEDIATE")
+                    yield self._database
+            except sqlite3.OperationalError as error:
+                failed = f"cannot write the journal of {self.folder}: {error}"
+                raise CifnetError(f"{failed}; nothing was changed") from error
+
+    def _rows(self, query: str) -> list[Any]:
+        """Return the rows of a query of the journal."""
+        with self._lock:
+            return self._database.execute(query).fetchall()
+
+    def _value(self, query: str) -> Any:
+        """Return the value of a query with one row and one column."""
+        ((value,),) = self._rows(query)
+        return value
 
     def _begin(self, model: Classifier, images: Path | None) -> None:
         """Store version 1, with the images of a folder that the model has learned."""
@@ -277,9 +339,10 @@ class Workspace:
                 if file not in learned.setdefault(name, []):
                     _link(path, self.images_folder / file)
                     learned[name].append(file)
-        message = messages.BEGAN_EMPTY
+        message = "began with no class"
         if model.class_names:
-            message = filled(messages.OPENED, classes=len(model.class_names))
+            classes = number_of(len(model.class_names), "class")
+            message = f"{classes} from the model that was given"
         self.commit(model, Change(action="open", message=message, learned=learned))
 
     def close(self) -> None:
@@ -291,7 +354,7 @@ class Workspace:
     @property
     def current(self) -> int:
         """Number of the version that is served."""
-        return int(self._journal.value(SERVED_VERSION))
+        return int(self._value(SERVED_VERSION))
 
     def step(self, action: str) -> LinePlace | None:
         """Return where a step along the line leads, None at its end.
@@ -300,17 +363,17 @@ class Workspace:
             action: "undo" or "redo". After a jump to another version, undo leads to the one that
                 was served before, not to the one that the current one was made from.
         """
-        for row in self._journal.rows(STEPS[action]):
+        for row in self._rows(STEPS[action]):
             return LinePlace(*row)
         return None
 
     @property
     def versions(self) -> dict[int, Version]:
         """All versions by number, oldest first."""
-        rows = self._journal.rows(
-            "SELECT change, counts, number, parent, at, stored FROM version ORDER BY number"
+        rows = self._rows(
+            "SELECT number, change, counts, parent, at, stored FROM version ORDER BY number"
         )
-        return {row["number"]: _parsed(*row) for row in rows}
+        return {row[0]: _parsed(*row) for row in rows}
 
     @property
     def stored_versions(self) -> list[int]:
@@ -325,19 +388,17 @@ class Workspace:
         """
         versions = self.versions
         if number not in versions:
-            newest = max(versions)
-            raise RequestError(404, messages.NO_VERSION, number=number, newest=newest)
+            missing = f"there is no version {number}: the newest is {max(versions)}"
+            raise RequestError(404, missing)
         if not versions[number].stored:
-            kept = self.keep_versions
-            raise RequestError(
-                410, messages.REMOVED_VERSION, number=number, stored=kept
-            )
+            kept = f"the newest {self.keep_versions} are kept"
+            raise RequestError(410, f"version {number} is no longer stored: {kept}")
         return versions[number]
 
     def bundle(self, number: int) -> Path:
         """Return the bundle of a stored version; RequestError for one that knows no class."""
         if not self.version(number).counts:
-            raise RequestError(409, messages.EMPTY_VERSION, number=number)
+            raise RequestError(409, f"version {number} knows no class yet")
         return bundle_of_version(self.folder, number)
 
     def load(self, number: int) -> Classifier:
@@ -370,8 +431,8 @@ class Workspace:
         content = json.dumps(dict(change))
         row = (number, content, parent, json.dumps(model.counts), _now())
         try:
-            with self._journal.transaction():
-                self._journal.execute(
+            with self._transaction() as database:
+                database.execute(
                     "INSERT INTO version (number, change, parent, counts, at) VALUES (?,?,?,?,?)",
                     row,
                 )
@@ -397,20 +458,19 @@ class Workspace:
             place: of a :class:`LinePlace`; None to continue the line, which can be undone.
         """
         model = self.load(number)
-        with self._room(), self._journal.transaction():
+        with self._room(), self._transaction():
             self._serve(action, number, place)
         return model
 
     def _serve(self, action: str, number: int, place: int | None = None) -> None:
         """Serve the version at a place of the line; without one the line goes on with it."""
+        execute = self._database.execute
         if place is None:
-            self._journal.execute(
-                "DELETE FROM line WHERE place > (SELECT place FROM model)", ()
-            )
-            self._journal.execute("INSERT INTO line (version) VALUES (?)", [number])
-            place = self._journal.value("SELECT max(place) FROM line")
-        self._journal.execute("UPDATE model SET place = ?", [place])
-        self._journal.execute(
+            execute("DELETE FROM line WHERE place > (SELECT place FROM model)")
+            execute("INSERT INTO line (version) VALUES (?)", [number])
+            place = self._value("SELECT max(place) FROM line")
+        execute("UPDATE model SET place = ?", [place])
+        execute(
             "INSERT INTO journal (at, what, serves) VALUES (?, ?, ?)",
             (_now(), action, number),
         )
@@ -421,11 +481,9 @@ class Workspace:
         rows = [(number,) for number in numbers if number != current]
         if not rows:
             return
-        with self._journal.transaction():
-            self._journal.execute(
-                "UPDATE version SET stored = 0 WHERE number = ?", *rows
-            )
-            self._journal.execute("DELETE FROM line WHERE version = ?", *rows)
+        with self._transaction() as database:
+            database.executemany("UPDATE version SET stored = 0 WHERE number = ?", rows)
+            database.executemany("DELETE FROM line WHERE version = ?", rows)
         self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
@@ -463,7 +521,7 @@ class Workspace:
         """
         path = self.images_folder / name
         if not IMAGE_NAME.fullmatch(name) or not path.is_file():
-            raise RequestError(404, messages.NO_IMAGE)
+            raise RequestError(404, "there is no such photo in the workspace")
         return path
 
     def kept_images(self) -> dict[str, list[str]]:
@@ -502,7 +560,7 @@ class Workspace:
         for version in self._ancestry():
             learned_by.update(dict.fromkeys(version.learned_files, version.number))
         images = []
-        for number, file, name, since, paths in self._journal.rows(WAITING_ROWS):
+        for number, file, name, since, paths in self._rows(WAITING_ROWS):
             if file in open_files and learned_by.get(file, 0) <= since:
                 sent = tuple((paths or "").splitlines())
                 images.append(WaitingImage(number, file, sent, name))
@@ -526,36 +584,36 @@ class Workspace:
         """
         statement = WAITS_AGAIN if again else WAITS_ONCE
         new = []
-        with self._journal.lock:  # no one removes what is not yet in the journal
+        with self._lock:  # no one removes what is not yet in the journal
             for image in images:
                 target = self.images_folder / image.file
                 if not target.is_file():
                     write_bytes(target, image.content)
-            with self._journal.transaction():
+            with self._transaction() as database:
                 for file, path, _ in images:
                     if file not in waiting:
-                        if not self._journal.execute(statement, (file, self.current)):
+                        if not database.execute(
+                            statement, (file, self.current)
+                        ).rowcount:
                             continue
                         waiting.add(file)
                         new.append(file)
-                        self._journal.execute("DELETE FROM sent WHERE file = ?", [file])
+                        database.execute("DELETE FROM sent WHERE file = ?", [file])
                     sent = path.encode(errors="replace").decode()
                     row = (file, " ".join(sent.splitlines()))
-                    self._journal.execute(
-                        "INSERT OR IGNORE INTO sent VALUES (?, ?)", row
-                    )
+                    database.execute("INSERT OR IGNORE INTO sent VALUES (?, ?)", row)
         return new
 
-    def remove(self, images: Iterable[str], gone: float | None) -> None:
-        """Take away images that wait; their files stay for a week.
+    def remove(self, images: Iterable[str], back: bool = False) -> None:
+        """Take away images that wait; their files stay until the workspace is opened again.
 
         Args:
             images: names of their files.
-            gone: since when, 0 for files that are not kept for a week; None to take them back.
+            back: whether to take them back instead.
         """
-        rows = [(gone, file) for file in images if IMAGE_NAME.fullmatch(file)]
-        with self._journal.transaction():
-            self._journal.execute("UPDATE inbox SET gone = ? WHERE file = ?", *rows)
+        rows = [(None if back else 1, file) for file in images]
+        with self._transaction() as database:
+            database.executemany("UPDATE inbox SET gone = ? WHERE file = ?", rows)
 
     def name_images(self, names: Mapping[str, str | None]) -> None:
         """Remember the classes that someone typed for images that wait.
@@ -564,8 +622,8 @@ class Workspace:
             names: name of a file → name of its class; None to forget it.
         """
         rows = [(name, file) for file, name in names.items()]
-        with self._journal.transaction():
-            self._journal.execute("UPDATE inbox SET name = ? WHERE file = ?", *rows)
+        with self._transaction() as database:
+            database.executemany("UPDATE inbox SET name = ? WHERE file = ?", rows)
 
     def purge_counts(self, every: bool) -> DeletedCounts:
         """Count the images and versions that a purge would delete.
@@ -590,28 +648,30 @@ class Workspace:
         Returns:
             What was deleted.
         """
-        with self._journal.lock, self._room():  # nothing is received meanwhile
+        with self._lock, self._room():  # nothing is received meanwhile
             counts = self.purge_counts(every)
             self._drop(self.stored_versions)
-            deleted = self._deletable(every)
-            rows = [(file,) for file in deleted]
-            with self._journal.transaction():
-                self._journal.execute(
-                    "UPDATE inbox SET gone = 0, name = NULL WHERE file = ?", *rows
-                )
-                self._journal.execute("DELETE FROM sent WHERE file = ?", *rows)
-            self._delete(deleted)
+            self.delete(self._deletable(every))
         return counts
 
-    def remove_unused_images(self) -> None:
-        """Remove images that neither wait nor were learned, nor can be put back."""
-        with self._journal.lock:
-            wait = self._journal.rows(
-                "SELECT file FROM inbox WHERE gone IS NULL OR gone > ?",
-                [time.time() - KEPT_SECONDS],
+    def delete(self, files: Collection[str]) -> None:
+        """Delete images for good; they wait no more."""
+        rows = [(file,) for file in files]
+        with self._transaction() as database:
+            database.executemany(
+                "UPDATE inbox SET gone = 1, name = NULL WHERE file = ?", rows
             )
-            used = self._ever_learned().union(file for (file,) in wait)
-            self._delete(self._file_names() - used)
+            database.executemany("DELETE FROM sent WHERE file = ?", rows)
+        for file in files:
+            (self.images_folder / file).unlink(missing_ok=True)
+
+    def _remove_unused_images(self) -> None:
+        """Remove images that neither wait nor were learned."""
+        wait = {
+            file for (file,) in self._rows("SELECT file FROM inbox WHERE gone IS NULL")
+        }
+        for file in self._file_names() - wait - self._ever_learned():
+            (self.images_folder / file).unlink()
 
     def _ever_learned(self) -> set[str]:
         """Return the names of the images that any version learned."""
@@ -630,11 +690,6 @@ class Workspace:
         names = {path.name for path in self.images_folder.glob("*")}
         return {name for name in names if IMAGE_NAME.fullmatch(name)}
 
-    def _delete(self, files: Iterable[str]) -> None:
-        """Delete image files."""
-        for file in files:
-            (self.images_folder / file).unlink(missing_ok=True)
-
     # ------------------------------------------------------------------ other things on the disk
 
     def count_answers(self, asked: int, unsure: int, corrected: int) -> None:
@@ -646,20 +701,14 @@ class Workspace:
             corrected: those whose class someone corrected.
         """
         row = (date.today().isoformat(), asked, unsure, corrected)
-        with self._journal.transaction():
-            self._journal.execute(COUNT_ANSWERS, row)
+        with self._transaction() as database:
+            database.execute(COUNT_ANSWERS, row)
 
     def days(self) -> list[Day]:
         """Return the counts of all days, oldest first."""
-        rows = self._journal.rows("SELECT * FROM day ORDER BY date")
-        return [Day(**row) for row in rows]
-
-    def incoming(self) -> Path:
-        """Make a folder for the files of one request.
-
-        What a killed process leaves goes when the workspace is opened again.
-        """
-        return Path(tempfile.mkdtemp(dir=self.folder / "incoming"))
+        names = list(Day.model_fields)
+        rows = self._rows(f"SELECT {', '.join(names)} FROM day ORDER BY date")
+        return [Day(**dict(zip(names, row, strict=True))) for row in rows]
 
     @contextmanager
     def _room(self) -> Iterator[None]:
@@ -693,8 +742,7 @@ def learned_images(model: Classifier, folder: Path) -> Iterator[tuple[Path, str,
         try:
             content = path.read_bytes()
             for position in classes.get(content_hash(content), ()):
-                name = file_name(content, extension_of(content))
-                yield path, name, model.class_names[position]
+                yield path, file_name(content), model.class_names[position]
         except (OSError, UnreadableImage):
             # Within an archive, or of a format that is not kept.
             continue
@@ -715,7 +763,7 @@ def _now() -> str:
 
 @lru_cache(maxsize=10_000)
 def _parsed(
-    change: str, counts: str, number: int, parent: int | None, time: str, stored: int
+    number: int, change: str, counts: str, parent: int | None, time: str, stored: int
 ) -> Version:
     """Return a version as the journal has it."""
     images = json.loads(counts)

@@ -5,10 +5,10 @@ from cifnet_pl.statistics.distances import ClassMoments as ClassMoments
 from cifnet_pl.statistics.groups import FoundGroups as FoundGroups
 from cifnet_pl.statistics.groups import find_groups as find_groups
 from cifnet_pl.statistics.groups import near_duplicates as near_duplicates
+from cifnet_pl.statistics.leaving_out import LearnedRows as LearnedRows
 from cifnet_pl.statistics.leaving_out import LeftOut as LeftOut
 from cifnet_pl.statistics.leaving_out import ScatteredRows as ScatteredRows
 from cifnet_pl.statistics.leaving_out import equal_groups as equal_groups
-from cifnet_pl.statistics.leaving_out import left_out_together as left_out_together
 from cifnet_pl.statistics.projections import check_projection as check_projection
 from cifnet_pl.statistics.projections import draw_normal as draw_normal
 from cifnet_pl.statistics.projections import draw_phases as draw_phases
@@ -33,14 +33,13 @@ from cifnet_pl.statistics.ridge import (
 from cifnet_pl.statistics.ridge import solve_ridge as solve_ridge
 from cifnet_pl.statistics.ridge import whiten as whiten
 from cifnet_pl.statistics.ridge import whitened_rows as whitened_rows
-from cifnet_pl.statistics.ridge_system import LearnedRows as LearnedRows
 from cifnet_pl.statistics.ridge_system import RidgeFactor as RidgeFactor
 from cifnet_pl.statistics.ridge_system import RidgeSystem as RidgeSystem
 from cifnet_pl.statistics.sums import Sums as Sums
 from cifnet_pl.statistics.sums import augment as augment
 from cifnet_pl.statistics.targets import Slopes as Slopes
 from cifnet_pl.statistics.targets import Weighting as Weighting
-from cifnet_pl.statistics.targets import log_odds as log_odds
+from cifnet_pl.statistics.targets import log_probabilities as log_probabilities
 from cifnet_pl.statistics.targets import signed_targets as signed_targets
 from cifnet_pl.statistics.targets import squared_slopes as squared_slopes
 from cifnet_pl.statistics.targets import target_limit as target_limit

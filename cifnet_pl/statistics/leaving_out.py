@@ -27,6 +27,18 @@ ROWS_PER_STEP = 1024
 """Rows whose groups are left out at a time; it bounds memory."""
 
 
+def errors(scores: Tensor, columns: Tensor) -> Tensor:
+    """Return (n,) 1 for an error, 0 for none, NaN where nothing is known.
+
+    Args:
+        scores: (n, C).
+        columns: (n,) true column of each.
+    """
+    wrong = (scores.argmax(dim=1) != columns).double()
+    unknown = ~scores.isfinite().all(dim=1)
+    return wrong.masked_fill(unknown, torch.nan)
+
+
 def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
     """Yield the rows (g, k) int64 of groups of one size k, many groups at a time.
 
@@ -46,76 +58,93 @@ def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
         yield from torch.split(rows, max(1, ROWS_PER_STEP // size))
 
 
-class GroupSystems(NamedTuple):
-    """Cholesky factors of the systems of some groups.
+class GroupsLeftOut(NamedTuple):
+    """Some groups of one size, and the systems that leaving them out takes.
 
     Attributes:
-        factor: (g, k, k) lower, of ``I − H_KK``.
+        members: (g, k) int64 rows of each group.
+        hat: (g, k, k) blocks H_KK of the hat matrix.
+        root: (g, k, 1) square root of each row's weight.
+        factor: (g, k, k) lower Cholesky factors of ``I − H_KK``, each row and column of H times its
+            root.
         singular: (g, 1, 1) bool, where nothing is known without the group.
     """
 
+    members: Tensor
+    hat: Tensor
+    root: Tensor
     factor: Tensor
     singular: Tensor
 
-    @classmethod
-    def of(cls, hat: Tensor) -> GroupSystems:
-        """Factorise ``I − H_KK`` for blocks (g, k, k) of the hat matrix."""
-        identity = torch.eye(hat.shape[1], dtype=hat.dtype, device=hat.device)
-        factor, failed = torch.linalg.cholesky_ex(identity - hat)
-        gap = factor.diagonal(dim1=1, dim2=2).square().amin(dim=1)
-        singular = (failed > 0) | ~(gap > ROUNDING)
-        return cls(factor, singular[:, None, None])
 
-
-def left_out_together(
-    rows: Tensor,
-    scores: Tensor,
-    targets: Tensor,
-    groups: Tensor | None,
-    weight: Tensor | None = None,
-    between: Tensor | None = None,
-) -> Tensor:
-    """Return the scores (n, C) of ridge regression for samples without their group.
-
-    For one alone it is ``(score − h·y)/(1 − h)`` with h its weight times its leverage. In general
-    the residuals are ``(I − HΩ)⁻¹(Y − S)``, with S the scores of a group, Ω its weights and Y its
-    targets.
+class LearnedRows:
+    """Learned rows of a design, with the hat matrix ``H = RRᵀ − MMᵀ``, to be left out in groups.
 
     Args:
-        rows: (n, p) R of samples that were learned, with ``H = RRᵀ``: those of
-            :func:`~cifnet_pl.statistics.whitened_rows`.
-        scores: (n, C) of these samples.
-        targets: (n, C) targets that the solve used.
-        groups: (n,) int64 number of each sample's group; None where each is its own.
-        weight: (n,) of each sample in the sums, 0 where it was never seen; None for ones.
-        between: (n, q) M with ``H = RRᵀ − MMᵀ``, or None.
-
-    Returns:
-        (n, C) float64; NaN where without the group nothing is known of a sample's score.
+        rows: (n, p) float64 R, such as :func:`~cifnet_pl.statistics.whitened_rows`.
+        between: (n, q) M; None for none.
+        weight: (n,) ω of each row in the sums, 0 where it was never seen; None for ones.
 
     Example:
-        >>> rows = torch.tensor([[0.5**0.5]])  # leverage 0.5
+        >>> learned = LearnedRows(torch.tensor([[0.5**0.5]]).double())  # leverage 0.5
         >>> scores, targets = 2 * torch.ones(1, 1), torch.tensor([[3.0]])
-        >>> left_out_together(rows, scores, targets, None).round()
+        >>> learned.scores(scores, targets, None).round()
         tensor([[1.]], dtype=torch.float64)
     """
-    result = torch.empty_like(scores, dtype=torch.float64)
-    if weight is None:
-        weight = torch.ones_like(rows[:, 0])
-    for members in equal_groups(groups, len(scores)):
-        own = rows[members].double()
-        block = own @ own.mT
-        if between is not None:
-            own_between = between[members]
-            block = block - own_between @ own_between.mT
-        root = weight[members].double().sqrt()[..., None]
-        systems = GroupSystems.of(root * block * root.mT)
-        own_targets = targets[members].double()
-        residual = own_targets - scores[members].double()
-        system = torch.cholesky_solve(root * residual, systems.factor)
-        without = own_targets - residual - block @ (root * system)
-        result[members] = without.masked_fill(systems.singular, torch.nan)
-    return result
+
+    def __init__(
+        self, rows: Tensor, between: Tensor | None = None, weight: Tensor | None = None
+    ):
+        self.rows = rows
+        self.between = between
+        self.root = torch.ones_like(rows[:, :1])
+        if weight is not None:
+            self.root = weight.double().sqrt()[:, None]
+
+    def leave_out(self, groups: Tensor | None) -> Iterator[GroupsLeftOut]:
+        """Yield all groups, those of equal size together.
+
+        Args:
+            groups: (n,) int64 group of each row; None where each is its own.
+        """
+        for members in equal_groups(groups, len(self.rows)):
+            rows = self.rows[members]
+            hat = rows @ rows.mT
+            if self.between is not None:
+                between = self.between[members]
+                hat = hat - between @ between.mT
+            root = self.root[members]
+            identity = torch.eye(members.shape[1], dtype=hat.dtype, device=hat.device)
+            factor, failed = torch.linalg.cholesky_ex(identity - root * hat * root.mT)
+            smallest = factor.diagonal(dim1=1, dim2=2).square().amin(dim=1)
+            singular = (failed > 0) | ~(smallest > ROUNDING)
+            yield GroupsLeftOut(members, hat, root, factor, singular[:, None, None])
+
+    def scores(self, scores: Tensor, targets: Tensor, groups: Tensor | None) -> Tensor:
+        """Return the scores (n, C) of ridge regression for rows without their group.
+
+        For one alone it is ``(score − h·y)/(1 − h)`` with h its weight times its leverage. In
+        general the residuals are ``(I − HΩ)⁻¹(Y − S)``, with S the scores of a group, Ω its weights
+        and Y its targets.
+
+        Args:
+            scores: (n, C) of these rows.
+            targets: (n, C) targets that the solve used.
+            groups: (n,) int64 group of each row; None where each is its own.
+
+        Returns:
+            (n, C) float64; NaN where without the group nothing is known of a row's score.
+        """
+        scores = scores.double()
+        residuals = targets.double() - scores
+        result = torch.empty_like(scores)
+        for group in self.leave_out(groups):
+            residual = group.root * residuals[group.members]
+            without = group.root * torch.cholesky_solve(residual, group.factor)
+            change = group.hat @ without
+            left_out = scores[group.members] - change
+            result[group.members] = left_out.masked_fill(group.singular, torch.nan)
+        return result
 
 
 class LeftOutDistances(NamedTuple):
@@ -134,7 +163,7 @@ class LeftOutDistances(NamedTuple):
     left_out: Tensor
 
 
-class ScatteredRows:
+class ScatteredRows(LearnedRows):
     """Learned rows, whose groups can be left out of the scatter within classes.
 
     The scatter S within classes is what is left of ``Σ xxᵀ`` after a regression on the classes,
@@ -143,19 +172,25 @@ class ScatteredRows:
     μ_c``, and the distance of q to the mean of class c is ``[e_c; q]A⁻¹[e_c; q]ᵀ − 1/n_c``.
 
     Args:
-        rows: (n, p) float64 learned rows ``L⁻¹x``, with ``S + λI = LLᵀ``, each of weight 1.
+        x: (n, p) float64 learned rows ``L⁻¹x``, with ``S + λI = LLᵀ``, each of weight 1.
         means: (C, p) class means ``L⁻¹μ_c``.
         columns: (n,) int64 class of each row.
         mass: (C,) number of rows n_c of each class.
     """
 
-    def __init__(self, rows: Tensor, means: Tensor, columns: Tensor, mass: Tensor):
-        self.v = rows - means[columns]
+    def __init__(self, x: Tensor, means: Tensor, columns: Tensor, mass: Tensor):
+        self.v = x - means[columns]
         self.means = means
-        self.columns = columns
         self.mass = mass
-        self.to_means = self.v @ means.T
-        self.between_means = means @ means.T
+        self.own = torch.nn.functional.one_hot(columns, len(mass)).to(x)
+        super().__init__(torch.cat([self.own / mass.sqrt(), self.v], dim=1))
+        to_means = self.v @ means.T
+        between_means = means @ means.T
+        self.mean_squares = between_means.diagonal()
+        self.x_to_means = to_means + between_means[columns]
+        self.x_squares = x.square().sum(dim=1)
+        # [e_i; x_i]A⁻¹[e_c; 0]
+        self.to_classes = self.own / mass - to_means
 
     def distances(
         self, groups: Tensor | None, queries: Callable[[Tensor], Tensor] | None = None
@@ -167,33 +202,37 @@ class ScatteredRows:
             queries: function from positions (g, k) of whole groups to the q (g, k, p) of their
                 rows; None where these are the rows themselves.
         """
-        count = len(self.v)
-        square = torch.empty_like(self.to_means)
-        remaining = torch.empty_like(self.to_means)
-        length = self.v.new_empty(count, 1)
-        left_out = self.v.new_empty(count, 1)
-        for members in equal_groups(groups, count):
-            v = self.v[members]
-            q = v + self.means[self.columns[members]]
-            if queries is not None:
+        square = torch.empty_like(self.own)
+        remaining = torch.empty_like(self.own)
+        length = torch.empty_like(self.own[:, :1])
+        left_out = torch.empty_like(self.own[:, :1])
+        for group in self.leave_out(groups):
+            members = group.members
+            own = self.own[members]
+            to_class = self.to_classes[members]
+            if queries is None:
+                # H_ij is [e_i; x_i]A⁻¹[e_j; x_j]
+                to_query = group.hat - to_class @ own.mT
+                inner = self.x_to_means[members]
+                query_square = self.x_squares[members]
+            else:
                 q = queries(members)
-            own = torch.nn.functional.one_hot(self.columns[members], len(self.mass))
-            own = own.to(v)
-            share = own / self.mass
-            systems = GroupSystems.of(v @ v.mT + share @ own.mT)
-            # What each row says of a query, apart from its class, and of each class.
-            said = torch.cat([v @ q.mT, share - self.to_means[members]], dim=2)
-            solved = torch.linalg.solve_triangular(systems.factor, said, upper=False)
-            of_query, of_class = solved.tensor_split([q.shape[1]], dim=2)
-            own_length = q.square().sum(dim=2) + of_query.square().sum(dim=1)
-            to_mean = of_class.square().sum(dim=1, keepdim=True)
-            to_mean = to_mean + self.between_means.diagonal()
-            inner = q @ self.means.T - of_query.mT @ of_class
+                to_query = self.v[members] @ q.mT
+                inner = q @ self.means.T
+                query_square = q.square().sum(dim=2)
+            size = members.shape[1]
+            both = torch.cat([to_query, to_class], dim=2)
+            solved = torch.linalg.solve_triangular(group.factor, both, upper=False)
+            of_query = solved[..., :size]
+            of_class = solved[..., size:]
+            query_square = query_square + of_query.square().sum(dim=1)
+            mean_square = self.mean_squares + of_class.square().sum(dim=1, keepdim=True)
+            inner = inner - of_query.mT @ of_class
             rest = self.mass - own.sum(dim=1, keepdim=True)
-            distance = own_length[..., None] - 2 * inner + to_mean
+            distance = query_square[..., None] - 2 * inner + mean_square
             distance = distance + 1 / self.mass - 1 / rest
-            square[members] = distance.masked_fill(systems.singular, torch.nan)
+            square[members] = distance.masked_fill(group.singular, torch.nan)
             remaining[members] = rest.expand_as(distance)
-            length[members] = own_length[..., None]
-            left_out[members] = float(members.shape[1])
+            length[members] = query_square[..., None]
+            left_out[members] = float(size)
         return LeftOutDistances(square, length, remaining, left_out)

@@ -8,6 +8,7 @@ import math
 import sys
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -150,11 +151,14 @@ def gcv_ridge(
 ) -> RidgeChoice:
     """Return the ridge that minimises generalised cross-validation (Golub, Heath and Wahba, 1979).
 
-    ``GCV(λ) = n·RSS/(n−df)²`` with ``RSS = tr(Y_cᵀY_c) − ⟨Q, W⟩ − λ‖W‖²``, ``W = (G + λI)⁻¹Q`` and
-    ``df = free + Σ e_i/(e_i+λ)`` over the eigenvalues of G. The search is bounded: below by ``df ≤
-    n/2`` and by the rounding of the largest eigenvalue, above by the trace of G, where less than
-    one degree of freedom is left. It takes the eigenvalues of G and one Cholesky factor for each λ
-    that is visited.
+    With ``G = V diag(e) Vᵀ`` and ``a_i = ‖(VᵀQ)_i‖²``
+
+        RSS(λ) = tr(Y_cᵀY_c) − Σ a_i (e_i + 2λ)/(e_i + λ)²
+        df(λ) = free + Σ e_i/(e_i + λ)
+        GCV(λ) = n·RSS/(n − df)²
+
+    The search is bounded: below by ``df ≤ n/2`` and by the rounding of the largest eigenvalue,
+    above by the trace of G, where less than one degree of freedom is left.
 
     Args:
         gram: (p, p) G, centred where the bias is free.
@@ -173,20 +177,25 @@ def gcv_ridge(
             f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype:"
             " float64"
         )
-    values = torch.linalg.eigvalsh(gram).clamp_min(0).double()
+    # Eigenvalues near zero can keep LAPACK from converging: they are moved away from it.
+    shift = float(gram.diagonal().mean())
+    shifted = gram.to("cpu", torch.float64, copy=True)
+    shifted.diagonal().add_(shift)
+    values, vectors = np.linalg.eigh(shifted.numpy())  # faster than PyTorch's
+    values = (values - shift).clip(min=0)
+    rotated = vectors.T @ moment.double().cpu().numpy()
+    squares = np.square(rotated).sum(axis=1)
     largest = float(values.sum())
     # All embeddings alike: any ridge gives zero weights.
     if largest == 0.0 or samples <= free:
         return RidgeChoice(1.0)
 
-    def freedom(ridge: float) -> float:
-        return free + float((values / (values + ridge)).sum())
-
     def score(logarithm: float) -> float:
         ridge = math.exp(logarithm)
-        weights = solve_ridge(gram, moment, gram.new_tensor(ridge))
-        explained = (moment * weights).sum() + ridge * weights.square().sum()
-        return float(tss - explained) / (samples - freedom(ridge)) ** 2
+        penalised = values + ridge
+        explained = (squares * (penalised + ridge) / penalised**2).sum()
+        freedom = free + (values / penalised).sum()
+        return float((tss.item() - explained) / (samples - freedom) ** 2)
 
     rounding = len(gram) * torch.finfo(gram.dtype).eps * float(values[-1])
     smallest = _ridge_of_freedom(values, LARGEST_DF_SHARE * samples - free, rounding)
@@ -202,7 +211,7 @@ def gcv_ridge(
     return RidgeChoice(math.exp(found.x), at_limit)
 
 
-def _ridge_of_freedom(values: Tensor, freedom: float, smallest: float) -> float:
+def _ridge_of_freedom(values: np.ndarray, freedom: float, smallest: float) -> float:
     """Return the ridge from which on ``Σ e_i/(e_i+λ)`` is at most ``freedom``.
 
     Args:

@@ -8,12 +8,12 @@ are classes: both rules lie in the same directions (Hastie, Tibshirani and Buja,
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from cifnet_pl.statistics.leaving_out import ScatteredRows, left_out_together
+from cifnet_pl.statistics.leaving_out import LearnedRows, LeftOut, ScatteredRows
 from cifnet_pl.statistics.ridge import (
     RidgeChoice,
     factorise,
@@ -123,12 +123,17 @@ class RidgeFactor:
     @cached_property
     def regression_directions(self) -> Tensor:
         """(C, p) whitened weights of ridge regression."""
-        between = self.spread @ self.spread.T
-        inner = factorise(between, torch.ones_like(self.system.mass))
-        own = torch.cholesky_solve(self.spread, inner)[: self.system.classes]
-        length = self.system.target_scale * self.system.class_mass.sqrt()
-        directions: Tensor = length[:, None] * own
+        system = self.system
+        solved = torch.cholesky_solve(self.spread, self._inner_factor)
+        length = system.target_scale * system.class_mass.sqrt()
+        directions: Tensor = length[:, None] * solved[: system.classes]
         return directions
+
+    @cached_property
+    def _inner_factor(self) -> Tensor:
+        """(C + R, C + R) lower Cholesky factor of ``I + ÊÊᵀ``."""
+        between = self.spread @ self.spread.T
+        return factorise(between, torch.ones_like(self.system.mass))
 
     def regression_weights(self) -> Tensor:
         """Return (p+1, C) weights of ``[1; x]`` of ridge regression, the bias in row 0."""
@@ -155,82 +160,47 @@ class RidgeFactor:
     @cached_property
     def degrees_of_freedom(self) -> Tensor:
         """() degrees of freedom ``tr (S + λI)⁻¹S`` of the discriminant."""
-        freedom: Tensor = len(self.factor) - self.ridge * inverse_square(self.factor)
-        return freedom
+        trace_of_inverse: Tensor = torch.cholesky_inverse(self.factor).trace()
+        return len(self.factor) - self.ridge * trace_of_inverse
 
-
-def inverse_square(factor: Tensor) -> Tensor:
-    """Return the squared Frobenius norm () of the inverse of a lower triangular matrix (p, p).
-
-    By halves, with ``L = [[A, 0], [B, C]]``: the inverse has the blocks ``A⁻¹``, ``C⁻¹`` and
-    ``−C⁻¹BA⁻¹``. It takes p³/3 operations.
-    """
-    if len(factor) == 1:
-        return factor.reciprocal().square().sum()
-    half = len(factor) // 2
-    first = factor[:half, :half]
-    last = factor[half:, half:]
-    below = torch.linalg.solve_triangular(last, factor[half:, :half], upper=False)
-    below = torch.linalg.solve_triangular(first, below, upper=False, left=False)
-    square: Tensor = below.square().sum()
-    return inverse_square(first) + inverse_square(last) + square
-
-
-class LearnedRows:
-    """Rows that are in the sums of a :class:`RidgeFactor`, each of weight 1, to be left out.
-
-    Args:
-        factor: of these sums.
-        x: (m, p) features.
-        columns: (m,) int64 class of each.
-    """
-
-    def __init__(self, factor: RidgeFactor, x: Tensor, columns: Tensor):
-        self.factor = factor
-        self.columns = columns
-        self.rows = factor.whitened(x)
-        mass = factor.system.class_mass
-        self.scattered = ScatteredRows(self.rows, factor.means, columns, mass)
-
-    def discriminant(self, groups: Tensor | None) -> Tensor:
-        """Return (m, C) scores of the discriminant without each row's group.
+    def discriminant_left_out(self, rows: Tensor, columns: Tensor) -> LeftOut:
+        """Prepare the scores of the discriminant for learned rows without their groups.
 
         ``½ (df/n_c + n‖z − μ‖² − n‖z − μ_c‖²)``, with n, n_c and the distances of the rows that
         are left. μ and df stay those of all rows, as λ and D do. μ moves the scores of all classes
         alike.
 
         Args:
-            groups: (m,) int64 group of each row; None where each is its own.
+            rows: (m, p) :meth:`whitened`, each of weight 1 in the sums.
+            columns: (m,) int64 class of each.
         """
-        factor = self.factor
-        found = self.scattered.distances(groups)
-        others = factor.system.mass - found.left_out
-        length = factor.degrees_of_freedom / found.remaining
-        return (length + others * (found.length - found.square)) / 2
+        mass = self.system.mass
+        scattered = ScatteredRows(rows, self.means, columns, self.system.class_mass)
 
-    @cached_property
-    def _between(self) -> Tensor:
-        """(m, G) rows M with ``MMᵀ = RÊᵀ(I + ÊÊᵀ)⁻¹ÊRᵀ``, R the whitened rows."""
-        spread = self.factor.spread
-        inner = factorise(spread @ spread.T, torch.ones_like(self.factor.system.mass))
-        return whiten(inner, self.rows @ spread.T)
+        def left_out(groups: Tensor | None) -> Tensor:
+            found = scattered.distances(groups)
+            others = mass - found.left_out
+            length = self.degrees_of_freedom / found.remaining
+            return (length + others * (found.length - found.square)) / 2
 
-    def regression(self, groups: Tensor | None) -> Tensor:
-        """Return (m, C) scores of ridge regression without each row's group.
+        return left_out
 
-        The hat matrix is ``1/n + R(I + ÊᵀÊ)⁻¹Rᵀ = 1/n + RRᵀ − MMᵀ`` (Woodbury).
+    def regression_left_out(self, rows: Tensor, columns: Tensor) -> LeftOut:
+        """Prepare the scores of ridge regression for learned rows without their groups.
+
+        The hat matrix is ``1/n + R(I + ÊᵀÊ)⁻¹Rᵀ = 1/n + RRᵀ − MMᵀ`` with ``MMᵀ = RÊᵀ(I +
+        ÊÊᵀ)⁻¹ÊRᵀ`` (Woodbury).
 
         Args:
-            groups: (m,) int64 group of each row; None where each is its own.
+            rows: (m, p) R, :meth:`whitened`, each of weight 1 in the sums.
+            columns: (m,) int64 class of each.
         """
-        system = self.factor.system
-        own = torch.nn.functional.one_hot(self.columns, system.classes)
-        own_targets = own - system.class_mass / system.mass
-        own_targets = system.target_mean + system.target_scale * own_targets
-        scores = self.rows @ self.factor.regression_directions.T
-        scores = system.target_mean + scores
-        bias = self.rows.new_ones(len(self.rows), 1) / system.mass.sqrt()
-        rows = torch.cat([bias, self.rows], dim=1)
-        return left_out_together(
-            rows, scores, own_targets, groups, between=self._between
-        )
+        system = self.system
+        own_class = torch.nn.functional.one_hot(columns, system.classes)
+        indicators = own_class - system.class_mass / system.mass
+        targets = system.target_mean + system.target_scale * indicators
+        scores = system.target_mean + rows @ self.regression_directions.T
+        between = whiten(self._inner_factor, rows @ self.spread.T)
+        bias = rows.new_ones(len(rows), 1) / system.mass.sqrt()
+        learned = LearnedRows(torch.cat([bias, rows], dim=1), between)
+        return partial(learned.scores, scores, targets)

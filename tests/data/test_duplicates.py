@@ -10,9 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import cifnet_pl
-from cifnet_pl.backbones.embedding_cache import EmbeddingCache
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.duplicates import find_duplicates
+from cifnet_pl.data.embedding_cache import EmbeddingCache
 from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.image import EncodedImage

@@ -69,7 +69,7 @@ def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
         waiting = [one.file for one in workspace.waiting()]
         state = {
             "changes": len(serves(folder)),
-            "classes": service.model.counts,
+            "classes": service.answering.served.model.counts,
             "waiting": waiting,
         }
         os.write(log, json.dumps(state).encode() + b"\n")

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import torch
 
+from cifnet_pl.serving import answering as answering_module
 from cifnet_pl.serving.answering import Answering, ServiceOptions
 from tests.serving.services import becomes, image, model
 
@@ -60,23 +61,23 @@ def test_a_small_request_does_not_wait_for_a_large_one(server, monkeypatch):
     """
     large, small = IMAGES[:2]
     go_on, small_is_answered = threading.Event(), threading.Event()
-    decode = server.service.answering.decode
+    decode = answering_module.decoded
     decoding = server.app.state.decoding
     before = decoding._value + 2
     decoded: list[bytes] = []
 
-    def slow(content: bytes):
+    def slow(content: bytes, *sizes: float):
         assert go_on.wait(60)
         decoded.append(content)
         if content == large and len(decoded) > before:
             assert small_is_answered.wait(60)
-        return decode(content)
+        return decode(content, *sizes)
 
     def ask(content: bytes, count: int) -> httpx.Response:
         files = [("files", ("a.png", content))] * count
         return httpx.post(f"{server.url}/classify", files=files, timeout=240)
 
-    monkeypatch.setattr(server.service.answering, "decode", slow)
+    monkeypatch.setattr(answering_module, "decoded", slow)
     with ThreadPoolExecutor(2) as pool:
         whole = pool.submit(ask, large, before + 20)
         assert becomes(lambda: len(decoding._waiters or ()) == 1)

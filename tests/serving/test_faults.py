@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from cifnet_pl.serving.answering import ServiceOptions
-from cifnet_pl.serving.gate import Access, Limits
+from cifnet_pl.serving import gate
+from cifnet_pl.serving.gate import Limits
 from tests.killing import ended, start
 from tests.serving.hostile import assert_refused_well, requests
 from tests.serving.kills import assert_nothing_lost, change_for_ever
@@ -52,7 +52,8 @@ def attacked(tmp_path_factory):
     """
     place = tmp_path_factory.mktemp("attacked")
     (place / "outside").mkdir()
-    with client(place / "w", Access(), ServiceOptions(limits=LIMITS)) as http:
+    with pytest.MonkeyPatch.context() as patch, client(place / "w") as http:
+        patch.setattr(gate, "LIMITS", LIMITS)
         yield http
         assert {path.name for path in place.iterdir()} == {"outside", "w"}
         assert tree(place / "outside") == tree(place / "w" / "incoming") == set()

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cifnet_pl.serving import journal
 from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.utilities.errors import CifnetError
 from tests.serving.services import becomes, client, image, images, kept, teach, tree
@@ -66,7 +65,7 @@ def test_while_another_program_holds_the_journal_requests_are_refused(
 ):
     """Reads and changes answer 507; afterwards all goes on, what waits is embedded, too."""
     other = sqlite3.connect(server.folder / "journal.sqlite", isolation_level=None)
-    server.service.workspace._journal._database.execute("PRAGMA busy_timeout = 50")
+    server.service.workspace._database.execute("PRAGMA busy_timeout = 50")
     with httpx.Client(base_url=server.url, timeout=60) as http:
         other.execute("BEGIN EXCLUSIVE")
         answers = [
@@ -101,21 +100,23 @@ class FullDisk:
         self.reserve = folder / workspaces.RESERVE
         self._write = workspaces.write_bytes
         self.error = OSError(errno.ENOSPC, "No space left on device")
-        self._begin = journal.Journal.transaction
+        self._begin = workspaces.Workspace._transaction
         monkeypatch.setattr(workspaces, "write_bytes", self.write)
         monkeypatch.setattr(
-            journal.Journal, "transaction", lambda database: self.transaction(database)
+            workspaces.Workspace,
+            "_transaction",
+            lambda workspace: self.transaction(workspace),
         )
 
     def write(self, path: Path, content: bytes) -> None:
         """Refuse to write."""
         raise CifnetError("cannot write") from self.error
 
-    def transaction(self, database):
+    def transaction(self, workspace):
         """Refuse a transaction unless the reserve was given up."""
         if self.reserve.exists():
             raise CifnetError("cannot write") from self.error
-        return self._begin(database)
+        return self._begin(workspace)
 
 
 def test_a_full_disk_can_be_freed_from_the_page(tmp_path, monkeypatch):

@@ -42,13 +42,13 @@ def test_models_of_earlier_versions(service, caplog):
     unknown = service.submit(service.forget, "x")
     unknown.end.result(60)
     assert "unknown class 'x'" in (unknown.error or "")
-    replaced = weakref.ref(service.model)
+    replaced = weakref.ref(service.answering.served.model)
     service.submit(service.rename, "blue", "azure").end.result(60)
     assert becomes(lambda: gc.collect() >= 0 and replaced() is None)
 
 
 def test_embeddings_of_deleted_images(service):
     taught(service).end.result(60)
-    assert becomes(lambda: len(service.gallery.known) == 3)
+    assert becomes(lambda: len(service.inbox.known) == 3)
     service.submit(service.purge, True).end.result(60)
-    assert becomes(lambda: not service.gallery.known)
+    assert becomes(lambda: not service.inbox.known)

@@ -11,8 +11,8 @@ import uvicorn
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.heads import RidgeHead
+from cifnet_pl.serving import gate
 from cifnet_pl.serving import serve as starting
-from cifnet_pl.serving.answering import ServiceOptions
 from cifnet_pl.serving.gate import Limits
 from cifnet_pl.serving.serve import empty_model
 from cifnet_pl.serving.service import Service
@@ -89,11 +89,8 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     folder = tmp_path / "photos"
     failed = []
     (folder / "blue").mkdir(parents=True)
-    service = Service(
-        Workspace(tmp_path / "w", begun),
-        begun,
-        ServiceOptions(limits=Limits(image_bytes=5000)),
-    )
+    monkeypatch.setattr(gate, "LIMITS", Limits(image_bytes=5000))
+    service = Service(Workspace(tmp_path / "w", begun), begun)
     (folder / "a.png").write_bytes(
         image("red", 1, 200)
     )  # too large: it does not hold up the others

@@ -10,16 +10,23 @@ import pytest
 from PIL import Image
 
 from cifnet_pl.images.image import FORMATS, UnreadableImage, read_square
+from cifnet_pl.serving import gate
 from cifnet_pl.serving.gate import Limits, check_similar, decoded, tidy, uploads
-from cifnet_pl.serving.messages import Question, RequestError
+from cifnet_pl.serving.messages import RequestError
 from tests.images.test_image import bomb
 from tests.serving.services import image, zipped
 
 LIMITS = Limits(image_bytes=20_000, pixels=10_000, images=5, zip_bytes=100_000)
 
 
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch):
+    """Limits that small files pass."""
+    monkeypatch.setattr(gate, "LIMITS", LIMITS)
+
+
 def of_zip(content):
-    return list(uploads([("photos.zip", io.BytesIO(content))], LIMITS))
+    return list(uploads([("photos.zip", io.BytesIO(content))]))
 
 
 def test_images_of_a_zip_file_with_their_folders():
@@ -98,16 +105,15 @@ def icon(side: int) -> bytes:
 )
 def test_images_that_are_not_decoded(content, reason):
     with pytest.raises(UnreadableImage, match=reason):
-        decoded(content, 8, 1.0, LIMITS)
+        decoded(content, 8)
 
 
 def test_decoded_as_a_file_is(tmp_path):
     for kind in set(FORMATS) - {"ICO", "HEIF"}:
         content = image("green", 1, 90, kind)
         (tmp_path / "photo").write_bytes(content)
-        limits = Limits(image_bytes=10**6)
         assert np.array_equal(
-            decoded(content, 8, 0.9, limits)[0], read_square(tmp_path / "photo", 8, 0.9)
+            decoded(content, 8, 0.9), read_square(tmp_path / "photo", 8, 0.9)
         ), kind
 
 
@@ -126,11 +132,11 @@ def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
         ("redapple", "Red apple"),
         ("\uff42anana", "banana"),
     ):
-        with pytest.raises(Question) as question:
+        with pytest.raises(RequestError) as question:
             check_similar([name], ["kiwi", other])
         assert (question.value.status, question.value.instead) == (409, {name: other})
 
 
 def test_two_names_of_one_update_that_are_nearly_one_are_asked_about():
-    with pytest.raises(Question, match="'x' and 'X' differ"):
+    with pytest.raises(RequestError, match="'x' and 'X' differ"):
         check_similar(["X", "x"], [])

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.statistics import (
+    LearnedRows,
     Ridge,
     RidgeChoice,
     augment,
     gcv_ridge,
     gcv_ridge_of_free_bias,
-    left_out_together,
     solve_ridge,
     whitened_rows,
 )
@@ -112,7 +112,7 @@ def test_a_large_group_is_left_out_as_a_refit_gives() -> None:
     penalty = torch.full((4,), 0.3, dtype=torch.float64)
     half = whitened_rows(x.T @ x, penalty, x)
     scores = x @ solve_ridge(x.T @ x, x.T @ y, penalty)
-    result = left_out_together(half, scores, y, groups)
+    result = LearnedRows(half).scores(scores, y, groups)
     expected = x[200:] @ solve_ridge(x[:200].T @ x[:200], x[:200].T @ y[:200], penalty)
     torch.testing.assert_close(result[200:], expected, rtol=0, atol=1e-9)
 

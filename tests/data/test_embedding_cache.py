@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cifnet_pl.backbones import Backbone, build_backbone
-from cifnet_pl.backbones.embedding_cache import (
+from cifnet_pl.data.embedding_cache import (
     OUTPUTS_FILE,
     EmbeddingCache,
     pipeline_folder,

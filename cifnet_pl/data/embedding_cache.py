@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import PIL
 import simplejpeg
 import torch
@@ -29,6 +31,7 @@ from torch import Tensor
 
 from cifnet_pl.backbones.backbone import Backbone
 from cifnet_pl.backbones.engines import ENGINE_TOLERANCE
+from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import write_atomic, write_bytes
 
@@ -72,37 +75,18 @@ def pipeline_folder(
     digest = hashlib.sha256(repr(parts).encode())
     key = digest.hexdigest()[:32]
     folder = cache / key
-    number = 0
-    while True:
+    for number in count(1):
         path = folder / OUTPUTS_FILE
         try:
             stored = np.load(path)
         except (OSError, ValueError, EOFError):  # not written yet, or damaged
             write_atomic(path, lambda file: np.save(file, outputs))
-            return folder
+            break
         limit = ENGINE_TOLERANCE * np.abs(stored).max()
         if stored.shape == outputs.shape and np.abs(stored - outputs).max() <= limit:
-            return folder
-        number += 1
+            break
         folder = cache / f"{key}-{number}"
-
-
-class Images(Protocol):
-    """An image set as the cache uses it, such as :class:`cifnet_pl.data.samples.SampleTable`."""
-
-    labels: np.ndarray
-    names: Sequence[str]
-    hash_of: np.ndarray
-
-    @property
-    def rows_of(self) -> dict[int, np.ndarray]:
-        """Label → positions of its images."""
-
-    def change_stamp(self, index: int) -> tuple[int, ...] | int:
-        """Return a cheap fingerprint (size, inode, times) that detects changes."""
-
-    def hashes(self, rows: np.ndarray) -> np.ndarray:
-        """Return content hashes."""
+    return folder
 
 
 class CollectedClass(NamedTuple):
@@ -129,7 +113,7 @@ class EmbeddingCache:
         duplicates: image → its exact duplicates, which are not embedded: they get its embedding.
     """
 
-    def __init__(self, images: Images, class_names: list[str], folder: Path):
+    def __init__(self, images: SampleTable, class_names: list[str], folder: Path):
         self.images = images
         self.class_names = class_names
         self.folder = folder
@@ -138,9 +122,16 @@ class EmbeddingCache:
         self._stored: dict[int, Tensor | None] = {}
         self._collected: dict[int, CollectedClass] = {}
         self._stamps_before: dict[int, str] = {}  # of classes that are being embedded
-        self._place_in_class = np.full(len(images.labels), -1, dtype=np.int64)
-        for rows in images.rows_of.values():
-            self._place_in_class[rows] = np.arange(len(rows))
+        by_class = pd.Series(images.labels).groupby(images.labels)
+        self._place_in_class = by_class.cumcount().to_numpy()
+
+    def _by_class(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, Tensor]]:
+        """Yield the label of each class in ``rows``, where it is there, and its images' places."""
+        labels = self.images.labels[rows]
+        for label in np.unique(labels).tolist():
+            own = np.flatnonzero(labels == label)
+            places = self._place_in_class[rows[own]]
+            yield label, own, torch.from_numpy(places)
 
     def known(self, rows: np.ndarray) -> np.ndarray:
         """Return which images have a stored embedding.
@@ -151,11 +142,10 @@ class EmbeddingCache:
         Returns:
             (n,) bool.
         """
-        labels = self.images.labels[rows]
         known = np.zeros(len(rows), dtype=bool)
-        for label in np.unique(labels).tolist():
+        for label, own, _ in self._by_class(rows):
             if self._load(label) is not None:
-                known[labels == label] = True
+                known[own] = True
             elif label not in self._stamps_before:
                 self._stamps_before[label] = self._stamps(label)
         return known
@@ -169,17 +159,16 @@ class EmbeddingCache:
         Returns:
             (n, d) float32.
         """
-        labels = self.images.labels[rows]
-        order = np.argsort(labels, kind="stable")
         parts = []
-        for label in np.unique(labels).tolist():
+        order = []
+        for label, own, places in self._by_class(rows):
             stored = self._load(label)
             assert stored is not None
-            places = self._place_in_class[rows[labels == label]]
-            parts.append(stored[torch.from_numpy(places)])
+            parts.append(stored[places])
+            order.append(own)
         sorted_by_class = torch.cat(parts)
         z = torch.empty_like(sorted_by_class)
-        z[torch.from_numpy(order)] = sorted_by_class
+        z[np.concatenate(order)] = sorted_by_class
         return z
 
     def _load(self, label: int) -> Tensor | None:
@@ -232,12 +221,9 @@ class EmbeddingCache:
             all_rows += same
             positions += [position] * len(same)
         embedded = np.array(all_rows, dtype=np.int64)
-        place_in_batch = torch.tensor(positions, dtype=torch.int64)
-        labels = self.images.labels[embedded]
-        for label in np.unique(labels).tolist():
-            own = labels == label
-            source = place_in_batch[torch.from_numpy(own)]
-            places = torch.from_numpy(self._place_in_class[embedded[own]])
+        place_in_batch = torch.tensor(positions)
+        for label, own, places in self._by_class(embedded):
+            source = place_in_batch[own]
             if label not in self._collected:
                 count_of_class = len(self.images.rows_of[label])
                 self._collected[label] = CollectedClass(
@@ -289,7 +275,7 @@ class EmbeddingCache:
 
     def _path(self, label: int) -> Path:
         """Return the file of a class: a hash of the class name and the names of its images."""
-        names = [self.images.names[row] for row in self.images.rows_of[label].tolist()]
+        names = self.images.names_of(self.images.rows_of[label])
         text = "\0".join([self.class_names[label], *names])
         # Names may hold bytes that are not UTF-8.
         digest = hashlib.sha256(text.encode("utf-8", "surrogateescape"))
@@ -328,16 +314,11 @@ class EvaluationMemory:
 
     def add(self, rows: Tensor, z: Tensor) -> None:
         """Add embeddings (n, d) of images ``rows`` (n,) as far as the bound allows."""
-        rows = rows.cpu()
         bytes_each = 4 * z.shape[1]
         places = self._limit // bytes_each
-        free = places - len(self._embeddings)
-        unknown = np.flatnonzero(~self.known(rows.numpy()))
-        fresh = unknown[:free]
-        new_z = z[torch.from_numpy(fresh).to(z.device)]
-        embeddings = new_z.float().cpu()
-        new_rows = rows[fresh].tolist()
-        self._embeddings.update(zip(new_rows, embeddings, strict=True))
+        free = max(0, places - len(self._embeddings))
+        embeddings = z[:free].float().cpu()
+        self._embeddings.update(zip(rows[:free].tolist(), embeddings, strict=True))
 
     def get(self, rows: np.ndarray) -> Tensor:
         """Return (n, d) float32 embeddings of rows that are known."""
