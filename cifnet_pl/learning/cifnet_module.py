@@ -384,8 +384,8 @@ def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
         name = type(made).__name__
         raise UsageError(
             f"{name} is for embeddings of width {made.in_features} and knows"
-            f" {len(made.classes)} classes: give a new one of the backbone's width,"
-            f" head={name}({backbone.features}), or head={name} without a width"
+            f" {len(made.classes)} classes: give a new one of the backbone's width"
+            f" {backbone.features}, head={name}({backbone.features}), or head={name} without a width"
         )
     part = import_name(type(made))
     if names_import(part):
