@@ -385,7 +385,7 @@ def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
         raise UsageError(
             f"{name} is for embeddings of width {made.in_features} and knows"
             f" {len(made.classes)} classes: give a new one of the backbone's width"
-            f" {backbone.features}, head={name}({backbone.features}), or head={name} without a width"
+            f" {backbone.features}, head={name}({backbone.features}), or head={name} alone"
         )
     part = import_name(type(made))
     if names_import(part):
