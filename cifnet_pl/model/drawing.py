@@ -129,29 +129,36 @@ def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figu
     edges = np.arange(size + 1) - 0.5
     axes.pcolormesh(edges, edges, correct, cmap="Greens", vmin=0, vmax=130)
     colours = LogNorm(1, 100)
-    mesh = axes.pcolormesh(edges, edges, wrong, cmap="OrRd", norm=colours)
+    mesh = axes.pcolormesh(
+        edges,
+        edges,
+        wrong,
+        cmap="OrRd",
+        norm=colours,
+        edgecolors="0.9",
+        linewidth=0.4,
+    )
     across = edges[[0, -1]]
     downwards = edges[[-1, 0]]
     axes.set(aspect="equal", xlim=across, ylim=downwards)
     points = cell.label_points
     axes.set_xticks(range(size), labels, rotation=90, fontsize=points, parse_math=False)
     axes.set_yticks(range(size), labels, fontsize=points, parse_math=False)
-    axes.set_xlabel("predicted class", fontsize=12)
-    axes.set_ylabel("true class", fontsize=12)
-    axes.set_title(title, parse_math=False, fontsize=12)
-    starts = edges[:-1]
-    axes.hlines(starts, -0.5, size - 0.5, color="0.9", linewidth=0.4)
-    axes.vlines(starts, -0.5, size - 0.5, color="0.9", linewidth=0.4)
+    axes.set(xlabel="predicted class", ylabel="true class")
+    axes.set_title(title, parse_math=False)
     _write_percentages(axes, percent, cell.number_points)
     left = 1 + 0.25 / side
     width = 0.14 / side
     height = min(1.0, 4 / side)
     bottom = (1 - height) / 2
     colour_axes = axes.inset_axes((left, bottom, width, height))
-    label = "errors (% of the class's images)"
-    bar = figure.colorbar(mesh, cax=colour_axes, label=label)
-    ticks = [1, 3, 10, 30, 100]
-    bar.set_ticks(ticks, labels=["1", "3", "10", "30", "100"])
+    figure.colorbar(
+        mesh,
+        cax=colour_axes,
+        label="errors (% of the class's images)",
+        ticks=[1, 3, 10, 30, 100],
+        format="%d",
+    )
     return figure
 
 
@@ -180,7 +187,9 @@ def _write_number(
 ) -> None:
     """Write a number without decimals in the middle of a cell."""
     text = f"{value:.0f}"
-    axes.text(x, y, text, ha="center", va="center", fontsize=points, color=colour)
+    # Not measured for the layout: there may be thousands, all within the axes.
+    number = axes.text(x, y, text, ha="center", va="center", color=colour)
+    number.set(fontsize=points, in_layout=False)
 
 
 # ---------------------------------------------------------------------- calibration
