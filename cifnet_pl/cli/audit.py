@@ -231,7 +231,7 @@ def curve_line(
         ten_more: points that ten more images of each class would bring.
         names: of the classes.
     """
-    from cifnet_pl.model.calibration import gain_text
+    from cifnet_pl.model.more_images import gain_text
 
     size = curve.points[-1][0]
     if curve.gain is None:

@@ -16,11 +16,10 @@ from cifnet_pl.model.calibration import (
     MIN_IMAGES_PER_CLASS,
     Kind,
     forecast,
-    gain_of_more_images,
-    gain_text,
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import left_out_confusion, percent, rarely_predicted
+from cifnet_pl.model.more_images import gain_of_more_images, gain_text
 from cifnet_pl.serving.gate import ApiObject
 from cifnet_pl.serving.messages import ACCURACY_MESSAGES, SHOWN_NAMES, RequestError
 
