@@ -356,38 +356,11 @@ QUIET_WARNINGS = (
     r".*Couldn't infer the batch indices.*",
     r".*Total length of .* across ranks is zero.*",
 )
-QUIET_MESSAGES = (
-    "`Trainer.fit` stopped",
-    "💡 Tip",
-    "TPU available",
-    "HPU available",
-    "GPU available",
-    "Seed set to",
-    "Restoring states from",
-    "Restored all states",
-    "Loaded model weights",
-    "Initializing distributed",
-    "distributed_backend=",
-    "CUDA_VISIBLE_DEVICES: ",
-    "that has Tensor Cores",  # sums are in float64, or wanted to be exact in float32
-    "Automatic Mixed Precision",
-)
-LOGGERS = (
-    "lightning.pytorch.utilities.rank_zero",
-    "lightning.fabric.utilities.rank_zero",
-    "lightning.fabric.utilities.seed",
-    "lightning.fabric.utilities.distributed",
-    "lightning.pytorch.accelerators.cuda",
-)
 
 
 def quieten() -> None:
     """Silence advice that is wrong without gradients, and messages that the run's lines replace."""
     for message in QUIET_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    for name in LOGGERS:
-        logging.getLogger(name).addFilter(
-            lambda record: (
-                not any(part in record.getMessage() for part in QUIET_MESSAGES)
-            )
-        )
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, get_args
 
-from cifnet_pl.utilities.text import first_line, one_line, printable
+from cifnet_pl.utilities.text import one_line, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,8 +95,7 @@ def explained(
     """Within the block, replace errors of other packages by one of this package.
 
     Args:
-        kind: of the new error, whose sentence is what ``failed``, a colon, and the first line of
-            the old one, or all where that ends in a colon, too.
+        kind: of the new error, whose sentence is what ``failed``, a colon, and the old one.
         failed: what could not be done, such as "cannot read images.zip".
         errors: kinds that are replaced; none for all, as parsers of damaged files and the code of
             others fail in many ways.
@@ -109,10 +108,8 @@ def explained(
     except Exception as error:
         if errors and not isinstance(error, errors):
             raise
-        line = first_line(error)
-        raise kind(
-            f"{failed}: {printable(one_line(error) if line.endswith(':') else line)}{end}"
-        ) from error
+        reason = printable(one_line(error))
+        raise kind(f"{failed}: {reason}{end}") from error
 
 
 @contextmanager

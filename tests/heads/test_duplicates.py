@@ -98,18 +98,3 @@ def test_what_was_noted_of_a_task_that_is_aborted_is_forgotten() -> None:
     head.solve()
     torch.testing.assert_close(head(TEST), before, rtol=1e-12, atol=1e-12)
     assert int(head.sums.seen) == 2 * PER_CLASS
-
-
-@heads
-def test_choices_are_the_ridges_of_the_last_solve(make: Callable[[], Head]) -> None:
-    head = learn(make(), copied=False)
-    choices = head.ridge_choices()
-    if isinstance(head, SLDAHead):
-        assert choices == []
-        return
-    assert all(choice.ridge > 0 for choice in choices)
-    again = make()
-    again.load_state_dict(head.state_dict())
-    assert [choice.ridge for choice in again.ridge_choices()] == [
-        choice.ridge for choice in choices
-    ]

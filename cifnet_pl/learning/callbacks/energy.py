@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.utilities.errors import unknown_name
-from cifnet_pl.utilities.text import first_line
+from cifnet_pl.utilities.text import one_line
 
 COMPONENTS = ("cpu", "gpu", "ram", "co2_kg")
 """What a reading holds: kWh of three components, and kg of CO₂ equivalents."""
@@ -191,7 +191,7 @@ class EnergyMonitor(Callback):
         except Exception as error:
             if not self._warned:
                 rank_zero_warn(
-                    f"energy is not measured: {type(error).__name__}: {first_line(error)}"
+                    f"energy is not measured: {type(error).__name__}: {one_line(error)}"
                 )
             tracker = self._tracker
             self._tracker = None
