@@ -92,8 +92,8 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
         title: title of the figure.
     """
     totals = matrix.sum(axis=1)
-    in_use = totals + matrix.sum(axis=0)
-    tested = np.flatnonzero(in_use)
+    predicted = matrix.sum(axis=0)
+    tested = np.flatnonzero(totals + predicted)
     images = np.maximum(totals, 1)
     shares = matrix / images[:, None]
     if len(tested) > MAX_CONFUSION_CLASSES:
