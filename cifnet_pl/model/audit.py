@@ -419,7 +419,7 @@ def embeddings_of(
         for rows, z in _embedded(model, images, cache, unreadable, progress):
             embedded = pd.DataFrame({"label": images.files.labels[rows]})
             embedded["hash"] = images.files.hashes(rows)
-            embedded["file"] = [images.path(row) for row in rows.tolist()]
+            embedded["file"] = [samples.file(row) for row in rows.tolist()]
             found.append((embedded, z))
     if not found:
         raise DataError("none of the images can be read: there is nothing to audit")

@@ -236,8 +236,8 @@ def learn(
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
         warnings=found.messages,
-        duplicates=[images.path(row) for row in found.duplicates.tolist()],
-        undecided=[images.path(row) for row in found.undecided],
+        duplicates=[images.files.file(row) for row in found.duplicates.tolist()],
+        undecided=[images.files.file(row) for row in found.undecided],
     )
 
 
