@@ -426,11 +426,11 @@ class Evaluation:
     def seen(self) -> list[str]:
         """Return for each image "learned", "duplicate" (of another one) or ""."""
         status = np.full(len(self.rows), "", dtype=object)
-        if self.duplicates is not None:
-            status[self.duplicates] = "duplicate"
-        if self.learned is not None:
-            status[self.learned] = "learned"
-        return [str(word) for word in status]
+        for word, rows in (("duplicate", self.duplicates), ("learned", self.learned)):
+            if rows is not None:
+                status[rows] = word
+        words: list[str] = status.tolist()
+        return words
 
     def learned_message(self) -> str | None:
         """Return a sentence about images that the model has learned; None if there are none."""
