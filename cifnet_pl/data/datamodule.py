@@ -42,7 +42,7 @@ from cifnet_pl.data.streams import Disjoint, Plan, Stream, make_plan
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.files import use_zip_encoding
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
-from cifnet_pl.utilities.errors import DataError, UsageError, check_that
+from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
 from cifnet_pl.utilities.files import expanded, of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -57,6 +57,9 @@ GPU_BATCH = 256
 
 GPU_BATCH_PIXELS = 2**24
 """Pixels in a batch on a GPU, at most; less than ``GPU_BATCH`` images above 256 pixels a side."""
+
+
+OnCorrupt = Literal["error", "skip"]
 
 
 class FedModule(Protocol):
@@ -183,19 +186,17 @@ class CIFNetDataModule(LightningDataModule):
         group: str | None = None,
         duplicates: Duplicates | None = None,
         download: bool = False,
-        on_corrupt: Literal["error", "skip"] = "error",
+        on_corrupt: OnCorrupt = "error",
         cache: bool = False,
         cache_folder: str = "~/.cache/cifnet_pl",
         options: dict[str, Any] | None = None,
         unknown: str | None = None,
         zip_encoding: str | None = None,
     ):
-        arguments = dict(locals())
-        for name in ("self", "__class__"):
-            arguments.pop(name, None)
-        self.given = arguments
+        self.given = dict(locals())
+        del self.given["self"], self.given["__class__"]
         super().__init__()
-        _check_options(arguments)
+        _check_options(self.given)
         self.source_name = source
         if isinstance(source, tuple | list):
             self.source_name = "arrays"
@@ -279,20 +280,20 @@ class CIFNetDataModule(LightningDataModule):
         """
         plan = self.plan(learned)
         train = self.source.train
-        rows = np.zeros(0, dtype=np.int64)
-        new: list[str] = []
-        if number < len(plan.tasks):
-            rows = plan.rows[number]
-            new = list(plan.tasks[number])
+        if number == len(plan.tasks):
+            return TaskSamples([], np.zeros(0, dtype=np.int64), {})
+        rows = plan.rows[number]
         if self.left_out is not None:
             rows = rows[~self.left_out[rows]]
         if train.sequential:
             rows = np.sort(rows)
+        new = list(plan.tasks[number])
         names = self.source.class_names
         images = np.bincount(train.labels[rows], minlength=len(names))
         returning = [names[label] for label in np.flatnonzero(images)]
-        classes = dict.fromkeys([*new, *returning])
-        counts = {name: int(images[self.source.position[name]]) for name in classes}
+        counts = {}
+        for name in (*new, *returning):
+            counts[name] = int(images[self.source.position[name]])
         return TaskSamples(new, rows, counts)
 
     def __iter__(self) -> Iterator[Task]:
@@ -655,20 +656,16 @@ def _check_options(given: Mapping[str, Any]) -> None:
     Raises:
         UsageError: one has a value that it cannot have.
     """
-    on_corrupt = given["on_corrupt"]
-    expected = "error or skip"
-    check_that(on_corrupt in ("error", "skip"), "on_corrupt", on_corrupt, expected)
+    check_choice("on_corrupt", given["on_corrupt"], OnCorrupt)
     for name, least in (("batch_size", 1), ("max_tasks", 1), ("num_workers", 0)):
-        value = given[name]
-        fits = value is None or value >= least
-        check_that(fits, name, value, f"at least {least}")
+        fits = given[name] is None or given[name] >= least
+        check_that(fits, name, given[name], f"at least {least}")
     size = given["image_size"]
-    expected = f"1 to {IMAGE_SIZE_LIMIT} pixels, or null"
     fits = size is None or 1 <= size <= IMAGE_SIZE_LIMIT
+    expected = f"1 to {IMAGE_SIZE_LIMIT} pixels, or null"
     check_that(fits, "image_size", size, expected)
     fraction = given["val_fraction"]
-    fits = 0 < fraction < 1
-    check_that(fits, "val_fraction", fraction, "a number between 0 and 1")
+    check_that(0 < fraction < 1, "val_fraction", fraction, "a number between 0 and 1")
     if given["zip_encoding"] is not None:
         use_zip_encoding(given["zip_encoding"])
     if given["tune"] is not None and given["group"] is not None:

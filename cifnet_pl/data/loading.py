@@ -127,11 +127,17 @@ class ImageLoader:
             rows_of_batches, self._read, self.size, self._workers, self.device
         ):
             unreadable = []
-            for row, reason in zip(batch.files, batch.unreadable, strict=True):
-                if reason is not None:
+            readable = []
+            hashes = []
+            for row, reason, look in zip(
+                batch.files, batch.unreadable, batch.looks, strict=True
+            ):
+                if look is None:
                     unreadable.append(f"{self.images.place(row)}: {reason}")
-            hashes = [look.hash for look in batch.looks if look is not None]
-            rows = np.array(batch.readable, dtype=np.int64)
+                else:
+                    readable.append(row)
+                    hashes.append(look.hash)
+            rows = np.array(readable, dtype=np.int64)
             yield ImageBatch(
                 batch.images,
                 torch.from_numpy(self.images.labels[rows]),
@@ -242,11 +248,10 @@ def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str
     names = list(islice(distinct, UNREADABLE_SHOWN + 1))
     if len(names) == 1:
         return f"cannot read image {names[0]}: repair or remove it, or use --data.on_corrupt skip"
-    shown = names[:UNREADABLE_SHOWN]
     if len(names) > UNREADABLE_SHOWN:
-        shown.append("and more")
+        names[-1] = "and more"
     return (
-        f"cannot read these images: {'; '.join(shown)}: repair or remove them, or use"
+        f"cannot read these images: {'; '.join(names)}: repair or remove them, or use"
         " --data.on_corrupt skip"
     )
 
