@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
@@ -87,6 +87,7 @@ def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
+@dataclass(frozen=True)
 class ImageLoader:
     """Decode batches of images, by threads or processes.
 
@@ -99,22 +100,12 @@ class ImageLoader:
         processes: number of processes on this machine that decode.
     """
 
-    def __init__(
-        self,
-        images: SampleTable,
-        size: int,
-        crop_ratio: float,
-        workers: int | None,
-        device: str = "cpu",
-        processes: int = 1,
-    ):
-        self.device = device
-        self.images = images
-        self.size = size
-        self.crop_ratio = crop_ratio
-        if workers is None:
-            workers = decoding_cores(processes)
-        self._workers = workers
+    images: SampleTable
+    size: int
+    crop_ratio: float
+    workers: int | None
+    device: str = "cpu"
+    processes: int = 1
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
         """Yield decoded batches.
@@ -123,8 +114,11 @@ class ImageLoader:
             batches: positions of the images of each batch.
         """
         rows_of_batches = [batch.tolist() for batch in batches]
+        workers = self.workers
+        if workers is None:
+            workers = decoding_cores(self.processes)
         for batch in read_batches(
-            rows_of_batches, self._read, self.size, self._workers, self.device
+            rows_of_batches, self._read, self.size, workers, self.device
         ):
             unreadable = []
             readable = []
@@ -178,6 +172,7 @@ class PlannedBatch(NamedTuple):
     store: Store | None
 
 
+@dataclass
 class StoredLoader:
     """Batches in a given order, each from a store of embeddings or from decoded images.
 
@@ -194,25 +189,22 @@ class StoredLoader:
             ended while the device was still embedding the batches before.
     """
 
-    def __init__(
-        self, plan: Sequence[PlannedBatch], loader: ImageLoader, learned: bool
-    ):
-        self._plan = plan
-        self._loader = loader
-        self._learned = learned
-        self.waiting_seconds = 0.0
+    plan: Sequence[PlannedBatch]
+    loader: ImageLoader
+    learned: bool
+    waiting_seconds: float = field(default=0.0, init=False)
 
     def __len__(self) -> int:
-        return len(self._plan)
+        return len(self.plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        samples = self._loader.images
-        to_decode = [rows for rows, store in self._plan if store is None]
-        images = self._loader.decode(to_decode)
-        for rows, store in self._plan:
+        samples = self.loader.images
+        to_decode = [rows for rows, store in self.plan if store is None]
+        images = self.loader.decode(to_decode)
+        for rows, store in self.plan:
             if store is not None:
                 keys = np.zeros_like(rows)
-                if self._learned:
+                if self.learned:
                     keys = samples.hashes(rows)
                 yield EmbeddingBatch(
                     store.get(rows),
@@ -225,7 +217,7 @@ class StoredLoader:
             batch = next(images)
             # A GPU is told to embed a batch, and the program asks for the next one meanwhile. Where
             # the GPU is not done when that comes, it is not the images that it waits for.
-            if self._loader.device != "cuda" or torch.cuda.current_stream().query():
+            if self.loader.device != "cuda" or torch.cuda.current_stream().query():
                 self.waiting_seconds += time.perf_counter() - start
             yield batch
 
