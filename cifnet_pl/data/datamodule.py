@@ -151,8 +151,8 @@ class CIFNetDataModule(LightningDataModule):
     Attributes:
         given: the arguments, with the name of the source.
         kind: which samples each task brings.
-        left_out: (n,) bool, training samples that are excluded as duplicates; None without any.
-        untested: (m,) bool, test samples that are excluded; None without any.
+        left_out: (n,) bool, training samples that are excluded as duplicates.
+        untested: (m,) bool, test samples that are excluded.
         evaluated: the domain of each test sample where domains are evaluated one by one, or None.
         learns_held_out: whether the held-out samples are learned after the last task, as with the
             user's own images. Streams for research, test splits of the user, and benchmark sets
@@ -161,8 +161,8 @@ class CIFNetDataModule(LightningDataModule):
     """
 
     skipped: list[str]
-    left_out: np.ndarray | None
-    untested: np.ndarray | None
+    left_out: np.ndarray
+    untested: np.ndarray
     _plan: Plan | None
 
     def __init__(
@@ -283,8 +283,7 @@ class CIFNetDataModule(LightningDataModule):
         if number == len(plan.tasks):
             return TaskSamples([], np.zeros(0, dtype=np.int64), {})
         rows = plan.rows[number]
-        if self.left_out is not None:
-            rows = rows[~self.left_out[rows]]
+        rows = rows[~self.left_out[rows]]
         if train.sequential:
             rows = np.sort(rows)
         new = list(plan.tasks[number])
@@ -389,9 +388,7 @@ class CIFNetDataModule(LightningDataModule):
             DataError: a class that the data does not have.
         """
         val = self.source.val
-        tested = np.ones(len(val), dtype=bool)
-        if self.untested is not None:
-            tested &= ~self.untested
+        tested = ~self.untested
         if self.evaluated is not None:
             trained = self.source.train.table["domain"].nunique()
             domains = self.evaluated.codes
@@ -642,8 +639,8 @@ class CIFNetDataModule(LightningDataModule):
     def _release(self) -> None:
         """Drop everything of the last learner."""
         self.skipped = []
-        self.left_out = None
-        self.untested = None
+        self.left_out = np.zeros(len(self.source.train), dtype=bool)
+        self.untested = np.zeros(len(self.source.val), dtype=bool)
         self._plan = None
         self._memory = EvaluationMemory()
         for name in ("_caches", "_loaders", "found_duplicates"):

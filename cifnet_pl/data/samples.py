@@ -372,8 +372,8 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     where = samples.where
     names = samples.class_names
     cells = samples.table["label"].tolist()
-    if set(map(type, cells)) - {int, str}:
-        for row, label in enumerate(cells):
+    for row, label in enumerate(cells):
+        if type(label) not in (int, str):
             _check_label(label, row, where)
     codes, found = pd.factorize(np.array(cells, dtype=object))
     read = [class_name(label) if isinstance(label, str) else label for label in found]
