@@ -280,7 +280,7 @@ class CIFNetDataModule(LightningDataModule):
         """
         plan = self.plan(learned)
         train = self.source.train
-        if number == len(plan.tasks):
+        if number >= len(plan.tasks):
             return TaskSamples([], np.zeros(0, dtype=np.int64), {})
         rows = plan.rows[number]
         rows = rows[~self.left_out[rows]]

@@ -172,7 +172,7 @@ class PlannedBatch(NamedTuple):
     store: Store | None
 
 
-@dataclass
+@dataclass(eq=False)
 class StoredLoader:
     """Batches in a given order, each from a store of embeddings or from decoded images.
 

@@ -58,8 +58,9 @@ def webdataset(options: SourceOptions) -> SampleTable:
     where = printable(str(options.root))
     table = pd.DataFrame(samples, dtype=object)
     refuse_repeated(table["name"].tolist(), where, "sample")
-    splits = table["shard"].map(split_of_shard)
-    given = set(splits)
+    of_shard = {shard: split_of_shard(shard) for shard in table["shard"].unique()}
+    splits = table["shard"].map(of_shard)
+    given = set(of_shard.values())
     if "train" in given and given & {"test", "val"}:
         table["split"] = splits.fillna("train")
 
