@@ -556,16 +556,9 @@ OTHER = {
     ),
     "head": (["--model.head", "RidgeHead"], ["head.class = CIFNetHead", "RidgeHead"]),
     "ridge": (["--model.head.ridge", "0.5"], ["head.ridge = 0.01", "0.5"]),
-    "epsilon": (["--model.head.epsilon", "0.1"], ["head.epsilon = 0.05", "0.1"]),
-    "locked": (
-        ["--model.head.update_past", "false"],
-        ["head.update_past = True", "False"],
-    ),
-    "no buffer": (["--model.buffer", "null"], ["buffer.capacity = 300", "0"]),
     "buffer": (["--model.buffer.capacity", "200"], ["buffer.capacity = 300", "200"]),
     "seed": (["--seed_everything", "6"], ["buffer.seed = 5", "6"]),
     "held-out images": (["--data.split_seed", "5"], ["split_seed = 0", "5"]),
-    "their share": (["--data.val_fraction", "0.5"], ["val_fraction = 0.2", "0.5"]),
     "image size": (
         ["--model.backbone", "pixels:8", "--data.image_size", "9"],
         ["image_size = 8", "9"],
@@ -585,7 +578,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(
         ("sub_command", "size"),
-        [("fit", 0), ("fit", 100), ("fit", -1), ("validate", 4000), ("validate", -1)],
+        [("fit", 0), ("fit", 4000), ("validate", -1)],
     )
     def test_truncated(self, size, sub_command, reference, tmp_path, capsys):
         whole = (reference / "checkpoints" / "last.ckpt").read_bytes()
@@ -596,8 +589,7 @@ class TestRefused:
         assert main([sub_command, *FAST, *OPTIONS, "--logs", str(tmp_path), *LAST]) == 1
         assert f"cannot read checkpoint {path}" in one_sentence(capsys)
 
-    @pytest.mark.parametrize("sub_command", ["fit", "validate"])
-    def test_one_flipped_bit(self, sub_command, reference, tmp_path, capsys):
+    def test_one_flipped_bit(self, reference, tmp_path, capsys):
         shutil.copytree(reference, tmp_path / "default" / "version_0")
         path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
         with zipfile.ZipFile(path) as archive:
@@ -608,7 +600,7 @@ class TestRefused:
         content[entry.header_offset + entry.file_size // 2] ^= 0x40
         path.write_bytes(content)
         torch.load(path, weights_only=True)  # does not notice
-        assert main([sub_command, *FAST, *OPTIONS, "--logs", str(tmp_path), *LAST]) == 1
+        assert fit(tmp_path, *OPTIONS, *LAST) == 1
         assert "is damaged: the checksum of" in one_sentence(capsys)
 
     def test_two_runs_in_one_folder(self, reference, tmp_path, capsys):
@@ -656,18 +648,10 @@ def _state(key, value):
 
 
 HOSTILE = {
-    "no format": _without("format"),
     "no settings": _without("settings"),
     "another format": _with("format", 99),
     "a name twice": _with("class_names", ["0"] * 6),
-    "fewer names": _with("class_names", ["0", "1"]),
-    "negative size": _with("task_sizes", [8, -2]),
     "a setting is gone": lambda c: c["cifnet"]["settings"].pop("head"),
-    "under way is a text": _with("under_way", "no"),
-    "under way before any task": (
-        lambda c: c["cifnet"].update(under_way=True, class_names=[], task_sizes=[])
-    ),
-    "metadata is a text": lambda c: c.update(cifnet="hello"),
     "metadata is gone": lambda c: c.pop("cifnet"),
     "state is gone": lambda c: c.pop("state_dict"),
     "loops are gone": lambda c: c.pop("loops"),
@@ -675,7 +659,6 @@ HOSTILE = {
     "rows are gone": lambda c: c["cifnet"]["record"].update(rows=[]),
     "foreign tensor": _state("head.foreign", torch.rand(3)),
     "weights of another shape": _state("head.cohorts.0.weights", torch.rand(3, 3, 3)),
-    "weights are gone": lambda c: c["state_dict"].pop("head.cohorts.0.weights"),
 }
 
 
