@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from cifnet_pl.heads.base import Head
-from cifnet_pl.statistics import LeftOut, log_odds, to_probabilities
+from cifnet_pl.statistics import LeftOut, log_probabilities, to_probabilities
 from cifnet_pl.statistics.leaving_out import ROUNDING
 from cifnet_pl.utilities.errors import UsageError, check_that
 
@@ -201,44 +200,41 @@ def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFi
     scaled = list[Tensor]()
     spreads = list[float]()
     for scores in rules:
-        centred = scores - scores.mean(dim=1, keepdim=True)
-        spread = float(centred.square().mean().sqrt()) or 1.0
+        here = scores.cpu()  # for many small steps
+        centred = here - here.mean(dim=1, keepdim=True)
+        variance = centred.square().mean()
+        spread = float(variance.sqrt()) or 1.0
         scaled.append(centred / spread)
         spreads.append(spread)
-    parts = torch.stack(scaled)
-    samples, classes = parts.shape[1:]
-    one_hot = torch.nn.functional.one_hot(columns, classes).double()
+    samples, classes = scaled[0].shape
+    one_hot = torch.nn.functional.one_hot(columns.cpu(), classes).double()
     even = torch.full_like(one_hot, 1 / classes)
     target = torch.lerp(one_hot, even, 1 / (samples + 2))
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
-        *weights, power = torch.from_numpy(values).to(parts)
-        logits = (torch.stack(weights)[:, None, None] * parts).sum(dim=0)
-        first, odds, others = log_odds(logits)
-        of_first = target.gather(1, first)
-        log_others = logsigmoid(-power * odds) + others
-        log_p = log_others.scatter(1, first, logsigmoid(power * odds))
-        # Slopes by the odds, and by the logits.
-        excess = torch.sigmoid(power * odds) - of_first
-        slopes = others.exp() * (1 - of_first - power * excess) - target
-        slopes = slopes.scatter(1, first, power * excess)
-        by_weight = (parts * slopes).sum(dim=(1, 2))
-        by_power = (excess * odds).sum()
-        gradient = torch.cat([by_weight, by_power[None]]) / samples
-        return -float((target * log_p).sum()) / samples, gradient.cpu().numpy()
+        """Return the mean negative log likelihood, and its gradient."""
+        parameters = torch.from_numpy(values).to(target).requires_grad_()
+        with torch.enable_grad():
+            *weights, power = parameters
+            logits = torch.zeros_like(target)
+            for weight, part in zip(weights, scaled, strict=True):
+                logits = logits + weight * part
+            log_likelihoods = target * log_probabilities(logits, power)
+            mean = -log_likelihoods.sum() / samples
+        (gradient,) = torch.autograd.grad(mean, [parameters])
+        return mean.item(), gradient.numpy()
 
-    if classes == 1:
-        return ProbabilityFit(tuple(1 / spread for spread in spreads), 1.0)
-    least = [SMALLEST_WEIGHT] + [0.0] * (len(rules) - 1) + [SMALLEST_POWER]
-    most = [np.inf] * len(rules) + [1.0]
-    if classes == 2:
-        least[-1] = 1.0
-    bounds = list(zip(least, most, strict=True))
-    start = np.ones(len(bounds))
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
-    *weights, power = found.x.tolist()
-    scaled_back = zip(weights, spreads, strict=True)
-    return ProbabilityFit(tuple(w / spread for w, spread in scaled_back), power)
+    weights = [1.0] * len(rules)
+    power = 1.0
+    if classes > 1:
+        smallest_power = SMALLEST_POWER if classes > 2 else 1.0
+        weight_bounds = [(SMALLEST_WEIGHT, None)] + [(0.0, None)] * (len(rules) - 1)
+        bounds = [*weight_bounds, (smallest_power, 1.0)]
+        start = np.ones(len(bounds))
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+        *weights, power = found.x.tolist()
+    scaled_back = [w / spread for w, spread in zip(weights, spreads, strict=True)]
+    return ProbabilityFit(tuple(scaled_back), power)
 
 
 def calibrate(samples: CalibrationSamples) -> None:

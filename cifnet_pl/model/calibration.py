@@ -202,22 +202,22 @@ class Calibration(GrowingModule):
             stored: the samples in the buffer.
         """
         alone = torch.arange(len(stored.y), device=stored.y.device)
-        samples = CalibrationSamples(
-            head, stored.z, stored.y, alone, counted=self.counted(stored.y, stored.key)
-        )
-        kind: Kind = "given"
-        groups = self._groups_given_for(stored.key)
-        clusters = groups
-        if groups is None:
+        counted = self.counted(stored.y, stored.key)
+        samples = CalibrationSamples(head, stored.z, stored.y, alone, counted=counted)
+        grouped = samples
+        kind: Kind = "independent"
+        clusters = self._groups_given_for(stored.key)
+        if clusters is not None:
+            kind = "given"
+        else:
             found = find_groups(samples.z, samples.columns, samples.rules[0])
             clusters = found.clusters
-            kind = "independent"
-            groups = alone
             if found.dependent:
                 kind = "found"
-                groups = clusters
-        self.groups = groups
-        grouped = samples.grouped(groups)
+        self.groups = alone
+        if kind != "independent":
+            self.groups = clusters
+            grouped = samples.grouped(clusters)
         calibrate(grouped)
         few = MIN_IMAGES_PER_CLASS * len(head.classes)
         if kind != "given" and len(stored.y) < few:
@@ -442,99 +442,3 @@ def widened(estimate: Estimate | None, loo: Estimate | None) -> Estimate | None:
     low = accuracy - math.hypot(accuracy - estimate.interval.low, gap)
     high = accuracy + math.hypot(estimate.interval.high - accuracy, gap)
     return Estimate(accuracy, Interval(max(0.0, low), min(100.0, high)))
-
-
-# ---------------------------------------------------------------------- what more images bring
-
-
-def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:
-    """Estimate how many points ten more images of each class would bring on new groups.
-
-    What the last ten brought is measured: a head learns all samples but ten of each class, drawn at
-    random. Both heads predict the samples that it learned, each without its group. Errors are taken
-    to fall with the square root of the number of images n, so that the next ten bring
-    ``(n^-½ − (n + 10)^-½) / ((n − 10)^-½ − n^-½)`` of that.
-
-    Args:
-        samples: buffer samples by which a model is calibrated, all that it learned.
-
-    Returns:
-        95 % interval over the images of classes with ``MIN_IMAGES_PER_CLASS`` or more; None where
-        most classes have fewer.
-    """
-    if samples is None or not samples.learned:
-        return None
-    head = samples.head
-    if not head.leaves_one_out or head.uses_buffer:
-        return None
-    y = samples.columns
-    count = y.bincount(minlength=len(head.classes))
-    enough = count >= MIN_IMAGES_PER_CLASS
-    is_whole = len(y) == sum(head.class_counts().values())
-    if not is_whole or 2 * int(enough.sum()) < len(count):
-        return None
-    added = 10 * enough
-    rows = _all_but_the_last(samples.z, y, added)
-    fewer = head.fresh()
-    fewer.begin_task(head.classes, (count - added).tolist())
-    fewer.observe(samples.z[rows], samples.y[rows])
-    fewer.solve()
-    groups = None
-    if samples.groups is not None:
-        groups = samples.groups[rows]
-    learned_by_fewer = CalibrationSamples(
-        fewer, samples.z[rows], samples.y[rows], groups
-    )
-    calibrate(learned_by_fewer)
-    columns = y[rows]
-    before = _correct(learned_by_fewer.scores(), columns)
-    after = _correct(samples.scores()[rows], columns)
-    gains = (after - before)[enough[columns]]
-    gains = gains[gains.isfinite()]
-    if len(gains) < 2:
-        return None
-    n = float(count[enough].double().mean())
-    fall_of_last = (n - 10) ** -0.5 - n**-0.5
-    fall_of_next = n**-0.5 - (n + 10) ** -0.5
-    points = 100 * fall_of_next / fall_of_last
-    mean = float(gains.mean()) * points
-    margin = 1.96 * float(gains.std()) / len(gains) ** 0.5 * points
-    return Interval(mean - margin, mean + margin)
-
-
-def gain_text(gain: Interval | None) -> str:
-    """Return what more images would bring, in words; only the upper end is promised.
-
-    Args:
-        gain: result of :func:`gain_of_more_images`.
-    """
-    if gain is None:
-        return "too few to say"
-    most = round(gain.high)
-    if most < 1:
-        return "less than a point"
-    return f"at most {number_of(most, 'point')}"
-
-
-def _correct(scores: Tensor, columns: Tensor) -> Tensor:
-    """Return (n,) 1 where the true column has the largest score, else 0; NaN where not known."""
-    correct = (scores.argmax(dim=1) == columns).double()
-    return correct.masked_fill(~scores.isfinite().all(dim=1), torch.nan)
-
-
-def _all_but_the_last(z: Tensor, y: Tensor, left_out: Tensor) -> Tensor:
-    """Return the rows of all samples but some of each class, drawn at random.
-
-    Args:
-        z: (n, d) embeddings.
-        y: (n,) column of each sample.
-        left_out: (C,) samples of each class to leave out.
-    """
-    drawn = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    # The same images are drawn in whatever order they came.
-    order = z.double().sum(dim=1).argsort()[drawn.to(y.device)]
-    order = order[y[order].argsort(stable=True)]
-    count = y.bincount(minlength=len(left_out))
-    first = count.cumsum(0) - count
-    rank = torch.arange(len(y), device=y.device) - first[y[order]]
-    return order[rank >= left_out[y[order]]]

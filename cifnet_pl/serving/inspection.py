@@ -16,11 +16,10 @@ from cifnet_pl.model.calibration import (
     MIN_IMAGES_PER_CLASS,
     Kind,
     forecast,
-    gain_of_more_images,
-    gain_text,
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import left_out_confusion, percent, rarely_predicted
+from cifnet_pl.model.more_images import gain_of_more_images, gain_text
 from cifnet_pl.serving.gate import ApiObject
 from cifnet_pl.serving.messages import ACCURACY_MESSAGES, SHOWN_NAMES, RequestError
 
@@ -188,7 +187,7 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
         confusion = left_out_confusion(model)
     if samples is None or confusion is None:
         return estimates
-    rare = rarely_predicted(confusion.diagonal(), confusion.sum(axis=1))
+    rare = rarely_predicted(confusion)
     for row, estimate in enumerate(estimates):
         estimate.confused_with = confused_with(names, confusion[row], row)
         images = int(confusion[row].sum())

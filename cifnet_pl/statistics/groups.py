@@ -18,7 +18,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from cifnet_pl.statistics.leaving_out import LeftOut
+from cifnet_pl.statistics.leaving_out import LeftOut, errors
 
 NEAR_DUPLICATE = 0.87
 """Mean cosine within a cluster from which on its images are near-duplicates.
@@ -162,18 +162,12 @@ def find_groups(z: Tensor, columns: Tensor, left_out: LeftOut) -> FoundGroups:
     """
     clusters = Clusters(z, columns)
     groups = clusters.of_part(PART)
-    wrong = _errors(left_out(groups.to(z.device)), columns)
+    wrong = errors(left_out(groups.to(z.device)), columns)
     known = wrong.isfinite()
     random = list[Tensor]()
     for draw in range(DRAWS):
         dealt = clusters.dealt(groups, draw)
-        random.append(_errors(left_out(dealt.to(z.device)), columns)[known])
+        random.append(errors(left_out(dealt.to(z.device)), columns)[known])
     expected = torch.stack(random).nan_to_num(1.0).sum(dim=1).mean()
     cost = float((1 + wrong[known].sum()) / (1 + expected))
     return FoundGroups(groups.to(z.device), cost >= COST, cost)
-
-
-def _errors(scores: Tensor, columns: Tensor) -> Tensor:
-    """Return (n,) 1 for an error, 0 for none, NaN where nothing is known."""
-    wrong = (scores.argmax(dim=1) != columns).double()
-    return wrong.masked_fill(~scores.isfinite().all(dim=1), torch.nan)

@@ -27,6 +27,18 @@ ROWS_PER_STEP = 1024
 """Rows whose groups are left out at a time; it bounds memory."""
 
 
+def errors(scores: Tensor, columns: Tensor) -> Tensor:
+    """Return (n,) 1 for an error, 0 for none, NaN where nothing is known.
+
+    Args:
+        scores: (n, C).
+        columns: (n,) true column of each.
+    """
+    wrong = (scores.argmax(dim=1) != columns).double()
+    unknown = ~scores.isfinite().all(dim=1)
+    return wrong.masked_fill(unknown, torch.nan)
+
+
 def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
     """Yield the rows (g, k) int64 of groups of one size k, many groups at a time.
 
