@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import (
-    bare_loop,
     fit_overhead,
     growth,
     head_update,
@@ -76,21 +75,6 @@ def test_training_pass_against_its_rivals() -> None:
     assert all(
         "2 runs of 2 tasks of 6 JPEGs, pixels, 8 px" in row.settings for row in rows
     )
-
-
-@pytest.mark.system
-def test_the_bare_loop_takes_its_turns_inside_a_run() -> None:
-    tiny = fit_overhead.Setup(
-        4, 6, 2, 32, 64, 2, 1, 1, "EfficientNet-Lite0", ("--trainer.accelerator", "cpu")
-    )
-    rows = list(bare_loop.rows_of_size(tiny))
-    assert len({row.name for row in rows}) == len(rows) in (2, 3)
-    assert all(
-        row.name.startswith("(k) decoding and a bare ONNX Runtime loop over ")
-        for row in rows
-    )
-    assert all("24 JPEGs in 2 tasks, 1 runs" in row.settings for row in rows)
-    assert all(float(row.rival.split()[0]) > 0 for row in rows)
 
 
 def test_growth(monkeypatch: pytest.MonkeyPatch) -> None:

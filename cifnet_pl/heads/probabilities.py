@@ -200,13 +200,14 @@ def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFi
     scaled = list[Tensor]()
     spreads = list[float]()
     for scores in rules:
-        centred = scores - scores.mean(dim=1, keepdim=True)
+        here = scores.cpu()  # for many small steps
+        centred = here - here.mean(dim=1, keepdim=True)
         variance = centred.square().mean()
         spread = float(variance.sqrt()) or 1.0
         scaled.append(centred / spread)
         spreads.append(spread)
     samples, classes = scaled[0].shape
-    one_hot = torch.nn.functional.one_hot(columns, classes).double()
+    one_hot = torch.nn.functional.one_hot(columns.cpu(), classes).double()
     even = torch.full_like(one_hot, 1 / classes)
     target = torch.lerp(one_hot, even, 1 / (samples + 2))
 
@@ -221,7 +222,7 @@ def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFi
             log_likelihoods = target * log_probabilities(logits, power)
             mean = -log_likelihoods.sum() / samples
         (gradient,) = torch.autograd.grad(mean, [parameters])
-        return mean.item(), gradient.cpu().numpy()
+        return mean.item(), gradient.numpy()
 
     weights = [1.0] * len(rules)
     power = 1.0
