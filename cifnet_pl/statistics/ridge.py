@@ -193,9 +193,11 @@ def gcv_ridge(
     def score(logarithm: float) -> float:
         ridge = math.exp(logarithm)
         penalised = values + ridge
-        explained = (squares * (penalised + ridge) / penalised**2).sum()
-        freedom = free + (values / penalised).sum()
-        return float((tss.item() - explained) / (samples - freedom) ** 2)
+        explained = squares * (penalised + ridge) / penalised**2
+        rss = tss.item() - explained.sum()
+        shrinkage = values / penalised
+        freedom = free + shrinkage.sum()
+        return float(rss / (samples - freedom) ** 2)
 
     rounding = len(gram) * torch.finfo(gram.dtype).eps * float(values[-1])
     smallest = _ridge_of_freedom(values, LARGEST_DF_SHARE * samples - free, rounding)
@@ -247,7 +249,10 @@ def gcv_ridge_of_free_bias(
     total = gram[0, 0]
     mean = gram[0, 1:] / total
     target_mean = moment[0] / total
-    centred_gram = gram[1:, 1:] - total * torch.outer(mean, mean)
-    centred_moment = moment[1:] - total * torch.outer(mean, target_mean)
-    tss = target_square - total * target_mean.square().sum()
+    of_mean = total * torch.outer(mean, mean)
+    of_both_means = total * torch.outer(mean, target_mean)
+    of_target_mean = total * target_mean.square().sum()
+    centred_gram = gram[1:, 1:] - of_mean
+    centred_moment = moment[1:] - of_both_means
+    tss = target_square - of_target_mean
     return gcv_ridge(centred_gram, centred_moment, tss, samples, free=1)
