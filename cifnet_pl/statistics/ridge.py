@@ -179,11 +179,11 @@ def gcv_ridge(
         )
     # Eigenvalues near zero can keep LAPACK from converging: they are moved away from it.
     shift = float(gram.diagonal().mean())
-    shifted = gram.to("cpu", torch.float64, copy=True)
-    shifted.diagonal().add_(shift)
-    values, vectors = np.linalg.eigh(shifted.numpy())  # faster than PyTorch's
+    shifted = np.array(gram.cpu().double())
+    shifted[np.diag_indices(len(gram))] += shift
+    values, vectors = np.linalg.eigh(shifted)  # faster than PyTorch's
     values = (values - shift).clip(min=0)
-    rotated = vectors.T @ moment.double().cpu().numpy()
+    rotated = vectors.T @ moment.cpu().double().numpy()
     squares = np.square(rotated).sum(axis=1)
     largest = float(values.sum())
     # All embeddings alike: any ridge gives zero weights.
