@@ -27,7 +27,7 @@ from cifnet_pl.images.image import (
 from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.utilities.errors import CifnetError, DataError
 from cifnet_pl.utilities.names import class_name, class_name_problem
-from cifnet_pl.utilities.text import first_line, listed, printable
+from cifnet_pl.utilities.text import listed, one_line, printable
 
 
 @dataclass(eq=False)
@@ -188,7 +188,7 @@ class SampleTable:
         except CifnetError:
             raise
         except Exception as error:  # each object and decoder fails in its own way
-            raise UnreadableImage(first_line(error)) from error
+            raise UnreadableImage(one_line(error)) from error
 
     def image(self, row: int) -> EncodedImage:
         """Read an image; UnreadableImage where that fails."""

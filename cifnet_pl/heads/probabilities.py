@@ -207,13 +207,14 @@ def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFi
     scaled = []
     spreads = []
     for scores in rules:
-        centred = scores - scores.mean(dim=1, keepdim=True)
+        here = scores.cpu()  # for many small steps
+        centred = here - here.mean(dim=1, keepdim=True)
         variance = centred.square().mean()
         spread = float(variance.sqrt()) or 1.0
         scaled.append(centred / spread)
         spreads.append(spread)
     samples, classes = scaled[0].shape
-    certain = one_hot(columns, classes).double()
+    certain = one_hot(columns.cpu(), classes).double()
     even = torch.full_like(certain, 1 / classes)
     target = torch.lerp(certain, even, 1 / (samples + 2))
 
@@ -228,7 +229,7 @@ def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFi
             log_likelihoods = target * log_probabilities(logits, power)
             mean = -log_likelihoods.sum() / samples
         (gradient,) = torch.autograd.grad(mean, [parameters])
-        return mean.item(), gradient.cpu().numpy()
+        return mean.item(), gradient.numpy()
 
     weights = [1.0] * len(rules)
     power = 1.0

@@ -64,7 +64,8 @@ def learned_model(module: Any) -> Classifier:
         model = _linear_model(module, backbone, linear, exemplars)
     else:
         model = _nearest_mean_model(module, backbone, exemplars)
-    module.prepare_model(model)
+    images = module.data.describe_images(module.backbone.preprocessing)
+    model.prepare(images, str(module.trainer.precision))
     model.engines = ["torch"]
     known = 0
     for names in module.learned_tasks:

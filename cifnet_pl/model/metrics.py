@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -84,7 +84,8 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
         10.0
     """
     drops = []
-    for j, last in enumerate(_at_the_end(matrix)):
+    for j in range(len(matrix) - 1):
+        last = matrix[-1][j]
         column = [row[j] for row in matrix[j:]]
         known = [accuracy for accuracy in column if accuracy is not None]
         if last is not None:
@@ -110,18 +111,12 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
         -10.0
     """
     changes = []
-    for j, last in enumerate(_at_the_end(matrix)):
+    for j in range(len(matrix) - 1):
         first = matrix[j][j]
+        last = matrix[-1][j]
         if first is not None and last is not None:
             changes.append(last - first)
     return average_accuracy(changes)
-
-
-def _at_the_end(matrix: Sequence[Row]) -> Row:
-    """Return the accuracies on the earlier tasks after the last one."""
-    if not matrix:
-        return []
-    return matrix[-1][:-1]
 
 
 def max_drop(trajectory: Sequence[float | None]) -> float | None:
@@ -191,8 +186,9 @@ def confidence_bins(confidence: Tensor, correct: Tensor) -> Tensor:
     position = torch.bucketize(confidence, edges, right=True) - 1
     # Sums of float32 values in float64 are the same in any order and in any batches.
     ones = torch.ones_like(confidence)
-    counts = torch.stack([ones, confidence, correct.float()], dim=1).double()
-    bins = torch.zeros(ECE_BINS + 1, 3, dtype=torch.float64, device=confidence.device)
+    columns = [ones, confidence, correct.float()]
+    counts = torch.stack(columns, dim=1).double()
+    bins = counts.new_zeros(ECE_BINS + 1, 3)
     return bins.index_add_(0, position, counts)
 
 
@@ -240,19 +236,21 @@ RARELY_PREDICTED = 25.0
 """Accuracy of a class in percent, below which the class is called rarely predicted."""
 
 
-def rarely_predicted(correct: np.ndarray, images: np.ndarray) -> np.ndarray:
+def rarely_predicted(confusion: np.ndarray) -> list[int]:
     """Find the rarely predicted classes among those with at least five images.
 
     Args:
-        correct: (C,) images of each class whose class is predicted.
-        images: (C,) images of each class.
+        confusion: (C, C) numbers of images, true classes in rows.
 
     Returns:
-        (m,) their positions.
+        Their positions.
     """
-    enough = images >= MIN_TEST_IMAGES
-    is_rare = 100 * correct < RARELY_PREDICTED * images
-    return np.flatnonzero(enough & is_rare)
+    images = confusion.sum(axis=1)
+    limit = RARELY_PREDICTED * images / 100
+    is_rare = confusion.diagonal() < limit
+    is_tested = images >= MIN_TEST_IMAGES
+    columns: list[int] = np.flatnonzero(is_tested & is_rare).tolist()
+    return columns
 
 
 def confusion_matrix(
@@ -291,8 +289,7 @@ def rarely_predicted_by(model: Classifier) -> list[str]:
     confusion = left_out_confusion(model)
     if confusion is None:
         return []
-    columns = rarely_predicted(confusion.diagonal(), confusion.sum(axis=1))
-    return [model.class_names[column] for column in columns]
+    return [model.class_names[column] for column in rarely_predicted(confusion)]
 
 
 def rarely_predicted_message(names: Sequence[str], sample: str = "image") -> str | None:
@@ -454,16 +451,18 @@ class Evaluation:
         matrix = self.confusion()
         errors = matrix - np.diag(matrix.diagonal())
         scores = []
-        for column in np.flatnonzero(matrix.sum(axis=1)):
+        images = matrix.sum(axis=1)
+        for column in np.flatnonzero(images):
             other = int(errors[column].argmax())
+            confusions = int(errors[column, other])
+            confused_with = None
+            if confusions:
+                confused_with = self.class_names[other]
+            name = self.class_names[column]
+            correct = int(matrix[column, column])
             score = ClassScore(
-                name=self.class_names[column],
-                images=int(matrix[column].sum()),
-                correct=int(matrix[column, column]),
-                confusions=int(errors[column, other]),
+                name, int(images[column]), correct, confused_with, confusions
             )
-            if score.confusions:
-                score = replace(score, confused_with=self.class_names[other])
             scores.append(score)
         scores.sort(key=lambda score: (not score.tested, score.percent, score.name))
         return scores
@@ -471,9 +470,7 @@ class Evaluation:
     @property
     def rarely_predicted(self) -> list[str]:
         """Classes that are rarely predicted for their images."""
-        matrix = self.confusion()
-        images = matrix.sum(axis=1)
-        columns = rarely_predicted(matrix.diagonal(), images)
+        columns = rarely_predicted(self.confusion())
         return [self.class_names[column] for column in columns]
 
     def confused_pairs(self) -> list[ConfusedPair]:

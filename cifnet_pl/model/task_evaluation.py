@@ -144,8 +144,7 @@ class TaskEvaluation:
     @property
     def rarely_predicted(self) -> list[int]:
         """Columns of the rarely predicted classes."""
-        columns: list[int] = rarely_predicted(*self.class_counts.numpy()).tolist()
-        return columns
+        return rarely_predicted(self.confusion)
 
     @property
     def task_accuracy(self) -> list[float | None]:

@@ -187,7 +187,7 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
         confusion = left_out_confusion(model)
     if samples is None or confusion is None:
         return estimates
-    rare = rarely_predicted(confusion.diagonal(), confusion.sum(axis=1))
+    rare = rarely_predicted(confusion)
     for row, estimate in enumerate(estimates):
         estimate.confused_with = confused_with(names, confusion[row], row)
         images = int(confusion[row].sum())
