@@ -182,6 +182,7 @@ class ProbabilityFit(NamedTuple):
     power: float
 
 
+@torch.inference_mode(mode=False)  # gradients are needed
 def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFit:
     """Fit the weights of rules and the power of the odds by the smallest negative log likelihood.
 
@@ -234,7 +235,9 @@ def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFi
     weights = [1.0] * len(rules)
     power = 1.0
     if classes > 1:
-        smallest_power = SMALLEST_POWER if classes > 2 else 1.0
+        smallest_power = SMALLEST_POWER
+        if classes == 2:
+            smallest_power = 1.0
         weight_bounds = [(SMALLEST_WEIGHT, None)] + [(0.0, None)] * (len(rules) - 1)
         bounds = [*weight_bounds, (smallest_power, 1.0)]
         start = np.ones(len(bounds))
