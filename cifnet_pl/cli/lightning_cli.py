@@ -364,3 +364,13 @@ def quieten() -> None:
         warnings.filterwarnings("ignore", message=message)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # This package's own messages go through Lightning's logger of the first process.
+    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    shared.setLevel(logging.INFO)
+    shared.addFilter(_is_for_the_user)
+
+
+def _is_for_the_user(record: logging.LogRecord) -> bool:
+    package = Path(__file__).parents[1]
+    is_ours = Path(record.pathname).is_relative_to(package)
+    return is_ours or record.levelno >= logging.WARNING

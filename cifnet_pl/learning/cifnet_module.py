@@ -27,11 +27,11 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.testing import try_head
 from cifnet_pl.utilities.errors import (
     CheckpointError,
-    UnsupportedError,
     UsageError,
     check_embeddings,
     explained,
     explaining_full_memory,
+    prefixed,
 )
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import state_of
@@ -190,13 +190,12 @@ class CIFNetModule(TaskModule):
         Raises:
             UnsupportedError: it cannot.
         """
-        try:
+        stream = type(self.data.kind).__name__
+        name = type(self.head).__name__
+        with prefixed(
+            f"with --data.stream {stream} classes return with new samples, which {name} cannot add"
+        ):
             self.head.require("merges_sites")
-        except UnsupportedError as error:
-            raise UnsupportedError(
-                f"with --data.stream {type(self.data.kind).__name__} classes return with new"
-                f" samples, which {type(self.head).__name__} cannot add: {error}; RidgeHead can"
-            ) from error
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Begin the task in the model: its new classes, and those that return."""

@@ -114,13 +114,17 @@ def find_near_duplicates(z: np.ndarray, labels: np.ndarray) -> NearDuplicates:
     """
     y = torch.from_numpy(labels)
     similar = near_duplicates(torch.from_numpy(z), y).numpy()
-    class_size = np.bincount(labels)[labels]
-    group_size = np.bincount(similar)[similar]
+    class_sizes = np.bincount(labels)
+    class_size = class_sizes[labels]
+    group_sizes = np.bincount(similar)
+    group_size = group_sizes[similar]
     # Without more than half of a class little would be known of it: its images stand alone.
+    is_too_large = 2 * group_size > class_size
     alone = len(labels) + np.arange(len(labels))
-    together = np.where(2 * group_size > class_size, alone, similar)
+    together = np.where(is_too_large, alone, similar)
     _, groups = np.unique(together, return_inverse=True)
-    judged = (class_size > 1) & (group_size < class_size)
+    has_others = group_size < class_size
+    judged = (class_size > 1) & has_others
     return NearDuplicates(groups, group_size > 1, judged)
 
 
@@ -306,7 +310,8 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningC
         rows = np.sort(first.index.to_numpy())
         found = find_near_duplicates(z[rows], labels[rows])
         drawn.append((rows, found.groups))
-        measured[labels[rows[~found.judged]]] = False
+        unjudged = rows[~found.judged]
+        measured[labels[unjudged]] = False
     if not measured.any():  # all classes are bursts: a single point
         measured = counts >= sizes[-1]
         sizes = sizes[-1:]
@@ -324,7 +329,8 @@ def _curve_sizes(counts: np.ndarray) -> list[int]:
     several = np.sort(counts[counts > 1])  # of a single image nothing can be measured
     if not len(several):
         return [1]
-    largest = int(several[(len(several) - 1) // 2])
+    middle = (len(several) - 1) // 2
+    largest = int(several[middle])
     halvings = range(largest.bit_length() - 2, -1, -1)
     return [largest >> halving for halving in halvings]
 
@@ -413,7 +419,7 @@ def embeddings_of(
         for rows, z in _embedded(model, images, cache, unreadable, progress):
             embedded = pd.DataFrame({"label": images.files.labels[rows]})
             embedded["hash"] = images.files.hashes(rows)
-            embedded["file"] = [images.path(row) for row in rows.tolist()]
+            embedded["file"] = [samples.file(row) for row in rows.tolist()]
             found.append((embedded, z))
     if not found:
         raise DataError("none of the images can be read: there is nothing to audit")

@@ -92,8 +92,8 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
         title: title of the figure.
     """
     totals = matrix.sum(axis=1)
-    in_use = totals + matrix.sum(axis=0)
-    tested = np.flatnonzero(in_use)
+    predicted = matrix.sum(axis=0)
+    tested = np.flatnonzero(totals + predicted)
     images = np.maximum(totals, 1)
     shares = matrix / images[:, None]
     if len(tested) > MAX_CONFUSION_CLASSES:
@@ -129,15 +129,7 @@ def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figu
     edges = np.arange(size + 1) - 0.5
     axes.pcolormesh(edges, edges, correct, cmap="Greens", vmin=0, vmax=130)
     colours = LogNorm(1, 100)
-    mesh = axes.pcolormesh(
-        edges,
-        edges,
-        wrong,
-        cmap="OrRd",
-        norm=colours,
-        edgecolors="0.9",
-        linewidth=0.4,
-    )
+    mesh = axes.pcolormesh(edges, edges, wrong, cmap="OrRd", norm=colours)
     across = edges[[0, -1]]
     downwards = edges[[-1, 0]]
     axes.set(aspect="equal", xlim=across, ylim=downwards)
@@ -146,6 +138,8 @@ def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figu
     axes.set_yticks(range(size), labels, fontsize=points, parse_math=False)
     axes.set(xlabel="predicted class", ylabel="true class")
     axes.set_title(title, parse_math=False)
+    axes.hlines(edges, *across, color="0.9", linewidth=0.4)
+    axes.vlines(edges, *across, color="0.9", linewidth=0.4)
     _write_percentages(axes, percent, cell.number_points)
     left = 1 + 0.25 / side
     width = 0.14 / side

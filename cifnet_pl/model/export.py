@@ -61,11 +61,12 @@ class Square(nn.Module):
         columns = torch.scalar_tensor(width, dtype=torch.float64)
         short_side = torch.minimum(rows, columns)
         side = short_side * self.crop_ratio
-        x = images.permute(0, 3, 1, 2).float()
+        pixels = images.permute(0, 3, 1, 2).float()
         across = self._weights(width, columns, side)
-        x = _round_to_8_bits(x @ across.T)
+        resized = pixels @ across.T
+        narrow = _round_to_8_bits(resized)
         down = self._weights(height, rows, side)
-        return _round_to_8_bits(down @ x)
+        return _round_to_8_bits(down @ narrow)
 
     def _weights(self, pixels: int, length: Tensor, side: Tensor) -> Tensor:
         """Return the weights (size, pixels) float32 of one pass.
@@ -82,8 +83,8 @@ class Square(nn.Module):
         pixel_numbers = torch.arange(pixels, dtype=torch.float64)
         position = pixel_numbers + 0.5
         apart = position[None] - centre[:, None]
-        distance = apart / torch.clamp_min(step, 1.0)
-        weights = cubic_kernel(distance)
+        width = torch.clamp_min(step, 1.0)
+        weights = cubic_kernel(apart / width)
         total = weights.sum(dim=1, keepdim=True)
         return (weights / total).float()
 

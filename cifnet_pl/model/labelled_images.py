@@ -115,10 +115,6 @@ class LabelledImages:
             looks = [self.looks[row] for row in rows]
         return LabelledImages(names, files, looks)
 
-    def path(self, row: int) -> Path:
-        """Return the file of an image."""
-        return self.files.file(row)
-
     def held_out(self, rows: np.ndarray, share: float) -> np.ndarray:
         """Choose the held-out images of one class; near-duplicates are on the same side.
 

@@ -167,9 +167,10 @@ def score(
     columns = np.array([model.class_names.index(name) for name in images.class_names])
     for part in pieces(rows, EMBEDDED_BATCH):
         embeddings = torch.from_numpy(z[part]).to(model.device)
-        labels = torch.from_numpy(columns[images.files.labels[part]])
         probabilities = model.head.probabilities(embeddings)
-        evaluation.update(probabilities, labels.to(model.device))
+        labels = images.files.labels[part]
+        target = torch.from_numpy(columns[labels])
+        evaluation.update(probabilities, target.to(model.device))
     evaluation.finish()
     return evaluation
 
@@ -235,8 +236,8 @@ def learn(
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
         warnings=found.messages,
-        duplicates=[images.path(row) for row in found.duplicates.tolist()],
-        undecided=[images.path(row) for row in found.undecided],
+        duplicates=[images.files.file(row) for row in found.duplicates.tolist()],
+        undecided=[images.files.file(row) for row in found.undecided],
     )
 
 

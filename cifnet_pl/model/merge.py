@@ -156,7 +156,8 @@ def absorb(model: Classifier, other: Classifier) -> None:
     label_of = model.label_of
     new = [name for name in other.class_names if name not in label_of]
     first = max(label_of.values(), default=-1) + 1
-    label_of.update((name, label) for label, name in enumerate(new, first))
+    for label, name in enumerate(new, first):
+        label_of[name] = label
     labels = {label: label_of[name] for label, name in other.name_of.items()}
     images = sum(other.counts.values())
     duplicates = model.images.duplicates + other.images.duplicates
@@ -172,12 +173,14 @@ def absorb(model: Classifier, other: Classifier) -> None:
             model.calibration.exclude_selected(given.chosen)
     other.images.relabel(labels)
     model.images.add(other.images.image_labels, other.images.hashes)
-    model.head.count_duplicates(model.images.duplicates - duplicates)
+    new_duplicates = model.images.duplicates - duplicates
+    model.head.count_duplicates(new_duplicates)
     model.held_out = None  # the split of one says nothing of the other's images
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals
     model.record_engines(other.engines)
-    model.history.append(_merge_event(len(model.class_names), images, other.history))
+    event = _merge_event(len(model.class_names), images, other.history)
+    model.history.append(event)
 
 
 def check_same_embeddings(model: Classifier, other: Classifier) -> None:

@@ -158,7 +158,8 @@ def top_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     raised = probabilities.scatter(1, predicted, float("inf"))
     ranked = raised.argsort(dim=1, descending=True, stable=True)
     columns = ranked[:, :TOP_K]
-    return columns, probabilities.gather(1, columns)
+    values = probabilities.gather(1, columns)
+    return columns, values
 
 
 # ---------------------------------------------------------------------- calibration error
@@ -281,7 +282,8 @@ def left_out_confusion(model: Classifier) -> np.ndarray | None:
         return None
     scores, columns, _ = samples.known_scores()
     predicted = scores.argmax(dim=1).cpu().numpy()
-    return confusion_matrix(columns.cpu().numpy(), predicted, len(model.class_names))
+    target = columns.cpu().numpy()
+    return confusion_matrix(target, predicted, len(model.class_names))
 
 
 def rarely_predicted_by(model: Classifier) -> list[str]:
@@ -424,11 +426,11 @@ class Evaluation:
     def seen(self) -> list[str]:
         """Return for each image "learned", "duplicate" (of another one) or ""."""
         status = np.full(len(self.rows), "", dtype=object)
-        if self.duplicates is not None:
-            status[self.duplicates] = "duplicate"
-        if self.learned is not None:
-            status[self.learned] = "learned"
-        return [str(word) for word in status]
+        for word, rows in (("duplicate", self.duplicates), ("learned", self.learned)):
+            if rows is not None:
+                status[rows] = word
+        words: list[str] = status.tolist()
+        return words
 
     def learned_message(self) -> str | None:
         """Return a sentence about images that the model has learned; None if there are none."""
@@ -436,11 +438,13 @@ class Evaluation:
             return None
         count = int(self.learned.sum())
         others = self.correct[~self.learned]
-        message = f"{count} of {number_of(len(self.rows), 'image')} learned already"
+        images = number_of(len(self.rows), "image")
+        message = f"{count} of {images} learned already"
         if len(others) < MIN_TEST_IMAGES:
             return f"{message}: measure with images that are new to the model"
         accuracy = 100 * float(others.mean())
-        return f"{message}; accuracy on the {number_of(len(others), 'other')} {accuracy:.1f} %"
+        counted = number_of(len(others), "other")
+        return f"{message}; accuracy on the {counted} {accuracy:.1f} %"
 
     def confusion(self) -> np.ndarray:
         """Return the (C, C) int64 confusion matrix, true classes in rows."""
@@ -483,7 +487,8 @@ class Evaluation:
                 target = self.class_names[i]
                 predicted = self.class_names[j]
                 confused = int(matrix[i, j])
-                pairs.append(ConfusedPair(target, predicted, confused, int(images[i])))
+                pair = ConfusedPair(target, predicted, confused, int(images[i]))
+                pairs.append(pair)
         pairs.sort(key=lambda pair: (-pair.confusions, pair.images))
         return pairs
 

@@ -38,8 +38,9 @@ def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
     """
     if len(buffer.y):
         counts = head.class_counts()
-        sizes = [counts[label] for label in head.tasks[-1]]
-        weights = buffer.oversampling(max(sizes))
+        newest = head.tasks[-1]
+        largest = max(counts[label] for label in newest)
+        weights = buffer.oversampling(largest)
         head.observe_past(buffer.z, buffer.y, weights)
 
 
@@ -161,7 +162,8 @@ class ModelLearner:
         self._observed.append((samples.y, samples.key))
         self._waiting.append(samples)
         # Each update reads and writes a whole Gram matrix, and a GPU is waited for.
-        if sum(len(batch.y) for batch in self._waiting) >= EMBEDDED_BATCH:
+        waiting = sum(len(batch.y) for batch in self._waiting)
+        if waiting >= EMBEDDED_BATCH:
             self._update_statistics()
 
     def _update_statistics(self) -> None:
@@ -193,10 +195,12 @@ class ModelLearner:
                 self.buffer.join_candidates()
         if observed:
             before = self.images.duplicates
-            labels = torch.cat([labels for labels, _ in observed])
-            hashes = torch.cat([hashes for _, hashes in observed])
+            all_labels, all_hashes = zip(*observed, strict=True)
+            labels = torch.cat(all_labels)
+            hashes = torch.cat(all_hashes)
             self.images.add(labels.numpy(), hashes.numpy())
-            self.head.count_duplicates(self.images.duplicates - before)
+            new_duplicates = self.images.duplicates - before
+            self.head.count_duplicates(new_duplicates)
 
     def finish_task(self, reduce: Reduce | None = None) -> None:
         """Finish the task: buffer shown to new classes, head solved, buffer updated, calibrated.

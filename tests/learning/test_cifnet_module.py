@@ -223,7 +223,7 @@ class TestWithoutTheCommandLine:
                 z = learner.backbone(pixels.permute(0, 3, 1, 2))
                 y = torch.tensor([labels[int(images.labels[row])] for row in batch])
                 buffer.add(
-                    z, y, torch.tensor([images.content_hash(row) for row in batch])
+                    z, y, torch.tensor(images.hashes(torch.tensor(batch).numpy()))
                 )
                 waiting.append(
                     (z, y)

@@ -283,72 +283,10 @@ def bytes_mutated(kind: str, bundle: Path, folder: Path, draw: st.DataObject) ->
     try_to_use(lambda: load_bundle(forged))
 
 
-ODD = st.one_of(
-    *(
-        st.none(),
-        st.booleans(),
-        st.integers(),
-        st.floats(),
-        st.text(max_size=5),
-        st.builds(list),
-        st.builds(dict),
-    ),
-    st.lists(st.integers(), max_size=2),
-    st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
-    st.sampled_from(
-        [
-            0,
-            -1,
-            2**63,
-            10**30,
-            1e308,
-            "RidgeHead",
-            "KNNHead",
-            "pixels:3",
-            "float32",
-            "gcv",
-        ]
-    ),
-)
-
-
-def values_mutated(bundle: Path, folder: Path, draw: st.DataObject) -> None:
-    """Any entry of the description becomes anything, and the checksums are made right."""
-    config = config_of(bundle)
-    for _ in range(draw.draw(st.integers(1, 3))):
-        inner: Any = config
-        while isinstance(inner, dict | list) and inner:
-            key = draw.draw(
-                st.sampled_from(
-                    sorted(inner) if isinstance(inner, dict) else range(len(inner))
-                )
-            )
-            if (
-                draw.draw(st.booleans())
-                or not isinstance(inner[key], dict | list)
-                or not inner[key]
-            ):
-                inner[key] = draw.draw(ODD)
-                break
-            inner = inner[key]
-    forged = copied(bundle, folder)
-    try:
-        forge(forged, config)
-    except (UnicodeEncodeError, ValueError):
-        return  # not JSON
-    try_to_use(lambda: load_bundle(forged))
-
-
 def checkpoint_mutated(run: Path, folder: Path, draw: st.DataObject) -> None:
     target = folder / "last.ckpt"
     target.write_bytes(mutate((run / "checkpoints" / "last.ckpt").read_bytes(), draw))
     assert "\n" not in str(refusal(lambda: load(target, device="cpu")) or "")
-
-
-@settings(max_examples=60, suppress_health_check=QUIET)
-@given(st.data())
-def test_mutated_descriptions(bundle: Path, tmp_path: Path, data: st.DataObject):
-    values_mutated(bundle, tmp_path / "m", data)
 
 
 @settings(max_examples=30, suppress_health_check=QUIET)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -101,14 +102,13 @@ class TaskMetrics(Callback):
             record.write_tables(folder, module.learned_tasks)
             values = {}
             for tag, column in TENSORBOARD_TAGS.items():
-                values[tag] = getattr(row, column)
+                if getattr(row, column) is not None:
+                    values[tag] = float(getattr(row, column))
             for task, accuracy in enumerate(record.matrix[-1], 1):
-                values[f"acc_of_task/{task}"] = accuracy
-            known = {
-                tag: float(value) for tag, value in values.items() if value is not None
-            }
+                if accuracy is not None:
+                    values[f"acc_of_task/{task}"] = accuracy
             for logger in trainer.loggers:
-                logger.log_metrics(known, step=len(record.rows))
+                logger.log_metrics(values, step=len(record.rows))
         record.tables.clear()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -125,8 +125,10 @@ class TaskMetrics(Callback):
             return
         summary = module.record.summary(**describe_run(module))
         write_json(folder / "summary.json", summary)
-        metrics = {f"final/{name}": summary[name] for name in FINAL_METRICS}
-        metrics = {name: value for name, value in metrics.items() if value is not None}
+        metrics = {}
+        for name in FINAL_METRICS:
+            if summary[name] is not None:
+                metrics[f"final/{name}"] = summary[name]
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(flatten(module.settings()), metrics)
@@ -263,9 +265,7 @@ class PredictionRecord(Callback):
         if not self.every_task or trainer.state.fn != "fit":
             return
         module = cast(TaskModule, pl_module)
-        batches = []
-        for local in of_all_processes(self._batches):
-            batches += local
+        batches = list(chain.from_iterable(of_all_processes(self._batches)))
         self._batches = []
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None and batches:
