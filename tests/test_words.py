@@ -1,4 +1,4 @@
-"""The package uses the words of the field: retired words stand only on the service's page.
+"""The package uses the words of the field: retired words stand only in what the service says.
 
 ``python -m tests.test_words [PATH ...]`` prints each retired word with the lines that hold it.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cifnet_pl"
 CONFIGS = ROOT / "configs"
-EVERYDAY_WORDS = (PACKAGE / "serving" / "page", PACKAGE / "serving" / "messages.py")
-"""Files that speak to people who know nothing of machine learning."""
+EVERYDAY_WORDS = (PACKAGE / "serving",)
+"""Folders whose files speak to people who know nothing of machine learning."""
 
 TEXT_ENDINGS = {
     ".py",

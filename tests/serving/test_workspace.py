@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from cifnet_pl.serving import workspace as module
+from cifnet_pl.serving.gate import Upload
 from cifnet_pl.serving.messages import RequestError
-from cifnet_pl.serving.workspace import Change, ReceivedImage, Workspace
+from cifnet_pl.serving.workspace import Change, Workspace
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.serving.services import model, tree
 
@@ -213,7 +214,7 @@ def test_images_that_neither_wait_nor_were_learned_are_removed(tmp_path):
     """Those that were taken away must not fill the disk."""
     workspace = Workspace(tmp_path / "w", model())
     files = [f"{number:064x}.png" for number in range(3)]
-    images = [ReceivedImage(file, file, b"photo") for file in files]
+    images = [Upload(file, b"photo", file) for file in files]
     workspace.receive(images, set(), again=True)
     workspace.commit(
         model(), Change(action="extend", message="", learned={"red": files[:1]})
