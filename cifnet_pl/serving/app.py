@@ -367,7 +367,7 @@ def name_images(
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangeRequest:
     """Asks for changes in the way of one request.
 
     Attributes:
@@ -398,7 +398,7 @@ class Change:
         return JSONResponse(result.model_dump() if result else None)
 
 
-AskedChange = Annotated[Change, Depends()]
+AskedChange = Annotated[ChangeRequest, Depends()]
 
 
 @changes.post("/inbox/learn", response_model=UpdateResult)

@@ -119,7 +119,7 @@ class Job(ApiObject):
 
 
 @dataclass(frozen=True)
-class EmbeddedImages(LabelledImages):
+class EmbeddedUploads(LabelledImages):
     """Labelled images whose embeddings are known.
 
     Attributes:
@@ -288,7 +288,7 @@ class Service:
         result.seconds = time.perf_counter() - start
         return result
 
-    def _images(self, classes: Mapping[str, Sequence[str]]) -> EmbeddedImages:
+    def _images(self, classes: Mapping[str, Sequence[str]]) -> EmbeddedUploads:
         """Return images of the workspace with their embeddings: class name → names of files."""
         label_of = {}
         for label, files in enumerate(classes.values()):
@@ -300,7 +300,7 @@ class Service:
         labels = [label_of[file] for file in present]
         table = table_of(name=present).assign(label=labels)
         images = SampleTable(table, root=self.workspace.images_folder)
-        return EmbeddedImages(list(classes), images, z=z)
+        return EmbeddedUploads(list(classes), images, z=z)
 
     def _store(
         self, model: Classifier, classes: dict[str, list[str]], result: UpdateResult

@@ -288,7 +288,8 @@ def test_renamed_classes_keep_their_images(http):
     assert Image.open(BytesIO(image.content)).size == (24, 24)
     for old, new, status in REFUSED_NAMES:
         content = json.dumps({"old": old, "new": new})
-        answer = http.post("/rename", content=content)
+        headers = {"content-type": "application/json"}
+        answer = http.post("/rename", content=content, headers=headers)
         assert (answer.status_code, set(answer.json())) == (status, {"error"})
 
 
