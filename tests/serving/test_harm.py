@@ -28,7 +28,7 @@ def test_a_purge_deletes_nothing_that_is_acknowledged(server):
 
     def send(number: int) -> None:
         with httpx.Client(base_url=server.url, timeout=60) as http:
-            for i in range(40):
+            for i in range(15):
                 acknowledged.extend(received(http, image("blue", 1000 * number + i)))
 
     def purge() -> None:
@@ -44,9 +44,9 @@ def test_a_purge_deletes_nothing_that_is_acknowledged(server):
         thread.join()
     purging.set()
     purger.join()
-    assert len(acknowledged) == 120
+    assert len(acknowledged) == 45
     assert set(acknowledged) <= tree(server.folder / "images")
-    assert len(server.service.workspace.waiting()) == 120
+    assert len(server.service.workspace.waiting()) == 45
 
 
 def test_a_purge_leaves_temporary_files_of_others_alone(tmp_path):
