@@ -101,7 +101,7 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
         for number in stored:
             assert workspace.load(number).counts == versions[number].counts
         present = tree(folder / "images")
-        assert present.issuperset(*workspace.kept_images().values())
+        assert present >= set().union(*workspace.kept_images().values())
         for line in lines:
             assert present.issuperset(json.loads(line)["waiting"])
         learned = set().union(*(one.learned_files for one in versions.values()))
