@@ -39,7 +39,8 @@ demo-extend: setup
 	@echo "pictures: lightning_logs/quickstart/*/trajectory.png and $(DEMO)/gallery.png"
 	@echo "next: $(BIN)/cifnet serve --model $(DEMO)/ten-digits"
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Three workers on two cores: many tests wait for a program, a browser or the disk.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: setup-dev
 	$(PYTEST) -m "not soak and not scale and not system"

@@ -170,10 +170,11 @@ def prepare_process() -> None:
     messages = logging.StreamHandler()
     messages.setFormatter(logging.Formatter("cifnet: %(message)s"))
     messages.addFilter(lambda record: is_first_process())
-    logger = logging.getLogger("cifnet_pl.backbones")
-    logger.handlers = [messages]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    for name in ("cifnet_pl.backbones", "cifnet_pl.data"):
+        logger = logging.getLogger(name)
+        logger.handlers = [messages]
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
 
 
 def tune_libraries() -> None:

@@ -2,15 +2,21 @@
 HYPOTHESIS_PROFILE=soak.
 """
 
+import functools
 import gc
 import os
 import random
+import sys
 import tempfile
-from pathlib import Path
 
 # Before torch is imported: several workers share the cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
+
+# Compiled once, not in every worker and program.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Tests compute on the CPU, whatever the machine has: they compare bits, and fork, which CUDA does
 # not survive. CIFNET_TEST_GPU=1 pytest tests/test_devices.py runs those of devices on a real GPU.
@@ -27,27 +33,17 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from lightning.fabric.utilities import registry
 
-settings.register_profile("quick", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("quick", deadline=None, derandomize=True, max_examples=15)
 settings.register_profile("soak", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
-
-TESTS = Path(__file__).parent
-
+# For each Trainer Lightning looks through hundreds of folders for packages that add callbacks.
+registry.entry_points = functools.cache(registry.entry_points)
 
 os.fsync = lambda descriptor: None
 """No test cuts the power, and a small run would wait 30 times for the disk."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files beside this one first: some have few tests that take long, and would keep one
-    worker at the end.
-
-    ``--no-loadscope-reorder`` keeps this order; the last files are those of small functions and of
-    examples.
-    """
-    items.sort(key=lambda item: item.path.parent != TESTS)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,16 +5,10 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from sklearn.datasets import load_digits
-from sklearn.svm import LinearSVC
 
 from benchmarks import (
-    bare_loop,
     fit_overhead,
-    gpu,
     growth,
     head_update,
     http_load,
@@ -22,7 +16,7 @@ from benchmarks import (
 )
 from benchmarks.__main__ import PLACES, chosen, main
 from benchmarks.measure import Row, jpegs
-from benchmarks.studies import few_images, trained
+from benchmarks.studies import trained
 from tests.command_line import assert_ends
 from tests.report.synthetic import write_run
 from tests.serving.services import ThreadServer
@@ -83,27 +77,6 @@ def test_training_pass_against_its_rivals() -> None:
     )
 
 
-@pytest.mark.system
-def test_the_bare_loop_takes_its_turns_inside_a_run() -> None:
-    tiny = fit_overhead.Setup(
-        4, 6, 2, 32, 64, 2, 1, 1, "EfficientNet-Lite0", ("--trainer.accelerator", "cpu")
-    )
-    rows = list(bare_loop.rows_of_size(tiny))
-    assert len({row.name for row in rows}) == len(rows) in (2, 3)
-    assert all(
-        row.name.startswith("(k) decoding and a bare ONNX Runtime loop over ")
-        for row in rows
-    )
-    assert all("24 JPEGs in 2 tasks, 1 runs" in row.settings for row in rows)
-    assert all(float(row.rival.split()[0]) > 0 for row in rows)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_its_benchmark_says_so() -> None:
-    (row,) = gpu.rows()
-    assert (row.ours, row.rival) == ("skipped", "no CUDA GPU here")
-
-
 def test_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"FEATURES": 4, "SAMPLES": 3, "COHORTS": 3, "REPEATS": 2}
     for name, value in small.items():
@@ -117,15 +90,6 @@ def test_growth(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_study_can_be_imported(study: str) -> None:
     importlib.import_module(f"benchmarks.studies.{study}")
-
-
-def test_the_linear_svm_minimises_what_that_of_scikit_learn_does() -> None:
-    x, y = load_digits(return_X_y=True)
-    x = (x / 16).astype(np.float32)
-    ours = few_images.LinearSVM(C=0.01).fit(x, y)
-    theirs = LinearSVC(C=0.01, tol=1e-6).fit(x, y)
-    weights = np.vstack([theirs.coef_.T, theirs.intercept_])
-    np.testing.assert_allclose(ours.weights.detach().numpy(), weights, atol=1e-3)
 
 
 def test_clients_of_a_service(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, dict[int, Run]] = {}
     for run in read_runs([options.runs])[0]:
-        found.setdefault(label(run), {})[run.seed or 0] = run
+        found.setdefault(label(run), {})[run.summary["seed"] or 0] = run
     seeds = sorted({seed for runs in found.values() for seed in runs})
     energies = [run.summary["energy_kwh"] for run in found[options.reference].values()]
     head = [

@@ -184,7 +184,7 @@ def audit_images(
             " others of its class"
         )
     curve = learning_curve(embedded.z, labels, len(names))
-    ten_more = gain_of_ten_more(embedded.z, labels, len(names))
+    ten_more = gain_of_ten_more(result.head, embedded.z, labels)
     return AuditedImages(embedded.files, result, curve, ten_more, ambiguous, names)
 
 
@@ -231,7 +231,7 @@ def curve_line(
         ten_more: points that ten more images of each class would bring.
         names: of the classes.
     """
-    from cifnet_pl.model.calibration import gain_text
+    from cifnet_pl.model.more_images import gain_text
 
     size = curve.points[-1][0]
     if curve.gain is None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.labelled_images import LabelledImages
     from cifnet_pl.model.metrics import ConfusedPair, Evaluation
-    from cifnet_pl.model.recalibration import Outcomes, Recalibration
+    from cifnet_pl.model.recalibration import Recalibration
 
 CLASS_HEADER = ("class", "images", "accuracy %", "95 % interval", "most confused with")
 
@@ -360,28 +360,17 @@ def recalibration_table(result: Recalibration) -> Table:
     """Tabulate figures before and, as far as they are known, after recalibration."""
     from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
 
-    names = [
-        "accuracy, %",
-        "calibration error (ECE), %",
-        f"errors with a confidence above {100 * COVERAGE:g} %",
-        f"coverage of {100 * COVERAGE:g} % prediction sets, %",
-        "classes in a prediction set",
-        f"called unknown (promised {100 * UNKNOWN_SHARE:g} %), %",
-    ]
-    before = outcome_cells(result.before)
-    after = ["–"] * len(names)
-    if result.after is not None:
-        after = outcome_cells(result.after)
-    return table(("", "before", "after"), zip(names, before, after, strict=True))
-
-
-def outcome_cells(outcomes: Outcomes) -> list[str]:
-    """Return the cells of one column of the table."""
-    return [
-        number(outcomes.accuracy),
-        number(outcomes.ece),
-        str(outcomes.confident_errors),
-        number(outcomes.set_coverage),
-        number(outcomes.mean_set_size),
-        number(outcomes.called_unknown),
-    ]
+    names = {
+        "accuracy": "accuracy, %",
+        "ece": "calibration error (ECE), %",
+        "confident_errors": f"errors with a confidence above {100 * COVERAGE:g} %",
+        "set_coverage": f"coverage of {100 * COVERAGE:g} % prediction sets, %",
+        "mean_set_size": "classes in a prediction set",
+        "called_unknown": f"called unknown (promised {100 * UNKNOWN_SHARE:g} %), %",
+    }
+    rows = []
+    for key, name in names.items():
+        before = getattr(result.before, key)
+        after = getattr(result.after, key, None)
+        rows.append((name, number(before, ".4g"), number(after, ".4g")))
+    return table(("", "before", "after"), rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from cifnet_pl.utilities.files import expanded
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 REMOVED = "Images of removed classes still count in the statistics"
 
-HISTORY_COLUMNS = ("acc. %", "old acc. %", "s", "kWh")
+HISTORY_COLUMNS = ("step", "date (UTC)", "classes", "acc. %", "old acc. %", "s", "kWh")
 
 
 def info(model: str, trust: bool = False) -> None:
@@ -65,20 +64,14 @@ def history_table(history: list[Event], samples: str) -> Table:
         history: the updates.
         samples: what a sample is called, in the plural.
     """
-    shown = Table(show_edge=False, pad_edge=False)  # so that 80 columns are enough
-    shown.add_column("step", no_wrap=True)
-    shown.add_column(
-        "date (UTC)", min_width=len("2026-01-01")
-    )  # the time may stand below
-    for name in ("classes", samples, *HISTORY_COLUMNS):
-        shown.add_column(name, justify="right", no_wrap=name != "old acc. %")
+    rows = []
     for event in history:
         old = "–"
         if event.old_accuracy is not None:
             old = f"{event.old_accuracy_before:.1f} → {event.old_accuracy:.1f}"
-        shown.add_row(
-            escape(printable(event.kind)),
-            escape(printable(event.date or "–")),
+        cells = (
+            printable(event.kind),
+            printable(event.date or "–"),
             str(event.classes),
             number(event.images, ""),
             number(event.accuracy),
@@ -86,6 +79,11 @@ def history_table(history: list[Event], samples: str) -> Table:
             number(event.seconds),
             number(event.energy_kwh, ".1e"),
         )
+        rows.append(cells)
+    header = (*HISTORY_COLUMNS[:3], samples, *HISTORY_COLUMNS[3:])
+    shown = table(header, rows, names=(0, 1, 5))
+    shown.show_edge = False  # so that 80 columns are enough
+    shown.pad_edge = False
     return shown
 
 

@@ -15,7 +15,7 @@ from jsonargparse import set_dumper
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import (
     LightningArgumentParser,
     LightningCLI,
@@ -36,11 +36,17 @@ from cifnet_pl.cli.parsing import (
 )
 from cifnet_pl.data.datamodule import CLASSES_PER_TASK, CIFNetDataModule
 from cifnet_pl.learning.callbacks import (
+    CoverageAndNoveltyMetrics,
+    DuplicatesReport,
     EnergyMonitor,
+    HeldOutImages,
     PredictionRecord,
     PredictionTable,
+    RunTable,
     TaskCheckpoint,
-    standard_callbacks,
+    TaskMetrics,
+    TaskProgressBar,
+    TrajectoryPlot,
 )
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.learning.strategy import (
@@ -190,7 +196,16 @@ class CIFNetCLI(LightningCLI):
         if bar is None:
             bar = Console().is_terminal
         kwargs["enable_progress_bar"] = bar
-        callbacks = standard_callbacks(bar)
+        callbacks: list[Callback] = [
+            CoverageAndNoveltyMetrics(),
+            TaskMetrics(),
+            TrajectoryPlot(),
+            HeldOutImages(),
+            DuplicatesReport(),
+        ]
+        if bar:
+            callbacks.append(TaskProgressBar())
+        callbacks.append(RunTable())
         if self.command == "predict":
             callbacks.append(PredictionTable(folder))
         # The user's callbacks come after those that measure; Lightning puts checkpoints last.
@@ -341,38 +356,21 @@ QUIET_WARNINGS = (
     r".*Couldn't infer the batch indices.*",
     r".*Total length of .* across ranks is zero.*",
 )
-QUIET_MESSAGES = (
-    "`Trainer.fit` stopped",
-    "💡 Tip",
-    "TPU available",
-    "HPU available",
-    "GPU available",
-    "Seed set to",
-    "Restoring states from",
-    "Restored all states",
-    "Loaded model weights",
-    "Initializing distributed",
-    "distributed_backend=",
-    "CUDA_VISIBLE_DEVICES: ",
-    "that has Tensor Cores",  # sums are in float64, or wanted to be exact in float32
-    "Automatic Mixed Precision",
-)
-LOGGERS = (
-    "lightning.pytorch.utilities.rank_zero",
-    "lightning.fabric.utilities.rank_zero",
-    "lightning.fabric.utilities.seed",
-    "lightning.fabric.utilities.distributed",
-    "lightning.pytorch.accelerators.cuda",
-)
 
 
 def quieten() -> None:
     """Silence advice that is wrong without gradients, and messages that the run's lines replace."""
     for message in QUIET_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    for name in LOGGERS:
-        logging.getLogger(name).addFilter(
-            lambda record: (
-                not any(part in record.getMessage() for part in QUIET_MESSAGES)
-            )
-        )
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # This package's own messages go through Lightning's logger of the first process.
+    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    shared.setLevel(logging.INFO)
+    shared.addFilter(_is_for_the_user)
+
+
+def _is_for_the_user(record: logging.LogRecord) -> bool:
+    package = Path(__file__).parents[1]
+    is_ours = Path(record.pathname).is_relative_to(package)
+    return is_ours or record.levelno >= logging.WARNING

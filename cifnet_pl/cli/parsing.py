@@ -97,24 +97,21 @@ def _bad_value(message: str, key: str) -> str:
         known = arguments_of(owner) or ()
         return unknown_option(f"{key}.{found[1]}", [f"{key}.{name}" for name in known])
     # Types as users write them: int for <class 'int'>, 'gcv' for typing.Literal['gcv'].
-    types = r"<class '(?:\w+\.)*(\w+)'>|typing\.Literal\[(.*?)\]"
-    message = re.sub(types, r"\1\2", message)
-    message = message.replace("dot import path string", "name of a class")
-    given = key
-    value = r"(?:Got|Given) value: (.*?)(?:\. Got value.*)?$"
-    if found := re.search(value, message, re.MULTILINE):
-        given = f"{key} is '{found[1]}'"
+    message = re.sub(r"<class '([\w.]+)'>|typing\.Literal\[(.*?)\]", r"\1\2", message)
+    if found := re.search(
+        r"(?:Got|Given) value: (.*?)(\. Got value.*)?$", message, re.M
+    ):
+        key = f"{key} is '{found[1]}'"
     cause = r"(?:No module named|module '|Import path|Expected ').*?(?=\.\. Got|$)"
-    if found := re.search(cause, message, re.MULTILINE):
-        return f"{given}: {found[0]}"
+    if found := re.search(cause, message, re.M):
+        return f"{key}: {found[0]}"
     kinds = r"Expected an? (?!path|NoneType)(.*?)(?:\. Got value.*|: .*)?$"
-    expected = dict.fromkeys(re.findall(kinds, message, re.MULTILINE))
+    expected = dict.fromkeys(re.findall(kinds, message, re.M))
     if not expected:
-        return f"{given}: {message.splitlines()[-1].strip(' -')}"
-    hint = ""
+        return f"{key}: {message.splitlines()[-1].strip(' -')}"
     if "str" in expected:
-        hint = " (put quotes around a name that YAML takes for a number)"
-    return f"{given}, expected {' or '.join(expected)}{hint}"
+        key += " (put quotes around a name that YAML takes for a number)"
+    return f"{key}, expected {' or '.join(expected)}"
 
 
 def unknown_option(name: str, options: Collection[str]) -> str:
@@ -124,10 +121,7 @@ def unknown_option(name: str, options: Collection[str]) -> str:
         name: the unknown option.
         options: that exist.
     """
-    known = []
-    for option in options:
-        if option.startswith("--") and not option.endswith(("+", ".help")):
-            known.append(option)
+    known = [option for option in options if re.fullmatch(r"--[\w.]+", option)]
     hint = did_you_mean(name.partition("=")[0], known, likeness=0.8)
     return f"unknown option {name}: {hint or 'see --help'}"
 

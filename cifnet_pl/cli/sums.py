@@ -59,7 +59,6 @@ def sums(
         DataError: samples that cannot be read.
         CifnetError: shards failed despite the retries.
     """
-    from cifnet_pl.model.bundle import plugin_imports
     from cifnet_pl.model.partial_sums import Shard
 
     folder = expanded(output)
@@ -84,16 +83,7 @@ def sums(
             f"{len(left)} of {shards} shards failed, the first is {left[0].index}: see above"
         )
     print_text(f"{shards} shards in {folder}")
-    given = dict(overrides)
-    trust = plugin_imports(
-        *(
-            given.get(f"model.{part}", "")
-            for part in ("head", "backbone", "architecture")
-        )
-    )
-    print_text(
-        next_command("merge", str(folder), "--output", "MODEL", trust=bool(trust))
-    )
+    print_text(next_command("merge", str(folder), "--output", "MODEL"))
 
 
 def make(

@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -30,7 +30,6 @@ from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
     explained,
-    prefixed,
     unknown_name,
 )
 from cifnet_pl.utilities.files import (
@@ -57,11 +56,6 @@ OUTPUT_LOG = "output.log"
 NO_EFFECT = ("experiment", "logs", "data.num_workers", "data.cache_folder")
 """Settings that do not change the results: a point that was run with others is still complete."""
 
-DATA_MODULE = "cifnet_pl.data.datamodule.CIFNetDataModule"
-
-CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
-"""Steps of a dotted name that may be left out."""
-
 OWN_SETTINGS = ("model.backbone", "model.architecture")
 """Settings of an option's own configuration that the command line does not change.
 
@@ -84,7 +78,7 @@ class Option(BaseModel):
     model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
 
     label: str = ""
-    config: str | None = None
+    config: Path | None = None
 
 
 class SweepBlock(BaseModel):
@@ -144,7 +138,8 @@ class Point:
     @property
     def name(self) -> str:
         """The name of its experiment; it ends in ``identity``."""
-        return "-".join([*self.labels.values(), self.identity])
+        labels = [slug(label, keep="A-Z.+") for label in self.labels.values()]
+        return "-".join([*labels, self.identity])
 
 
 def sweep(
@@ -185,8 +180,14 @@ def sweep(
         DataError: ``external`` is not as it should be.
         CifnetError: some points failed; the others are complete.
     """
-    every = _read_all(files, overrides, seeds)
-    points = choose(every, only or (), without or ())
+    invalid = f"seeds is '{seeds}', expected such as 1,2,3"
+    with explained(UsageError, invalid, ValueError):
+        own_seeds = [int(seed) for seed in (seeds or "").split(",") if seed]
+    every: dict[str, Point] = {}
+    for file in files:
+        for point in read_points(find_config(file), overrides, own_seeds):
+            every[point.identity] = point
+    points = choose(list(every.values()), only or (), without or ())
     jobs = {folder_of(expanded(logs), point): point for point in points}
     print_text(number_of(len(jobs), "point"))
     print_ignored(overrides, points)
@@ -198,10 +199,8 @@ def sweep(
         from cifnet_pl.report.external_results import read_rows
 
         read_rows(expanded(external))  # refused before hours of work
-    again = "again"
     target = None
     if output is not None:
-        again = "with --overwrite true again"
         target = expanded(output)
     with writing(target, overwrite, "folder"):
         failed = run_all(jobs)
@@ -212,21 +211,8 @@ def sweep(
     if failed:
         raise CifnetError(
             f"{len(failed)} of {len(jobs)} points failed, the first is {failed[0]} (see its"
-            f" {OUTPUT_LOG}); run the same command {again} to retry them"
+            f" {OUTPUT_LOG}): the same command retries them, with --output only by --overwrite"
         )
-
-
-def _read_all(
-    files: Sequence[str], overrides: Overrides, seeds: str | None
-) -> list[Point]:
-    invalid = f"seeds is '{seeds}', expected such as 1,2,3"
-    with explained(UsageError, invalid, ValueError):
-        own_seeds = [int(seed) for seed in (seeds or "").split(",") if seed]
-    points = {}
-    for file in files:
-        for point in read_points(find_config(file), overrides, own_seeds):
-            points[point.identity] = point
-    return list(points.values())
 
 
 def folder_of(logs: Path, point: Point) -> Path:
@@ -255,14 +241,14 @@ def run_all(jobs: Mapping[Path, Point]) -> list[Path]:
     Args:
         jobs: folder of each point's experiment → the point.
     """
-    left = [folder for folder in jobs if not state(folder)]
-    for folder in left:
-        names = {"experiment": folder.name, "logs": str(folder.parent)}
-        write_text(folder / POINT, dump_yaml({**jobs[folder].config, **names}))
+    for folder, point in jobs.items():
+        if not state(folder):
+            names = {"experiment": folder.name, "logs": str(folder.parent)}
+            write_text(folder / POINT, dump_yaml({**point.config, **names}))
     failed = []
     for count, folder in enumerate(jobs, 1):
         how = "complete already"
-        if folder in left:
+        if not state(folder):
             how = run_point(folder)
         message = f"{how}, {state(folder)}"
         if not state(folder):
@@ -279,17 +265,18 @@ def run_point(folder: Path) -> str:
     Args:
         folder: of the point.
     """
-    words = ("fit", "--config", str(folder / POINT), "--ckpt_path", "last")
+    command = [sys.executable, "-m", "cifnet_pl", "fit", "--ckpt_path", "last"]
+    command += ["--config", str(folder / POINT)]
     start = time.monotonic()
     try:
         with exclusive(folder / POINT), (folder / OUTPUT_LOG).open("ab") as log:
-            command = [sys.executable, "-m", "cifnet_pl", *words]
             code = subprocess.run(command, stdout=log, stderr=log).returncode
     except UsageError as error:  # another sweep runs this point
         return str(error)
     if code == 0:
         (folder / FAILURE).unlink(missing_ok=True)
-        return f"done in {timedelta(seconds=round(time.monotonic() - start))}"
+        duration = timedelta(seconds=round(time.monotonic() - start))
+        return f"done in {duration}"
     if code < 0:
         return f"killed by {Signals(-code).name}"
     said = (folder / OUTPUT_LOG).read_text(encoding="utf-8", errors="replace")
@@ -322,23 +309,26 @@ def read_points(
         raise UsageError(f"{path}: {where}: {first['msg']}") from error
     base = {"model": {"class_path": "cifnet_pl.CIFNetModule"}}
     base |= _read_config(path.parent / sweep.base)
-    seed_options = []
+    seed_axis = []
     for seed in seeds or sweep.seeds or ():
         settings = {"seed_everything": seed, "data.class_order": seed}
-        seed_options.append(Option.model_validate({"label": f"s{seed}", **settings}))
+        seed_axis.append(Option.model_validate({"label": f"s{seed}", **settings}))
+    parts = sweep.parts
+    if {"data.source", "data.root"} & dict(overrides).keys():
+        parts = [parts[0].model_copy(update={"label": None})]
     points: dict[str, Point] = {}
-    given_data = {"data.source", "data.root"} & dict(overrides).keys()
-    for part in sweep.parts[:1] if given_data else sweep.parts:
-        axes: dict[str, list[Option]] = {}
-        if part.label and not given_data:
-            axes["part"] = [Option(label=part.label)]
-        axes |= {**part.axes, **sweep.axes}
-        if seed_options:
-            axes["seed"] = seed_options
-        with prefixed(str(path)):
-            options = [_with_files(axis, axes[axis], path.parent) for axis in axes]
+    for part in parts:
+        axes = {**part.axes, **sweep.axes}
+        if part.label:
+            axes = {"part": [Option(label=part.label)], **axes}
+        if seed_axis:
+            axes["seed"] = seed_axis
+        every = []
+        for options in axes.values():
+            files = [_of_files(option, path.parent) for option in options]
+            every.append([*itertools.chain.from_iterable(files)])
         fixed = sweep.fixed | part.fixed
-        for chosen in itertools.product(*options):
+        for chosen in itertools.product(*every):
             by_axis = dict(zip(axes, chosen, strict=True))
             point = _point(base, fixed, by_axis, overrides)
             points.setdefault(point.identity, point)
@@ -352,31 +342,18 @@ def _read_config(path: Path) -> dict[str, Any]:
     return content
 
 
-def _with_files(axis: str, options: Sequence[Option], folder: Path) -> list[Option]:
-    """Return an axis's options, one for each file of a pattern, with labels for names of files.
-
-    Raises:
-        UsageError: no such file, or an option without a label of its own.
-    """
-    found: dict[str, Option] = {}
-    for option in options:
-        copies = [option]
-        if option.config is not None:
-            pattern = folder / option.config
-            copies = []
-            for file in sorted(pattern.parent.glob(pattern.name)):
-                update = {"label": option.label or file.stem, "config": str(file)}
-                copies.append(option.model_copy(update=update))
-        if not copies:
-            raise UsageError(f"no file is called {option.config}")
-        for each in copies:
-            each.label = slug(each.label, keep="A-Z.+")
-            if each.label in ("", *found):
-                raise UsageError(
-                    f"axis {axis}: an option has no label, or that of another one"
-                )
-            found[each.label] = each
-    return list(found.values())
+def _of_files(option: Option, folder: Path) -> list[Option]:
+    """Return an option for each file of its pattern; UsageError for no such file."""
+    if option.config is None:
+        return [option]
+    pattern = folder / option.config
+    options = []
+    for file in sorted(pattern.parent.glob(pattern.name)):
+        update = {"config": file, "label": option.label or file.stem}
+        options.append(option.model_copy(update=update))
+    if not options:
+        raise UsageError(f"no file is called {pattern}")
+    return options
 
 
 def _point(
@@ -396,42 +373,43 @@ def _point(
     Raises:
         UsageError: a class has no such setting.
     """
-    config = copy.deepcopy(dict(base))
-    settings = [fixed]
-    keeps_own = False
+    config = dict(base)
+    settings = dict(fixed)
+    kept: tuple[str, ...] = ()
     for option in options.values():
-        settings.append(option.model_extra or {})
-        if option.config is None:
-            continue
-        keeps_own = True
-        own = _read_config(Path(option.config))
-        for name in ("experiment", "logs", "seed_everything"):
-            own.pop(name, None)
-        data = {**config.get("data", {}), **own.get("data", {})}
-        config |= {**own, "data": data}
-    for group in settings:
-        for name, value in group.items():
-            if not put(config, name, copy.deepcopy(value)):
-                raise UsageError(f"{name} cannot be set: there is no such option")
+        settings |= option.model_extra or {}
+        if option.config is not None:
+            own = _read_config(option.config)
+            for name in ("experiment", "logs", "seed_everything"):
+                own.pop(name, None)
+            data = {**config.get("data", {}), **own.get("data", {})}
+            config |= {**own, "data": data}
+            kept = OWN_SETTINGS
+    config = copy.deepcopy(config)
+    for name, value in settings.items():
+        if not put(config, name, copy.deepcopy(value)):
+            raise UsageError(f"{name} cannot be set: there is no such option")
     ignored = []
     for name, text in overrides:
-        is_own = keeps_own and name.replace(".init_args", "") in OWN_SETTINGS
-        if is_own or not put(config, name, yaml_value(f"--{name}", text)):
+        value = yaml_value(f"--{name}", text)
+        if plain(name) in kept or not put(config, name, value):
             ignored.append(name)
     labels = {axis: option.label for axis, option in options.items()}
     return Point(config, labels, ignored)
 
 
-def put(part: Any, name: str, value: Any, known: Collection[str] | None = None) -> bool:
+def plain(name: str) -> str:
+    """Return a dotted name without the steps that may be left out."""
+    return name.replace(".init_args", "")
+
+
+def put(config: dict[str, Any], name: str, value: Any) -> bool:
     """Set a dotted name in a configuration; ``init_args`` may be left out of the name.
 
-    A mapping is merged into the one that is there, unless it names a class: then it replaces it.
-
     Args:
-        part: the configuration, or a section of it; it is changed in place.
+        config: the configuration; it is changed in place.
         name: dotted name.
         value: of the setting.
-        known: names that the section has; None for any. A class knows its own.
 
     Returns:
         Whether there is such a setting: no class on the way lacks it, as RidgeHead lacks
@@ -444,26 +422,19 @@ def put(part: Any, name: str, value: Any, known: Collection[str] | None = None) 
         >>> config["model"]["head"]["init_args"]
         {'ridge': 0.1}
     """
-    step, _, rest = name.partition(".")
-    if step in CLASS_KEYS and rest:
-        return put(part, rest, value, known)
-    if not isinstance(part, dict):
-        return False
-    if "class_path" in part and step not in CLASS_KEYS:
-        known = arguments_of(str(part["class_path"]))
-        part["init_args"] = part.get("init_args") or {}
-        part = part["init_args"]
-    if known is not None and step not in known:
-        return False
-    if rest:
-        inner = arguments_of(DATA_MODULE) if step == "data" else None
-        return put(part.setdefault(step, {}), rest, value, inner)
-    old = part.get(step)
-    if isinstance(old, dict) and isinstance(value, dict) and "class_path" not in value:
-        for key, each in value.items():
-            put(old, str(key), each)
-    else:
-        part[step] = value
+    inner: Any = config
+    for step in plain(name).split("."):
+        part = inner
+        if not isinstance(part, dict):
+            return False
+        if "class_path" in part and step != "class_path":
+            known = arguments_of(str(part["class_path"]))
+            if known is not None and step not in known:
+                return False
+            part["init_args"] = part.get("init_args") or {}
+            part = part["init_args"]
+        inner = part.setdefault(step, {})
+    part[step] = value
     return True
 
 
@@ -480,20 +451,17 @@ def choose(
     Raises:
         UsageError: a label that no point has, or no point that has these labels.
     """
-    axes: dict[str, set[str]] = {}
-    for point in points:
-        for axis, label in point.labels.items():
-            axes.setdefault(axis, set()).add(label)
-    known = set().union(*axes.values())
+    known = {label for point in points for label in point.labels.values()}
     for label in (*only, *without):
         if label not in known:
             raise unknown_name("label of the sweep", label, known)
-    wanted = [labels.intersection(only) for labels in axes.values()]
+    named = set()
+    for point in points:
+        named |= {axis for axis, label in point.labels.items() if label in only}
     chosen = []
     for point in points:
-        own = set(point.labels.values())
-        has_wanted = all(not own.isdisjoint(labels) for labels in wanted if labels)
-        if has_wanted and own.isdisjoint(without):
+        is_wanted = all(point.labels.get(axis) in only for axis in named)
+        if is_wanted and set(without).isdisjoint(point.labels.values()):
             chosen.append(point)
     if not chosen:
         raise UsageError("no point has these labels: see --dry_run without them")
@@ -508,12 +476,10 @@ def print_ignored(overrides: Overrides, points: Sequence[Point]) -> None:
     """
     for name, _ in overrides:
         without = [point.name for point in points if name in point.ignored]
-        count = len(points) - len(without)
-        if not count:
+        if len(without) == len(points):
             raise UsageError(
                 f"--{name} fits no point: their classes have no such option, or their own"
                 " configurations set it"
             )
         if without:
-            some = f"--{name} is for {count} of {len(points)} points"
-            print_text(printable(f"{some}, not for: {listed(without)}"))
+            print_text(f"--{name} is not for {len(without)} points: {listed(without)}")

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.images.duplicates import (
@@ -59,14 +60,13 @@ class SourceDuplicates(list[Duplicate]):
 
         These are duplicates of an earlier sample, and samples in two classes.
         """
-        masks = {
-            "train": np.zeros(len(source.train), dtype=bool),
-            "val": np.zeros(len(source.val), dtype=bool),
-        }
+        learned = np.zeros(len(source.train), dtype=bool)
+        tested = np.zeros(len(source.val), dtype=bool)
+        masks = {"train": learned, "val": tested}
         for found in self:
             if found.kind != IN_BOTH_SPLITS:
                 masks[found.part][found.row] = True
-        return masks["train"], masks["val"]
+        return learned, tested
 
     def of_originals(self, part: Part) -> dict[int, list[int]]:
         """Return the duplicates of each original in a part."""
@@ -119,68 +119,54 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
         tasks: rows of the training samples of each task; of several duplicates the first one is
             learned.
     """
-    count = len(source.train)  # test samples are numbered after the training samples
-    planned = np.concatenate([np.zeros(0, dtype=np.int64), *tasks])
-    unplanned = np.setdiff1d(np.arange(count), planned)
-    numbers = np.concatenate([planned, unplanned, count + np.arange(len(source.val))])
-    sizes = np.array(
-        [source.train.size(row) for row in range(count)]
-        + [source.val.size(row) for row in range(len(source.val))]
-    )
-    values, counts = np.unique(sizes, return_counts=True)
-    repeated = values[(counts > 1) | (values < 0)]
+    whole = (
+        source.untested().train
+    )  # test samples are numbered after the training samples
+    count = len(source.train)
+    every_row = np.arange(len(whole))
+    order = pd.unique(np.concatenate([*tasks, every_row]))
+    sizes = pd.Series([whole.size(row) for row in every_row.tolist()])
     # Samples of a size that no other sample has are not read.
-    candidates = numbers[np.isin(sizes[numbers], repeated)]
-    tested = candidates >= count
-    hashes = np.concatenate(
-        [
-            _hashes(source.train, candidates[~tested]),
-            _hashes(source.val, candidates[tested] - count),
-        ]
-    )
-    labels = np.concatenate([source.train.labels, source.val.labels])
+    is_candidate = (sizes < 0) | sizes.duplicated(keep=False)
+    candidates = order[is_candidate.to_numpy()[order]]
+    _hash_all(whole, candidates)
+    source.train.hash_of = whole.hash_of[:count]
+    source.val.hash_of = whole.hash_of[count:]
+    hashes = whole.hash_of[candidates]
     repeats = find_repeats(
-        zip(candidates.tolist(), hashes.tolist(), strict=True), labels
+        zip(candidates.tolist(), hashes.tolist(), strict=True), whole.labels
     )
-    names = [*source.train.names, *source.val.names]
     found = SourceDuplicates()
-
     # Training sample → its first duplicate among the test samples.
     tested_as: dict[int, int] = {}
     for number, first in sorted(repeats.twice.items()):
+        kind = DUPLICATE
+        original = tested_as.get(first, first)
         if first < count <= number and first not in tested_as:
             tested_as[first] = number
-            found.append(
-                _duplicate(source, IN_BOTH_SPLITS, number, first, names[first])
-            )
-        else:
-            original = tested_as.get(first, first)
-            found.append(
-                _duplicate(source, DUPLICATE, number, original, names[original])
-            )
+            kind = IN_BOTH_SPLITS
+        other = whole.names[original]
+        found.append(_duplicate(whole, count, kind, number, original, other))
     for number, label in sorted(repeats.undecided.items()):
         other = source.class_names[label]
-        found.append(_duplicate(source, TWO_CLASSES, number, -1, other))
+        found.append(_duplicate(whole, count, TWO_CLASSES, number, -1, other))
     return found
 
 
 def _duplicate(
-    source: Source, kind: str, number: int, original: int, other: str
+    whole: SampleTable, count: int, kind: str, number: int, original: int, other: str
 ) -> Duplicate:
-    """Return a duplicate; test samples are numbered after the training samples."""
-    count = len(source.train)
+    """Return a duplicate; the first ``count`` samples are those of training."""
+    name = whole.names[number]
     if number < count:
-        name = source.train.names[number]
         return Duplicate(kind, "train", number, original, name, other)
-    row = number - count
-    return Duplicate(kind, "val", row, original - count, source.val.names[row], other)
+    return Duplicate(kind, "val", number - count, original - count, name, other)
 
 
-def _hashes(samples: SampleTable, rows: np.ndarray) -> np.ndarray:
+def _hash_all(samples: SampleTable, rows: np.ndarray) -> None:
     """Hash samples; with several processes each reads a share of them, and all must call this."""
     rank, world = rank_and_world()
     share = rows[rank::world]
-    own = samples.hashes(share)
-    for known, hashes in of_all_processes((share, own)):
-        samples.hash_of[known] = hashes
-    return samples.hashes(rows)
+    hashes = samples.hashes(share)
+    for known, known_hashes in of_all_processes((share, hashes)):
+        samples.hash_of[known] = known_hashes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
@@ -87,34 +87,25 @@ def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
+@dataclass(frozen=True)
 class ImageLoader:
     """Decode batches of images, by threads or processes.
 
     Args:
         images: the set.
-        size: side of the squares in pixels.
+        size: side of the squares in pixels; any for embeddings.
         crop_ratio: share of the short side that is kept.
         workers: their number; None to share out the cores.
         device: type of the device that embeds the images.
         processes: number of processes on this machine that decode.
     """
 
-    def __init__(
-        self,
-        images: SampleTable,
-        size: int,
-        crop_ratio: float,
-        workers: int | None,
-        device: str = "cpu",
-        processes: int = 1,
-    ):
-        self.device = device
-        self._images = images
-        self._size = size
-        self._crop_ratio = crop_ratio
-        if workers is None:
-            workers = decoding_cores(processes)
-        self._workers = workers
+    images: SampleTable
+    size: int
+    crop_ratio: float
+    workers: int | None
+    device: str = "cpu"
+    processes: int = 1
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
         """Yield decoded batches.
@@ -123,21 +114,27 @@ class ImageLoader:
             batches: positions of the images of each batch.
         """
         rows_of_batches = [batch.tolist() for batch in batches]
+        workers = self.workers
+        if workers is None:
+            workers = decoding_cores(self.processes)
         for batch in read_batches(
-            rows_of_batches, self._read, self._size, self._workers, self.device
+            rows_of_batches, self._read, self.size, workers, self.device
         ):
             unreadable = []
             readable = []
-            for row, reason in zip(batch.files, batch.unreadable, strict=True):
-                if reason is None:
-                    readable.append(row)
+            hashes = []
+            for row, reason, look in zip(
+                batch.files, batch.unreadable, batch.looks, strict=True
+            ):
+                if look is None:
+                    unreadable.append(f"{self.images.place(row)}: {reason}")
                 else:
-                    unreadable.append(f"{self._images.place(row)}: {reason}")
-            hashes = [look.hash for look in batch.looks if look is not None]
+                    readable.append(row)
+                    hashes.append(look.hash)
             rows = np.array(readable, dtype=np.int64)
             yield ImageBatch(
                 batch.images,
-                torch.from_numpy(self._images.labels[rows]),
+                torch.from_numpy(self.images.labels[rows]),
                 torch.tensor(hashes, dtype=torch.int64),
                 torch.from_numpy(rows),
                 tuple(unreadable),
@@ -146,15 +143,15 @@ class ImageLoader:
     def _read(self, row: int) -> ReadImage:
         """Decode an image; return its content hash, too, or why it cannot be read."""
         try:
-            image = self._images.given(row)
+            image = self.images.given(row)
         except UnreadableImage as error:
             return ReadImage(None, reason=str(error))
-        return read_image(image, self._size, self._crop_ratio, EncodedImage.identify)
+        return read_image(image, self.size, self.crop_ratio, EncodedImage.identify)
 
     def unreadable(self) -> Iterator[str]:
         """Decode all images of the set; yield "place: reason" of each that is unreadable."""
-        every_row = np.arange(len(self._images))
-        for batch in self.decode(pieces(every_row, decoding_batch_size(self._size))):
+        every_row = np.arange(len(self.images))
+        for batch in self.decode(pieces(every_row, decoding_batch_size(self.size))):
             yield from batch.unreadable
 
 
@@ -175,6 +172,7 @@ class PlannedBatch(NamedTuple):
     store: Store | None
 
 
+@dataclass(eq=False)
 class StoredLoader:
     """Batches in a given order, each from a store of embeddings or from decoded images.
 
@@ -182,7 +180,6 @@ class StoredLoader:
     per task, and an eager one would decode its first images for nothing.
 
     Args:
-        samples: the set of the rows.
         plan: the batches.
         loader: decodes the batches that no store has.
         learned: whether the samples are learned, so that their identity is needed.
@@ -192,33 +189,26 @@ class StoredLoader:
             ended while the device was still embedding the batches before.
     """
 
-    def __init__(
-        self,
-        samples: SampleTable,
-        plan: Sequence[PlannedBatch],
-        loader: ImageLoader,
-        learned: bool,
-    ):
-        self._samples = samples
-        self._plan = plan
-        self._loader = loader
-        self._learned = learned
-        self.waiting_seconds = 0.0
+    plan: Sequence[PlannedBatch]
+    loader: ImageLoader
+    learned: bool
+    waiting_seconds: float = field(default=0.0, init=False)
 
     def __len__(self) -> int:
-        return len(self._plan)
+        return len(self.plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        to_decode = [rows for rows, store in self._plan if store is None]
-        images = self._loader.decode(to_decode)
-        for rows, store in self._plan:
+        samples = self.loader.images
+        to_decode = [rows for rows, store in self.plan if store is None]
+        images = self.loader.decode(to_decode)
+        for rows, store in self.plan:
             if store is not None:
                 keys = np.zeros_like(rows)
-                if self._learned:
-                    keys = self._samples.hashes(rows)
+                if self.learned:
+                    keys = samples.hashes(rows)
                 yield EmbeddingBatch(
                     store.get(rows),
-                    torch.from_numpy(self._samples.labels[rows]),
+                    torch.from_numpy(samples.labels[rows]),
                     torch.from_numpy(keys),
                     torch.from_numpy(rows),
                 )
@@ -227,7 +217,7 @@ class StoredLoader:
             batch = next(images)
             # A GPU is told to embed a batch, and the program asks for the next one meanwhile. Where
             # the GPU is not done when that comes, it is not the images that it waits for.
-            if self._loader.device != "cuda" or torch.cuda.current_stream().query():
+            if self.loader.device != "cuda" or torch.cuda.current_stream().query():
                 self.waiting_seconds += time.perf_counter() - start
             yield batch
 
@@ -250,11 +240,10 @@ def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str
     names = list(islice(distinct, UNREADABLE_SHOWN + 1))
     if len(names) == 1:
         return f"cannot read image {names[0]}: repair or remove it, or use --data.on_corrupt skip"
-    shown = names[:UNREADABLE_SHOWN]
     if len(names) > UNREADABLE_SHOWN:
-        shown.append("and more")
+        names[-1] = "and more"
     return (
-        f"cannot read these images: {'; '.join(shown)}: repair or remove them, or use"
+        f"cannot read these images: {'; '.join(names)}: repair or remove them, or use"
         " --data.on_corrupt skip"
     )
 
@@ -267,24 +256,18 @@ class Batches:
     """Some samples of a set in batches, read anew at each iteration.
 
     Args:
-        samples: the set.
+        loader: of the set; it decodes images, if the samples are such.
         rows: (n,) positions of the samples.
         labels: (classes,) label of each class position.
         size: most samples of a batch.
-        side: side of the squares that images become, in pixels; 0 for embeddings.
-        workers: threads or processes that decode images; None to share out the cores.
         skip: whether unreadable images are left out.
-        crop_ratio: share of the shorter side of an image that its square has.
     """
 
-    samples: SampleTable
+    loader: ImageLoader
     rows: np.ndarray
     labels: Tensor
     size: int
-    side: int
-    workers: int | None
     skip: bool
-    crop_ratio: float = 1.0
 
     def __len__(self) -> int:
         return len(pieces(self.rows, self.size))
@@ -300,12 +283,10 @@ class Batches:
 
     def with_keys(self) -> Iterator[Batch]:
         """Yield the same batches, with the content hashes and positions of their samples."""
-        loader = ImageLoader(self.samples, self.side, self.crop_ratio, self.workers)
-        store = None
-        if not self.samples.are_images:
-            store = self.samples
+        samples = self.loader.images
+        store = None if samples.are_images else samples
         plan = [PlannedBatch(rows, store) for rows in pieces(self.rows, self.size)]
-        for batch in StoredLoader(self.samples, plan, loader, learned=True):
+        for batch in StoredLoader(plan, self.loader, learned=True):
             if isinstance(batch, ImageBatch) and batch.unreadable and not self.skip:
                 raise DataError(name_unreadable(batch.unreadable, ()))
             if len(batch.row):

@@ -27,7 +27,7 @@ from cifnet_pl.images.image import (
 from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.utilities.errors import CifnetError, DataError
 from cifnet_pl.utilities.names import class_name, class_name_problem
-from cifnet_pl.utilities.text import first_line, listed, printable
+from cifnet_pl.utilities.text import listed, one_line, printable
 
 
 @dataclass(eq=False)
@@ -83,16 +83,16 @@ class SampleTable:
         count = len(self.table)
         if "position" not in self.table:
             self.table = self.table.assign(position=np.arange(count))
+        self.positions = self.table["position"].to_numpy(np.int64, copy=True)
         if "name" not in self.table:
-            names = self.table["position"].astype(str).astype(object)
+            names = [str(position) for position in self.positions.tolist()]
             self.table = self.table.assign(name=names)
         if not len(self.hash_of):
             self.hash_of = np.full(count, -1, dtype=np.int64)
-        self.names: Sequence[str] = self.table["name"].tolist()
-        self.positions = self.table["position"].to_numpy(np.int64, copy=True)
-        self.paths: Sequence[str] = self.table.get("path", self.table["name"]).tolist()
+        self.names: list[str] = self.table["name"].tolist()
+        self.paths: list[str] = self.table.get("path", self.table["name"]).tolist()
         self.labels = self.table["label"].to_numpy(copy=True)
-        self.groups: np.ndarray | None = None
+        self.groups = None
         if "group" in self.table:
             self.groups = self.table["group"].to_numpy(np.int64, copy=True)
         self.are_images = self.embeddings is None
@@ -104,11 +104,9 @@ class SampleTable:
     @cached_property
     def rows_of(self) -> dict[int, np.ndarray]:
         """Label → rows of its samples, ascending."""
-        order = np.argsort(self.labels, kind="stable")
-        sorted_labels = self.labels[order]
-        classes, starts = np.unique(sorted_labels, return_index=True)
-        rows_by_class = np.split(order, starts)[1:]
-        return dict(zip(classes.tolist(), rows_by_class, strict=True))
+        rows_of: dict[int, np.ndarray]
+        rows_of = pd.Series(self.labels).groupby(self.labels).indices
+        return rows_of
 
     def names_of(self, rows: np.ndarray) -> list[str]:
         """Return the names of the samples of some rows (n,)."""
@@ -145,11 +143,11 @@ class SampleTable:
         """
         assert self.embeddings is not None
         positions = self.positions[rows]
+        place: np.ndarray | slice = positions
         if len(positions) and (np.diff(positions) == 1).all():
             # A view of consecutive rows is read from the file in one piece.
-            part = self.embeddings[positions[0] : positions[-1] + 1]
-        else:
-            part = self.embeddings[positions]
+            place = slice(positions[0], positions[-1] + 1)
+        part = self.embeddings[place]
         with np.errstate(over="ignore"):  # values too large become infinity
             in_order = np.array(part, dtype=np.float32, order="C")
         z = torch.from_numpy(in_order)
@@ -190,7 +188,7 @@ class SampleTable:
         except CifnetError:
             raise
         except Exception as error:  # each object and decoder fails in its own way
-            raise UnreadableImage(first_line(error)) from error
+            raise UnreadableImage(one_line(error)) from error
 
     def image(self, row: int) -> EncodedImage:
         """Read an image; UnreadableImage where that fails."""
@@ -198,23 +196,22 @@ class SampleTable:
 
     # ------------------------------------------------------------------ identity
 
-    def content_hash(self, row: int) -> int:
-        """Return the hash of a sample's content; ``UNREADABLE_HASH`` if it cannot be read."""
-        if self.embeddings is not None:
-            vector = self.embeddings[self.positions[row]]
-            return content_hash(np.ascontiguousarray(vector).tobytes())
-        try:
-            return EncodedImage(self.given(row)).hash
-        except UnreadableImage:  # it is reported when it is decoded
-            return UNREADABLE_HASH
-
     def hashes(self, rows: np.ndarray) -> np.ndarray:
-        """Return the content hashes (n,) int64 of some rows (n,); each is computed once."""
+        """Return the content hashes (n,) int64 of some rows (n,); each is computed once.
+
+        That of an image that cannot be read is ``UNREADABLE_HASH``.
+        """
         is_unread = self.hash_of[rows] < 0
         for row in rows[is_unread].tolist():
-            self.hash_of[row] = self.content_hash(row)
-        known: np.ndarray = self.hash_of[rows]
-        return known
+            if self.embeddings is not None:
+                vector = self.embeddings[self.positions[row]]
+                self.hash_of[row] = content_hash(vector.tobytes())
+                continue
+            try:
+                self.hash_of[row] = EncodedImage(self.given(row)).hash
+            except UnreadableImage:  # it is reported when it is decoded
+                self.hash_of[row] = UNREADABLE_HASH
+        return np.asarray(self.hash_of[rows])
 
     def look(self, rows: np.ndarray) -> list[Look]:
         """Read hash, time and thumbnail of the images of some rows (n,)."""
@@ -260,10 +257,10 @@ def joined(parts: Sequence[SampleTable]) -> SampleTable:
     tables = [train.table.assign(split="train"), test.table.assign(split="test")]
     table = pd.concat(tables, ignore_index=True)
     table["position"] = np.arange(len(table))
+    whole = replace(train, table=table, read=read, hash_of=np.zeros(0))
     if train.embeddings is not None and test.embeddings is not None:
-        vectors = np.concatenate([train.embeddings, test.embeddings])
-        return replace(train, table=table, embeddings=vectors, hash_of=np.zeros(0))
-    return replace(train, table=table, read=read, hash_of=np.zeros(0))
+        whole.embeddings = np.concatenate([train.embeddings, test.embeddings])
+    return whole
 
 
 def table_of(**columns: Sequence[Any]) -> pd.DataFrame:
@@ -298,8 +295,7 @@ class Source:
         table = pd.concat([self.train.table, self.val.table], ignore_index=True)
         hashes = np.concatenate([self.train.hash_of, self.val.hash_of])
         whole = replace(self.train, table=table, hash_of=hashes)
-        nothing = whole.subset(np.arange(0))
-        return Source(self.class_names, whole, nothing, self.notes)
+        return Source(self.class_names, whole, whole.subset(np.arange(0)), self.notes)
 
 
 @dataclass(frozen=True)
@@ -376,8 +372,8 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     where = samples.where
     names = samples.class_names
     cells = samples.table["label"].tolist()
-    if set(map(type, cells)) - {int, str}:
-        for row, label in enumerate(cells):
+    for row, label in enumerate(cells):
+        if type(label) not in (int, str):
             _check_label(label, row, where)
     codes, found = pd.factorize(np.array(cells, dtype=object))
     read = [class_name(label) if isinstance(label, str) else label for label in found]

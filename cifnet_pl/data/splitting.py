@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -18,7 +17,7 @@ import pandas as pd
 
 from cifnet_pl.data.samples import SampleTable, Source, SourceOptions, labelled
 from cifnet_pl.images.duplicates import bursts, similar_groups
-from cifnet_pl.images.image import UNREADABLE_HASH, Look
+from cifnet_pl.images.image import Look
 from cifnet_pl.utilities.errors import (
     DataError,
     UsageError,
@@ -37,15 +36,14 @@ SINGLE = "single"
 NAME_PATTERN = "name:"
 """Prefix of a kind of group, ``name:REGULAR EXPRESSION``: images with the same match are one."""
 
+GROUPS = (NEAR, SINGLE, "folder", "day", "burst")
+"""Kinds of group, beside those by the names of images."""
+
 BURST_PAUSE = 30.0
 """Longest pause between two images of one burst, in seconds, where groups are bursts."""
 
 LARGEST_EXCESS = 2.0
 """How many times the wanted number of images may be held out, so that groups stay whole."""
-
-GroupOf = Callable[[str, datetime | None], str]
-"""Function of an image's name and time: name of its group, or its own where it stands alone."""
-
 
 # ---------------------------------------------------------------------- the two sets
 
@@ -125,21 +123,32 @@ def _held_out_source(
     fraction = options.val_fraction
     seed = options.split_seed
     notes = whole.notes
-    if kind == SINGLE:
-        held = held_out_rows(whole, fraction, seed)
-    elif kind == NEAR:
-        held = np.zeros(len(whole), dtype=bool)
-        for rows in whole.rows_of.values():
+    if kind not in (NEAR, SINGLE):
+        _check_kind(kind)
+    held = np.zeros(len(whole), dtype=bool)
+    groups = np.array(whole.names, dtype=object)
+    for label, rows in whole.rows_of.items():
+        names = groups[rows].tolist()
+        looks: Sequence[Look] = ()
+        if kind in (NEAR, "day", "burst"):
             looks = whole.look(rows)
-            held[rows] = held_out_together(whole.names_of(rows), looks, fraction, seed)
-    else:
-        grouped = _grouped(class_names, whole, kind)
-        whole = whole.with_columns(group=grouped["number"])
-        held = np.zeros(len(whole), dtype=bool)
-        for label, rows in whole.rows_of.items():
-            groups = grouped["group"].to_numpy()[rows]
-            held[rows] = held_out_groups(groups, class_names[label], fraction, seed)
-        notes += _group_notes(class_names, grouped, kind)
+        if kind == SINGLE:
+            held[rows] = held_out(names, fraction, seed)
+        elif kind == NEAR:
+            held[rows] = held_out_together(names, looks, fraction, seed)
+        else:
+            groups[rows] = _groups(kind, names, looks)
+            held[rows] = held_out_groups(
+                groups[rows], class_names[label], fraction, seed
+            )
+    if kind not in (NEAR, SINGLE):
+        numbers = []
+        for label, group in zip(whole.labels.tolist(), groups, strict=True):
+            digest = _hash(f"{class_names[label]}\0{group}")
+            numbers.append(int.from_bytes(digest, "big", signed=True))
+        whole = whole.with_columns(group=numbers)
+        is_named = groups != np.array(whole.names, dtype=object)
+        notes += _group_notes(class_names, whole, is_named, kind)
     train = whole.subset(np.flatnonzero(~held))
     val = whole.subset(np.flatnonzero(held))
     return Source(class_names, train, val, notes, held_out=True)
@@ -158,11 +167,9 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
     """
     expected = "a share between 0 and 1 of the training images"
     check_that(0 < fraction < 1, "--data.tune", fraction, expected)
+    by = [column for column in ("label", "domain") if column in source.train.table]
     # A seed of its own: the same one would choose the samples that a source holds out from those
     # that it left.
-    by = ["label"]
-    if "domain" in source.train.table:
-        by.append("domain")
     held = held_out_rows(source.train, fraction, seed + 1, by)
     train = source.train.subset(np.flatnonzero(~held))
     val = source.train.subset(np.flatnonzero(held))
@@ -173,7 +180,7 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
 
 
 def held_out_rows(
-    samples: SampleTable, fraction: float, seed: int, by: Sequence[str] = ("label",)
+    samples: SampleTable, fraction: float, seed: int, by: Sequence[str]
 ) -> np.ndarray:
     """Choose a share of the samples of each class by a seeded hash of their names.
 
@@ -260,8 +267,8 @@ def held_out_together(
     wanted = int(single.sum())
     in_order = groups[hash_order(names, seed)]
     order = [group for group in dict.fromkeys(in_order.tolist()) if group >= 0]
-    chosen, count = _nearest(order, sizes, wanted, len(names) - 1)
-    if not 0 < count <= LARGEST_EXCESS * wanted:
+    chosen = _nearest(order, sizes, wanted, len(names) - 1)
+    if not 0 < sizes[chosen].sum() <= LARGEST_EXCESS * wanted:
         return single
     return np.isin(groups, chosen)
 
@@ -284,7 +291,7 @@ def held_out_groups(
     keys = [f"{class_name}\0{name}" for name in names]
     order = hash_order(keys, seed)[:-1]
     wanted = fraction * len(groups)
-    chosen, _ = _nearest(order[1:], counts, wanted, len(groups), order[:1])
+    chosen = _nearest(order[1:], counts, wanted, len(groups), order[:1])
     return np.isin(groups, names[chosen])
 
 
@@ -294,7 +301,7 @@ def _nearest(
     wanted: float,
     most: int,
     first: Sequence[int] = (),
-) -> tuple[list[int], int]:
+) -> list[int]:
     """Choose each group that brings the number of chosen images nearer to the wanted one.
 
     Args:
@@ -303,66 +310,44 @@ def _nearest(
         wanted: number of images.
         most: largest number of images.
         first: groups that are chosen in any case.
-
-    Returns:
-        The chosen groups, and the number of their images.
     """
     chosen = list(first)
-    count = int(sizes[chosen].sum())
+    count = sizes[chosen].sum()
     for group in order:
-        larger = count + int(sizes[group])
+        larger = count + sizes[group]
         is_closer = abs(larger - wanted) < abs(count - wanted)
         if is_closer and larger <= most:
             chosen.append(group)
             count = larger
-    return chosen, count
+    return chosen
 
 
 # ---------------------------------------------------------------------- kinds of group
 
 
-def _grouped(class_names: list[str], whole: SampleTable, kind: str) -> pd.DataFrame:
-    """Return a table with the group of each sample: its class, name and number."""
-    group_of = groups_by(kind)
-    table = pd.DataFrame({"label": whole.labels, "name": whole.names}, dtype=object)
-    table["group"] = table["name"]
-    for rows in whole.rows_of.values():
-        names = whole.names_of(rows)
-        looks = [Look(UNREADABLE_HASH)] * len(rows)
-        if kind in ("day", "burst"):
-            looks = whole.look(rows)
-        groups = []
-        for name, look in zip(names, looks, strict=True):
-            groups.append(group_of(name, look.taken))
-        if kind == "burst":
-            for earlier, later in bursts(looks, BURST_PAUSE):
-                groups[later] = groups[earlier]
-        table.loc[rows, "group"] = np.array(groups, dtype=object)
-    numbers = []
-    for label, group in zip(table["label"], table["group"], strict=True):
-        digest = _hash(f"{class_names[label]}\0{group}")
-        numbers.append(int.from_bytes(digest, "big", signed=True))
-    table["number"] = numbers
-    return table
-
-
 def _group_notes(
-    class_names: list[str], grouped: pd.DataFrame, kind: str
+    class_names: list[str], whole: SampleTable, is_named: np.ndarray, kind: str
 ) -> tuple[str, ...]:
-    """Say how many images are in no group, and which classes are one group."""
+    """Say how many images are in no group, and which classes are one group.
+
+    Args:
+        class_names: names of the classes.
+        whole: with the group of each image.
+        is_named: (n,) bool, which images have a group with another name than their own.
+        kind: of group.
+    """
     notes = []
-    by_number = grouped.groupby("number")["label"]
-    is_single = by_number.transform("size") == 1
-    alone = int((is_single & (grouped["group"] == grouped["name"])).sum())
+    sizes = whole.table.groupby("group")["label"].transform("size")
+    alone = int(((sizes == 1) & ~is_named).sum())
     if alone:
-        images = number_of(len(grouped), "image")
+        images = number_of(len(whole), "image")
         notes.append(
             f"note: {alone} of {images} in no group by --data.group {kind}: held out one by one"
         )
-    groups_of_class = grouped.groupby("label")["number"].agg(["nunique", "size"])
-    whole = groups_of_class.query("nunique == 1 and size > 1").index
-    if len(whole):
-        names = [printable(class_names[label]) for label in whole]
+    groups_of_class = whole.table.groupby("label")["group"].agg(["nunique", "size"])
+    undivided = groups_of_class.query("nunique == 1 and size > 1").index
+    if len(undivided):
+        names = [printable(class_names[label]) for label in undivided]
         notes.append(
             f"note: all images of {listed(names)} are one group by --data.group {kind}, so that"
             " none is held out"
@@ -370,52 +355,48 @@ def _group_notes(
     return tuple(notes)
 
 
-def groups_by(kind: str) -> GroupOf:
-    """Return the function that names the group of an image.
+def _check_kind(kind: str) -> None:
+    """Raise UsageError for an unknown kind of group, or a pattern that is no regular expression."""
+    if kind.startswith(NAME_PATTERN):
+        with explained(UsageError, f"--data.group {kind} is no regular expression"):
+            re.compile(kind.removeprefix(NAME_PATTERN))
+    elif kind not in GROUPS:
+        known = [*GROUPS, f"{NAME_PATTERN}REGULAR EXPRESSION"]
+        raise unknown_name("group of images", kind, known)
+
+
+def _groups(kind: str, names: Sequence[str], looks: Sequence[Look]) -> list[str]:
+    """Return the name of the group of each image of a class; its own name where it stands alone.
 
     Args:
-        kind: ``folder``, ``day``, ``burst`` or ``name:REGULAR EXPRESSION``.
-
-    Raises:
-        UsageError: an unknown kind, or a pattern that is no regular expression.
+        kind: of group.
+        names: names of the images.
+        looks: looks at them, for groups by time.
     """
-    if kind in GROUPS:
-        return GROUPS[kind]
-    if not kind.startswith(NAME_PATTERN):
-        by_name = f"{NAME_PATTERN}REGULAR EXPRESSION"
-        known = [NEAR, SINGLE, *GROUPS, by_name]
-        raise unknown_name("group of images", kind, known)
-    with explained(UsageError, f"--data.group {kind} is no regular expression"):
-        pattern = re.compile(kind.removeprefix(NAME_PATTERN))
-
-    def match(name: str, taken: datetime | None) -> str:
-        found = pattern.search(PurePosixPath(name).name)
-        if found is None:
-            return name
-        return "\0".join(found.groups("") or (found[0],))
-
-    return match
+    groups = list(names)
+    if kind == "burst":
+        for earlier, later in bursts(looks, BURST_PAUSE):
+            groups[later] = groups[earlier]
+    elif kind == "day":
+        for i, look in enumerate(looks):
+            if look.taken is not None:
+                groups[i] = look.taken.date().isoformat()
+    else:
+        groups = [_group_by_name(kind, name) for name in names]
+    return groups
 
 
-def _folder(name: str, taken: datetime | None) -> str:
-    """Return the sub-folder of an image; one directly in the class folder stands alone."""
-    parent = PurePosixPath(name).parent
-    if len(parent.parts) > 1:
-        return str(parent)
-    return name
+def _group_by_name(kind: str, name: str) -> str:
+    """Return the sub-folder of an image, or what the pattern of a kind of group finds in its name.
 
-
-def _day(name: str, taken: datetime | None) -> str:
-    """Return the day on which an image was taken; one without a date stands alone."""
-    if taken is None:
+    An image directly in the class folder, or without a match, stands alone.
+    """
+    path = PurePosixPath(name)
+    if kind == "folder":
+        if len(path.parent.parts) > 1:
+            return str(path.parent)
         return name
-    return taken.date().isoformat()
-
-
-def _alone(name: str, taken: datetime | None) -> str:
-    """Return the image itself: bursts are joined by :func:`bursts`."""
-    return name
-
-
-GROUPS: dict[str, GroupOf] = {"folder": _folder, "day": _day, "burst": _alone}
-"""Kind of group → function that names the group of an image."""
+    found = re.search(kind.removeprefix(NAME_PATTERN), path.name)
+    if found is None:
+        return name
+    return "\0".join(found.groups("") or (found[0],))

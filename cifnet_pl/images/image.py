@@ -19,7 +19,7 @@ from PIL import ExifTags, Image, ImageCms, PngImagePlugin, UnidentifiedImageErro
 from cifnet_pl.images.files import HEIC_BRANDS, read_bytes
 from cifnet_pl.images.jpeg import decode_square, is_incomplete
 from cifnet_pl.utilities.errors import DataError
-from cifnet_pl.utilities.text import first_line
+from cifnet_pl.utilities.text import one_line
 
 # A panorama of 90 to 179 million pixels is read, and Pillow's warning that it may be an attack
 # helps nobody; nor do its warnings about damaged metadata.
@@ -106,7 +106,7 @@ def decoding() -> Iterator[None]:
     except Exception as error:
         # On damaged files every decoder of Pillow fails in its own way.
         raise UnreadableImage(
-            getattr(error, "strerror", None) or first_line(error)
+            getattr(error, "strerror", None) or one_line(error)
         ) from error
 
 

@@ -20,7 +20,7 @@ from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.statistics import find_groups
-from cifnet_pl.utilities.growing_tensors import GrowingModule
+from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 from cifnet_pl.utilities.text import number_of
 
 Kind = Literal[
@@ -66,13 +66,13 @@ class Calibration(GrowingModule):
         self.kind: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.accuracy: Tensor = nn.Buffer(-torch.ones(2, dtype=torch.float64))
         self.interval: Tensor = nn.Buffer(-torch.ones(2, 2, dtype=torch.float64))
-        self.z: Tensor = nn.Buffer(torch.zeros(0, 0))
-        self.groups: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.given_key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.given: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.chosen: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.z = no_rows(torch.float32, 0)
+        self.groups = no_rows(torch.int64)
+        self.y = no_rows(torch.int64)
+        self.key = no_rows(torch.int64)
+        self.given_key = no_rows(torch.int64)
+        self.given = no_rows(torch.int64)
+        self.chosen = no_rows(torch.int64)
 
     @property
     def estimate_kind(self) -> Kind:
@@ -165,7 +165,8 @@ class Calibration(GrowingModule):
         """
         others = ~torch.isin(key, self.chosen)
         classes = torch.unique(y, return_inverse=True)[1]
-        few: Tensor = classes.bincount(others.double()) < MIN_IMAGES_PER_CLASS
+        others_of_class = classes.bincount(others.double())
+        few: Tensor = others_of_class < MIN_IMAGES_PER_CLASS
         return others | few[classes]
 
     # ------------------------------------------------------------------ groups
@@ -187,10 +188,12 @@ class Calibration(GrowingModule):
         self.given = self.given[stored][order]
         if not len(self.given):
             return None
-        place = torch.searchsorted(self.given_key, key).clamp_max(len(self.given) - 1)
-        groups = torch.unique(self.given, return_inverse=True)[1][place]
-        alone = len(self.given) + torch.arange(len(key), device=key.device)
-        return torch.where(self.given_key[place] == key, groups, alone)
+        groups = torch.unique(self.given, return_inverse=True)[1]
+        position = torch.searchsorted(self.given_key, key)
+        place = position.clamp_max(len(groups) - 1)
+        is_given = self.given_key[place] == key
+        alone = len(groups) + torch.arange(len(key), device=key.device)
+        return torch.where(is_given, groups[place], alone)
 
     # ------------------------------------------------------------------ accuracy
 
@@ -202,22 +205,22 @@ class Calibration(GrowingModule):
             stored: the samples in the buffer.
         """
         alone = torch.arange(len(stored.y), device=stored.y.device)
-        samples = CalibrationSamples(
-            head, stored.z, stored.y, alone, counted=self.counted(stored.y, stored.key)
-        )
-        kind: Kind = "given"
-        groups = self._groups_given_for(stored.key)
-        clusters = groups
-        if groups is None:
+        counted = self.counted(stored.y, stored.key)
+        samples = CalibrationSamples(head, stored.z, stored.y, alone, counted=counted)
+        grouped = samples
+        kind: Kind = "independent"
+        clusters = self._groups_given_for(stored.key)
+        if clusters is not None:
+            kind = "given"
+        else:
             found = find_groups(samples.z, samples.columns, samples.rules[0])
             clusters = found.clusters
-            kind = "independent"
-            groups = alone
             if found.dependent:
                 kind = "found"
-                groups = clusters
-        self.groups = groups
-        grouped = samples.grouped(groups)
+        self.groups = alone
+        if kind != "independent":
+            self.groups = clusters
+            grouped = samples.grouped(clusters)
         calibrate(grouped)
         few = MIN_IMAGES_PER_CLASS * len(head.classes)
         if kind != "given" and len(stored.y) < few:
@@ -403,9 +406,11 @@ def forecast(share: float, groups: int) -> Interval:
     misses = (1 - share) * groups + 0.5
     right = np.arange(groups + 1)
     wrong = groups - right
-    log_ways = -betaln(right + 1, wrong + 1) - math.log(groups + 1)
-    log_share = betaln(right + hits, wrong + misses) - betaln(hits, misses)
-    cumulative = np.exp(log_ways + log_share).cumsum()
+    log_binomial = -betaln(right + 1, wrong + 1) - math.log(groups + 1)
+    log_posterior = betaln(right + hits, wrong + misses)
+    log_prior = betaln(hits, misses)
+    probabilities = np.exp(log_binomial + log_posterior - log_prior)
+    cumulative = probabilities.cumsum()
     low, high = np.searchsorted(cumulative, [0.025, 0.975]).tolist()
     return Interval(100 * low / groups, 100 * high / groups)
 
@@ -437,104 +442,10 @@ def widened(estimate: Estimate | None, loo: Estimate | None) -> Estimate | None:
     """
     if estimate is None or loo is None:
         return estimate
-    accuracy = estimate.accuracy
+    accuracy, interval = estimate
     gap = max(0.0, loo.accuracy - accuracy)
-    low = accuracy - math.hypot(accuracy - estimate.interval.low, gap)
-    high = accuracy + math.hypot(estimate.interval.high - accuracy, gap)
-    return Estimate(accuracy, Interval(max(0.0, low), min(100.0, high)))
-
-
-# ---------------------------------------------------------------------- what more images bring
-
-
-def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:
-    """Estimate how many points ten more images of each class would bring on new groups.
-
-    What the last ten brought is measured: a head learns all samples but ten of each class, drawn at
-    random. Both heads predict the samples that it learned, each without its group. Errors are taken
-    to fall with the square root of the number of images n, so that the next ten bring
-    ``(n^-½ − (n + 10)^-½) / ((n − 10)^-½ − n^-½)`` of that.
-
-    Args:
-        samples: buffer samples by which a model is calibrated, all that it learned.
-
-    Returns:
-        95 % interval over the images of classes with ``MIN_IMAGES_PER_CLASS`` or more; None where
-        most classes have fewer.
-    """
-    if samples is None or not samples.learned:
-        return None
-    head = samples.head
-    if not head.leaves_one_out or head.uses_buffer:
-        return None
-    y = samples.columns
-    count = y.bincount(minlength=len(head.classes))
-    enough = count >= MIN_IMAGES_PER_CLASS
-    is_whole = len(y) == sum(head.class_counts().values())
-    if not is_whole or 2 * int(enough.sum()) < len(count):
-        return None
-    added = 10 * enough
-    rows = _all_but_the_last(samples.z, y, added)
-    fewer = head.fresh()
-    fewer.begin_task(head.classes, (count - added).tolist())
-    fewer.observe(samples.z[rows], samples.y[rows])
-    fewer.solve()
-    groups = None
-    if samples.groups is not None:
-        groups = samples.groups[rows]
-    learned_by_fewer = CalibrationSamples(
-        fewer, samples.z[rows], samples.y[rows], groups
-    )
-    calibrate(learned_by_fewer)
-    columns = y[rows]
-    before = _correct(learned_by_fewer.scores(), columns)
-    after = _correct(samples.scores()[rows], columns)
-    gains = (after - before)[enough[columns]]
-    gains = gains[gains.isfinite()]
-    if len(gains) < 2:
-        return None
-    n = float(count[enough].double().mean())
-    fall_of_last = (n - 10) ** -0.5 - n**-0.5
-    fall_of_next = n**-0.5 - (n + 10) ** -0.5
-    points = 100 * fall_of_next / fall_of_last
-    mean = float(gains.mean()) * points
-    margin = 1.96 * float(gains.std()) / len(gains) ** 0.5 * points
-    return Interval(mean - margin, mean + margin)
-
-
-def gain_text(gain: Interval | None) -> str:
-    """Return what more images would bring, in words; only the upper end is promised.
-
-    Args:
-        gain: result of :func:`gain_of_more_images`.
-    """
-    if gain is None:
-        return "too few to say"
-    most = round(gain.high)
-    if most < 1:
-        return "less than a point"
-    return f"at most {number_of(most, 'point')}"
-
-
-def _correct(scores: Tensor, columns: Tensor) -> Tensor:
-    """Return (n,) 1 where the true column has the largest score, else 0; NaN where not known."""
-    correct = (scores.argmax(dim=1) == columns).double()
-    return correct.masked_fill(~scores.isfinite().all(dim=1), torch.nan)
-
-
-def _all_but_the_last(z: Tensor, y: Tensor, left_out: Tensor) -> Tensor:
-    """Return the rows of all samples but some of each class, drawn at random.
-
-    Args:
-        z: (n, d) embeddings.
-        y: (n,) column of each sample.
-        left_out: (C,) samples of each class to leave out.
-    """
-    drawn = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    # The same images are drawn in whatever order they came.
-    order = z.double().sum(dim=1).argsort()[drawn.to(y.device)]
-    order = order[y[order].argsort(stable=True)]
-    count = y.bincount(minlength=len(left_out))
-    first = count.cumsum(0) - count
-    rank = torch.arange(len(y), device=y.device) - first[y[order]]
-    return order[rank >= left_out[y[order]]]
+    below = math.hypot(accuracy - interval.low, gap)
+    above = math.hypot(interval.high - accuracy, gap)
+    low = max(0.0, accuracy - below)
+    high = min(100.0, accuracy + above)
+    return Estimate(accuracy, Interval(low, high))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from scipy import stats
 from cifnet_pl.report.results import Results, last_rows
 from cifnet_pl.report.tables import ReportTable, file_name, number_text
 from cifnet_pl.utilities.errors import (
-    CifnetError,
     DataError,
     UsageError,
     explained,
@@ -25,6 +24,9 @@ QUANTITIES = {"A_K": "final accuracy A_K", "A_bar": "average accuracy Ā"}
 
 RESAMPLES = 10_000
 """Resamples of a bootstrap: the ends of an interval then vary by about a hundredth of its width."""
+
+SAME = 1e-8
+"""Points of accuracy that are only rounding."""
 
 NOT_TESTED = 2
 """In place of a difference, where a seed was not tested on an image."""
@@ -47,27 +49,19 @@ def compare_methods(results: Results, names: Sequence[str]) -> list[ReportTable]
         raise UsageError(
             f"--compare takes two methods, but got {len(names)}: {', '.join(names)}"
         )
-    pairs = []
+    tables = []
     for first in _groups_named(results, names[0]):
         for second in _groups_named(results, names[1]):
             a = first.iloc[0]
             b = second.iloc[0]
             is_same = a["label"] == b["label"] and a["setting"] == b["setting"]
-            if a["data"] == b["data"] and not is_same:
-                pairs.append((first, second))
-    if not pairs:
-        raise UsageError(
-            f"{names[0]} and {names[1]} were run on different data: compare methods of one data"
-            " set and task protocol (table runs.csv lists the settings)"
-        )
-    tables = []
-    for first, second in pairs:
-        if set(first["pair"]) & set(second["pair"]):
-            tables.append(comparison_table(first, second))
+            has_pairs = set(first["pair"]) & set(second["pair"])
+            if a["data"] == b["data"] and has_pairs and not is_same:
+                tables.append(comparison_table(first, second))
     if not tables:
         raise UsageError(
-            f"{names[0]} and {names[1]} have no common seed and class order: run both with the"
-            " same seeds (table runs.csv lists them)"
+            f"{names[0]} and {names[1]} have no data, seed and class order in common: run both"
+            " methods with the same ones (table runs.csv lists them)"
         )
     return tables
 
@@ -77,13 +71,9 @@ def _groups_named(results: Results, name: str) -> list[pd.DataFrame]:
     rows = last_rows(results.table)
     rows = rows[rows["origin"] != "published"]
     with_backbone = rows["label"] + ", " + rows["backbone"]
-    is_reference = (rows["method"] == name) & (rows["changed"] == "")
-    exact = rows[(rows["label"] == name) | (with_backbone == name)]
-    others = rows[is_reference & ~rows["setting"].isin(exact["setting"])]
-    named = pd.concat([exact, others])
+    named = rows[(rows["label"] == name) | (with_backbone == name)]
     if named.empty:
-        known = [*rows["label"], *rows["method"]]
-        raise unknown_name("method for --compare", name, dict.fromkeys(known))
+        raise unknown_name("method for --compare", name, set(rows["label"]))
     # A seed that ran on two machines, or with and without the cache, counts once.
     once = named.drop_duplicates(["setting", "pair"], keep="last")
     return [own for _, own in once.groupby("setting", sort=False)]
@@ -92,8 +82,7 @@ def _groups_named(results: Results, name: str) -> list[pd.DataFrame]:
 def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
     """Tabulate the differences of two configurations on the same data.
 
-    The rows are: Ā and A_K over seeds, A_K over seeds and images, and A_K of each seed over its
-    images.
+    The rows are: Ā and A_K over seeds, and A_K over seeds and images.
 
     Args:
         a, b: the last rows of their runs; their backbones tell them apart where these differ.
@@ -105,34 +94,32 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
         second = f"{second}, {b['backbone'].iloc[0]}"
     data = a["data"].iloc[0]
     both = a.merge(b, on="pair", suffixes=("_a", "_b"))
-    predictions = {}
+    predictions = []
     notes = [
         f"Difference: {first} minus {second}, over the seeds, class orders and test images that"
         " both have. Interval and p over seeds: paired t-test, empty where all seeds have the same"
         " difference. Interval over images: bootstrap of the test images, the same ones for all"
-        " seeds, and of the seeds. p over images: McNemar's exact test."
+        " seeds, and of the seeds."
     ]
     for pair in both.to_dict("records"):
-        folders = [Path(pair["run_a"]), Path(pair["run_b"])]
-        files = [folder / "predictions.parquet" for folder in folders]
-        if not all(file.exists() for file in files):
-            continue
-        try:
-            correct = [correct_predictions(file) for file in files]
-        except CifnetError as error:
-            notes.append(f"Seed {pair['seed_a']} has no images to compare: {error}.")
-            continue
-        common = pd.concat(correct, axis=1, join="inner", keys=["a", "b"])
-        if len(common):
-            predictions[pair["seed_a"]] = common
+        correct = {}
+        for side in ("a", "b"):
+            file = Path(pair[f"run_{side}"]) / "predictions.parquet"
+            if file.exists():
+                correct[side] = correct_predictions(file)
+        if len(correct) == 2:
+            common = pd.concat(correct, axis=1, join="inner")
+            if len(common):
+                predictions.append(common)
     if not predictions:
         notes.append(
             "No test images are compared: run with --predictions.every_task true to keep the"
             " predictions."
         )
-    rows = [*_over_seeds(both), *_over_images(predictions)]
+    rows = _over_seeds(both)
+    if predictions:
+        rows.append(_over_images(predictions))
     names = {"first": f"{first} (%)", "second": f"{second} (%)"}
-    names |= {"only_first": f"only {first}", "only_second": f"only {second}"}
     values = pd.DataFrame(rows, dtype=object).dropna(axis=1, how="all")
     values = values.rename(columns=names)
     return ReportTable(
@@ -164,56 +151,46 @@ def _over_seeds(both: pd.DataFrame) -> list[dict[str, Any]]:
         known = both.dropna(subset=[f"{key}_a", f"{key}_b"])
         if known.empty:
             continue
-        first = known[f"{key}_a"].to_numpy()
-        second = known[f"{key}_b"].to_numpy()
-        interval = None
-        more: dict[str, Any] = {"seeds": len(known)}
+        first = known[f"{key}_a"]
+        second = known[f"{key}_b"]
+        means = [first.mean(), second.mean()]
+        row: dict[str, Any] = {"seeds": len(known)}
         # Methods that no seed changes give one measurement however often they are run.
-        if not np.allclose(first - second, first[0] - second[0]):
+        if np.ptp(first - second) > SAME:
             test = stats.ttest_rel(first, second)
             interval = test.confidence_interval()
-            more["p"] = f"{test.pvalue:.2g}"
-        means = [first.mean(), second.mean()]
-        rows.append(_difference(f"{title}, over seeds", means, interval) | more)
+            row["p"] = f"{test.pvalue:.2g}"
+        else:
+            interval = (None, None)
+        rows.append(_difference(f"{title}, over seeds", means, interval) | row)
     return rows
 
 
-def _difference(quantity: str, means: Sequence[float], interval: Any) -> dict[str, Any]:
+def _difference(
+    quantity: str, means: Iterable[float], interval: Iterable[float | None]
+) -> dict[str, Any]:
     """Return a row: two accuracies, and the interval of their difference if it is known."""
     first, second = map(float, means)
-    row = {"quantity": quantity, "first": first, "second": second}
-    row["difference (points)"] = first - second
-    if interval is not None:
-        low, high = interval
-        row["95 % from"] = float(low)
-        row["95 % to"] = float(high)
-    return row
+    low, high = interval
+    return {
+        "quantity": quantity,
+        "first": first,
+        "second": second,
+        "difference (points)": first - second,
+        "95 % from": low,
+        "95 % to": high,
+    }
 
 
 # ---------------------------------------------------------------------- over test images
 
 
-def _over_images(predictions: Mapping[Any, pd.DataFrame]) -> list[dict[str, Any]]:
-    """Return the difference of A_K over all seeds, if there are several, and for each seed."""
-    rows = []
-    if len(predictions) > 1:
-        frames = list(predictions.values())
-        means = 100 * pd.DataFrame([frame.mean() for frame in frames]).mean()
-        title = f"{QUANTITIES['A_K']}, over seeds and images"
-        row = _difference(title, means, bootstrap_interval(frames))
-        rows.append(row | {"seeds": len(frames), "images": min(map(len, frames))})
-    for seed, frame in predictions.items():
-        title = f"{QUANTITIES['A_K']}, over images, seed {seed}"
-        row = _difference(title, 100 * frame.mean(), bootstrap_interval([frame]))
-        only_first = int((frame["a"] & ~frame["b"]).sum())
-        only_second = int((frame["b"] & ~frame["a"]).sum())
-        row |= {"seeds": 1, "images": len(frame)}
-        row |= {"only_first": only_first, "only_second": only_second}
-        if only_first + only_second:
-            test = stats.binomtest(only_first, only_first + only_second)
-            row["p"] = f"{test.pvalue:.2g}"
-        rows.append(row)
-    return rows
+def _over_images(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
+    """Return the difference of A_K over all common seeds and their test images."""
+    accuracies = pd.DataFrame([100 * frame.mean() for frame in frames])
+    title = f"{QUANTITIES['A_K']}, over seeds and images"
+    row = _difference(title, accuracies.mean(), bootstrap_interval(frames))
+    return row | {"seeds": len(frames), "images": min(map(len, frames))}
 
 
 def bootstrap_interval(frames: Sequence[pd.DataFrame]) -> np.ndarray:

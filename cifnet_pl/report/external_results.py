@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from cifnet_pl.model.metrics import max_drop
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -26,8 +23,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 CLASSES = {"CIFAR-100": 100, "ImageNet-100": 100, "CORe50": 50}
 """Data set of the paper → its number of classes."""
 
+PUBLISHED = Path(__file__).parent / "published.csv"
+
+KEPT = "elements of "
+"""How a quantity begins that is a part of what a method keeps between tasks."""
+
 COLUMNS = ("method", "seed", "task", "A_k", "seconds", "kWh")
 """Columns that a file of external results must have."""
+
+NUMBER_COLUMNS = ("task", "A_k", "seconds", "kWh", "params")
 
 PLACE_COLUMNS = ("dataset", "classes_per_task", "backbone")
 """Columns that may say which setting a method belongs to."""
@@ -46,18 +50,24 @@ def row_of(setting: Mapping[str, Any], method: str, origin: str) -> dict[str, An
         method: name of the method.
         origin: "external" or "published".
     """
-    row = {column: setting[column] for column in SHARED_COLUMNS}
-    row |= {"origin": origin, "method": method, "label": method}
-    row["variant"] = "full method"
-    row |= {"config": {}, "changed": "", "components": {}, "machine": "", "pair": ""}
-    row["run"] = f"{origin}: {method}, {setting['setting']}"
-    return row
+    shared = {column: setting[column] for column in SHARED_COLUMNS}
+    return shared | {
+        "run": f"{origin}: {method}, {setting['setting']}",
+        "origin": origin,
+        "method": method,
+        "label": method,
+        "variant": "full method",
+        "changed": "",
+        "config": {},
+        "components": {},
+        "machine": "",
+        "pair": "",
+    }
 
 
 # ---------------------------------------------------------------------- the paper's numbers
 
 
-@cache
 def published_numbers() -> pd.DataFrame:
     """Return all numbers of the paper that ship with this package.
 
@@ -65,8 +75,7 @@ def published_numbers() -> pd.DataFrame:
         A row for each with the columns table, dataset, classes_per_task (empty: any), method,
         variant, quantity, value.
     """
-    with (files("cifnet_pl.report") / "published.csv").open("rb") as file:
-        numbers = pd.read_csv(file, dtype=str, keep_default_na=False)
+    numbers = pd.read_csv(PUBLISHED, dtype=str, keep_default_na=False)
     return numbers.astype({"value": float})
 
 
@@ -79,31 +88,28 @@ def published_rows(setting: Mapping[str, Any]) -> list[dict[str, Any]]:
     Args:
         setting: a row of a run of this package.
     """
-    numbers = published_numbers()
     n_classes = CLASSES.get(setting["dataset"])
-    is_whole = setting["n_classes"] == n_classes and not setting["tune"]
-    same_data = numbers["dataset"] == setting["dataset"]
-    same_protocol = numbers["classes_per_task"].isin(["", setting["protocol"]])
-    numbers = numbers[same_data & same_protocol & is_whole]
-    is_memory = numbers["table"] == "tab:memory_breakdown"
-    memory = numbers[is_memory & (numbers["quantity"] == "elements_m")]
-    results = numbers[numbers["variant"].isin(["", *VARIANTS]) & ~is_memory]
+    if setting["n_classes"] != n_classes or setting["tune"]:
+        return []
+    numbers = published_numbers()
+    is_same_data = numbers["dataset"] == setting["dataset"]
+    is_same_protocol = numbers["classes_per_task"].isin(["", setting["protocol"]])
+    numbers = numbers[is_same_data & is_same_protocol]
     rows = []
-    for (method, variant), own in results.groupby(["method", "variant"], sort=False):
+    for (method, variant), own in numbers.groupby(["method", "variant"], sort=False):
         row = row_of(setting, method, "published")
-        row |= dict(zip(own["quantity"], own["value"], strict=True))
+        values = own.set_index("quantity")["value"]
+        is_kept = values.index.str.startswith(KEPT)
+        row |= values[~is_kept].to_dict()
+        kept = values[is_kept].rename(lambda name: name.removeprefix(KEPT))
+        row["components"] = kept.to_dict()
         row["energy_from"] = "CodeCarbon, in the paper"
-        if "params_m" in row:
-            row["network_params"] = 1e6 * row["params_m"]
         if variant:
-            row |= {"run": f"{row['run']}, {variant}", "variant": variant}
-            row["label"] = f"{method}, {variant}"
+            row["run"] += f", {variant}"
+            row["label"] += f", {variant}"
+            row["variant"] = variant
             row["config"] = VARIANTS[variant]
             row["changed"] = next(iter(VARIANTS[variant]))
-        else:
-            kept = memory[memory["method"] == method].set_index("variant")["value"]
-            row["state_bytes"] = 4e6 * kept.get("total", 0)  # as the paper counts
-            row["components"] = (1e6 * kept.drop("total", errors="ignore")).to_dict()
         rows.append(row)
     return rows
 
@@ -126,46 +132,29 @@ def read_rows(path: Path) -> pd.DataFrame:
     Raises:
         UsageError: no such file.
         DataError: no CSV file, a missing column, a cell that is not a number, two lines for one
-            task, or accuracies that are fractions instead of percentages.
+            task, or accuracies that are no percentages.
     """
     if not path.is_file():
+        columns = ", ".join(COLUMNS)
         raise UsageError(
-            f"no file {path}: --external takes a CSV file with the columns {', '.join(COLUMNS)}"
+            f"no file {path}: --external takes a CSV file with the columns {columns}"
         )
-    with explained(DataError, f"{path} is not a CSV file in UTF-8"):
+    place = ["method", "seed", *PLACE_COLUMNS]
+    with explained(DataError, f"{path} is no table of external results"):
         rows = pd.read_csv(path, dtype=str, skipinitialspace=True, encoding="utf-8-sig")
-    for column in COLUMNS:
-        if column not in rows:
+        rows[[*COLUMNS]]  # a missing one is named
+        rows = rows.reindex(columns=[*place, *NUMBER_COLUMNS]).astype(object)
+        rows = rows.astype(dict.fromkeys(NUMBER_COLUMNS, float))
+    rows[place] = rows[place].fillna("")
+    for method in rows["method"][rows.duplicated([*place, "task"])]:
+        raise DataError(f"{path} has two lines for one task and seed of {method}")
+    highest = rows.groupby("method")["A_k"].max()
+    for method, accuracy in highest.items():
+        if accuracy > 100 or 0 < accuracy <= 1:
             raise DataError(
-                f"{path} has no column {column}: it needs {', '.join(COLUMNS)}"
+                f"{path}: the highest A_k of {method} is {accuracy:g}, expected percentages"
             )
-    rows = rows.reindex(columns=[*COLUMNS, *PLACE_COLUMNS, "params"]).astype(object)
-    for column in ("task", "A_k", "seconds", "kWh", "params"):
-        numbers = pd.to_numeric(rows[column], errors="coerce")
-        is_wrong = rows[column].notna() & ~(numbers >= 0)
-        if column == "A_k":
-            is_wrong |= numbers > 100
-        for line, cell in rows[column][is_wrong].items():
-            raise DataError(f"{path}, line {line + 2}: {column} is '{cell}'")
-        rows[column] = numbers
-    texts = ["method", "seed", *PLACE_COLUMNS]
-    rows[texts] = rows[texts].fillna("")
-    _check_lines(path, rows)
     return rows
-
-
-def _check_lines(path: Path, rows: pd.DataFrame) -> None:
-    """Raise DataError for two lines of one task, and for fractions."""
-    twice = rows.duplicated(["method", "seed", "task", *PLACE_COLUMNS])
-    for line, row in rows[twice].iterrows():
-        raise DataError(
-            f"{path}, line {line + 2}: {row['method']} has two lines for one task and seed"
-        )
-    for method, highest in rows.groupby("method")["A_k"].max().items():
-        if 0 < highest <= 1:
-            raise DataError(
-                f"{path}: no A_k of {method} is above {highest:g}: give percentages, not fractions"
-            )
 
 
 def read_external(path: Path, settings: pd.DataFrame) -> list[dict[str, Any]]:
@@ -200,13 +189,14 @@ def _setting_for(
         UsageError: none fits, or more than one.
     """
     dataset, protocol, backbone = place
-    fitting = settings[settings["backbone"].str.startswith(backbone)]
-    fitting = fitting[~(fitting["n_tasks"] < n_tasks)]
-    for column, value in (("dataset", dataset), ("protocol", protocol)):
-        if value:
-            fitting = fitting[fitting[column] == value]
-    if len(fitting) > 1 and n_tasks in set(fitting["n_tasks"]):
-        fitting = fitting[fitting["n_tasks"] == n_tasks]
+    fits = settings["backbone"].str.startswith(backbone)
+    if dataset:
+        fits &= settings["dataset"] == dataset
+    if protocol:
+        fits &= settings["protocol"] == protocol
+    if n_tasks > 0:
+        fits &= settings["n_tasks"] == n_tasks
+    fitting = settings[fits]
     if len(fitting) == 1:
         return fitting.iloc[0]
     known = settings["setting"] + settings["n_tasks"].map(" ({} tasks)".format)
@@ -224,20 +214,24 @@ def _rows_of_seed(
 
     The totals are those of the line without a task, else the sums over the tasks if all are known.
     """
-    whole = lines["task"].isna()
-    tasks = lines[~whole].set_index("task").reindex(range(1, shared["n_tasks"] + 1))
+    is_whole = lines["task"].isna()
+    every_task = range(1, shared["n_tasks"] + 1)
+    tasks = lines[~is_whole].set_index("task").reindex(every_task)
     accuracies = tasks["A_k"].astype(float)
     totals = tasks[["seconds", "kWh"]].sum(skipna=False)
     totals["A_k"] = accuracies.iloc[-1]
-    for _, given in lines[whole].iterrows():
+    for _, given in lines[is_whole].iterrows():
         totals = given[totals.index].fillna(totals)
-    run = {**shared, "energy_from": "external file"}
-    run |= {"train_seconds": totals["seconds"], "energy_kwh": totals["kWh"]}
-    run |= {"A_K": totals["A_k"], "A_bar": accuracies.mean(skipna=False)}
-    run["max_drop"] = max_drop(
-        accuracies.astype(object).where(~accuracies.isna(), None)
-    )
-    run["network_params"] = lines["params"].max()
+    run = {
+        **shared,
+        "energy_from": "external file",
+        "train_seconds": totals["seconds"],
+        "energy_kwh": totals["kWh"],
+        "A_K": totals["A_k"],
+        "A_bar": accuracies.mean(skipna=False),
+        "max_drop": -accuracies.diff().min(),
+        "network_params": lines["params"].max(),
+    }
     if totals["kWh"] > 0:
         run["A_K_per_kwh"] = totals["A_k"] / totals["kWh"]
     return [run | {"task": task, "A_k": value} for task, value in accuracies.items()]

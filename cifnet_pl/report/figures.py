@@ -17,6 +17,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -24,7 +25,9 @@ from cifnet_pl.report.results import ABLATIONS, Results, last_rows
 from cifnet_pl.report.tables import (
     ACCURACIES,
     file_name,
+    filled,
     heading,
+    kept_elements,
     memory_rows,
     number_text,
     summarise,
@@ -32,25 +35,12 @@ from cifnet_pl.report.tables import (
     with_units,
 )
 
-COLOURS = (
-    "#000000",
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#7A5C00",
-    "#8B8B8B",
-    "#A50026",
-    "#E69F00",
-)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
-LINE_STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
-"""The three lists have different lengths, so that lines differ also where one of them repeats."""
-
 STYLE_FILE = Path(__file__).parent / "templates" / "figures.mplstyle"
 STYLE: Any = matplotlib.rc_params_from_file(STYLE_FILE, use_default_template=False)
-"""Settings of all figures, with which two reports of the same runs are the same bytes."""
+"""Settings of all figures, with which two reports of the same runs are the same bytes.
+
+Their lines differ in colour, marker and line style, and repeat after forty.
+"""
 
 LARGEST_BUBBLE = 900.0
 """Area in square points of the bubble of the most energy."""
@@ -100,19 +90,10 @@ BELOW: dict[str, Any] = {"loc": "outside lower center", "ncols": 2}
 """Place of a legend below the axes, where it hides no data."""
 
 
-def line_style(position: int) -> dict[str, Any]:
-    """Return colour, marker and line style of a line by its position."""
-    return {
-        "color": COLOURS[position % len(COLOURS)],
-        "marker": MARKERS[position % len(MARKERS)],
-        "linestyle": LINE_STYLES[position % len(LINE_STYLES)],
-    }
-
-
 def draw_lines(stats: pd.DataFrame, title: str) -> tuple[Figure, Axes]:
     """Draw a line for each name, with bars of one standard deviation.
 
-    In a long sequence only some points have a marker, at other points for each line.
+    In a long sequence only some points have a marker.
 
     Args:
         stats: ``mean`` and ``std``, by name and place.
@@ -121,20 +102,18 @@ def draw_lines(stats: pd.DataFrame, title: str) -> tuple[Figure, Axes]:
     names = stats.index.unique(0)
     figure = new_figure(4.0 + 0.24 * len(names))
     axes = figure.subplots()
-    for i, name in enumerate(names):
+    for name in names:
         curve = stats.xs(name)
         step = max(1, len(curve) // 10)
-        shown = (i * step // len(names), step)
         axes.errorbar(
             curve.index,
             curve["mean"],
             curve["std"],
             label=name,
-            markevery=shown,
-            errorevery=shown,
+            markevery=step,
+            errorevery=step,
             capsize=2,
             elinewidth=0.8,
-            **line_style(i),
         )
     bottom, top = axes.get_ylim()
     axes.set_ylim(max(bottom, -2.0), min(top, 102.0))
@@ -166,20 +145,20 @@ def trajectories(results: Results) -> list[Picture]:
         results: of the report.
     """
     compared = results.compared()
-    parts = {name: compared[compared["data"] == name] for name in results.data}
-    for name in results.settings:
-        parts.setdefault(name, compared[compared["setting"] == name])
     pictures = []
-    for title, rows in parts.items():
-        file = file_name("trajectory", title)
-        pictures.append(line_picture(file, title, rows))
+    for column, names in (("data", results.data), ("setting", results.settings)):
+        for name in names:
+            file = file_name("trajectory", name)
+            rows = compared[compared[column] == name]
+            pictures.append(line_picture(file, name, rows))
     for family in results.families(*ABLATIONS):
         measured = family[family["origin"] == "measured"]
         title = family_title(family)
         rows = measured.assign(label=measured["variant"])
         file = file_name("ablation_curves", title)
         pictures.append(line_picture(file, title, rows))
-    return [picture for picture in pictures if picture is not None]
+    by_name = {picture.name: picture for picture in pictures if picture is not None}
+    return list(by_name.values())
 
 
 def family_title(family: pd.DataFrame) -> str:
@@ -210,52 +189,45 @@ def line_picture(file: str, title: str, rows: pd.DataFrame) -> Picture | None:
 
 
 def line_names(rows: pd.DataFrame) -> pd.Series:
-    """Return the label of each row, with its origin, backbone and seeds where these differ."""
+    """Return the label of each row, with its origin, and its backbone where it has several."""
     names = rows["label"]
     is_measured = rows["origin"] == "measured"
     names = names.where(is_measured, names + " (" + rows["origin"] + ")")
     several = rows["backbone"].groupby(names).transform("nunique") > 1
     names = names.where(~several, names + " (" + rows["backbone"] + ")")
-    seeds = rows["pair"].groupby(names).transform("nunique")
-    if seeds[is_measured].nunique() > 1:
-        names = names.where(~is_measured, names + seeds.map(" (n = {})".format))
     return names
 
 
 # ---------------------------------------------------------------------- lines over a setting
 
 
-def value_curves(results: Results, *keys: str) -> list[Picture]:
-    """Draw A_K against each setting that varies alone, such as the buffer's size.
+def value_curve(results: Results, key: str, name: str) -> Picture | None:
+    """Draw A_K against a setting that varies alone, such as the buffer's size.
 
     This is fig:buffer_ablation for ``buffer.capacity``.
 
     Args:
         results: of the report.
-        keys: dotted names of the settings.
+        key: dotted name of the setting.
+        name: of the figure's files.
+
+    Returns:
+        None if there are fewer than two numbers.
     """
-    pictures = []
-    for key in keys:
-        rows = value_rows(results, key)
-        rows["value"] = pd.to_numeric(rows["value"].astype(str), errors="coerce")
-        known = rows.dropna(subset=["value", "A_K"])
-        values = sorted(known["value"].unique())
-        if len(values) < 2:
-            continue
-        places = known.assign(place=known["value"].map(values.index))
-        stats = summarise(places, {"line": "line", "place": "place"}, {"A_K": "A_K"})
-        title = f"Final accuracy by {heading(key)}"
-        figure, axes = draw_lines(stats["A_K"].sort_index(level=1), title)
-        texts = [f"{value:g}" for value in values]
-        axes.set_xticks(range(len(values)), texts)
-        if len("".join(texts)) > 40:
-            axes.tick_params(axis="x", rotation=90)
-        axes.set(xlabel=heading(key), ylabel="final accuracy $A_K$ (%)")
-        name = file_name("by", key)
-        if key == "buffer.capacity":
-            name = "buffer_size"
-        pictures.append(Picture(name, f"{title}.{DEVIATIONS}", figure))
-    return pictures
+    rows = value_rows(results, key)
+    numbers = pd.to_numeric(rows["value"].astype(str), errors="coerce")
+    known = rows.assign(value=numbers).dropna(subset=["value", "A_K"])
+    values = sorted(known["value"].unique())
+    if len(values) < 2:
+        return None
+    places = known.assign(place=known["value"].map(values.index))
+    stats = summarise(places, {"line": "line", "place": "place"}, {"A_K": "A_K"})
+    title = f"Final accuracy by {heading(key)}"
+    figure, axes = draw_lines(stats["A_K"].sort_index(level=1), title)
+    texts = [f"{value:g}" for value in values]
+    axes.set_xticks(range(len(values)), texts, rotation="vertical")
+    axes.set(xlabel=heading(key), ylabel="final accuracy $A_K$ (%)")
+    return Picture(name, f"{title}.{DEVIATIONS}", figure)
 
 
 # ---------------------------------------------------------------------- bars
@@ -279,7 +251,7 @@ def ablation_bars(results: Results) -> list[Picture]:
 
 
 def draw_bars(bars: pd.DataFrame, title: str) -> Figure:
-    """Draw two horizontal bars for each row: Ā hatched, A_K filled, with their numbers.
+    """Draw two horizontal bars for each row, Ā and A_K, with their numbers.
 
     Args:
         bars: pairs of a header of ``ACCURACIES`` and "mean" or "std" as columns.
@@ -287,31 +259,23 @@ def draw_bars(bars: pd.DataFrame, title: str) -> Figure:
     """
     figure = new_figure(1.4 + 0.58 * len(bars))
     axes = figure.subplots()
-    rows = np.arange(len(bars))
-    looks = {
-        "Ā (%)": (-0.19, r"average accuracy $\bar{A}$", "#FFFFFF", "///"),
-        "A_K (%)": (0.19, "final accuracy $A_K$", "#222222", ""),
-    }
-    for header, (shift, label, colour, hatch) in looks.items():
-        means = bars[header]["mean"]
-        drawn = axes.barh(
-            rows + shift,
-            means,
-            0.36,
-            xerr=bars[header]["std"],
-            label=label,
-            facecolor=colour,
-            hatch=hatch,
-            edgecolor="black",
-            ecolor="#888888",
-            linewidth=0.7,
-            capsize=2,
-        )
-        axes.bar_label(drawn, means.map("{:.1f}".format), padding=4)
-    axes.set_yticks(rows, [wrapped(name, 24) for name in bars.index])
+    bars = bars.rename(index=lambda name: wrapped(name, 24))
+    means = bars.xs("mean", axis=1, level=1)
+    means.plot.barh(
+        ax=axes,
+        xerr=bars.xs("std", axis=1, level=1),
+        width=0.76,
+        color=["#DDDDDD", "#222222"],
+        ecolor="#888888",
+        capsize=2,
+        legend=False,
+    )
+    for drawn in axes.containers:
+        if isinstance(drawn, BarContainer):
+            axes.bar_label(drawn, fmt="%.1f", padding=4)
     axes.invert_yaxis()
     axes.margins(x=0.15)
-    axes.set(xlabel="accuracy (%)", title=wrapped(title, 52))
+    axes.set(xlabel="accuracy (%)", ylabel="", title=wrapped(title, 52))
     axes.grid(visible=False, axis="y")
     figure.legend(**BELOW)
     return figure
@@ -355,12 +319,8 @@ def mean_activations(folders: Sequence[str]) -> np.ndarray | None:
         (K, K): row i, column j is the mean over the test images of task i of the largest activation
         among the neurons of task j; None if no run recorded them.
     """
-    recorded = []
-    for folder in folders:
-        path = Path(folder) / "activations.csv"
-        if path.is_file():
-            table = pd.read_csv(path, index_col=0)
-            recorded.append(table.to_numpy(float))
+    paths = [Path(folder) / "activations.csv" for folder in folders]
+    recorded = [pd.read_csv(path, index_col=0) for path in paths if path.is_file()]
     if not recorded:
         return None
     return np.asarray(100 * np.mean(recorded, axis=0))
@@ -379,24 +339,11 @@ def draw_maps(maps: Sequence[np.ndarray]) -> Figure:
         axes.set_title(f"{title}\nabove the diagonal: {later:.0f} %")
         axes.set_xlabel("neurons of task")
         axes.grid(visible=False)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-        if size <= 10:
-            for (i, j), value in np.ndenumerate(percentages):
-                shade = "black"
-                if value > 50:
-                    shade = "white"
-                text = f"{value:.0f}"
-                axes.text(j + 1, i + 1, text, color=shade, ha="center", va="center")
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     panels[0].set_ylabel("test images of task")
-    figure.colorbar(
-        image,
-        ax=list(panels),
-        label="mean activation (%)",
-        location="bottom",
-        shrink=0.6,
-        aspect=30,
-    )
+    panels[0].yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+    label = "mean activation (%)"
+    figure.colorbar(image, ax=panels, label=label, location="bottom", shrink=0.6)
     return figure
 
 
@@ -416,24 +363,24 @@ def time_bubbles(results: Results, data: str) -> Picture | None:
         None if there are fewer than two methods.
     """
     compared = with_units(results.compared())
-    is_known = compared["train_seconds"].notna() & compared["A_bar"].notna()
-    rows = compared[(compared["data"] == data) & is_known]
+    rows = compared[compared["data"] == data].dropna(subset=["train_seconds", "A_bar"])
     if rows["run"].nunique() < 2:
         return None
-    rows = rows.assign(label=line_names(rows).map(str))
-    by = {"machine": "machine", "energy_from": "energy from", "label": "label"}
-    numbers = {"A_bar": "accuracy", "train_minutes": "minutes", "energy_kwh": "energy"}
-    stats = summarise(rows, by, numbers).xs("mean", axis=1, level=1)
-    stats = stats.reindex(columns=list(numbers.values()))
-    panels = list(stats.groupby(level=[0, 1], sort=False))
+    conditions = rows["machine"] + ", " + rows["energy_from"]
+    rows = rows.assign(
+        conditions=conditions.str.strip(", "), label=line_names(rows).map(str)
+    )
+    by = {"conditions": "conditions", "label": "label"}
+    numbers = ("A_bar", "train_minutes", "energy_kwh")
+    stats = summarise(rows, by, dict(zip(numbers, numbers, strict=True)))
+    points = stats.xs("mean", axis=1, level=1).reindex(columns=numbers)
+    panels = list(points.groupby(level=0, sort=False))
     figure = new_figure(0.8 + 2.6 * len(panels))
     figure.suptitle(wrapped(data, 52))
     grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
-    for axes, (conditions, own) in zip(grid[:, 0], panels, strict=True):
-        axes.set_title(
-            wrapped(", ".join(filter(None, conditions)), 64), fontsize="small"
-        )
-        draw_bubbles(axes, own.droplevel([0, 1]), stats["energy"].max())
+    for axes, (title, own) in zip(grid[:, 0], panels, strict=True):
+        axes.set_title(wrapped(title, 64), fontsize="small")
+        draw_bubbles(axes, own.droplevel(0), points["energy_kwh"].max())
     axes.margins(x=0.25)
     axes.set(xscale="log", xlabel="training time (minutes, all tasks)")
     axes.xaxis.set_major_formatter("{x:g}")
@@ -450,18 +397,16 @@ def draw_bubbles(axes: Axes, points: pd.DataFrame, most: float) -> None:
 
     Args:
         axes: to draw in.
-        points: name → ``accuracy``, ``minutes`` and ``energy``.
+        points: name → ``A_bar``, ``train_minutes`` and ``energy_kwh``.
         most: energy in kWh of the largest bubble of the figure.
     """
-    ordered = points.sort_values("accuracy", ascending=False)
-    for i, row in enumerate(ordered.itertuples()):
-        style = line_style(i) | {"linestyle": "none", "label": row.Index}
-        if not np.isnan(row.energy):
-            style["label"] = f"{row.Index}, {number_text(row.energy)}\u00a0kWh"
-            area = LARGEST_BUBBLE * row.energy / most
-            colour = style["color"]
-            axes.scatter(row.minutes, row.accuracy, area, color=colour, alpha=0.35)
-        axes.plot(row.minutes, row.accuracy, **style)
+    ordered = points.sort_values("A_bar", ascending=False)
+    for name, accuracy, minutes, energy in ordered.itertuples():
+        (mark,) = axes.plot(minutes, accuracy, linestyle="none", label=name)
+        if not np.isnan(energy):
+            mark.set_label(f"{name}, {number_text(energy)}\u00a0kWh")
+            area = LARGEST_BUBBLE * energy / most
+            axes.scatter(minutes, accuracy, area, color=mark.get_color(), alpha=0.35)
     axes.margins(y=0.25)
     add_legend(axes, axes, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
@@ -481,22 +426,21 @@ def memory_points(results: Results, setting: str) -> Picture | None:
     rows = memory_rows(results, setting)
     if not (rows["origin"] == "measured").any():
         return None
-    kept = pd.DataFrame(list(rows["components"]), index=line_names(rows))
+    kept = kept_elements(rows).set_index(line_names(rows))
     kept = kept[~kept.index.duplicated()]
-    kept.insert(0, "total", kept.sum(axis=1))
     figure = new_figure(1.9 + 0.5 * len(kept))
     axes = figure.subplots()
     places = range(len(kept))
-    for i, component in enumerate(kept):
-        style = line_style(i) | {"linestyle": "none", "markersize": 7}
-        if component != "total":
-            style["markerfacecolor"] = "none"
-        axes.plot(kept[component], places, label=component, **style)
+    for component in kept:
+        filled = "full" if component == "total" else "none"
+        points = axes.plot(kept[component], places, label=component, fillstyle=filled)
+        points[0].set(linestyle="none", markersize=7)
     names = []
     for name, total in kept["total"].items():
         names.append(f"{wrapped(name, 26)}\n{total / 1e6:,.3g} M")
     axes.set_yticks(places, names)
-    axes.set_ylim(len(kept) - 0.4, -0.6)
+    axes.invert_yaxis()
+    axes.margins(y=0.2)
     axes.set(xlabel="elements kept besides the backbone", xscale="log")
     axes.set_title(wrapped(setting, 52))
     add_legend(axes, figure, **BELOW)
@@ -514,13 +458,16 @@ def all_pictures(results: Results) -> dict[str, list[Picture]]:
         Section of the report → its figures.
     """
     with matplotlib.rc_context(STYLE):
-        costs = [time_bubbles(results, data) for data in results.data]
-        memory = [memory_points(results, setting) for setting in results.settings]
-        return {
-            "Accuracy": trajectories(results),
-            "Efficiency": [picture for picture in costs if picture is not None],
-            "Memory": [picture for picture in memory if picture is not None],
-            "Ablation": [*ablation_bars(results), *calibration_maps(results)],
-            "Buffer": value_curves(results, "buffer.capacity"),
-            "Other settings": value_curves(results, *results.other_keys()),
-        }
+        others = []
+        for key in results.other_keys():
+            others.append(value_curve(results, key, file_name("by", key)))
+        return filled(
+            {
+                "Accuracy": trajectories(results),
+                "Efficiency": [time_bubbles(results, data) for data in results.data],
+                "Memory": [memory_points(results, name) for name in results.settings],
+                "Ablation": [*ablation_bars(results), *calibration_maps(results)],
+                "Buffer": [value_curve(results, "buffer.capacity", "buffer_size")],
+                "Other settings": others,
+            }
+        )

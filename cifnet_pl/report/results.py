@@ -6,6 +6,7 @@ configuration is named by its method and by the settings in which it differs fro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,13 +29,12 @@ from cifnet_pl.report.runs import (
     read_runs,
 )
 from cifnet_pl.utilities.errors import DataError
-from cifnet_pl.utilities.files import expanded, flatten
+from cifnet_pl.utilities.files import expanded, flatten, rendered
 from cifnet_pl.utilities.plugins import defaults_of, title_of
 from cifnet_pl.utilities.text import number_of, printable
 
 DATASETS = {
     "cifar100": "CIFAR-100",
-    "torchvision:CIFAR100": "CIFAR-100",
     "CIFAR100": "CIFAR-100",
     "imagenet100": "ImageNet-100",
     "core50": "CORe50",
@@ -49,9 +49,9 @@ IGNORED_KEYS = (
     "trainer.enable_progress_bar", "trainer.log_every_n_steps", "trainer.logger",
     "trainer.default_root_dir", "head.in_features", "data.source", "data.root",
     "data.classes_per_task", "data.initial_classes", "data.max_tasks", "data.image_size",
-    "data.tune", "backbone", "architecture",
+    "data.tune", "backbone", "architecture", "trainer.callbacks",
 )  # fmt: skip
-"""Settings that do not tell two configurations apart: seeds, where it ran, data and backbone."""
+"""Settings that tell no two configurations apart: seeds, data, where it ran, and what watched."""
 
 DATA_COLUMNS = ["dataset", "n_tasks", "n_classes", "protocol", "tune", "root"]
 """Columns that two runs must share to have the same test images."""
@@ -68,21 +68,18 @@ JOINT = "Joint logistic regression (bound)"
 BUFFER_DEFAULTS = {"buffer": "yes"}
 BUFFER_DEFAULTS |= flatten({"buffer": defaults_of(CalibrationBuffer)})
 
-SETTING_TEXTS: dict[tuple[str, Any], str] = {
-    ("buffer", None): "no buffer",
-    ("buffer", "yes"): "with buffer",
-    ("buffer.oversample", False): "no oversampling",
-    ("head.update_past", False): "locked old neurons",
-    ("head.weighting", "released"): "released weighting",
-    ("buffer.strategy", "random"): "random buffer",
-    ("buffer.strategy", "herding"): "herding buffer",
-    ("buffer.strategy", "kmeans"): "k-means buffer",
-    ("buffer.strategy", "centroid"): "centroid buffer",
-    ("head.ridge", "gcv"): "λ by GCV",
-    ("calibrate", True): "calibrated",
-    ("calibrate", False): "not calibrated",
+SETTING_TEXTS = {
+    "buffer: None": "no buffer",
+    "buffer: yes": "with buffer",
+    "buffer.oversample: False": "no oversampling",
+    "buffer.strategy: herding": "herding buffer",
+    "buffer.strategy: kmeans": "k-means buffer",
+    "buffer.strategy: centroid": "centroid buffer",
+    "head.update_past: False": "locked old neurons",
+    "head.weighting: released": "released weighting",
+    "head.ridge: gcv": "λ by GCV",
 }
-"""(setting, value) → its text in a method's name; others are named by :func:`setting_text`."""
+"""Setting and value → their text in a method's name, others as by :func:`setting_text`."""
 
 ABLATIONS = {
     "buffer": None,
@@ -101,6 +98,9 @@ SYMBOLS = {
     "buffer.per_class": "buffer per class",
 }
 """Setting → its name before a value."""
+
+
+WARNINGS = Path(__file__).parent / "templates" / "warnings.txt"
 
 
 # ---------------------------------------------------------------------- the table
@@ -188,10 +188,10 @@ def read_results(
     folders = [expanded(path) for path in paths]
     complete, left_out = read_runs(folders)
     if not complete:
-        reason = ""
-        if left_out:
-            reason = f" ({left_out[0]})"
-        raise DataError(f"no finished run in {', '.join(map(str, paths))}{reason}")
+        reasons = [*left_out, "there is no run folder"]
+        raise DataError(
+            f"no finished run in {', '.join(map(str, paths))} ({reasons[0]})"
+        )
     every = table_of_runs(complete)
     # The same seed on another machine, or with the cache, is another measurement of costs.
     identity = ["setting", "configuration", "pair", "machine", "energy_from"]
@@ -255,11 +255,11 @@ def _distinct_names(table: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
 def setting_of(run: Run) -> dict[str, Any]:
     """Return the data set, the tasks and the backbone that methods must share to be compared."""
     data = run.config["data"]
-    source = str(data["source"])
+    source = str(data["source"]).removeprefix("torchvision:")
     root = printable(str(data.get("root") or ""))
-    dataset = DATASETS.get(source, source.removeprefix("torchvision:"))
+    dataset = DATASETS.get(source, source)
     if source == "folder":
-        dataset = PurePath(root).name
+        dataset = PurePath(root).name or source
     protocol = str(data.get("classes_per_task")).strip("[]")
     if data.get("initial_classes"):
         protocol = f"{data['initial_classes']} + {protocol}"
@@ -273,7 +273,7 @@ def setting_of(run: Run) -> dict[str, Any]:
     if data.get("image_size"):
         backbone = f"{backbone}, {data['image_size']} px"
     return {
-        "dataset": dataset or source,
+        "dataset": dataset,
         "n_tasks": len(run.tasks),
         "n_classes": int(run.tasks["classes_seen"].iloc[-1]),
         "protocol": protocol,
@@ -286,11 +286,10 @@ def setting_of(run: Run) -> dict[str, Any]:
 def _circumstances(run: Run) -> dict[str, Any]:
     """Return what a seed draws, where a run ran, and how its energy was measured."""
     summary = run.summary
+    seed = summary.get("seed")
     order = run.config["data"].get("class_order")
     if isinstance(order, list):
         order = "given"
-    if order is None:
-        order = "as it is"
     machine = str(summary.get("machine") or summary.get("device") or "")
     if summary.get("threads"):
         machine = f"{machine}, {number_of(summary['threads'], 'thread')}"
@@ -300,9 +299,9 @@ def _circumstances(run: Run) -> dict[str, Any]:
     if summary.get("cached_images"):
         energy_from += "; embeddings from the cache"
     return {
-        "seed": str(run.seed),
-        "class_order": str(order),
-        "pair": repr((run.seed, order)),
+        "seed": str(seed),
+        "class_order": "as it is" if order is None else str(order),
+        "pair": f"{seed} {order}",
         "machine": machine,
         "energy_from": energy_from,
         "commit": str(summary.get("git_commit") or "")[:10],
@@ -371,8 +370,6 @@ def configuration(run: Run) -> dict[str, Any]:
     order = run.config["data"].get("class_order")
     if isinstance(order, list):
         config["data.order"] = order
-    if "ActivationTable" in str(config.get("trainer.callbacks")):  # it only records
-        config["trainer.callbacks"] = None
     return config
 
 
@@ -465,28 +462,31 @@ def with_labels(runs: pd.DataFrame) -> pd.DataFrame:
 
 def usual_settings(family: pd.DataFrame) -> dict[str, Any]:
     """Return the value of each setting that most runs of a method have; defaults win ties."""
-    values: dict[str, list[Any]] = {}
+    votes: Counter[tuple[str, str]] = Counter()
+    values = {}
     for config in family["config"]:
         for key, value in config.items():
-            values.setdefault(key, []).append(value)
-    defaults = family["defaults"].iloc[0]
-    usual = {}
-    for key, found in values.items():
-        texts = [repr(value) for value in found]
-        default = repr(defaults[key]) if key in defaults else None
-        ranks = [(texts.count(text), text == default) for text in texts]
-        usual[key] = found[ranks.index(max(ranks))]
+            choice = (key, repr(value))
+            values[choice] = value
+            votes[choice] += 2
+    for key, value in family["defaults"].iloc[0].items():
+        choice = (key, repr(value))
+        if choice in votes:
+            votes[choice] += 1
+    usual: dict[str, Any] = {}
+    for choice, _ in votes.most_common():
+        usual.setdefault(choice[0], values[choice])
     return usual
 
 
 def _text(method: str, config: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
     """Return settings, and the parts that a configuration lacks, as text."""
-    mentioned = dict(changes)
-    for key, value in ABLATIONS.items():
-        # The joint bound keeps its buffer for another purpose.
-        if config.get(key, "") == value and method != JOINT:
-            mentioned[key] = value
-    return ", ".join(setting_text(key, mentioned[key]) for key in sorted(mentioned))
+    mentioned = set(changes)
+    if method != JOINT:  # it keeps its buffer for another purpose
+        lacking = [key for key in ABLATIONS if config.get(key, "") == ABLATIONS[key]]
+        mentioned |= set(lacking)
+    texts = [setting_text(key, config.get(key)) for key in sorted(mentioned)]
+    return ", ".join(texts)
 
 
 def setting_text(key: str, value: Any) -> str:
@@ -500,8 +500,9 @@ def setting_text(key: str, value: Any) -> str:
         >>> setting_text("head.ridge", 0.01)
         'λ 0.01'
     """
-    if isinstance(value, str | bool | None) and (key, value) in SETTING_TEXTS:
-        return SETTING_TEXTS[key, value]
+    own_text = SETTING_TEXTS.get(f"{key}: {value}")
+    if own_text is not None:
+        return own_text
     last_name = key.split(".")[-1]
     name = SYMBOLS.get(key) or last_name.replace("_", " ")
     if isinstance(value, float):
@@ -523,27 +524,18 @@ def value_text(value: Any) -> str:
 
 def warnings(results: Results) -> list[str]:
     """Return the sentences at the top of a report: what is missing, and what to be careful of."""
-    sentences = []
-    if results.missing:
-        points = number_of(len(results.missing), "point")
-        reasons = "; ".join(results.missing)
-        sentences.append(
-            f"Missing: {points} of the sweep without a complete run: {reasons}"
-        )
+    mixed = []
     for setting, rows in results.measured.groupby("setting"):
-        marks = rows.groupby("data_fingerprint")["run"].agg(["count", "first"])
-        if len(marks) > 1:
-            parts = []
-            for mark, (count, first) in marks.iterrows():
-                parts.append(f"{count} with {mark}, such as {first}")
-            sentences.append(
-                f"Runs of {setting} had different data, so their means are over more than seeds"
-                f" (by fingerprint: {'; '.join(parts)})."
-            )
-    for name in results.measured["backbone"].unique():
-        if name.startswith(("embedded:", "torchvision:")):
-            sentences.append(
-                f"Backbone {name} was trained on ImageNet labels, which the paper avoids: it uses"
-                " self-supervised backbones, so that no label of a later class was ever seen."
-            )
-    return sentences + [f"Left out: {reason}" for reason in results.left_out]
+        known = rows.dropna(subset="data_fingerprint")
+        firsts = known.drop_duplicates("data_fingerprint")["run"]
+        if len(firsts) > 1:
+            mixed.append((setting, " and ".join(firsts)))
+    backbones = results.measured["backbone"].unique()
+    text = rendered(
+        WARNINGS,
+        missing=results.missing,
+        mixed=mixed,
+        backbones=backbones,
+        left_out=results.left_out,
+    )
+    return text.splitlines()

@@ -13,8 +13,8 @@ import pandas as pd
 
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, prefixed
 from cifnet_pl.utilities.files import read_yaml
-from cifnet_pl.utilities.run_folders import FAILURE, POINT, versions
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.run_folders import FAILURE, POINT
+from cifnet_pl.utilities.text import printable
 
 MEASURED = (
     "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll",
@@ -41,14 +41,6 @@ class Run:
     summary: dict[str, Any]
     tasks: pd.DataFrame
 
-    @property
-    def seed(self) -> int | None:
-        """Seed of the buffer and the projections."""
-        seed = self.config.get("seed_everything")
-        if isinstance(seed, int) and not isinstance(seed, bool):
-            return seed
-        return self.summary.get("seed")
-
 
 def read_run(folder: Path) -> Run:
     """Read one run's folder.
@@ -59,13 +51,9 @@ def read_run(folder: Path) -> Run:
     Raises:
         DataError: the run is not complete, or a file of it is damaged; the sentence says which.
     """
-    if not (folder / "summary.json").is_file():
-        raise DataError(
-            f"{folder}: no summary.json, the run has not finished ({_progress(folder)})"
-        )
-    for name in ("config.yaml", "tasks.csv"):
+    for name in ("summary.json", "config.yaml", "tasks.csv"):
         if not (folder / name).is_file():
-            raise DataError(f"{folder}: no {name}, so the run cannot be reported")
+            raise DataError(f"{folder} has no {name}: the run has not finished")
     path = folder / "summary.json"
     with explained(DataError, f"{path} is damaged"):
         summary = json.loads(path.read_text(encoding="utf-8"))
@@ -89,16 +77,6 @@ def read_run(folder: Path) -> Run:
             f"{path} has {len(tasks)} rows, but summary.json says {n_tasks} tasks"
         )
     return Run(folder, config, summary, tasks)
-
-
-def _progress(folder: Path) -> str:
-    """Return how far a run is that has not finished."""
-    path = folder / "tasks.csv"
-    if not path.is_file():
-        return "no task yet"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    n_tasks = max(0, len(lines) - 1)
-    return f"{number_of(n_tasks, 'task')} so far"
 
 
 # ---------------------------------------------------------------------- many folders
@@ -135,11 +113,7 @@ def find_folders(paths: Iterable[str | Path]) -> list[Path]:
         for folder in [path, *path.rglob("*")]:
             if any((folder / mark).exists() for mark in marks):
                 folders.setdefault(folder.resolve(), folder)
-    return _in_order(folders.values())
-
-
-def _in_order(folders: Iterable[Path]) -> list[Path]:
-    return sorted(folders, key=lambda folder: natural_order(str(folder)))
+    return sorted(folders.values(), key=lambda folder: natural_order(str(folder)))
 
 
 def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
@@ -185,15 +159,11 @@ def find_missing(paths: Iterable[Path], complete: Iterable[Run]) -> list[str]:
     for run in complete:
         points.pop(run.folder.resolve().parent, None)
     missing = []
-    for folder in _in_order(points.values()):
-        started = versions(folder)
+    for folder in points.values():
+        reason = "not finished"
         failure = folder / FAILURE
         if failure.is_file():
             text = failure.read_text(encoding="utf-8", errors="replace")
             reason = printable(text.strip())
-        elif started:
-            reason = f"not finished ({_progress(started[-1])})"
-        else:
-            reason = "not run yet"
         missing.append(f"{folder.name}: {reason}")
-    return missing
+    return sorted(missing, key=natural_order)

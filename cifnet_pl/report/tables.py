@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -68,6 +69,9 @@ LATEX = {
     "–": "--", "→": r"$\to$", "…": r"\dots{}",
 }  # fmt: skip
 """Texts that LaTeX would not print as they are, once its special characters are escaped."""
+
+
+T = TypeVar("T")
 
 
 # ---------------------------------------------------------------------- a table and its formats
@@ -164,14 +168,12 @@ def table_of(name: str, title: str, stats: pd.DataFrame) -> ReportTable:
     numbers = stats.reset_index(drop=True)
     counts = numbers.xs("count", axis=1, level=1).max(axis=1)
     if counts.nunique() > 1:
-        labels["seeds"] = [f"{count:.0f}".replace("nan", "") for count in counts]
+        labels["seeds"] = counts.map("{:.0f}".format).replace("nan", "")
     texts = labels.copy()
-    values = labels.copy()
-    for header in dict.fromkeys(numbers.columns.get_level_values(0)):
-        column = numbers[header]
-        texts[header] = _column_texts(column, counts, "%" in header)
-        for key, suffix in SUFFIXES.items():
-            values[f"{header}{suffix}"] = column[key].where(column["mean"].notna())
+    for header in numbers.columns.unique(0):
+        texts[header] = _column_texts(numbers[header], counts, "%" in header)
+    names = [f"{header}{SUFFIXES[key]}" for header, key in numbers]
+    values = labels.join(numbers.set_axis(names, axis=1))
     return ReportTable(name, title, texts, values, len(labels.columns))
 
 
@@ -179,18 +181,13 @@ def _column_texts(
     column: pd.DataFrame, counts: pd.Series, is_percentage: bool
 ) -> list[str]:
     """Return the cells of a column, with the number of seeds where it is not that of the row."""
-    varies = bool((column["std"] > 0).any())
     texts = []
-    for row, mean in column["mean"].items():
-        if math.isnan(mean):
-            texts.append("–")
-            continue
-        deviation = math.nan
-        if varies:
-            deviation = column["std"][row]
-        text = number_text(mean, deviation, is_percentage)
-        if column["count"][row] < counts[row]:
-            text = f"{text} (n = {column['count'][row]:.0f})"
+    for most, stats in zip(counts, column.itertuples(), strict=True):
+        text = "–"
+        if not math.isnan(stats.mean):
+            text = number_text(stats.mean, stats.std, is_percentage)
+        if 0 < stats.count < most:
+            text = f"{text} (n = {stats.count:.0f})"
         texts.append(text)
     return texts
 
@@ -219,7 +216,7 @@ def number_text(
         power = math.floor(math.log10(abs(mean)))
         decimals = max(0, 2 - power)
     text = f"{mean:,.{decimals}f}"
-    if not math.isnan(deviation):
+    if deviation > 0:
         text = f"{text} ± {deviation:,.{decimals}f}"
     return text
 
@@ -233,28 +230,22 @@ def text_table(name: str, title: str, rows: pd.DataFrame) -> ReportTable:
 # ---------------------------------------------------------------------- accuracy
 
 
-def by_setting(
-    results: Results, name: str, title: str, rows: pd.DataFrame, first: str
-) -> ReportTable:
-    """Return the table of the accuracies of some rows, with Ā and A_K of each setting as columns.
+def side_by_side(stats: pd.DataFrame, level: str, names: Iterable[str]) -> pd.DataFrame:
+    """Return the groups of one level of the index beside each other, each with its numbers.
 
     Args:
-        results: of the report.
-        name: of the table's files.
-        title: above the table.
-        rows: of results, whose labels are the names of the rows.
-        first: header of the first column.
+        stats: as :func:`summarise` returns it.
+        level: header of a column that made the groups.
+        names: its values, in order; others are left out.
     """
-    by = {"label": first, "origin": "origin", "setting": "setting"}
-    stats = summarise(rows, by, ACCURACIES)
     parts = {}
-    for setting in results.settings:
-        if (rows["setting"] == setting).any():
-            own = stats.xs(setting, level="setting")
+    for name in names:
+        if name in stats.index.unique(level):
+            own = stats.xs(name, level=level)
             for header in own.columns.unique(0):
-                parts[f"{setting}: {header}"] = own[header]
-    order = stats.index.droplevel("setting").unique()
-    return table_of(name, title, pd.concat(parts, axis=1).reindex(order))
+                parts[f"{name}: {header}"] = own[header]
+    order = stats.index.droplevel(level).unique()
+    return pd.concat(parts, axis=1).reindex(order)
 
 
 def accuracy_table(results: Results) -> ReportTable:
@@ -266,8 +257,11 @@ def accuracy_table(results: Results) -> ReportTable:
     names = compared["origin"] + compared["label"]
     every = results.table["origin"] + results.table["label"]
     rows = results.table[every.isin(names)]
+    by = ROW | {"setting": "setting"}
+    stats = summarise(rows, by, ACCURACIES)
+    columns = side_by_side(stats, "setting", results.settings)
     title = "Average accuracy Ā and final accuracy A_K"
-    return by_setting(results, "accuracy", title, rows, "method")
+    return table_of("accuracy", title, columns)
 
 
 def results_table(results: Results, setting: str) -> ReportTable:
@@ -287,8 +281,10 @@ def ablation_table(results: Results) -> ReportTable | None:
         return None
     rows = pd.concat(families)
     rows["label"] = rows["method"] + ", " + rows["variant"]
-    title = "The method without one of its parts"
-    return by_setting(results, "ablation", title, rows, "variant")
+    by = {"label": "variant", "origin": "origin", "setting": "setting"}
+    stats = summarise(rows, by, ACCURACIES)
+    columns = side_by_side(stats, "setting", results.settings)
+    return table_of("ablation", "The method without one of its parts", columns)
 
 
 def heading(key: str) -> str:
@@ -328,14 +324,12 @@ def value_table(results: Results, key: str, name: str) -> ReportTable | None:
     numbers = pd.to_numeric(rows["value"].astype(str), errors="coerce")
     rows = rows.assign(value=rows["value"].map(value_text), number=numbers)
     rows = rows.sort_values(["number", "value"])
-    by = {"value": heading(key), "line": "line", "origin": "origin"}
+    title = heading(key)
+    by = {"value": title, "line": "line", "origin": "origin"}
     stats = summarise(rows, by, {"A_K": "A_K (%)"}).droplevel("origin")
-    columns = {}
-    for line in rows["line"].sort_index().unique():
-        columns[f"{line}, A_K (%)"] = stats.xs(line, level="line")["A_K (%)"]
-    joined = pd.concat(columns, axis=1).reindex(rows["value"].unique())
-    joined = joined.rename_axis(heading(key))
-    return table_of(name, f"Final accuracy by {heading(key)}", joined)
+    lines = rows["line"].sort_index().unique()
+    columns = side_by_side(stats, "line", lines)
+    return table_of(name, f"Final accuracy by {title}", columns)
 
 
 # ---------------------------------------------------------------------- costs and memory
@@ -350,7 +344,7 @@ def with_units(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def efficiency_table(results: Results, data: str) -> ReportTable:
+def efficiency_table(results: Results, data: str) -> ReportTable | None:
     """Tabulate parameters, minutes, energy and A_K per kWh of all that learned the same data.
 
     These are tab:cifar100-efficiency and tab:imagenet100-efficiency. Costs under different
@@ -362,6 +356,8 @@ def efficiency_table(results: Results, data: str) -> ReportTable:
     """
     rows = with_units(results.table[results.table["data"] == data])
     rows = rows[rows["train_seconds"].notna() | rows["energy_kwh"].notna()]
+    if rows.empty:
+        return None
     rows.loc[rows["origin"] != "measured", "backbone"] = ""
     by = ROW | {"backbone": "backbone", "machine": "machine"}
     stats = summarise(rows, by | {"energy_from": "energy from"}, COSTS)
@@ -379,9 +375,8 @@ def memory_table(results: Results, setting: str) -> ReportTable | None:
     rows = memory_rows(results, setting)
     if rows.empty:
         return None
-    kept = pd.DataFrame(list(rows["components"]), index=rows.index) / 1e6
+    kept = kept_elements(rows) / 1e6
     kept = kept.add_suffix(" (M)")
-    kept["total (M)"] = kept.sum(axis=1)
     numbers = {name: name for name in kept}
     numbers |= {"state_mb": "stored (MB)", "backbone_m": "backbone (M)"}
     joined = with_units(rows).join(kept)
@@ -396,6 +391,13 @@ def memory_rows(results: Results, setting: str) -> pd.DataFrame:
     return rows[(rows["setting"] == setting) & (rows["components"].map(len) > 0)]
 
 
+def kept_elements(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the elements that each run keeps, a column for each component and their total."""
+    kept = pd.DataFrame(list(rows["components"]), index=rows.index)
+    kept["total"] = kept.sum(axis=1)
+    return kept
+
+
 # ---------------------------------------------------------------------- settings and runs
 
 
@@ -403,17 +405,20 @@ def settings_table(results: Results) -> ReportTable:
     """Tabulate the reference configuration of each method in each setting."""
     compared = results.compared()
     references = compared[compared["origin"] == "measured"]
-    rows = []
-    for run in references.drop_duplicates(["setting", "label"]).to_dict("records"):
-        texts = []
-        for key, value in sorted(run["config"].items()):
-            is_own = not key.startswith(("data.", "trainer.")) and key != "head"
-            if is_own:
-                texts.append(f"{key}: {value_text(value)}")
-        rows.append([run["setting"], run["label"], "; ".join(texts)])
-    header = ["setting", "method", "reference configuration"]
+    rows = references.drop_duplicates(["setting", "label"])
+    texts = rows[["setting", "label"]].rename(columns={"label": "method"})
+    texts["reference configuration"] = rows["config"].map(config_text)
     title = "What a method's name stands for; variants say what they change"
-    return text_table("settings", title, pd.DataFrame(rows, columns=header))
+    return text_table("settings", title, texts)
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """Return the settings of a method itself as text."""
+    texts = []
+    for key, value in sorted(config.items()):
+        if key != "head" and not key.startswith(("data.", "trainer.")):
+            texts.append(f"{key}: {value_text(value)}")
+    return "; ".join(texts)
 
 
 def runs_table(results: Results) -> ReportTable:
@@ -452,26 +457,32 @@ def all_tables(results: Results) -> dict[str, list[ReportTable]]:
     others = []
     for key in results.other_keys():
         others.append(value_table(results, key, key.replace(".", "_")))
-    every: dict[str, list[ReportTable | None]] = {
-        "Accuracy": [accuracy_table(results)],
-        "Efficiency": [efficiency_table(results, data) for data in results.data],
-        "Memory": [memory_table(results, setting) for setting in settings],
-        "Ablation": [ablation_table(results)],
-        "Buffer": [
-            value_table(results, "buffer.capacity", "buffer_size"),
-            value_table(results, "buffer.strategy", "sampling"),
-        ],
-        "Other settings": others,
-        "All results": [results_table(results, setting) for setting in settings],
-        "Settings": [settings_table(results)],
-        "Runs": [runs_table(results)],
-    }
-    sections = {}
-    for name, tables in every.items():
-        filled = [t for t in tables if t is not None and len(t.texts)]
-        if filled:
-            sections[name] = filled
-    return sections
+    return filled(
+        {
+            "Accuracy": [accuracy_table(results)],
+            "Efficiency": [efficiency_table(results, data) for data in results.data],
+            "Memory": [memory_table(results, setting) for setting in settings],
+            "Ablation": [ablation_table(results)],
+            "Buffer": [
+                value_table(results, "buffer.capacity", "buffer_size"),
+                value_table(results, "buffer.strategy", "sampling"),
+            ],
+            "Other settings": others,
+            "All results": [results_table(results, setting) for setting in settings],
+            "Settings": [settings_table(results)],
+            "Runs": [runs_table(results)],
+        }
+    )
+
+
+def filled(sections: Mapping[str, Sequence[T | None]]) -> dict[str, list[T]]:
+    """Return sections of a report without what could not be made; empty ones are left out."""
+    found: dict[str, list[T]] = {}
+    for name, parts in sections.items():
+        for part in parts:
+            if part is not None:
+                found.setdefault(name, []).append(part)
+    return found
 
 
 def report_notes(results: Results) -> list[str]:

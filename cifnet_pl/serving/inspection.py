@@ -17,11 +17,10 @@ from cifnet_pl.model.calibration import (
     MIN_IMAGES_PER_CLASS,
     Kind,
     forecast,
-    gain_of_more_images,
-    gain_text,
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.metrics import left_out_confusion, rarely_predicted
+from cifnet_pl.model.more_images import gain_of_more_images, gain_text
 from cifnet_pl.serving.gate import ApiObject
 from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError
 
@@ -206,7 +205,7 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
     if kind == "unknown" or confusion is None or samples is None:
         return estimates
     images = confusion.sum(axis=1)
-    rare = rarely_predicted(confusion.diagonal(), images)
+    rare = rarely_predicted(confusion)
     for row, estimate in enumerate(estimates):
         estimate.confused_with = confused_with(names, confusion[row], row)
         if kind == "few":

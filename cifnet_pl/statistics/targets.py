@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid, one_hot
 
 from cifnet_pl.utilities.errors import check_choice, check_that
 
@@ -29,8 +30,8 @@ def signed_targets(columns: Tensor, classes: int, limit: float) -> Tensor:
         >>> signed_targets(torch.tensor([1]), 3, 2.0).tolist()
         [[-2.0, 2.0, -2.0]]
     """
-    one_hot = torch.nn.functional.one_hot(columns, classes).double()
-    return limit * (2 * one_hot - 1)
+    is_own = one_hot(columns, classes).double()
+    return limit * (2 * is_own - 1)
 
 
 def target_limit(epsilon: float) -> float:
@@ -84,27 +85,21 @@ def squared_slopes(weighting: Weighting, epsilon: float) -> Slopes:
     return Slopes(positive, negative)
 
 
-class LogOdds(NamedTuple):
-    """The largest logit of each row against the others.
+def log_probabilities(logits: Tensor, power: Tensor) -> Tensor:
+    """Return the logarithms (n, C) of :func:`to_probabilities` at temperature 1.
 
-    Attributes:
-        first: (n, 1) column of the most probable class.
-        odds: (n, 1) logarithm of its odds.
-        others: (n, C) log probability of each other class among those; −∞ at the most probable one.
+    Args:
+        logits: (n, C) float; rows with NaN give NaN.
+        power: () above 0 and at most 1.
     """
-
-    first: Tensor
-    odds: Tensor
-    others: Tensor
-
-
-def log_odds(logits: Tensor) -> LogOdds:
-    """Compute the log odds of the largest logit of each row of (n, C) logits."""
     first = logits.argmax(dim=1, keepdim=True)
     columns = torch.arange(logits.shape[1], device=logits.device)
     others = logits.masked_fill(columns == first, -torch.inf)
     log_rest = others.logsumexp(dim=1, keepdim=True)
-    return LogOdds(first, logits.gather(1, first) - log_rest, others - log_rest)
+    log_odds = power * (logits.gather(1, first) - log_rest)
+    log_shares = others - log_rest
+    log_others = logsigmoid(-log_odds) + log_shares
+    return log_others.scatter(1, first, logsigmoid(log_odds))
 
 
 def to_probabilities(scores: Tensor, temperature: Tensor, power: Tensor) -> Tensor:
@@ -120,6 +115,4 @@ def to_probabilities(scores: Tensor, temperature: Tensor, power: Tensor) -> Tens
         temperature: () above 0.
         power: () above 0 and at most 1.
     """
-    first, odds, others = log_odds(scores / temperature)
-    rest = torch.sigmoid(-power * odds) * others.exp()
-    return rest.scatter(1, first, torch.sigmoid(power * odds))
+    return log_probabilities(scores / temperature, power).exp()

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, get_args
 
-from cifnet_pl.utilities.text import first_line, one_line, printable
+from cifnet_pl.utilities.text import one_line, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,8 +95,7 @@ def explained(
     """Within the block, replace errors of other packages by one of this package.
 
     Args:
-        kind: of the new error, whose sentence is what ``failed``, a colon, and the first line of
-            the old one, or all where that ends in a colon, too.
+        kind: of the new error, whose sentence is what ``failed``, a colon, and the old one.
         failed: what could not be done, such as "cannot read images.zip".
         errors: kinds that are replaced; none for all, as parsers of damaged files and the code of
             others fail in many ways.
@@ -109,10 +108,8 @@ def explained(
     except Exception as error:
         if errors and not isinstance(error, errors):
             raise
-        line = first_line(error)
-        raise kind(
-            f"{failed}: {printable(one_line(error) if line.endswith(':') else line)}{end}"
-        ) from error
+        reason = printable(one_line(error))
+        raise kind(f"{failed}: {reason}{end}") from error
 
 
 @contextmanager
@@ -215,12 +212,15 @@ def check_that(fits: bool, option: str, value: object, expected: str) -> None:
         raise UsageError(f"{option} is {shown}, expected {expected}")
 
 
-def check_embeddings(z: Tensor, width: int) -> None:
-    """Check that ``z`` is a finite floating-point matrix.
+def check_embeddings(
+    z: Tensor, width: int, name: Callable[[int], str] | None = None
+) -> None:
+    """Check that ``z`` is a finite floating-point matrix; this waits for the device computing it.
 
     Args:
         z: embeddings.
         width: number of columns that it must have.
+        name: row → what an error calls the image of that row.
 
     Raises:
         CifnetError: wrong number of dimensions, width or dtype.
@@ -240,10 +240,12 @@ def check_embeddings(z: Tensor, width: int) -> None:
     if z.numel() and not torch.isfinite(torch.stack(z.aminmax())).all():
         is_finite = torch.isfinite(z).all(dim=1)
         rows = (~is_finite).nonzero().flatten().tolist()
-        raise NonFiniteError(
-            f"{len(rows)} of {len(z)} embeddings hold NaN or Inf (first row: {rows[0]})",
-            rows,
+        found = (
+            f"{len(rows)} of {len(z)} embeddings hold NaN or Inf (first row: {rows[0]})"
         )
+        if name is not None:
+            found = f"{name(rows[0])}: {found}"
+        raise NonFiniteError(found, rows)
 
 
 @contextmanager

@@ -252,15 +252,13 @@ def _spelling(name: str) -> str:
     return " ".join(re.sub(r"[\s_-]+", " ", folded).split())
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type where there is none."""
-    lines: Iterable[str] = str(error).splitlines()
-    return next(iter(lines), type(error).__name__)
-
-
 def one_line(error: BaseException, length: int = 300) -> str:
-    """Return an error's message with its line breaks as spaces, cut to ``length`` characters."""
-    return " ".join(str(error).split())[:length]
+    """Return an error's message with its line breaks as spaces, cut to ``length`` characters.
+
+    An error without a message is named by its type.
+    """
+    text = " ".join(str(error).split())
+    return text[:length] or type(error).__name__
 
 
 T = TypeVar("T")

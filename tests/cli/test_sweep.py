@@ -180,15 +180,10 @@ def test_overrides_win(tmp_path: Path) -> None:
     [
         ({"axis": {}}, "axis: Extra inputs"),
         ({"axes": {"head": []}}, "axes.head: List should have at least 1"),
-        ({"axes": {"head": [{"model.head": 1}]}}, "an option has no label"),
-        (
-            {"axes": {"head": [{"label": "a"}, {"label": "a"}]}},
-            "no label, or that of another",
-        ),
         ({"seeds": [1.5]}, "seeds.0: .* integer"),
         ({"base": None}, "base: "),
         ({"fixed": {"data.source.name": 1}}, "source.name cannot be set"),
-        ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "no file is called none_"),
+        ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "no file is called .*none_"),
     ],
 )
 def test_bad_files_are_named(
@@ -329,10 +324,10 @@ def test_labels_and_seeds_choose_the_points(tmp_path, run):
     assert [p.name.rsplit("-", 1)[0] for p in (tmp_path / "logs").iterdir()] == [
         "a-500-s7"
     ]
-    assert "unknown label of the sweep 'b': did you mean b_c?" in run(
+    assert "unknown label of the sweep 'b': did you mean b c?" in run(
         "--only", "b", code=2
     )
-    assert "no point has these labels" in run("--without", "a", "b_c", code=2)
+    assert "no point has these labels" in run("--without", "a", "b c", code=2)
     assert "expected such as 1,2,3" in run("--seeds", "1;2", code=2)
 
 
@@ -346,8 +341,8 @@ def test_an_option_of_some_points_is_for_those(tmp_path, run):
     }
     write(tmp_path, axes=axes)
     said = run("--model.head.width", "64", "--model.buffer.capacity", "50")
-    assert "--model.head.width is for 1 of 3 points, not for: own-" in said
-    assert "--model.buffer.capacity is for 2 of 3 points, not for: bare-" in said
+    assert "--model.head.width is not for 2 points: own-" in said
+    assert "--model.buffer.capacity is not for 1 points: bare-" in said
     points = {
         p.name.split("-")[0]: p / "point.yaml" for p in (tmp_path / "logs").iterdir()
     }

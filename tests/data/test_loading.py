@@ -103,7 +103,7 @@ def test_a_fault_of_ours_is_not_taken_for_a_bad_image() -> None:
 def test_decoding_starts_with_the_first_batch() -> None:
     images = Numbers(4)
     plan = [PlannedBatch(np.array(rows), None) for rows in ([0, 1], [2])]
-    loader = StoredLoader(images, plan, ImageLoader(images, 2, 1.0, 0), learned=True)
+    loader = StoredLoader(plan, ImageLoader(images, 2, 1.0, 0), learned=True)
     iterators = [
         iter(loader),
         iter(loader),
@@ -194,10 +194,8 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
         PlannedBatch(np.array([7]), None),
         PlannedBatch(np.array([3]), memory),
     ]
-    loader = StoredLoader(images, plan, decoder, learned=True)
-    other = StoredLoader(
-        images, [PlannedBatch(np.array([5]), None)], decoder, learned=False
-    )
+    loader = StoredLoader(plan, decoder, learned=True)
+    other = StoredLoader([PlannedBatch(np.array([5]), None)], decoder, learned=False)
     assert (len(loader), len(other)) == (4, 1)
     for _ in range(2):  # a loader can be run through again, whatever was made since
         batches = list(loader)
@@ -238,7 +236,7 @@ def test_waits_count_unless_a_gpu_still_embeds_when_the_images_come(
         mock.patch.object(torch.cuda, "current_stream", return_value=stream),
     ):
         decoder = ImageLoader(images, 2, 1.0, 0, device)
-        loader = StoredLoader(images, plan, decoder, learned=True)
+        loader = StoredLoader(plan, decoder, learned=True)
         assert len(list(loader)) == 4
     if limited_by_images:
         assert loader.waiting_seconds > 0.03

@@ -301,68 +301,21 @@ def test_images_that_are_nearly_alike_in_float32(
     assert torch.equal(head.predict(z), y)
 
 
-def weighted_scores(
-    stream: Stream, head: CIFNetHead, left_out: tuple[int, int]
-) -> Tensor:
-    """Scores of one sample by ridge regression with a free bias without it: dense normal equations
-    for every class.
-    """
-    sample = stream.z[left_out[0]][left_out[1]]
-    columns = []
-    for k, classes in enumerate(TASKS):
-        parts = [
-            (*stream.samples(c, len(stream.z[c]), (left_out,)), 1.0) for c in classes
-        ]
-        parts += [
-            (*stream.samples(c, quota, (left_out,)), w)
-            for c, (quota, w) in stream.past[k].items()
-        ]
-        if head.update_past:
-            later = [c for task in TASKS[k + 1 :] for c in task]
-            parts += [
-                (*stream.samples(c, len(stream.z[c]), (left_out,)), 1.0) for c in later
-            ]
-        z = torch.cat([p[0] for p in parts])
-        y = torch.cat([p[1] for p in parts])
-        omega = torch.cat(
-            [torch.full((len(p[1]),), p[2], dtype=torch.float64) for p in parts]
-        )
-        x = torch.cat([torch.ones(len(z), 1, dtype=torch.float64), z], dim=1)
-        for c, ridge in zip(classes, head._cohorts[k].ridge_used.tolist(), strict=True):
-            positive, negative = head.slopes
-            is_own = (y == c).double()
-            weight = omega * (negative + (positive - negative) * is_own)
-            target = head.limit * (2 * is_own - 1)
-            penalty = ridge * torch.eye(D + 1, dtype=torch.float64)
-            penalty[0, 0] = 0
-            w = torch.linalg.solve(
-                x.T @ (weight[:, None] * x) + penalty, x.T @ (weight * target)
-            )
-            columns.append(w[0] + sample @ w[1:])
-    return torch.stack(columns)
-
-
-@pytest.mark.parametrize(("weighting", "update_past"), SLOPES)
-@settings(max_examples=3)
-@given(seed=st.integers(0, 10_000))
-def test_cifnet_with_gcv_at_the_ridges_that_it_chose(
-    weighting: str, update_past: bool, seed: int
-) -> None:
-    stream = Stream(seed)
-    head = stream.learn(
-        CIFNetHead(D, ridge="gcv", weighting=weighting, update_past=update_past)
+def test_cifnet_with_gcv_leaves_out_as_ridge_regression_does() -> None:
+    """In one task both have the same sums, and a free bias."""
+    stream = Stream(7)
+    z = torch.cat(list(stream.z.values()))
+    y = torch.cat([torch.full((len(rows),), c) for c, rows in stream.z.items()])
+    found, expected = (
+        teach(head, z, y).leave_one_out(*stream.stored())
+        for head in (CIFNetHead(D, ridge="gcv"), RidgeHead(D))
     )
-    z, y = stream.stored()
-    scores = head.leave_one_out(z, y)
-    expected = torch.stack(
-        [weighted_scores(stream, head, (int(y[n]), n % 3)) for n in range(len(y))]
-    )
-    assert torch.allclose(scores, expected, rtol=1e-7, atol=1e-7)
+    assert_as_refits(found, expected)
 
 
 def test_dsal_is_near() -> None:
     found = []
-    for seed in range(5):
+    for seed in range(2):
         stream = Stream(seed)
         make = partial(DSALHead, D, width=20, ridge=1.0)
         head = stream.learn(make())
@@ -395,11 +348,6 @@ def test_it_survives_a_file_and_removed_classes() -> None:
     columns = [0, 2, 3, 5]
     assert torch.allclose(
         again.leave_one_out(z[kept], y[kept]), before[kept][:, columns], rtol=1e-12
-    )
-    again.remove_classes([7])
-    kept &= y != 7
-    assert torch.allclose(
-        again.leave_one_out(z[kept], y[kept]), before[kept][:, [2, 3, 5]], rtol=1e-12
     )
 
 
@@ -435,18 +383,6 @@ def fit_temperature(scores: Tensor, y: Tensor) -> tuple[float, float]:
     return 1 / fit.weights[0], fit.power
 
 
-@given(st.integers(0, 10_000), st.floats(0.02, 50))
-def test_the_temperature_that_made_the_labels_is_found(seed: int, true: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    scores = 2 * torch.randn(4000, 6, generator=generator, dtype=torch.float64)
-    y = torch.multinomial(
-        torch.softmax(scores, dim=1), 1, generator=generator
-    ).flatten()
-    found, power = fit_temperature(true * scores, y)
-    assert found == pytest.approx(true, rel=0.2)
-    assert power > 0.8
-
-
 @given(st.integers(0, 10_000), st.floats(0.3, 3), st.floats(0.2, 0.8))
 def test_the_power_that_made_the_labels_is_found(
     seed: int, temperature: float, power: float
@@ -467,25 +403,6 @@ def test_the_power_that_made_the_labels_is_found(
         assert best <= other + 1e-6
 
 
-@given(st.integers(0, 10_000), st.floats(0.05, 1))
-def test_a_power_keeps_the_answer_and_the_others_proportions(
-    seed: int, power: float
-) -> None:
-    scores = 3 * torch.randn(
-        50, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
-    p = to_probabilities(scores, torch.tensor(1.7), torch.tensor(power))
-    plain = torch.softmax(scores / 1.7, dim=1)
-    one = torch.ones(50, dtype=torch.float64)
-    assert torch.allclose(p.sum(dim=1), one, rtol=0, atol=1e-7)
-    assert torch.equal(p.argmax(dim=1), scores.argmax(dim=1))
-    others = (p / plain).scatter(1, scores.argmax(dim=1, keepdim=True), torch.nan)
-    assert torch.allclose(
-        others.nanmean(dim=1, keepdim=True).expand(-1, 5)[~others.isnan()],
-        others[~others.isnan()],
-    )
-
-
 @pytest.mark.parametrize("samples", [10, 100, 1000])
 def test_without_an_error_nothing_is_certain(samples: int) -> None:
     """The chance of an error is not taken for less than about 1 in n."""
@@ -494,19 +411,6 @@ def test_without_an_error_nothing_is_certain(samples: int) -> None:
     temperature, power = torch.tensor(found, dtype=torch.float64)
     wrong = 1 - float(to_probabilities(scores[:1], temperature, power)[0, 0])
     assert 0.3 / samples < wrong < 3 / samples
-
-
-@given(st.integers(0, 10_000))
-def test_of_two_rules_the_one_that_says_something_counts(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    shape = (2, 2000, 5)
-    useful, noise = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    y = torch.multinomial(useful.softmax(dim=1), 1, generator=generator).flatten()
-    weights, _ = fit_probabilities([useful, noise], y)
-    assert weights[0] == pytest.approx(1, rel=0.3)
-    assert weights[1] < 0.1
-    swapped, _ = fit_probabilities([noise, useful], y)
-    assert swapped == pytest.approx(weights[::-1], rel=0.1, abs=0.02)
 
 
 HEADS = {
@@ -541,29 +445,20 @@ def test_digits_are_calibrated_as_well_as_on_the_test_set(make: Any) -> None:
 # ---------------------------------------------------------------------- in a run
 
 
-@pytest.mark.parametrize("name", ["CIFNetHead", "RidgeHead"])
-def test_a_run_calibrates_after_every_task(name: str, tmp_path: Path) -> None:
-    plain = learned(tmp_path / "plain", *BUFFER, "--model.head", name)
-    run = learned(
-        tmp_path / "calibrated",
-        *BUFFER,
-        "--model.head",
-        name,
-        "--model.calibrate",
-        "true",
-    )
+def test_a_run_calibrates_after_every_task(tmp_path: Path) -> None:
+    options = [*BUFFER, "--model.head", "RidgeHead"]
+    plain = learned(tmp_path / "plain", *options)
+    run = learned(tmp_path / "calibrated", *options, "--model.calibrate", "true")
     errors = [
         float(rows_of(folder / "tasks.csv")[-1]["ece"]) for folder in (run, plain)
     ]
     assert errors[0] < 5 < 15 < errors[1]
     temperature = float(checkpoint(run)["state_dict"]["head.temperature"])
     assert 0 < temperature < 1
-    assert float(checkpoint(plain)["state_dict"]["head.temperature"]) == 1
     summaries = [json.loads((r / "summary.json").read_text()) for r in (plain, run)]
     assert summaries[0]["A_k"] == summaries[1]["A_k"]
     stored = [summary["buffer_elements"] / 192 for summary in summaries]
-    expected = [300, 300] if name == "CIFNetHead" else [0, 300]
-    assert stored == expected
+    assert stored == [0, 300]
 
 
 @pytest.mark.parametrize(
@@ -644,20 +539,11 @@ def test_p_values_and_thresholds_by_counting() -> None:
     )
 
 
-def test_weights_make_a_stored_sample_stand_for_its_class() -> None:
-    z = torch.randn(38, 3, generator=torch.Generator().manual_seed(0))
-    y = torch.tensor([5] * 30 + [-2] * 7 + [9])
-    head = teach(RidgeHead(3), z, y)
-    rows = [0, 1, 30, 2, 37]
-    samples = CalibrationSamples(head, z[rows], y[rows])
-    assert samples.weights().tolist() == [10, 10, 7, 10, 1]
-
-
-@pytest.mark.parametrize("share", [0.01, 0.05, 0.1])
-def test_the_promise_about_unknown_holds(share: float) -> None:
+def test_the_promise_about_unknown_holds() -> None:
     """Few samples are stored of each class, and the classes differ in frequency by a factor of
     ten.
     """
+    share = 0.05
     count = [300] * 3 + [30] * (CLASSES - 3)
     z, y = draw(count, seed=2)
     head = tempered(z, y)
@@ -684,12 +570,3 @@ def test_sets_hold_the_right_class_as_often_as_promised(coverage: float) -> None
         abs(hit.mean().item() - coverage) < 0.03
         or sets.sum(dim=1).double().mean() < 1.05
     )
-
-
-def test_too_few_samples_to_promise_anything() -> None:
-    z, y = draw([40] * CLASSES, seed=4)
-    head = tempered(z, y)
-    rows = stored(y, 1)
-    sets = PredictionSets.of(CalibrationSamples(head, z[rows], y[rows]), 0.99)
-    assert sets.least == -math.inf
-    assert sets.of_probabilities(head.probabilities(z)).all()

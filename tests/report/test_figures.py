@@ -16,7 +16,7 @@ from cifnet_pl.report.figures import (
     draw_lines,
     time_bubbles,
     trajectories,
-    value_curves,
+    value_curve,
     wrapped,
 )
 from cifnet_pl.report.results import Results, read_results
@@ -75,7 +75,8 @@ def test_values_over_many_powers_of_ten_have_ticks_apart(tmp_path: Path) -> None
         options = {"ridge": ridge}
         write_run(tmp_path / f"e{i}" / "version_0", tasks=2, head_options=options)
     with matplotlib.rc_context(STYLE):
-        (picture,) = value_curves(read_results([tmp_path]), "head.ridge")
+        picture = value_curve(read_results([tmp_path]), "head.ridge", "ridge")
+    assert picture is not None
     assert_labels_are_readable(picture)
 
 

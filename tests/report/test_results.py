@@ -279,5 +279,4 @@ def test_runs_of_other_data_are_said(tmp_path: Path) -> None:
         runs.append({"seed": seed, "about": {"data_fingerprint": mark}})
     sentence = warnings(results_of(tmp_path, *runs))[0]
     assert "Runs of CIFAR-100, 10 cls/task had different data" in sentence
-    assert "2 with aaaa, such as" in sentence
-    assert f"1 with bbbb, such as {tmp_path / 'e02'}" in sentence
+    assert str(tmp_path / "e02") in sentence

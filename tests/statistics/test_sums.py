@@ -7,11 +7,9 @@ import torch
 from scipy.linalg.lapack import dtrttf
 from torch import Tensor
 
-from cifnet_pl.statistics import Sums, augment
+from cifnet_pl.statistics import Sums
 from cifnet_pl.statistics.sums import (
     BLOCK,
-    add_lower_,
-    mirror_,
     pack,
     packed_shape,
     unpack,
@@ -119,54 +117,3 @@ def test_the_format_is_that_of_lapack(width: int) -> None:
     assert info == 0
     rows, columns = packed_shape(width)
     assert torch.equal(pack(matrix), torch.from_numpy(theirs.reshape(columns, rows)).T)
-
-
-def test_sums_hold_a_triangle_and_a_square_only_while_rows_are_added() -> None:
-    sums = Sums(6, 2)
-    x = torch.randn(9, 6, dtype=torch.float64)
-    y = torch.arange(9) % 2
-    sums.add(x[:4], y[:4])
-    state = sums.state_dict()
-    again = Sums(6, 2)
-    again.load_state_dict(state)
-    for each in (sums, again):
-        each.add(x[4:], y[4:])
-    assert torch.equal(sums.gram, again.gram)
-    assert torch.allclose(sums.gram, x.T @ x)
-    assert sums.packed_gram.shape == (7, 3)
-    sums.subtract_products(x[:2])
-    assert torch.allclose(sums.gram, x[2:].T @ x[2:])
-
-
-WIDTHS = [1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK, 3 * BLOCK + 1]
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_added_and_mirrored_it_is_the_whole_product(width: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, more = (
-        torch.randn(n, width, generator=generator, dtype=torch.float64) for n in (7, 1)
-    )
-    weight = torch.rand(7, generator=generator, dtype=torch.float64)
-    gram = torch.zeros(width, width, dtype=torch.float64)
-    add_lower_(gram, x * weight[:, None], x)
-    add_lower_(gram, more, more)
-    mirror_(gram)
-    assert torch.allclose(
-        gram, x.T @ (weight[:, None] * x) + more.T @ more, rtol=1e-13, atol=1e-13
-    )
-
-
-def test_a_graph_takes_any_number_of_rows() -> None:
-    """Where a model is exported, that of the example must not become that of all."""
-
-    class Augmented(torch.nn.Module):
-        def forward(self, z: torch.Tensor) -> torch.Tensor:
-            return augment(z, torch.float64)
-
-    rows = {"z": {0: torch.export.Dim.DYNAMIC}}
-    graph = torch.export.export(
-        Augmented(), (torch.zeros(2, 3),), dynamic_shapes=rows, strict=False
-    )
-    z = torch.randn(5, 3)
-    assert torch.equal(graph.module()(z), augment(z, torch.float64))
