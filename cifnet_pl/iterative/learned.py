@@ -134,7 +134,8 @@ def _nearest_mean_model(
     model = Classifier(backbone, NCMHead(backbone.features), images=ImageHashes())
     # Means are of vectors of length 1; the common factor keeps the scale of the embeddings.
     length = exemplars.z.norm(dim=1).mean()
-    z = length * functional.normalize(exemplars.z, dim=1)
+    unit = functional.normalize(exemplars.z, dim=1)
+    z = length * unit
     end = 0
     for names in module.learned_tasks:
         start = end
