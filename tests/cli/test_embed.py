@@ -55,36 +55,14 @@ def test_what_the_file_holds(images, tmp_path, capsys, ending):
     assert "--overwrite true" in capsys.readouterr().err
     # A model of these vectors is that of the images.
     (images / "train" / "ant" / "broken.png").unlink()
-    learn = [
-        "fit",
-        "--model.head",
-        "RidgeHead",
-        "--energy.enabled",
-        "false",
-        "--data.classes_per_task",
-        "1",
-    ]
-    given = [
-        "--data.source",
-        "embeddings",
-        "--data.root",
-        str(target),
-        "--logs",
-        str(tmp_path / "a"),
-    ]
-    assert main([*learn, *given]) == 0
-    given = [
-        "--data.root",
-        str(images),
-        "--data.source",
-        "folder",
-        "--model.backbone",
-        "pixels:4",
-    ]
-    assert (
-        main([*learn, *given, "--data.image_size", "4", "--logs", str(tmp_path / "b")])
-        == 0
+    learn = (
+        "fit --model.head RidgeHead --energy.enabled false --data.classes_per_task 1"
     )
+    given = f"--data.source embeddings --data.root {target} --logs {tmp_path}/a"
+    assert main(f"{learn} {given}".split()) == 0
+    given = f"--data.root {images} --data.source folder --model.backbone pixels:4"
+    given += f" --data.image_size 4 --logs {tmp_path}/b"
+    assert main(f"{learn} {given}".split()) == 0
     ours, theirs = (cifnet_pl.load(tmp_path / name / "default") for name in "ab")
     z = torch.randn(9, 48, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(ours.head(z), theirs.head(z), rtol=1e-9, atol=1e-9)
@@ -116,12 +94,7 @@ def test_images_without_classes_and_refusals(images, tmp_path, capsys):
             "expected 1 to 2048 pixels",
         ),
         (
-            [
-                "--images",
-                str(images / "train/ant/broken.png"),
-                "--output",
-                str(tmp_path / "x.npz"),
-            ],
+            f"--images {images}/train/ant/broken.png --output {tmp_path}/x.npz".split(),
             1,
             "can be read",
         ),

