@@ -273,17 +273,21 @@ def tells_classes_apart(case: Case, tasks: Tasks) -> None:
     head = case.learned(tasks)
     for task in tasks:
         columns = [head.classes.index(label) for label in task.classes]
-        best = head(task.z)[:, columns].argmax(dim=1)
-        _must_be_accurate(torch.tensor(task.classes)[best], task, "its task")
+        scores = head(task.z)[:, columns]
+        best = scores.argmax(dim=1)
+        labels = torch.tensor(task.classes)
+        _must_be_accurate(labels[best], task, "its task")
     if not case.locked:
         z = torch.cat([task.z for task in tasks])
         y = torch.cat([task.y for task in tasks])
         every_task = CheckTask(head.classes, z, y)
-        _must_be_accurate(head.predict(z), every_task, "all tasks")
+        predicted = head.predict(z)
+        _must_be_accurate(predicted, every_task, "all tasks")
 
 
 def _must_be_accurate(predicted: Tensor, task: CheckTask, others: str) -> None:
-    correct = int((predicted == task.y).sum())
+    is_correct = predicted == task.y
+    correct = int(is_correct.sum())
     count = len(task.y)
     problem = f"it predicts {correct} of {count} samples correctly among {others}"
     assert correct > 0.9 * count, problem
@@ -302,7 +306,8 @@ def scores_are_float64(case: Case, tasks: Tasks) -> None:
         assert scores.isfinite().all(), "scores are not finite"
     no_scores = head(z[:0])
     assert no_scores.shape == (0, columns), "scores of no embedding have another shape"
-    alone = torch.cat([head(row[None]) for row in z])
+    each = [head(row[None]) for row in z]
+    alone = torch.cat(each)
     error = difference(alone, head(z))
     assert error <= case.tolerance, f"an embedding alone has scores {error:.1g} apart"
 
@@ -315,9 +320,12 @@ def order_does_not_matter(case: Case, tasks: Tasks) -> None:
         for k, task in enumerate(tasks):
             generator = torch.Generator().manual_seed(batch)
             order = torch.randperm(len(task.y), generator=generator)
+            shuffled = task.part(order)
             head.begin_task(task.classes, task.counts)
-            for rows in torch.split(order, batch):
-                head.observe(task.z[rows], task.y[rows])
+            z_batches = torch.split(shuffled.z, batch)
+            y_batches = torch.split(shuffled.y, batch)
+            for z, y in zip(z_batches, y_batches, strict=True):
+                head.observe(z, y)
             show_past(head, tasks[:k])
             head.solve()
         change = f"another order in batches of {batch}"
@@ -354,7 +362,8 @@ def state_survives_a_file(case: Case, tasks: Tasks) -> None:
             for following in steps[done:]:
                 following(reloaded)
                 following(copied)
-            same = torch.equal(reloaded(z), copied(z))
+            scores = copied(z)
+            same = torch.equal(reloaded(z), scores)
             assert same, f"after a reload in task {k + 1} scores have other bits"
 
 
@@ -411,9 +420,12 @@ def bad_samples_are_refused(case: Case, tasks: Tasks) -> None:
     head.begin_task(task.classes, task.counts)
     before = snapshot(head)
     head.observe(task.z[:0], task.y[:0])
-    _must_refuse(NonFiniteError, "NaN", head.observe, task.z * torch.nan, task.y)
-    _must_refuse(CifnetError, "another width", head.observe, task.z[:, 1:], task.y)
-    _must_refuse(UsageError, "an unknown label", head.observe, task.z, task.y + 1)
+    not_a_number = task.z * torch.nan
+    _must_refuse(NonFiniteError, "NaN", head.observe, not_a_number, task.y)
+    narrower = task.z[:, 1:]
+    _must_refuse(CifnetError, "another width", head.observe, narrower, task.y)
+    unknown = task.y + 1
+    _must_refuse(UsageError, "an unknown label", head.observe, task.z, unknown)
     assert_same_state(head, before)
 
 
@@ -484,17 +496,21 @@ def classes_can_go_and_come_back(case: Case, tasks: Tasks) -> None:
     z = queries(tasks)
     before = head(z)
     renamed = [100 - k for k in range(len(head.classes))]
-    head.relabel(dict(zip(head.classes, renamed, strict=True)))
+    names = zip(head.classes, renamed, strict=True)
+    head.relabel(dict(names))
     assert head.classes == renamed, f"renamed classes are {head.classes}"
-    assert torch.equal(head(z), before), "renaming changes scores"
+    after = head(z)
+    assert torch.equal(after, before), "renaming changes scores"
     head = case.learned(tasks)
-    left = head.classes[len(tasks[0].classes) :]
-    head.remove_classes(tasks[0].classes)
+    first = tasks[0]
+    left = head.classes[len(first.classes) :]
+    head.remove_classes(first.classes)
     assert head.classes == left, f"classes after a removal are {head.classes}"
-    assert head(z).shape[1] == len(left), "a removed class has a column"
-    learn(head, tasks[:1], earlier=tasks[1:2])
-    predicted = head.predict(tasks[0].z)
-    _must_be_accurate(predicted, tasks[0], "others, once it has come back")
+    columns = head(z).shape[1]
+    assert columns == len(left), "a removed class has a column"
+    learn(head, [first], earlier=tasks[1:2])
+    predicted = head.predict(first.z)
+    _must_be_accurate(predicted, first, "others, once it has come back")
 
 
 HEAD_CHECKS = (
@@ -574,11 +590,14 @@ def check_backbone(name: str, architecture: str | None = None) -> None:
     shape = tuple(z.shape)
     assert shape == (3, backbone.features), f"embeddings have shape {shape}"
     assert z.isfinite().all(), "embeddings are not finite"
-    same = torch.equal(backbone(images), z)
+    again = backbone(images)
+    same = torch.equal(again, z)
     assert same, "the same images have other embeddings the second time"
-    alone = torch.cat([backbone(image[None]) for image in images])
+    each = [backbone(image[None]) for image in images]
+    alone = torch.cat(each)
     assert difference(alone, z) < 1e-4, "images influence each other"
-    assert not torch.equal(z[0], z[1]), "all images have the same embedding"
+    same = torch.equal(z[0], z[1])
+    assert not same, "all images have the same embedding"
 
 
 def check_source(name: str, options: SourceOptions | None = None) -> None:
@@ -596,17 +615,20 @@ def check_source(name: str, options: SourceOptions | None = None) -> None:
     again = build_source(name, options)
     _check_same_samples(source.train, again.train)
     _check_same_samples(source.val, again.val)
-    learned = set(source.train.labels.tolist())
-    every_class = set(range(len(source.class_names)))
-    assert learned == every_class, "a class has no training sample"
+    learned = np.unique(source.train.labels)
+    every_class = np.arange(len(source.class_names))
+    same = np.array_equal(learned, every_class)
+    assert same, "a class has no training sample"
 
 
 def _check_same_samples(first: SampleTable, second: SampleTable) -> None:
     same_names = first.names == second.names
     assert same_names, "the samples have other names or another order the second time"
     count = min(len(first), 8)
-    rows = np.linspace(0, len(first) - 1, count).astype(np.int64)
-    same = np.array_equal(first.hashes(rows), second.hashes(rows))
+    spread = np.linspace(0, len(first) - 1, count)
+    rows = spread.astype(np.int64)
+    hashes = first.hashes(rows)
+    same = np.array_equal(hashes, second.hashes(rows))
     assert same, "the samples differ the second time"
     if first.are_images:
         for row in rows.tolist():

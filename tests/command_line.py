@@ -14,17 +14,9 @@ from PIL import Image
 
 from cifnet_pl.__main__ import main
 
-FAST = [
-    "--model.backbone",
-    "pixels:8",
-    "--data.source",
-    "digits",
-    "--data.image_size",
-    "8",
-    "--data.num_workers",
-    "0",
-]
-FAST += ["--data.classes_per_task", "2", "--energy.enabled", "false"]
+LINE = "--model.backbone pixels:8 --data.source digits --data.image_size 8"
+LINE += " --data.num_workers 0 --data.classes_per_task 2 --energy.enabled false"
+FAST = LINE.split()
 BUFFER = ["--model.buffer", "CalibrationBuffer", "--model.buffer.capacity", "300"]
 
 

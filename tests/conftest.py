@@ -2,6 +2,7 @@
 HYPOTHESIS_PROFILE=soak.
 """
 
+import functools
 import gc
 import os
 import random
@@ -32,10 +33,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from lightning.fabric.utilities import registry
 
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=15)
 settings.register_profile("soak", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+# For each Trainer Lightning looks through hundreds of folders for packages that add callbacks.
+registry.entry_points = functools.cache(registry.entry_points)
 
 os.fsync = lambda descriptor: None
 """No test cuts the power, and a small run would wait 30 times for the disk."""

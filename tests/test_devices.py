@@ -31,28 +31,6 @@ def device() -> Iterator[torch.device]:
         yield there
 
 
-@simulation_only
-def test_the_simulation_refuses_what_a_gpu_refuses(device):
-    a = torch.ones(2)
-    b = torch.ones(2).to(device)
-    rows = b.long()
-    for wrong in (
-        lambda: a + b,
-        lambda: torch.cat([a, b]),
-        lambda: a[rows],
-        lambda: a.index_add_(0, rows, a),
-    ):
-        with pytest.raises(RuntimeError, match="two devices"):
-            wrong()
-    with pytest.raises(TypeError, match="numpy"):
-        b.numpy()
-    assert (
-        (b + torch.tensor(1.0)).tolist()
-        == b[torch.tensor([0, 1])].mul(2).tolist()
-        == [2.0, 2.0]
-    )
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_buffer(strategy, device):
     draw = torch.Generator().manual_seed(0)
@@ -103,52 +81,24 @@ def test_backbones(name, device):
     assert torch.allclose(there.cpu(), here, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
-def test_a_run_and_its_resumption(head, tmp_path):
+def test_a_run_and_its_resumption(tmp_path):
     """With everything that a run does: buffer, calibration, metrics, activations, cache, tables,
     predictions.
     """
-    options = [
-        "--model.head",
-        head,
-        *BUFFER,
-        "--model.calibrate",
-        "true",
-        "--data.num_workers",
-        "1",
-    ]
-    options += [
-        "--trainer.callbacks+=cifnet_pl.learning.callbacks.ActivationTable",
-        "--data.cache",
-        "true",
-    ]
-    one = learned(
-        tmp_path / "one",
-        *options,
-        "--data.max_tasks",
-        "3",
-        "--data.cache_folder",
-        str(tmp_path / "cache"),
+    words = (
+        "--model.calibrate true --data.num_workers 1 --data.cache true"
+        " --trainer.callbacks+=cifnet_pl.learning.callbacks.ActivationTable"
+        f" --data.cache_folder {tmp_path}"
     )
+    options = [*BUFFER, *words.split()]
+    one = learned(tmp_path / "one", *options, "--data.max_tasks", "3")
     other = tmp_path / "other"
-    own_cache = ["--data.cache_folder", str(tmp_path / "own")]
+    options[-1] = str(tmp_path / "own")
+    three = [*THERE, "--data.max_tasks", "3", *LAST]
     with gpu():
-        assert fit(other, *options, *THERE, *own_cache, "--data.max_tasks", "2") == 0
-        assert (
-            fit(other, *options, *THERE, *own_cache, "--data.max_tasks", "3", *LAST)
-            == 0
-        )
-        arguments = [
-            *FAST,
-            *options,
-            *THERE,
-            *own_cache,
-            "--logs",
-            str(other),
-            "--data.max_tasks",
-            "3",
-            *LAST,
-        ]
+        assert fit(other, *options, *THERE, "--data.max_tasks", "2") == 0
+        assert fit(other, *options, *three) == 0
+        arguments = [*FAST, *options, "--logs", str(other), *three]
         assert main(["predict", *arguments]) == 0
     run = other / "default" / "version_0"
     for kind in ("tasks", "activations"):
@@ -167,61 +117,23 @@ def test_a_run_and_its_resumption(head, tmp_path):
     assert_close(cifnet_pl.load(one, "cpu"), cifnet_pl.load(run, "cpu"))
 
 
-@pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
-def test_the_life_of_a_model(head, tmp_path, monkeypatch, capsys):
+def test_the_life_of_a_model(tmp_path, monkeypatch, capsys):
     """The commands take the first GPU where there is one."""
     images = make_images(tmp_path / "images", ["ant", "bee", "cow"])
     more = make_images(tmp_path / "more", ["dog", "elk"])
-    options = [
-        "--data.source",
-        "folder",
-        "--data.root",
-        str(images),
-        "--model.head",
-        head,
-        *BUFFER,
+    options = f"--data.source folder --data.root {images} --model.head RidgeHead"
+    calibrated = [*options.split(), *BUFFER, "--model.calibrate", "true"]
+    run = learned(tmp_path / "logs", *calibrated)
+    extend = f"extend --images {more} --model"
+    # The images of the last command were learned before.
+    lines = [
+        f"{extend} {run} --output extended --check {images}",
+        f"classify --model extended --images {images} --output classes.csv",
+        "forget --model extended --class bee --output forgot",
+        f"merge {run} extended --base {run} --output merged",
+        f"{extend} extended --output again --more --duplicates keep",
     ]
-    run = learned(tmp_path / "logs", *options, "--model.calibrate", "true")
-    commands = [
-        [
-            "extend",
-            "--model",
-            str(run),
-            "--images",
-            str(more),
-            "--output",
-            "extended",
-            "--check",
-            str(images),
-        ],
-        [
-            "classify",
-            "--model",
-            "extended",
-            "--images",
-            str(images),
-            "--output",
-            "classes.csv",
-        ],
-        ["forget", "--model", "extended", "--class", "bee", "--output", "forgot"],
-    ]
-    if head == "RidgeHead":
-        commands += [
-            ["merge", str(run), "extended", "--base", str(run), "--output", "merged"]
-        ]
-        commands += [
-            [
-                "extend",
-                "--model",
-                "extended",
-                "--images",
-                str(more),
-                "--output",
-                "again",
-                "--more",
-            ]
-        ]
-        commands[-1] += ["--duplicates", "keep"]  # the images were learned before
+    commands = [line.split() for line in lines]
     written = {}
     for where in ("here", "there"):
         folder = tmp_path / where
@@ -291,22 +203,6 @@ def test_no_step_of_a_pass_waits_for_the_device(tmp_path, monkeypatch):
     assert ends
 
 
-def test_steps_wait_once_in_many_embeddings(tmp_path, monkeypatch):
-    monkeypatch.setattr("cifnet_pl.learning.cifnet_module.EMBEDDED_BATCH", 128)
-    ends = []
-    real = CIFNetModule.end_pass
-
-    def end_pass(self: CIFNetModule) -> None:
-        ends.append(len(self._unchecked))
-        real(self)
-
-    monkeypatch.setattr(CIFNetModule, "end_pass", end_pass)
-    options = [*PASS, *THERE, "--data.max_tasks", "1", "--data.batch_size", "32"]
-    with gpu():
-        assert fit(tmp_path, *options) == 0
-    assert max(ends) == 4
-
-
 def test_an_embedding_that_is_not_finite_is_named_before_it_is_learned(
     tmp_path, monkeypatch, capsys
 ):
@@ -338,12 +234,7 @@ def test_an_embedding_that_is_not_finite_is_named_before_it_is_learned(
     assert observed == [16, 16]
 
 
-@pytest.mark.parametrize(
-    ("options", "size"),
-    [([], 256), (["--data.batch_size", "48"], 48)],
-    ids=["default", "given"],
-)
-def test_batches_are_larger_on_a_gpu(options, size, tmp_path, monkeypatch):
+def test_batches_are_larger_on_a_gpu(tmp_path, monkeypatch):
     sizes = []
     real = CIFNetModule.training_step
 
@@ -355,5 +246,5 @@ def test_batches_are_larger_on_a_gpu(options, size, tmp_path, monkeypatch):
 
     monkeypatch.setattr(CIFNetModule, "training_step", training_step)
     with gpu():
-        assert fit(tmp_path, *PASS, *THERE, *options, "--data.max_tasks", "1") == 0
-    assert max(sizes) == size
+        assert fit(tmp_path, *PASS, *THERE, "--data.max_tasks", "1") == 0
+    assert max(sizes) == 256

@@ -57,10 +57,3 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not has_anchor:
             broken.append(target)
     assert broken == []
-
-
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# A title\n\n[here](#a-title) [there](none.md) `[code](x.md)`\n")
-    assert links(page) == ["#a-title", "none.md"]
-    assert anchors(page) == {"a-title"}

@@ -13,14 +13,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
-SMALL = [
-    "--model.backbone",
-    "pixels:8",
-    "--data.image_size",
-    "8",
-    "--energy.enabled",
-    "false",
-]
+SMALL = "--model.backbone pixels:8 --data.image_size 8 --energy.enabled false"
 
 
 def shell_lines() -> list[str]:
@@ -71,7 +64,7 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             line = line.replace(f"${name}", value)
         words = shlex.split(line)[1:]
         if words[0] == "fit":
-            words += SMALL
+            words += SMALL.split()
         if words[0] == "sweep":
             words += ["--dry_run", "true"]
         assert main(words) == 0, line

@@ -37,25 +37,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp(
         "source"
     )  # so that no build folder is left in the repository
-    for name in (
-        "cifnet_pl",
-        "configs",
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-    ):
+    for name in ("cifnet_pl", "configs", "pyproject.toml", "README.md", "LICENSE"):
         (source / name).symlink_to(REPOSITORY / name)
     pip = ["-m", "pip", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
-    options = [
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        "--target",
-        str(target),
-    ]
-    run(
-        *pip, "install", *options, str(source), cwd=source
-    )  # it builds a wheel and installs that
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--target"]
+    # It builds a wheel and installs that.
+    run(*pip, "install", *options, str(target), str(source), cwd=source)
     return target
 
 
@@ -68,24 +55,9 @@ def test_it_runs_in_another_folder(
         "-c", "import cifnet_pl; print(cifnet_pl.__file__)", cwd=tmp_path, **environment
     ).stdout
     assert imported_from.startswith(str(installed))
-    fast = [
-        "--model.backbone",
-        "pixels:8",
-        "--data.image_size",
-        "8",
-        "--energy.enabled",
-        "false",
-    ]
-    run(
-        "-m",
-        "cifnet_pl",
-        "fit",
-        "--config",
-        "quickstart",
-        *fast,
-        cwd=tmp_path,
-        **environment,
-    )
+    words = "-m cifnet_pl fit --config quickstart --model.backbone pixels:8"
+    words += " --data.image_size 8 --energy.enabled false"
+    run(*words.split(), cwd=tmp_path, **environment)
     run_folder = "lightning_logs/quickstart/version_0"
     assert (tmp_path / run_folder / "summary.json").is_file()
     monkeypatch.chdir(tmp_path)

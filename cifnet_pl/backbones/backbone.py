@@ -103,10 +103,8 @@ class Backbone(nn.Module):
         self.network = network.requires_grad_(False).to(
             memory_format=torch.channels_last
         )
-        channel_mean = torch.tensor(preprocessing.mean)
-        mean = channel_mean[:, None, None]
-        channel_std = torch.tensor(preprocessing.std)
-        std = channel_std[:, None, None]
+        mean = torch.tensor(preprocessing.mean).reshape(3, 1, 1)
+        std = torch.tensor(preprocessing.std).reshape(3, 1, 1)
         scale = 1 / (255 * std)
         self.scale: Tensor = nn.Buffer(scale, persistent=False)
         shift = -mean / std
@@ -151,11 +149,9 @@ class Backbone(nn.Module):
                 return z
         if device != "cpu":
             return self.embed(images)
-        patches = self.learnable_patches
-        if patches is None:
-            batch_size = CPU_BATCH
-        else:
-            batch_size = patches.cpu_batch
+        batch_size = CPU_BATCH
+        if self.learnable_patches is not None:
+            batch_size = self.learnable_patches.cpu_batch
         embedded = [self.embed(batch) for batch in torch.split(images, batch_size)]
         return torch.cat(embedded)
 
@@ -183,23 +179,19 @@ class Backbone(nn.Module):
         # torchvision, timm and torch refuse a side with one of these.
         except (AssertionError, RuntimeError) as error:
             side = self.preprocessing.image_size
-            size = images.shape[2:]
-            if size == (side, side):
+            if images.shape[2:] == (side, side):
                 raise
             raise self._wrong_side(images, one_line(error)) from error
-        expected_shape = (len(images), self.features)
-        if z.shape != expected_shape:
-            raise self._wrong_side(
-                images, f"it gives embeddings of shape {tuple(z.shape)}"
-            )
+        if z.shape != (len(images), self.features):
+            problem = f"it gives embeddings of shape {tuple(z.shape)}"
+            raise self._wrong_side(images, problem)
         return z
 
     def _check(self, images: Tensor) -> None:
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
             shape = tuple(images.shape)
             raise CifnetError(
-                f"images have shape {shape}, {images.dtype}, expected (n, 3, h, w)"
-                " uint8"
+                f"images have shape {shape}, {images.dtype}, expected (n, 3, h, w) uint8"
             )
         if self.learnable_patches is not None and not self.learnable_patches.learned:
             raise UsageError(
@@ -333,8 +325,7 @@ class Backbone(nn.Module):
     @property
     def parameters_count(self) -> int:
         """Number of parameters of the network; of patches, whose values are buffers, of these."""
-        if self.learnable_patches is None:
-            sizes = [parameter.numel() for parameter in self.network.parameters()]
-            return sum(sizes)
-        sizes = [buffer.numel() for buffer in self.network.buffers()]
-        return sum(sizes)
+        weights: Iterator[Tensor] = self.network.parameters()
+        if self.learnable_patches is not None:
+            weights = self.network.buffers()
+        return sum(tensor.numel() for tensor in weights)

@@ -154,7 +154,9 @@ def stored_runtime(backbone: Embeds) -> Runtime:
     if path is not None and path.is_file():
         try:
             runtime = Runtime(path.read_bytes())
-            images = _noise(backbone.preprocessing.image_size)
+            side = backbone.preprocessing.image_size
+            gradient = torch.linspace(0, 255, side).byte()
+            images = gradient.expand(torch.get_num_threads(), 3, side, side)
             check_difference(runtime, backbone, images, 10 * ENGINE_TOLERANCE)
             return runtime
         # ONNX Runtime's own kinds of error for damaged files do not share a base.
@@ -174,14 +176,6 @@ def stored_runtime(backbone: Embeds) -> Runtime:
             CACHE_VARIABLE,
         )
     return runtime
-
-
-def _noise(side: int) -> Tensor:
-    """Return a smooth random image for each thread, (n, 3, ``side``, ``side``) uint8."""
-    generator = torch.Generator().manual_seed(0)
-    grid = torch.rand(1, 3, 8, 8, generator=generator) * 255
-    smooth = nn.functional.interpolate(grid, size=(side, side), mode="bilinear")
-    return smooth.byte().expand(torch.get_num_threads(), -1, -1, -1)
 
 
 def graph_file(backbone: Embeds) -> Path | None:
@@ -433,8 +427,7 @@ class Runtime:
         with self._lock:
             if threads in self._sessions:
                 return self._sessions[threads]
-            for other in [count for count in self._sessions if count != 1]:
-                del self._sessions[other]
+            first = self._sessions.get(1)
             onnxruntime = import_onnxruntime()
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = threads
@@ -444,7 +437,7 @@ class Runtime:
             session = onnxruntime.InferenceSession(
                 self._graph, options, providers=["CPUExecutionProvider"]
             )
-            self._sessions[threads] = session
+            self._sessions = {1: first, threads: session}
             return session
 
     def __call__(self, images: Tensor) -> Tensor | None:

@@ -432,9 +432,8 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> Built
         return imported(rest.removeprefix("import:"), None, download)
     if rest.startswith("timm:"):
         name = rest.removeprefix("timm:")
-        return _without_classifier(
-            _import_timm(name).create_model(name, pretrained=False)
-        )
+        timm = _import_timm(name)
+        return _without_classifier(timm.create_model(name, pretrained=False))
     if rest in CIFAR_ARCHITECTURES:
         build, features = CIFAR_ARCHITECTURES[rest]
         return BuiltNetwork(build(), features, CIFAR100)

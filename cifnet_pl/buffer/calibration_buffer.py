@@ -8,11 +8,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import normalize
 
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
 from cifnet_pl.utilities.files import of_all_processes
-from cifnet_pl.utilities.growing_tensors import GrowingModule
+from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """Increment of SplitMix64: 2⁶⁴ divided by the golden ratio."""
@@ -88,18 +89,17 @@ def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
         (min(quota, n),) int64 positions of the samples, best first.
     """
     doubles = z.double()
-    z = torch.nn.functional.normalize(doubles, dim=1)
+    z = normalize(doubles, dim=1)
     mean = z.mean(dim=0)
     norms = z.square().sum(dim=1)
     total = torch.zeros_like(mean)
     picked = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-    picks = list[Tensor]()
+    picks = []
     count = min(quota, len(z))
     for k in range(1, count + 1):
         # ‖(total + z_i)/k − mean‖² without the terms that are common to all i.
         target = k * mean - total
-        projected = z @ target
-        distance = norms - 2 * projected
+        distance = norms - 2 * (z @ target)
         remaining = distance.masked_fill(picked, torch.inf)
         nearest = remaining.argmin()
         picks.append(nearest)
@@ -122,16 +122,19 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     if quota >= len(z):
         return select_centroid(z, keys, seed, quota)
     points = z.double().cpu().numpy()
-    clusters = min(quota, len(np.unique(points, axis=0)))
+    distinct = np.unique(points, axis=0)
+    clusters = min(quota, len(distinct))
     model = KMeans(n_clusters=clusters, n_init=1, random_state=seed)
     label = model.fit(points).labels_
-    size = np.bincount(label)
-    distance = np.square(points - model.cluster_centers_[label]).sum(axis=1)
-    order = np.lexsort((distance, label, -size[label]))
+    size = np.bincount(label)[label]
+    offsets = points - model.cluster_centers_[label]
+    distance = np.square(offsets).sum(axis=1)
+    order = np.lexsort((distance, label, -size))
     is_first = np.diff(label[order], prepend=-1) != 0
+    nearest = order[is_first]
     rest = order[~is_first]
-    by_distance = rest[np.argsort(distance[rest], kind="stable")]
-    ranked = np.concatenate([order[is_first], by_distance])
+    by_distance = np.argsort(distance[rest], kind="stable")
+    ranked = np.concatenate([nearest, rest[by_distance]])
     return torch.from_numpy(ranked[:quota]).to(z.device)
 
 
@@ -173,22 +176,16 @@ class BufferSamples(NamedTuple):
 
     def at(self, rows: Tensor | slice) -> BufferSamples:
         """Return the samples at some rows, a mask or positions."""
-        z = self.z[rows]
-        y = self.y[rows]
-        return BufferSamples(z, y, self.key[rows])
+        return BufferSamples(*(column[rows] for column in self))
 
 
 def concatenate(parts: Sequence[BufferSamples]) -> BufferSamples:
     """Join samples; embeddings get the dtype of the last part that has any."""
     parts = [part for part in parts if len(part.y)] or parts[-1:]
     last = parts[-1].z
-    embeddings = [part.z.to(last) for part in parts]
-    z = torch.cat(embeddings)
-    labels = [part.y for part in parts]
-    y = torch.cat(labels)
-    keys = [part.key for part in parts]
-    key = torch.cat(keys)
-    return BufferSamples(z, y, key)
+    embeddings, labels, keys = zip(*parts, strict=True)
+    z = torch.cat([part.to(last) for part in embeddings])
+    return BufferSamples(z, torch.cat(labels), torch.cat(keys))
 
 
 class CalibrationBuffer(GrowingModule):
@@ -236,12 +233,9 @@ class CalibrationBuffer(GrowingModule):
         self.strategy = strategy
         self.seed = seed
         self.oversample = oversample
-        z = torch.zeros(0, 0)
-        self.z: Tensor = nn.Buffer(z)
-        y = torch.zeros(0, dtype=torch.int64)
-        self.y: Tensor = nn.Buffer(y)
-        key = torch.zeros(0, dtype=torch.int64)
-        self.key: Tensor = nn.Buffer(key)
+        self.z = no_rows(torch.float32, 0)
+        self.y = no_rows(torch.int64)
+        self.key = no_rows(torch.int64)
         self._pending: list[BufferSamples] = []
         self._prune_at = MAX_CANDIDATES_RATIO * capacity
 
@@ -317,7 +311,7 @@ class CalibrationBuffer(GrowingModule):
             return
         quota = self.quota(len(classes))
         self.discard_pending()
-        parts = list[BufferSamples]()
+        parts = []
         for label in classes:
             old = stored.at(stored.y == label)  # in order of preference already
             new = pending.at(pending.y == label)
@@ -390,9 +384,11 @@ class CalibrationBuffer(GrowingModule):
     def join_candidates(self) -> None:
         """Join the pending candidates of all processes; each process must call this."""
         own = [tensor.cpu() for tensor in self.pending()]
-        parts = [BufferSamples(*part) for part in of_all_processes(own)]
-        joined = [tensor.to(self.z.device) for tensor in concatenate(parts)]
-        self._pending = [BufferSamples(*joined)]
+        gathered = of_all_processes(own)
+        parts = [BufferSamples(*part) for part in gathered]
+        joined = concatenate(parts)
+        on_device = [tensor.to(self.z.device) for tensor in joined]
+        self._pending = [BufferSamples(*on_device)]
 
     def discard_pending(self) -> None:
         """Discard the pending candidates."""
@@ -417,7 +413,8 @@ class CalibrationBuffer(GrowingModule):
         """
         keys = samples.key.cpu().numpy()
         first = np.unique(keys, return_index=True)[1]
-        distinct = samples.at(torch.from_numpy(first).to(samples.key.device))
+        rows = torch.from_numpy(first).to(samples.key.device)
+        distinct = samples.at(rows)
         select = STRATEGIES[self.strategy]
         rows = select(distinct.z, distinct.key, self.seed, quota)
         return distinct.at(rows)

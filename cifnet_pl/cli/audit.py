@@ -184,7 +184,7 @@ def audit_images(
             " others of its class"
         )
     curve = learning_curve(embedded.z, labels, len(names))
-    ten_more = gain_of_ten_more(embedded.z, labels, len(names))
+    ten_more = gain_of_ten_more(result.head, embedded.z, labels)
     return AuditedImages(embedded.files, result, curve, ten_more, ambiguous, names)
 
 

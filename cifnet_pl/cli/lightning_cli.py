@@ -15,7 +15,7 @@ from jsonargparse import set_dumper
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import (
     LightningArgumentParser,
     LightningCLI,
@@ -36,11 +36,17 @@ from cifnet_pl.cli.parsing import (
 )
 from cifnet_pl.data.datamodule import CLASSES_PER_TASK, CIFNetDataModule
 from cifnet_pl.learning.callbacks import (
+    CoverageAndNoveltyMetrics,
+    DuplicatesReport,
     EnergyMonitor,
+    HeldOutImages,
     PredictionRecord,
     PredictionTable,
+    RunTable,
     TaskCheckpoint,
-    standard_callbacks,
+    TaskMetrics,
+    TaskProgressBar,
+    TrajectoryPlot,
 )
 from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.learning.strategy import (
@@ -190,7 +196,16 @@ class CIFNetCLI(LightningCLI):
         if bar is None:
             bar = Console().is_terminal
         kwargs["enable_progress_bar"] = bar
-        callbacks = standard_callbacks(bar)
+        callbacks: list[Callback] = [
+            CoverageAndNoveltyMetrics(),
+            TaskMetrics(),
+            TrajectoryPlot(),
+            HeldOutImages(),
+            DuplicatesReport(),
+        ]
+        if bar:
+            callbacks.append(TaskProgressBar())
+        callbacks.append(RunTable())
         if self.command == "predict":
             callbacks.append(PredictionTable(folder))
         # The user's callbacks come after those that measure; Lightning puts checkpoints last.
@@ -207,6 +222,9 @@ class CIFNetCLI(LightningCLI):
         wrong = (ValueError, TypeError, RuntimeError)
         with explained(UsageError, "the options of trainer do not fit", *wrong):
             trainer = super().instantiate_trainer(**kwargs)
+        predictions = self.config_init.predictions
+        if not predictions.every_task:
+            trainer.callbacks.remove(predictions)  # type: ignore[attr-defined]
         check_number(trainer)
         if trainer.world_size == 1:
             become_first_process()
@@ -349,3 +367,13 @@ def quieten() -> None:
         warnings.filterwarnings("ignore", message=message)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # This package's own messages go through Lightning's logger of the first process.
+    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    shared.setLevel(logging.INFO)
+    shared.addFilter(_is_for_the_user)
+
+
+def _is_for_the_user(record: logging.LogRecord) -> bool:
+    package = Path(__file__).parents[1]
+    is_ours = Path(record.pathname).is_relative_to(package)
+    return is_ours or record.levelno >= logging.WARNING

@@ -42,7 +42,7 @@ from cifnet_pl.data.streams import Disjoint, Plan, Stream, make_plan
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.files import use_zip_encoding
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
-from cifnet_pl.utilities.errors import DataError, UsageError, check_that
+from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
 from cifnet_pl.utilities.files import expanded, of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -57,6 +57,9 @@ GPU_BATCH = 256
 
 GPU_BATCH_PIXELS = 2**24
 """Pixels in a batch on a GPU, at most; less than ``GPU_BATCH`` images above 256 pixels a side."""
+
+
+OnCorrupt = Literal["error", "skip"]
 
 
 class FedModule(Protocol):
@@ -148,8 +151,8 @@ class CIFNetDataModule(LightningDataModule):
     Attributes:
         given: the arguments, with the name of the source.
         kind: which samples each task brings.
-        left_out: (n,) bool, training samples that are excluded as duplicates; None without any.
-        untested: (m,) bool, test samples that are excluded; None without any.
+        left_out: (n,) bool, training samples that are excluded as duplicates.
+        untested: (m,) bool, test samples that are excluded.
         evaluated: the domain of each test sample where domains are evaluated one by one, or None.
         learns_held_out: whether the held-out samples are learned after the last task, as with the
             user's own images. Streams for research, test splits of the user, and benchmark sets
@@ -158,8 +161,8 @@ class CIFNetDataModule(LightningDataModule):
     """
 
     skipped: list[str]
-    left_out: np.ndarray | None
-    untested: np.ndarray | None
+    left_out: np.ndarray
+    untested: np.ndarray
     _plan: Plan | None
 
     def __init__(
@@ -183,19 +186,17 @@ class CIFNetDataModule(LightningDataModule):
         group: str | None = None,
         duplicates: Duplicates | None = None,
         download: bool = False,
-        on_corrupt: Literal["error", "skip"] = "error",
+        on_corrupt: OnCorrupt = "error",
         cache: bool = False,
         cache_folder: str = "~/.cache/cifnet_pl",
         options: dict[str, Any] | None = None,
         unknown: str | None = None,
         zip_encoding: str | None = None,
     ):
-        arguments = dict(locals())
-        for name in ("self", "__class__"):
-            arguments.pop(name, None)
-        self.given = arguments
+        self.given = dict(locals())
+        del self.given["self"], self.given["__class__"]
         super().__init__()
-        _check_options(arguments)
+        _check_options(self.given)
         self.source_name = source
         if isinstance(source, tuple | list):
             self.source_name = "arrays"
@@ -279,20 +280,19 @@ class CIFNetDataModule(LightningDataModule):
         """
         plan = self.plan(learned)
         train = self.source.train
-        rows = np.zeros(0, dtype=np.int64)
-        new: list[str] = []
-        if number < len(plan.tasks):
-            rows = plan.rows[number]
-            new = list(plan.tasks[number])
-        if self.left_out is not None:
-            rows = rows[~self.left_out[rows]]
+        if number >= len(plan.tasks):
+            return TaskSamples([], np.zeros(0, dtype=np.int64), {})
+        rows = plan.rows[number]
+        rows = rows[~self.left_out[rows]]
         if train.sequential:
             rows = np.sort(rows)
+        new = list(plan.tasks[number])
         names = self.source.class_names
         images = np.bincount(train.labels[rows], minlength=len(names))
         returning = [names[label] for label in np.flatnonzero(images)]
-        classes = dict.fromkeys([*new, *returning])
-        counts = {name: int(images[self.source.position[name]]) for name in classes}
+        counts = {}
+        for name in (*new, *returning):
+            counts[name] = int(images[self.source.position[name]])
         return TaskSamples(new, rows, counts)
 
     def __iter__(self) -> Iterator[Task]:
@@ -388,9 +388,7 @@ class CIFNetDataModule(LightningDataModule):
             DataError: a class that the data does not have.
         """
         val = self.source.val
-        tested = np.ones(len(val), dtype=bool)
-        if self.untested is not None:
-            tested &= ~self.untested
+        tested = ~self.untested
         if self.evaluated is not None:
             trained = self.source.train.table["domain"].nunique()
             domains = self.evaluated.codes
@@ -641,8 +639,8 @@ class CIFNetDataModule(LightningDataModule):
     def _release(self) -> None:
         """Drop everything of the last learner."""
         self.skipped = []
-        self.left_out = None
-        self.untested = None
+        self.left_out = np.zeros(len(self.source.train), dtype=bool)
+        self.untested = np.zeros(len(self.source.val), dtype=bool)
         self._plan = None
         self._memory = EvaluationMemory()
         for name in ("_caches", "_loaders", "found_duplicates"):
@@ -655,20 +653,16 @@ def _check_options(given: Mapping[str, Any]) -> None:
     Raises:
         UsageError: one has a value that it cannot have.
     """
-    on_corrupt = given["on_corrupt"]
-    expected = "error or skip"
-    check_that(on_corrupt in ("error", "skip"), "on_corrupt", on_corrupt, expected)
+    check_choice("on_corrupt", given["on_corrupt"], OnCorrupt)
     for name, least in (("batch_size", 1), ("max_tasks", 1), ("num_workers", 0)):
-        value = given[name]
-        fits = value is None or value >= least
-        check_that(fits, name, value, f"at least {least}")
+        fits = given[name] is None or given[name] >= least
+        check_that(fits, name, given[name], f"at least {least}")
     size = given["image_size"]
-    expected = f"1 to {IMAGE_SIZE_LIMIT} pixels, or null"
     fits = size is None or 1 <= size <= IMAGE_SIZE_LIMIT
+    expected = f"1 to {IMAGE_SIZE_LIMIT} pixels, or null"
     check_that(fits, "image_size", size, expected)
     fraction = given["val_fraction"]
-    fits = 0 < fraction < 1
-    check_that(fits, "val_fraction", fraction, "a number between 0 and 1")
+    check_that(0 < fraction < 1, "val_fraction", fraction, "a number between 0 and 1")
     if given["zip_encoding"] is not None:
         use_zip_encoding(given["zip_encoding"])
     if given["tune"] is not None and given["group"] is not None:

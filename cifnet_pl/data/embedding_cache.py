@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -295,6 +296,7 @@ def _digest(z: Tensor, hashes: Tensor) -> str:
     return digest.hexdigest()
 
 
+@dataclass
 class EvaluationMemory:
     """Embeddings of evaluation images, each computed once per run, up to a number of bytes.
 
@@ -303,9 +305,8 @@ class EvaluationMemory:
             every task.
     """
 
-    def __init__(self, limit_mb: float = 1024.0):
-        self._embeddings: dict[int, Tensor] = {}
-        self._limit = int(limit_mb * 1e6)
+    limit_mb: float = 1024.0
+    _embeddings: dict[int, Tensor] = field(default_factory=dict)
 
     def known(self, rows: np.ndarray) -> np.ndarray:
         """Return (n,) bool: which rows are in memory."""
@@ -315,7 +316,7 @@ class EvaluationMemory:
     def add(self, rows: Tensor, z: Tensor) -> None:
         """Add embeddings (n, d) of images ``rows`` (n,) as far as the bound allows."""
         bytes_each = 4 * z.shape[1]
-        places = self._limit // bytes_each
+        places = int(self.limit_mb * 1e6) // bytes_each
         free = max(0, places - len(self._embeddings))
         embeddings = z[:free].float().cpu()
         self._embeddings.update(zip(rows[:free].tolist(), embeddings, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
@@ -87,6 +87,7 @@ def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
+@dataclass(frozen=True)
 class ImageLoader:
     """Decode batches of images, by threads or processes.
 
@@ -99,22 +100,12 @@ class ImageLoader:
         processes: number of processes on this machine that decode.
     """
 
-    def __init__(
-        self,
-        images: SampleTable,
-        size: int,
-        crop_ratio: float,
-        workers: int | None,
-        device: str = "cpu",
-        processes: int = 1,
-    ):
-        self.device = device
-        self.images = images
-        self.size = size
-        self.crop_ratio = crop_ratio
-        if workers is None:
-            workers = decoding_cores(processes)
-        self._workers = workers
+    images: SampleTable
+    size: int
+    crop_ratio: float
+    workers: int | None
+    device: str = "cpu"
+    processes: int = 1
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
         """Yield decoded batches.
@@ -123,15 +114,24 @@ class ImageLoader:
             batches: positions of the images of each batch.
         """
         rows_of_batches = [batch.tolist() for batch in batches]
+        workers = self.workers
+        if workers is None:
+            workers = decoding_cores(self.processes)
         for batch in read_batches(
-            rows_of_batches, self._read, self.size, self._workers, self.device
+            rows_of_batches, self._read, self.size, workers, self.device
         ):
             unreadable = []
-            for row, reason in zip(batch.files, batch.unreadable, strict=True):
-                if reason is not None:
+            readable = []
+            hashes = []
+            for row, reason, look in zip(
+                batch.files, batch.unreadable, batch.looks, strict=True
+            ):
+                if look is None:
                     unreadable.append(f"{self.images.place(row)}: {reason}")
-            hashes = [look.hash for look in batch.looks if look is not None]
-            rows = np.array(batch.readable, dtype=np.int64)
+                else:
+                    readable.append(row)
+                    hashes.append(look.hash)
+            rows = np.array(readable, dtype=np.int64)
             yield ImageBatch(
                 batch.images,
                 torch.from_numpy(self.images.labels[rows]),
@@ -172,6 +172,7 @@ class PlannedBatch(NamedTuple):
     store: Store | None
 
 
+@dataclass(eq=False)
 class StoredLoader:
     """Batches in a given order, each from a store of embeddings or from decoded images.
 
@@ -188,25 +189,22 @@ class StoredLoader:
             ended while the device was still embedding the batches before.
     """
 
-    def __init__(
-        self, plan: Sequence[PlannedBatch], loader: ImageLoader, learned: bool
-    ):
-        self._plan = plan
-        self._loader = loader
-        self._learned = learned
-        self.waiting_seconds = 0.0
+    plan: Sequence[PlannedBatch]
+    loader: ImageLoader
+    learned: bool
+    waiting_seconds: float = field(default=0.0, init=False)
 
     def __len__(self) -> int:
-        return len(self._plan)
+        return len(self.plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        samples = self._loader.images
-        to_decode = [rows for rows, store in self._plan if store is None]
-        images = self._loader.decode(to_decode)
-        for rows, store in self._plan:
+        samples = self.loader.images
+        to_decode = [rows for rows, store in self.plan if store is None]
+        images = self.loader.decode(to_decode)
+        for rows, store in self.plan:
             if store is not None:
                 keys = np.zeros_like(rows)
-                if self._learned:
+                if self.learned:
                     keys = samples.hashes(rows)
                 yield EmbeddingBatch(
                     store.get(rows),
@@ -219,7 +217,7 @@ class StoredLoader:
             batch = next(images)
             # A GPU is told to embed a batch, and the program asks for the next one meanwhile. Where
             # the GPU is not done when that comes, it is not the images that it waits for.
-            if self._loader.device != "cuda" or torch.cuda.current_stream().query():
+            if self.loader.device != "cuda" or torch.cuda.current_stream().query():
                 self.waiting_seconds += time.perf_counter() - start
             yield batch
 
@@ -242,11 +240,10 @@ def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str
     names = list(islice(distinct, UNREADABLE_SHOWN + 1))
     if len(names) == 1:
         return f"cannot read image {names[0]}: repair or remove it, or use --data.on_corrupt skip"
-    shown = names[:UNREADABLE_SHOWN]
     if len(names) > UNREADABLE_SHOWN:
-        shown.append("and more")
+        names[-1] = "and more"
     return (
-        f"cannot read these images: {'; '.join(shown)}: repair or remove them, or use"
+        f"cannot read these images: {'; '.join(names)}: repair or remove them, or use"
         " --data.on_corrupt skip"
     )
 

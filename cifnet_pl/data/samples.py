@@ -196,20 +196,21 @@ class SampleTable:
 
     # ------------------------------------------------------------------ identity
 
-    def content_hash(self, row: int) -> int:
-        """Return the hash of a sample's content; ``UNREADABLE_HASH`` if it cannot be read."""
-        if self.embeddings is not None:
-            return content_hash(self.embeddings[self.positions[row]].tobytes())
-        try:
-            return self.image(row).hash
-        except UnreadableImage:  # it is reported when it is decoded
-            return UNREADABLE_HASH
-
     def hashes(self, rows: np.ndarray) -> np.ndarray:
-        """Return the content hashes (n,) int64 of some rows (n,); each is computed once."""
+        """Return the content hashes (n,) int64 of some rows (n,); each is computed once.
+
+        That of an image that cannot be read is ``UNREADABLE_HASH``.
+        """
         is_unread = self.hash_of[rows] < 0
         for row in rows[is_unread].tolist():
-            self.hash_of[row] = self.content_hash(row)
+            if self.embeddings is not None:
+                vector = self.embeddings[self.positions[row]]
+                self.hash_of[row] = content_hash(vector.tobytes())
+                continue
+            try:
+                self.hash_of[row] = EncodedImage(self.given(row)).hash
+            except UnreadableImage:  # it is reported when it is decoded
+                self.hash_of[row] = UNREADABLE_HASH
         return np.asarray(self.hash_of[rows])
 
     def look(self, rows: np.ndarray) -> list[Look]:
@@ -371,8 +372,8 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     where = samples.where
     names = samples.class_names
     cells = samples.table["label"].tolist()
-    if set(map(type, cells)) - {int, str}:
-        for row, label in enumerate(cells):
+    for row, label in enumerate(cells):
+        if type(label) not in (int, str):
             _check_label(label, row, where)
     codes, found = pd.factorize(np.array(cells, dtype=object))
     read = [class_name(label) if isinstance(label, str) else label for label in found]

@@ -128,7 +128,7 @@ def _held_out_source(
     held = np.zeros(len(whole), dtype=bool)
     groups = np.array(whole.names, dtype=object)
     for label, rows in whole.rows_of.items():
-        names = whole.names_of(rows)
+        names = groups[rows].tolist()
         looks: Sequence[Look] = ()
         if kind in (NEAR, "day", "burst"):
             looks = whole.look(rows)

@@ -27,19 +27,19 @@ ClassOrder = int | list[int] | list[str] | None
 """A seed, positions in the source's order, class names, or None for the source's own order."""
 
 
-def order_classes(names: Sequence[str], order: ClassOrder) -> list[str]:
+def order_classes(
+    names: Sequence[str], order: int | list[int] | list[str]
+) -> list[str]:
     """Return the names in the order in which they are to be learned.
 
     Args:
         names: classes as the source gives them.
-        order: a seed for ``numpy.random.default_rng(seed).permutation``; a list of all positions or
-            of all names; or None for the order of the source.
+        order: a seed for ``numpy.random.default_rng(seed).permutation``; or a list of all positions
+            or of all names.
 
     Raises:
         UsageError: a negative seed, or a list that does not hold each class once.
     """
-    if order is None:
-        return list(names)
     if isinstance(order, int):
         check_that(
             order >= 0, "class_order", order, "a seed of at least 0, a list, or null"
@@ -135,7 +135,9 @@ def class_tasks(
     """
     if not names:
         raise DataError("the data source has no classes")
-    ordered = order_classes(names, order)
+    ordered = names
+    if order is not None:
+        ordered = order_classes(names, order)
     past = tuple(tuple(task) for task in learned)
     known = set(chain.from_iterable(past))
     gone = sorted(known - set(names))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from cifnet_pl.heads.base import Dtype, Head, scalar
 from cifnet_pl.heads.sums import SumsHead, kept_weights
@@ -27,6 +28,7 @@ from cifnet_pl.statistics import (
     whitened_rows,
 )
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, check_that
+from cifnet_pl.utilities.growing_tensors import no_rows
 
 
 class ACILHead(SumsHead):
@@ -85,7 +87,7 @@ class ACILHead(SumsHead):
         self.fingerprint: Tensor = nn.Buffer(
             torch.tensor(projection_fingerprint(matrix))
         )
-        self.ridge_used: Tensor = scalar(0.0)
+        self.ridge_used = scalar(0.0)
 
     def _draw(self) -> Tensor:
         """Return the (B, d) float64 projection that the seed gives."""
@@ -133,8 +135,11 @@ class ACILHead(SumsHead):
 
     def _moments(self) -> ClassMoments:
         sums = self.sums
+        # Of rows of removed classes the sum is not known: it is taken to be zero.
+        total = sums.class_sums.sum(dim=0)
+        mass = sums.mass
         return ClassMoments.of(
-            sums.gram, sums.class_sums, sums.class_mass, None, sums.mass
+            sums.gram, sums.class_sums, sums.class_mass, total, mass, mass
         )
 
     def _solve(self) -> None:
@@ -149,7 +154,7 @@ class ACILHead(SumsHead):
         return [RidgeChoice(float(self.ridge_used), self.at_limit)]
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        targets = torch.nn.functional.one_hot(columns, len(self.labels))
+        targets = one_hot(columns, len(self.labels))
         return leaving_out_of_stream(
             self.sums, self.ridge_used, self.weights, self._features(z), targets
         )
@@ -277,13 +282,13 @@ class DSALHead(ACILHead):
         self.compensation_increment: Sums | None = None
         self.compensation_at_limit = False
         # (B, B) ``Σ_k φ hᵀ`` over the samples of the current task; empty between tasks.
-        self.cross: Tensor = nn.Buffer(torch.zeros(0, 0, dtype=self.dtype))
+        self.cross = no_rows(self.dtype, 0)
         self.compensation_weights: Tensor = nn.Buffer(
             torch.zeros(self.width, 0, dtype=self.dtype)
         )
-        self.compensation_ridge: Tensor = scalar(0.0)
+        self.compensation_ridge = scalar(0.0)
         # (C,) squared norm of each class's residual targets, which GCV of the second λ needs.
-        self.residual_energy: Tensor = nn.Buffer(torch.zeros(0, dtype=self.dtype))
+        self.residual_energy = no_rows(self.dtype)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         super()._begin(new, counts)
@@ -370,7 +375,7 @@ class DSALHead(ACILHead):
         """
         main = super()._leaving_out(z, columns)
         projected = self._projected(z)
-        targets = torch.nn.functional.one_hot(columns, len(self.labels))
+        targets = one_hot(columns, len(self.labels))
         residual = targets - projected.relu() @ self.weights
         # Residual targets are 0 for classes of other tasks, as in _fit_residuals.
         is_own_task = self.task_of[columns][:, None] == self.task_of

@@ -38,6 +38,7 @@ from cifnet_pl.utilities.errors import (
 from cifnet_pl.utilities.growing_tensors import (
     keeping_dtypes,
     make_room,
+    no_rows,
     state_of,
 )
 
@@ -124,7 +125,7 @@ def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> No
             raise UsageError("sample weights must be positive and finite")
 
 
-def scalar(value: float) -> nn.Buffer:
+def scalar(value: float) -> Tensor:
     """Return a buffer of a single float64 number."""
     return nn.Buffer(torch.tensor(value, dtype=torch.float64))
 
@@ -209,12 +210,12 @@ class Head(nn.Module, ABC):
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.revision = object()
         self._distances: ClassDistances | None = None
-        self.labels: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.task_of: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.labels = no_rows(torch.int64)
+        self.task_of = no_rows(torch.int64)
         self.solved: Tensor = nn.Buffer(torch.tensor(True))
         self.under_way: Tensor = nn.Buffer(torch.tensor(False))
-        self.temperature: Tensor = scalar(1.0)
-        self.odds_power: Tensor = scalar(1.0)
+        self.temperature = scalar(1.0)
+        self.odds_power = scalar(1.0)
 
     # ------------------------------------------------------------------ what a subclass implements
 
@@ -782,12 +783,8 @@ class Head(nn.Module, ABC):
     @property
     def tasks(self) -> list[list[int]]:
         """Labels of each task, in the order learned."""
-        tasks: dict[int, list[int]] = {}
-        for task, label in zip(
-            self.task_of.tolist(), self.labels.tolist(), strict=True
-        ):
-            tasks.setdefault(task, []).append(label)
-        return list(tasks.values())
+        tasks = torch.unique(self.task_of)
+        return [self.labels[self.task_of == task].tolist() for task in tasks]
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename the classes; nothing else changes.
@@ -798,11 +795,13 @@ class Head(nn.Module, ABC):
         Raises:
             UsageError: a class without a new label, or two with the same one.
         """
-        if set(labels) != set(self.classes) or len(set(labels.values())) < len(labels):
+        known = self.classes
+        distinct = set(labels.values())
+        if set(labels) != set(known) or len(distinct) < len(labels):
             raise UsageError(
-                f"relabel needs one new label for each of {self.classes}, got {dict(labels)}"
+                f"relabel needs one new label for each of {known}, got {dict(labels)}"
             )
-        new = self.labels.new_tensor([labels[label] for label in self.classes])
+        new = self.labels.new_tensor([labels[label] for label in known])
         self._rename(lambda y: new[self._columns(y)])
         self.labels = new
 
@@ -823,10 +822,9 @@ class Head(nn.Module, ABC):
         if not len(self.labels):
             raise UsageError("no task has begun: call begin_task() first")
         order = torch.argsort(self.labels)
-        position = torch.searchsorted(self.labels[order], y.contiguous()).clamp_max(
-            len(order) - 1
-        )
-        columns = order[position]
+        ascending = self.labels[order]
+        position = torch.searchsorted(ascending, y.contiguous())
+        columns = order[position.clamp_max(len(order) - 1)]
         wrong = self.labels[columns] != y
         if wrong.any():
             raise UsageError(

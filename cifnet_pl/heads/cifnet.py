@@ -28,7 +28,7 @@ from cifnet_pl.statistics import (
     whitened_rows,
 )
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.growing_tensors import GrowingModule
+from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 
 
 class Cohort(GrowingModule):
@@ -51,11 +51,13 @@ class Cohort(GrowingModule):
     def __init__(self, sums: Sums, before: int = 0):
         super().__init__()
         self.sums = sums
-        self.weights: Tensor = nn.Buffer(sums.packed_gram.new_zeros(sums.width, 0))
+        weights = sums.packed_gram.new_zeros(sums.width, 0)
+        self.weights: Tensor = nn.Buffer(weights)
         self.stale: Tensor = nn.Buffer(torch.tensor(True))
-        self.past: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
-        self.past_weight: Tensor = nn.Buffer(torch.zeros(before, dtype=torch.float64))
-        self.ridge_used: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.float64))
+        self.past: Tensor = nn.Buffer(torch.tensor(0))
+        past_weight = torch.zeros(before, dtype=torch.float64)
+        self.past_weight: Tensor = nn.Buffer(past_weight)
+        self.ridge_used = no_rows(torch.float64)
         self.at_limit = False
         self.to(sums.packed_gram.device)
 
@@ -127,7 +129,7 @@ class CIFNetHead(Head):
         self.cohorts = nn.ModuleList()
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
-        self.past_shown: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.float64))
+        self.past_shown = no_rows(torch.float64)
         self._weights: Tensor | None = None  # (d+1, C), since the sums changed
 
     # ------------------------------------------------------------------ sums
@@ -168,9 +170,9 @@ class CIFNetHead(Head):
         weight = weight.to(self.past_shown)
         before = self.past_shown[columns]
         self.past_shown[columns] = weight
-        same = (self.past_shown[columns] == weight) & (
-            (before == 0) | (before == weight)
-        )
+        same_here = self.past_shown[columns] == weight
+        same_before = (before == 0) | (before == weight)
+        same = same_here & same_before
         self.past_shown[columns[~same]] = -1
 
     @property
@@ -217,7 +219,8 @@ class CIFNetHead(Head):
         """
         if self._weights is None:
             size = (self.in_features + 1, 0)
-            parts = [torch.zeros(size, dtype=self.dtype, device=self.labels.device)]
+            none = torch.zeros(size, dtype=self.dtype, device=self.labels.device)
+            parts = [none]
             for cohort in self._cohorts:
                 if cohort.stale:
                     self._solve_cohort(cohort)
@@ -232,8 +235,8 @@ class CIFNetHead(Head):
         negative = self.slopes.negative * (sums.gram[0] - sums.class_sums)
         moment = self.limit * (positive - negative).T
         target_square = self.limit**2 * (positive + negative)[:, 0]
-        weights = list[Tensor]()
-        choices = list[RidgeChoice]()
+        weights = []
+        choices = []
         for columns, gram in self._gram_per_columns(cohort):
             own = moment[:, columns]
             if self.ridge == "gcv":
@@ -277,7 +280,7 @@ class CIFNetHead(Head):
     def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridge of each class, in column order; solves cohorts that are out of date."""
         self.weights()
-        choices = list[RidgeChoice]()
+        choices = []
         for cohort in self._cohorts:
             for ridge in cohort.ridge_used.tolist():
                 choices.append(RidgeChoice(ridge, cohort.at_limit))
@@ -287,7 +290,7 @@ class CIFNetHead(Head):
         scores = self._scores(z)
         x = augment(z)
         targets = signed_targets(columns, len(self.labels), self.limit)
-        parts = list[LeftOut]()
+        parts: list[LeftOut] = []
         start = 0
         for cohort in self._cohorts:
             own = slice(start, start + len(cohort.sums.counts))
@@ -356,7 +359,8 @@ class CIFNetHead(Head):
         of_cohorts = [cohort.sums.counts for cohort in self._cohorts]
         counts = torch.cat([self.labels[:0], *of_cohorts])
         if self.increment is not None:
-            counts[-len(self.increment.counts) :] += self.increment.counts
+            new = self.increment.counts
+            counts[-len(new) :] += new
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
     def _merge(self, other: CIFNetHead) -> None:

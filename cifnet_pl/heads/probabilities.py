@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from cifnet_pl.heads.base import Head
 from cifnet_pl.statistics import LeftOut, log_probabilities, to_probabilities
@@ -117,13 +118,15 @@ class CalibrationSamples:
         """
         unknown = ~self.counted
         if self.learned and self.groups is not None:
-            learned = self._learned_of_class()
-            members = torch.unique(self.groups, return_inverse=True)[1]
-            cells = members * len(self.head.labels) + self.columns
-            in_group = cells.bincount()[cells]
-            unknown = unknown | (in_group >= learned)
-        scores = [rule(self.groups) for rule in self.rules]
-        return [each.masked_fill(unknown[:, None], torch.nan) for each in scores]
+            group = torch.unique(self.groups, return_inverse=True)[1]
+            group_and_class = group * len(self.head.labels) + self.columns
+            left_out = group_and_class.bincount()[group_and_class]
+            unknown = unknown | (left_out >= self._learned_of_class())
+        left_out_scores = []
+        for rule in self.rules:
+            scores = rule(self.groups)
+            left_out_scores.append(scores.masked_fill(unknown[:, None], torch.nan))
+        return left_out_scores
 
     def _learned_of_class(self) -> Tensor:
         """Return (n,) int64 how many samples of each one's class the head has learned."""
@@ -134,8 +137,11 @@ class CalibrationSamples:
         """Return (n, C) float64 scores of the head (see :attr:`scores_of_rules`)."""
         if not self.learned:
             return self.scores_of_rules[0]
-        pairs = zip(self.head.weights_of_rules, self.scores_of_rules, strict=True)
-        return torch.stack([weight * scores for weight, scores in pairs]).sum(dim=0)
+        total = torch.zeros_like(self.scores_of_rules[0])
+        weights = self.head.weights_of_rules
+        for weight, scores in zip(weights, self.scores_of_rules, strict=True):
+            total = total + weight * scores
+        return total
 
     def known_scores(self) -> KnownScores:
         """Return the scores that are known, and the true columns of their samples."""
@@ -159,8 +165,9 @@ class CalibrationSamples:
         weights = self.counted.double()
         if not self.learned:
             return weights
-        stored = self.columns.bincount(weights)[self.columns]
-        return weights * (self._learned_of_class() / stored)
+        stored_of_class = self.columns.bincount(weights)
+        stands_for = self._learned_of_class() / stored_of_class[self.columns]
+        return weights * stands_for
 
 
 class ProbabilityFit(NamedTuple):
@@ -175,6 +182,7 @@ class ProbabilityFit(NamedTuple):
     power: float
 
 
+@torch.inference_mode(mode=False)  # gradients are needed
 def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFit:
     """Fit the weights of rules and the power of the odds by the smallest negative log likelihood.
 
@@ -197,18 +205,19 @@ def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFi
     """
     from scipy.optimize import minimize  # to classify needs none of it
 
-    scaled = list[Tensor]()
-    spreads = list[float]()
+    scaled = []
+    spreads = []
     for scores in rules:
-        centred = scores - scores.mean(dim=1, keepdim=True)
+        here = scores.cpu()  # for many small steps
+        centred = here - here.mean(dim=1, keepdim=True)
         variance = centred.square().mean()
         spread = float(variance.sqrt()) or 1.0
         scaled.append(centred / spread)
         spreads.append(spread)
     samples, classes = scaled[0].shape
-    one_hot = torch.nn.functional.one_hot(columns, classes).double()
-    even = torch.full_like(one_hot, 1 / classes)
-    target = torch.lerp(one_hot, even, 1 / (samples + 2))
+    certain = one_hot(columns.cpu(), classes).double()
+    even = torch.full_like(certain, 1 / classes)
+    target = torch.lerp(certain, even, 1 / (samples + 2))
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean negative log likelihood, and its gradient."""
@@ -221,12 +230,14 @@ def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFi
             log_likelihoods = target * log_probabilities(logits, power)
             mean = -log_likelihoods.sum() / samples
         (gradient,) = torch.autograd.grad(mean, [parameters])
-        return mean.item(), gradient.cpu().numpy()
+        return mean.item(), gradient.numpy()
 
     weights = [1.0] * len(rules)
     power = 1.0
     if classes > 1:
-        smallest_power = SMALLEST_POWER if classes > 2 else 1.0
+        smallest_power = SMALLEST_POWER
+        if classes == 2:
+            smallest_power = 1.0
         weight_bounds = [(SMALLEST_WEIGHT, None)] + [(0.0, None)] * (len(rules) - 1)
         bounds = [*weight_bounds, (smallest_power, 1.0)]
         start = np.ones(len(bounds))
@@ -252,7 +263,8 @@ def calibrate(samples: CalibrationSamples) -> None:
             "calibration needs buffer samples, and there are none: use a calibration buffer"
         )
     rules = samples.scores_of_rules
-    known = torch.stack(rules).isfinite().all(dim=2).all(dim=0)
+    is_known = torch.stack(rules).isfinite()
+    known = is_known.all(dim=2).all(dim=0)
     head = samples.head
     head.temperature.fill_(1.0)
     head.odds_power.fill_(1.0)
@@ -356,8 +368,10 @@ class ReferenceScores:
             [0.1, 0.5]
         """
         none = self.weights.new_zeros(1)
-        weight_before = torch.cat([none, self.weights.cumsum(dim=0)])
-        below = weight_before[torch.searchsorted(self.scores, scores.contiguous())]
+        cumulative = self.weights.cumsum(dim=0)
+        weight_before = torch.cat([none, cumulative])
+        position = torch.searchsorted(self.scores, scores.contiguous())
+        below = weight_before[position]
         total = self.weights.sum()
         own = self.weights.mean()  # of the new image itself
         return (total - below + own) / (total + own)
@@ -371,9 +385,11 @@ class ReferenceScores:
         Returns:
             The score; infinite where there are too few samples to tell.
         """
-        total = self.weights.sum() + self.weights.mean()
+        own = self.weights.mean()  # of the new image itself
+        total = self.weights.sum() + own
         needed = share * total * (1 - ROUNDING)
-        first = int((self.weights.cumsum(dim=0) < needed).sum())
+        cumulative = self.weights.cumsum(dim=0)
+        first = int((cumulative < needed).sum())
         if first < len(self.scores):
             return float(self.scores[first])
         return float("inf")
@@ -414,8 +430,9 @@ class PredictionSets:
         head = samples.head
         probabilities = to_probabilities(scores, head.temperature, head.odds_power)
         of_true = probabilities.gather(1, columns[:, None])[:, 0]
-        reference = ReferenceScores.of(-of_true, samples.weights()[known])
-        return cls(-reference.threshold(coverage))
+        weights = samples.weights()[known]
+        improbability = ReferenceScores.of(-of_true, weights)
+        return cls(-improbability.threshold(coverage))
 
     def of_probabilities(self, probabilities: Tensor) -> Tensor:
         """Return which classes are in the prediction set of each image, at least the most probable.

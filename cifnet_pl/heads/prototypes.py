@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from cifnet_pl.heads.acil import ACILHead
 from cifnet_pl.heads.base import Dtype, Metric, in_full_precision, scalar
@@ -72,12 +73,15 @@ class NCMHead(SumsHead):
     def _scores(self, z: Tensor) -> Tensor:
         z = z.to(self.dtype)
         means = class_means(self.sums)
-        if self.metric == "cosine":
-            unit = torch.nn.functional.normalize(z, dim=1)
-            unit_means = torch.nn.functional.normalize(means, dim=1)
-            return (unit @ unit_means.T).double()
-        squares = z.square().sum(dim=1)[:, None] + means.square().sum(dim=1)
-        return (2 * z @ means.T - squares).double()
+        if self.metric == "euclidean":
+            lengths = z.square().sum(dim=1, keepdim=True)
+            squares = lengths + means.square().sum(dim=1)
+            scores = 2 * z @ means.T - squares
+        else:
+            unit = normalize(z, dim=1)
+            unit_means = normalize(means, dim=1)
+            scores = unit @ unit_means.T
+        return scores.double()
 
 
 class SLDAHead(SumsHead):
@@ -105,7 +109,7 @@ class SLDAHead(SumsHead):
     ):
         super().__init__(in_features, in_features + 1, dtype)
         self.shrinkage = check_shrinkage(shrinkage)
-        self.shrinkage_used: Tensor = scalar(0.0)
+        self.shrinkage_used = scalar(0.0)
 
     def _solve(self) -> None:
         self._commit_increment()
@@ -119,7 +123,8 @@ class SLDAHead(SumsHead):
             samples = int(self.sums.seen)
             moment = self.sums.class_sums.T
             ridge = gcv_ridge_of_free_bias(gram, moment, target_square, samples).ridge
-            alpha = ridge / (ridge + float(self.sums.mass * covariance.scale))
+            scatter_scale = float(self.sums.mass * covariance.scale)
+            alpha = ridge / (ridge + scatter_scale)
         gram = (1 - alpha) * covariance.within
         inverse_means = solve_ridge(gram, means.T, alpha * covariance.scale)
         bias = -0.5 * (means.T * inverse_means).sum(dim=0)
@@ -140,14 +145,16 @@ class SLDAHead(SumsHead):
         # With a shrinkage of 1 the scatter would be lost.
         alpha = min(self.shrinkage_used.item(), 1 - ROUNDING)
         # That of the scatter; it stays as it is.
-        ridge = alpha / (1 - alpha) * (sums.mass * covariance.scale).item()
+        scale = sums.mass * covariance.scale
+        ridge = alpha / (1 - alpha) * scale.double()
         mass = sums.mass.double()
         scatter = mass * covariance.within.double()
-        factor = factorise(scatter, mass.new_tensor(ridge))
-        means = class_means(sums).double()
-        rows = whiten(factor, self._novelty_features(z).double())
+        factor = factorise(scatter, ridge)
+        features = self._novelty_features(z).double()
+        rows = whiten(factor, features)
+        means = whiten(factor, class_means(sums).double())
         class_mass = sums.class_sums[:, 0].double()
-        scattered = ScatteredRows(rows, whiten(factor, means), columns, class_mass)
+        scattered = ScatteredRows(rows, means, columns, class_mass)
 
         def left_out(groups: Tensor | None) -> Tensor:
             found = scattered.distances(groups)
@@ -162,7 +169,8 @@ class SLDAHead(SumsHead):
         Those of removed classes are included.
         """
         sums = self.sums.class_sums[:, 1:]
-        return self.sums.gram[1:, 1:] - sums.T @ class_means(self.sums)
+        between = sums.T @ class_means(self.sums)
+        return self.sums.gram[1:, 1:] - between
 
     def _keep(self, columns: Tensor) -> None:
         self._commit_increment()
@@ -258,7 +266,7 @@ class KLDAHead(SLDAHead):
         self.seed = seed
         phases = draw_phases(width, seed)
         directions = math.sqrt(2 * gamma) * draw_normal(width, in_features, seed)
-        self.shrinkage_used: Tensor = scalar(0.0)
+        self.shrinkage_used = scalar(0.0)
         self.directions: Tensor = nn.Buffer(directions.to(self.dtype), persistent=False)
         self.fingerprint: Tensor = nn.Buffer(
             torch.tensor(projection_fingerprint(directions))
@@ -266,7 +274,7 @@ class KLDAHead(SLDAHead):
         self.phases: Tensor = nn.Buffer(phases.to(self.dtype), persistent=False)
 
     def _features(self, z: Tensor) -> Tensor:
-        unit = torch.nn.functional.normalize(z.to(self.dtype), dim=1)
+        unit = normalize(z.to(self.dtype), dim=1)
         waves = (unit @ self.directions.T + self.phases).cos()
         return augment(waves * math.sqrt(2 / self.width))
 
@@ -326,16 +334,19 @@ class FeCAMHead(SumsHead):
     def _correlation(self, column: int) -> Tensor:
         """Return (d, d) shrunk correlation matrix of the class at ``column``, float64."""
         gram = self.sums.class_gram(column).double()
-        mean = gram[0, 1:] / gram[0, 0]
-        covariance = gram[1:, 1:] / gram[0, 0] - torch.outer(mean, mean)
-        spread = covariance.diagonal().mean()
+        moments = gram / gram[0, 0]
+        mean = moments[0, 1:]
+        second_moment = moments[1:, 1:]
+        covariance = second_moment - torch.outer(mean, mean)
         d = len(covariance)
-        identity = torch.eye(d, dtype=torch.float64, device=gram.device)
-        smallest = ROUNDING * gram.diagonal()[1:].mean() / gram[0, 0]
-        if spread <= smallest:  # all samples alike
+        identity = torch.eye(d).to(covariance)
+        variance = covariance.diagonal().mean()
+        smallest = ROUNDING * second_moment.diagonal().mean()
+        if variance <= smallest:  # all samples alike
             return identity
-        rest = (covariance.sum() - d * spread) / max(1, d * (d - 1))
-        prior = spread * identity + rest * (1 - identity)
+        off_diagonal = covariance.sum() - d * variance
+        rest = off_diagonal / max(1, d * (d - 1))
+        prior = variance * identity + rest * (1 - identity)
         shrunk = covariance + self.shrinkage * prior
         scale = shrunk.diagonal().rsqrt()
         return scale[:, None] * shrunk * scale
@@ -347,7 +358,7 @@ class FeCAMHead(SumsHead):
             return
         # So that each can be inverted.
         ridge = torch.tensor(ROUNDING, dtype=torch.float64, device=self.labels.device)
-        inverses = list[Tensor]()
+        inverses = []
         for column in range(len(self.labels)):
             factor = factorise(self._correlation(column), ridge)
             inverses.append(torch.cholesky_inverse(factor))
@@ -357,13 +368,15 @@ class FeCAMHead(SumsHead):
         if self._inverses is None:
             self.refresh()
         assert self._inverses is not None
-        means = torch.nn.functional.normalize(class_means(self.sums).double(), dim=1)
+        means = normalize(class_means(self.sums).double(), dim=1)
         features = self._features(z)[:, 1:].double()
-        unit = torch.nn.functional.normalize(features, dim=1)
-        columns = list[Tensor]()
+        unit = normalize(features, dim=1)
+        columns = []
         for mean, inverse in zip(means, self._inverses, strict=True):
             centred = unit - mean
-            columns.append(-((centred @ inverse) * centred).sum(dim=1))
+            solved = centred @ inverse
+            distance = (solved * centred).sum(dim=1)
+            columns.append(-distance)
         return torch.stack(columns, dim=1)
 
     def state_elements(self) -> dict[str, int]:

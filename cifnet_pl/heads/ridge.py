@@ -26,6 +26,7 @@ from cifnet_pl.statistics import (
     with_product_features,
 )
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
+from cifnet_pl.utilities.growing_tensors import no_rows
 
 Decision = Literal["ridge", "discriminant", "auto"]
 """Decision rule: ridge regression, the discriminant, or their sum, weighed by left-out samples."""
@@ -117,10 +118,8 @@ class RidgeHead(SumsHead):
         if decision == "ridge":
             rule = [0.0, 1.0]
         self.rule_weights: Tensor = nn.Buffer(torch.tensor(rule, dtype=torch.float64))
-        self.ridge_used: Tensor = scalar(0.0)
-        self.removed_sums: Tensor = nn.Buffer(
-            torch.zeros(0, in_features + 1, dtype=self.dtype)
-        )
+        self.ridge_used = scalar(0.0)
+        self.removed_sums = no_rows(self.dtype, in_features + 1)
         no_directions = torch.zeros(0, in_features, dtype=self.dtype)
         self.directions: Tensor = nn.Buffer(no_directions, persistent=False)
         self.product_features: ProductFeatures = product_features
@@ -204,11 +203,13 @@ class RidgeHead(SumsHead):
     def _set_weights(self, factor: RidgeFactor) -> None:
         """Set the weights by the decision rule."""
         discriminant, regression = self.rule_weights.tolist()
-        weights = torch.zeros(1, dtype=torch.float64, device=self.labels.device)
+        weights = torch.zeros((), dtype=torch.float64, device=self.labels.device)
         if discriminant:
-            weights = weights + discriminant * factor.discriminant_weights()
+            of_discriminant = factor.discriminant_weights()
+            weights = weights + discriminant * of_discriminant
         if regression:
-            weights = weights + regression * factor.regression_weights()
+            of_regression = factor.regression_weights()
+            weights = weights + regression * of_regression
         self.weights = weights.to(self.dtype)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
@@ -238,7 +239,7 @@ class RidgeHead(SumsHead):
         """Return the scores of the discriminant and of ridge regression, or of the one in use."""
         factor = self._factor()
         rows = factor.whitened(self._features(z)[:, 1:])
-        rules = list[LeftOut]()
+        rules = []
         if self.decision != "ridge":
             rules.append(factor.discriminant_left_out(rows, columns))
         if self.decision != "discriminant":
@@ -280,9 +281,8 @@ class RidgeHead(SumsHead):
         if self.decision != "ridge":
             gone = self.sums.counts > 0
             gone[columns] = False
-            self.removed_sums = torch.cat(
-                [self.removed_sums, self.sums.class_sums[gone]]
-            )
+            removed = self.sums.class_sums[gone]
+            self.removed_sums = torch.cat([self.removed_sums, removed])
         super()._keep(columns)
 
     def _merge(self, other: SumsHead) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
 
 from cifnet_pl.heads.base import Dtype, Head, Metric
 from cifnet_pl.heads.sums import kept_weights
 from cifnet_pl.statistics import augment
 from cifnet_pl.statistics.leaving_out import ROWS_PER_STEP
 from cifnet_pl.utilities.errors import CheckpointError, check_choice, check_that
-from cifnet_pl.utilities.growing_tensors import GrowingModule
+from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 
 
 class Samples(GrowingModule):
@@ -30,9 +31,9 @@ class Samples(GrowingModule):
     def __init__(self, width: int, dtype: torch.dtype):
         super().__init__()
         self.width = width
-        self.z: Tensor = nn.Buffer(torch.zeros(0, width, dtype=dtype))
-        self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.weight: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.float64))
+        self.z = no_rows(dtype, width)
+        self.y = no_rows(torch.int64)
+        self.weight = no_rows(torch.float64)
         # Columns z, y and weight of what was added and is not in the buffers yet.
         self._added: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -49,9 +50,10 @@ class Samples(GrowingModule):
             weight: (n,) weights, or None for ones.
         """
         if weight is None:
-            weight = torch.ones(len(y), dtype=torch.float64, device=y.device)
+            weight = torch.ones_like(y)
         copied = z.detach().to(self.z.dtype, copy=True)
-        self._added.append((copied, y.clone(), weight.double()))
+        labels = y.clone()
+        self._added.append((copied, labels, weight.double()))
 
     def gather(self) -> None:
         """Copy what was added since the last call into the buffers: one copy for many batches."""
@@ -97,12 +99,13 @@ class Samples(GrowingModule):
         """
         self.gather()
         label_bits = self.y.view(torch.float64)
-        columns = [self.z.double(), self.weight[:, None], label_bits[:, None]]
-        content = torch.cat(columns, dim=1).cpu().contiguous().numpy()
-        row_bytes = np.dtype((np.void, content.shape[1] * content.itemsize))
-        keys = content.view(row_bytes).ravel()
-        order = torch.from_numpy(np.argsort(keys, kind="stable"))
-        self.keep(order.to(self.y.device))
+        weight_and_label = torch.stack([self.weight, label_bits], dim=1)
+        content = torch.cat([self.z.double(), weight_and_label], dim=1)
+        values = content.cpu().numpy()
+        row_bytes = np.dtype((np.void, values.shape[1] * values.itemsize))
+        keys = values.view(row_bytes).ravel()
+        order = np.argsort(keys, kind="stable")
+        self.keep(torch.from_numpy(order).to(self.y.device))
 
     def counts(self, labels: Tensor) -> Tensor:
         """Return (C,) int64 number of rows of each of ``labels`` (C,)."""
@@ -212,7 +215,7 @@ class KNNHead(SamplesHead):
         stored = self.samples.z
         column = self._columns(self.samples.y)
         if self.metric == "cosine":
-            stored = torch.nn.functional.normalize(stored, dim=1)
+            stored = normalize(stored, dim=1)
         return lambda z: self._vote(z.to(self.dtype), stored, column)
 
     def _vote(self, z: Tensor, stored: Tensor, column: Tensor) -> Tensor:
@@ -226,24 +229,29 @@ class KNNHead(SamplesHead):
         distance = self._distance(z, stored)
         k = min(self.neighbours, len(stored))
         nearest = distance.topk(k, dim=1, largest=False)
-        vote = self.samples.weight[nearest.indices] / nearest.values.double()
+        neighbours = nearest.indices
+        weight = self.samples.weight[neighbours]
+        vote = weight / nearest.values.double()
         classes = len(self.labels)
         votes = vote.new_zeros(len(z), classes)
-        votes = votes.scatter_add_(1, column[nearest.indices], vote)
+        votes = votes.scatter_add_(1, column[neighbours], vote)
         share = votes / votes.sum(dim=1, keepdim=True)
-        return torch.log((k * share + 1 / classes) / (k + 1))
+        with_prior = k * share + 1 / classes
+        return torch.log(with_prior / (k + 1))
 
     def _distance(self, z: Tensor, stored: Tensor) -> Tensor:
         """Return the distances (n, N), at least as large as rounding."""
         precision = torch.finfo(self.dtype)
         rounding = 16 * precision.eps
         if self.metric == "cosine":
-            unit = torch.nn.functional.normalize(z, dim=1)
+            unit = normalize(z, dim=1)
             return (1 - unit @ stored.T).clamp_min(rounding)
-        squares = z.square().sum(dim=1)[:, None] + stored.square().sum(dim=1)
-        distance = torch.maximum(squares - 2 * z @ stored.T, rounding * squares)
+        lengths = z.square().sum(dim=1, keepdim=True)
+        squares = lengths + stored.square().sum(dim=1)
+        distance = squares - 2 * z @ stored.T
+        at_least = torch.maximum(distance, rounding * squares)
         # Both embeddings may be all zero.
-        return distance.clamp_min(precision.tiny).sqrt()
+        return at_least.clamp_min(precision.tiny).sqrt()
 
     # ------------------------------------------------------------------ the life of a model
 
@@ -279,7 +287,7 @@ class ReplayHead(SamplesHead):
         self.weights: Tensor = nn.Buffer(
             torch.zeros(in_features + 1, 0, dtype=self.dtype)
         )
-        self.counts: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.counts = no_rows(torch.int64)
         self.past = Samples(in_features, self.dtype)
 
     @abstractmethod
@@ -435,9 +443,7 @@ class SGDHead(ReplayHead):
                 order = torch.randperm(len(x), generator=generator).to(x.device)
                 for rows in torch.split(order, self.batch_size):
                     scores = x[rows] @ weights
-                    loss = torch.nn.functional.cross_entropy(
-                        scores, columns[rows], reduction="none"
-                    )
+                    loss = cross_entropy(scores, columns[rows], reduction="none")
                     mean = (loss * omega[rows]).sum() / omega[rows].sum()
                     (weights.grad,) = torch.autograd.grad(mean, [weights])
                     optimizer.step()

@@ -156,19 +156,19 @@ def similar_groups(looks: Sequence[Look]) -> np.ndarray:
         (n,) int, number of each image's group from 0; -1 for images that cannot be read.
     """
     groups = np.full(len(looks), -1)
-    thumbnails = {}
+    readable = []
+    thumbnails = []
     for i, look in enumerate(looks):
         if look.thumbnail is not None:
-            thumbnails[i] = look.thumbnail
-    if not thumbnails:
+            readable.append(i)
+            thumbnails.append(look.thumbnail)
+    if not readable:
         return groups
-    readable = list(thumbnails)
-    pairs = _similar_pairs(standardised_thumbnails(list(thumbnails.values())))
+    pairs = _similar_pairs(standardised_thumbnails(thumbnails))
     pairs += bursts([looks[i] for i in readable], NEAR_DUPLICATE_PAUSE)
-    ends = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    edges = np.ones(len(ends), dtype=bool)
+    earlier, later = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     count = len(readable)
-    graph = coo_array((edges, (ends[:, 0], ends[:, 1])), shape=(count, count))
+    graph = coo_array((np.ones(len(pairs)), (earlier, later)), shape=(count, count))
     _, groups[readable] = connected_components(graph, directed=False)
     return groups
 
@@ -183,9 +183,7 @@ def bursts(looks: Sequence[Look], pause: float) -> list[tuple[int, int]]:
     Returns:
         Positions of the earlier and the later image of each pair.
     """
-    timed = sorted(
-        (look.taken, i) for i, look in enumerate(looks) if look.taken is not None
-    )
+    timed = sorted((look.taken, i) for i, look in enumerate(looks) if look.taken)
     pairs = []
     for (earlier_time, earlier), (later_time, later) in pairwise(timed):
         if (later_time - earlier_time).total_seconds() <= pause:

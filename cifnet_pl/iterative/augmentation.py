@@ -38,13 +38,14 @@ def uniform(keys: np.ndarray, seed: Sequence[int], count: int) -> np.ndarray:
         (n, count) float64 in [0, 1).
     """
     state = np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)
-    start = split_mix(keys.astype(np.uint64) ^ state)
+    seeded = keys.astype(np.uint64) ^ state
+    start = split_mix(seeded)
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64)
         positions = start[:, None] + steps * GOLDEN
         hashes = split_mix(positions)
-    bits = (hashes >> np.uint64(11)).astype(np.float64)
-    return bits / 2**53
+    leading = hashes >> np.uint64(11)
+    return leading.astype(np.float64) / 2**53
 
 
 def _one_by_one(
@@ -141,38 +142,41 @@ class Augmentation:
 
     def _crop(self, images: Tensor, draws: Tensor) -> Tensor:
         side = images.shape[2]
-        corners = (draws * (2 * self.crop_padding + 1)).long()
+        places = 2 * self.crop_padding + 1
+        corners = (draws * places).long()
         # The sides of all windows of a padded image, at each corner that they may have.
         padded = functional.pad(images, [self.crop_padding] * 4)
-        windows = padded.unfold(2, side, 1).unfold(3, side, 1)
+        bands = padded.unfold(2, side, 1)
+        windows = bands.unfold(3, side, 1)
         top, left = corners.unbind(1)
-        return windows[torch.arange(len(images)), :, top, left]
+        each = torch.arange(len(images))
+        return windows[each, :, top, left]
 
     def _cut_out(self, images: Tensor, draws: Tensor) -> Tensor:
         side = images.shape[2]
         half = round(self.cutout * side) // 2
-        start = (draws * side).long()[:, :, None] - half
+        centre = (draws * side).long()
+        start = centre[:, :, None] - half
+        end = start + 2 * half
         place = torch.arange(side, device=images.device)
-        inside = (place >= start) & (place < start + 2 * half)
+        inside = (place >= start) & (place < end)
         rows, columns = inside.unbind(1)
-        square = rows[:, :, None] & columns[:, None, :]
-        return images.masked_fill(square[:, None], 0)
+        square = rows[:, None, :, None] & columns[:, None, None, :]
+        return images.masked_fill(square, 0)
 
     def _jitter(self, images: Tensor, draws: Tensor) -> Tensor:
         strength = draws.new_tensor([self.brightness, self.contrast, self.saturation])
         change = strength * (2 * draws - 1)
         factors = (1 + change).clamp_min(0).float()
         brightness, contrast, saturation = factors[:, :, None, None, None].unbind(1)
-        x = images.float() * brightness
-        x = x.clamp(0, 255)
-        luma = x.new_tensor(LUMA)[:, None, None]
-        grey = (x * luma).sum(1, keepdim=True)
+        luma = factors.new_tensor(LUMA)[:, None, None]
+        bright = (images.float() * brightness).clamp(0, 255)
+        grey = (bright * luma).sum(1, keepdim=True)
         mean = grey.mean((2, 3), keepdim=True)
-        x = mean + (x - mean) * contrast
-        x = x.clamp(0, 255)
-        grey = (x * luma).sum(1, keepdim=True)
-        x = grey + (x - grey) * saturation
-        return x.clamp(0, 255).round().to(torch.uint8)
+        contrasted = (mean + (bright - mean) * contrast).clamp(0, 255)
+        grey = (contrasted * luma).sum(1, keepdim=True)
+        saturated = grey + (contrasted - grey) * saturation
+        return saturated.clamp(0, 255).round().to(torch.uint8)
 
 
 def augmentation_of(options: Mapping[str, Any]) -> Augmentation:

@@ -38,10 +38,11 @@ class AutoEncoders(nn.Module):
     def grow(self, classes: int) -> None:
         """Add auto-encoders of new classes, drawn as torch draws a convolution."""
         for name in ("encode", "decode"):
-            old = cast(nn.Parameter, getattr(self, name))
+            old = cast(nn.Parameter, getattr(self, name)).detach()
             bound = old.shape[2] ** -0.5
-            new = torch.empty(classes, *old.shape[1:]).uniform_(-bound, bound)
-            joined = torch.cat([old.detach(), new.to(old.device)])
+            shape = (classes, *old.shape[1:])
+            new = torch.empty(shape).uniform_(-bound, bound)
+            joined = torch.cat([old, new.to(old)])
             setattr(self, name, nn.Parameter(joined))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +56,8 @@ class AutoEncoders(nn.Module):
         """
         codes = torch.einsum("nd,cld->ncl", z, self.encode).tanh()
         rebuilt = torch.einsum("ncl,cdl->ncd", codes, self.decode).tanh()
-        distance = (rebuilt - z[:, None]).abs().sum(dim=2)
+        errors = rebuilt - z[:, None]
+        distance = errors.abs().sum(dim=2)
         logits = -self.gamma * distance
         return logits.clamp(-500, 500), codes
 

@@ -163,17 +163,15 @@ class Regime:
 
     def __init__(self, options: Mapping[str, Any]):
         self._options = options
-        self.epochs: list[int] = first_and_later("epochs", options["epochs"])
-        rate = options["learning_rate"]
-        self.learning_rates: list[float] = first_and_later("learning_rate", rate)
-        decay = options["weight_decay"]
-        self.weight_decays: list[float] = first_and_later("weight_decay", decay)
+        self.epochs: list[int] = first_and_later(options, "epochs")
+        self.learning_rates: list[float] = first_and_later(options, "learning_rate")
+        self.weight_decays: list[float] = first_and_later(options, "weight_decay")
         milestones = options["milestones"]
         if not any(isinstance(shares, list) for shares in milestones):
-            milestones = [milestones, milestones]
-        self.milestones: list[list[float]] = first_and_later("milestones", milestones)
+            options = {"milestones": [milestones, milestones]}
+        self.milestones: list[list[float]] = first_and_later(options, "milestones")
         self._check()
-        self.augmentation = augmentation_of(options)
+        self.augmentation = augmentation_of(self._options)
 
     def _check(self) -> None:
         for epochs in self.epochs:
@@ -204,20 +202,22 @@ class Regime:
         """
         if self._options["schedule"] == "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
-        passed = sum(progress >= share for share in self.milestones[not first])
+        milestones = self.milestones[not first]
+        passed = sum(progress >= share for share in milestones)
         return float(self._options["decay"] ** passed)
 
 
-def first_and_later(name: str, value: Any) -> list[Any]:
+def first_and_later(options: Mapping[str, Any], name: str) -> list[Any]:
     """Return an option for the first task and for later ones.
 
     Args:
-        name: of the option.
-        value: one value, or a list of two.
+        options: by name.
+        name: of the option: one value, or a list of two.
 
     Raises:
         UsageError: a list of another length.
     """
+    value = options[name]
     if not isinstance(value, list):
         return [value, value]
     if len(value) != 2:
@@ -295,10 +295,12 @@ class Processes:
         if self.count == 1:
             return local
         sizes = of_all_processes(len(local))
-        missing = local.new_zeros(max(sizes) - len(local), *local.shape[1:])
-        padded = torch.cat([local, missing])
-        parts = self._module.all_gather(padded, sync_grads=True)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        missing = max(sizes) - len(local)
+        padding = local.new_zeros(missing, *local.shape[1:])
+        padded = torch.cat([local, padding])
+        gathered = self._module.all_gather(padded, sync_grads=True)
+        own = [part[:size] for part, size in zip(gathered, sizes, strict=True)]
+        return torch.cat(own)
 
     def mean_where(self, values: Tensor, chosen: Tensor) -> Tensor:
         """Return the mean of some values over all processes, 0 if there are none.

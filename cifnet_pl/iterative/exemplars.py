@@ -7,13 +7,13 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from cifnet_pl.buffer import select_herding
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import of_all_processes
-from cifnet_pl.utilities.growing_tensors import GrowingModule
+from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 
 Prediction = Literal["classifier", "nearest_mean"]
 
@@ -42,10 +42,10 @@ class ExemplarSet(GrowingModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.image: Tensor = nn.Buffer(torch.zeros(0, 3, 0, 0, dtype=torch.uint8))
-        self.label: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.mean: Tensor = nn.Buffer(torch.zeros(0, 0))
+        self.image = no_rows(torch.uint8, 3, 0, 0)
+        self.label = no_rows(torch.int64)
+        self.key = no_rows(torch.int64)
+        self.mean = no_rows(torch.float32, 0)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -106,10 +106,10 @@ class ExemplarSet(GrowingModule):
         Args:
             z: (n, d) embeddings of the exemplars.
         """
-        z = functional.normalize(z.float(), dim=1)
+        unit = functional.normalize(z.float(), dim=1)
         classes = int(self.label.max()) + 1
-        sums = z.new_zeros(classes, z.shape[1])
-        sums.index_add_(0, self.label, z)
+        sums = unit.new_zeros(classes, unit.shape[1])
+        sums.index_add_(0, self.label, unit)
         self.mean = functional.normalize(sums, dim=1)
 
 
@@ -141,9 +141,11 @@ class Candidates(NamedTuple):
             count: number of exemplars, at most.
         """
         own = (self.label == label).nonzero().flatten()
-        own = own[self.key[own].argsort()]
-        z = functional.normalize(self.z[own], dim=1)
-        chosen = own[select_herding(z, self.key[own], 0, count)]
+        by_key = self.key[own].argsort()
+        own = own[by_key]
+        keys = self.key[own]
+        best_first = select_herding(self.z[own], keys, 0, count)
+        chosen = own[best_first]
         return Candidates(*(column[chosen] for column in self))
 
 

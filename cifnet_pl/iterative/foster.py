@@ -124,7 +124,7 @@ class FOSTERModule(IterativeModule):
         if places >= len(rows):
             return rows
         generator = np.random.default_rng([self.seed, task, 6])
-        order = rows[generator.permutation(len(rows))]
+        order = generator.permutation(rows)
         labels = pd.Series(self.data.source.train.labels[order])
         # One of each class in turn, so that each class keeps as many.
         turns = np.lexsort([labels, labels.groupby(labels).cumcount()])
@@ -221,12 +221,14 @@ class FOSTERModule(IterativeModule):
 
         Exemplars are included.
         """
-        rows = np.unique(np.concatenate([step.rows for step in self.steps]))
+        in_steps = np.concatenate([step.rows for step in self.steps])
+        rows = np.unique(in_steps)
         source = self.data.source
-        new = Counter(source.class_names[label] for label in source.train.labels[rows])
-        counts = self.exemplars.label.cpu().bincount(minlength=self.n_classes)
-        counts += torch.tensor([new[name] for name in self.class_names])
-        return counts.clamp_min(1)
+        labels = source.train.labels[rows]
+        new = Counter(source.class_names[label] for label in labels)
+        old_counts = self.exemplars.label.cpu().bincount(minlength=self.n_classes)
+        new_counts = torch.tensor([new[name] for name in self.class_names])
+        return (old_counts + new_counts).clamp_min(1)
 
     def learning_parts(self) -> list[nn.Module]:
         """Return the new branch and its classifiers; then the student."""

@@ -64,7 +64,8 @@ def learned_model(module: Any) -> Classifier:
         model = _linear_model(module, backbone, linear, exemplars)
     else:
         model = _nearest_mean_model(module, backbone, exemplars)
-    module.prepare_model(model)
+    images = module.data.describe_images(module.backbone.preprocessing)
+    model.prepare(images, str(module.trainer.precision))
     model.engines = ["torch"]
     known = 0
     for names in module.learned_tasks:
@@ -133,7 +134,8 @@ def _nearest_mean_model(
     model = Classifier(backbone, NCMHead(backbone.features), images=ImageHashes())
     # Means are of vectors of length 1; the common factor keeps the scale of the embeddings.
     length = exemplars.z.norm(dim=1).mean()
-    z = length * functional.normalize(exemplars.z, dim=1)
+    unit = functional.normalize(exemplars.z, dim=1)
+    z = length * unit
     end = 0
     for names in module.learned_tasks:
         start = end

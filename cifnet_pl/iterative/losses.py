@@ -36,8 +36,10 @@ def distillation(scores: Tensor, teacher: Tensor, temperature: float = 2.0) -> T
 
 def _soft_cross_entropy(scores: Tensor, target: Tensor, temperature: float) -> Tensor:
     """Return the mean of ``−Σ target · log softmax(scores/T)`` over samples."""
-    log_probabilities = (scores / temperature).log_softmax(dim=1)
-    return -(target * log_probabilities).sum(dim=1).mean()
+    softened = scores / temperature
+    log_probabilities = softened.log_softmax(dim=1)
+    likelihood = (target * log_probabilities).sum(dim=1)
+    return -likelihood.mean()
 
 
 def binary_distillation(scores: Tensor, targets: Tensor) -> Tensor:
@@ -144,9 +146,11 @@ def proxy_scores(z: Tensor, proxies: Tensor, count: int, sigma: Tensor) -> Tenso
     """
     proxies = functional.normalize(proxies, dim=1)
     unit = functional.normalize(z, dim=1)
-    cosines = functional.linear(unit, proxies).view(len(z), -1, count)
+    to_proxies = functional.linear(unit, proxies)
+    cosines = to_proxies.view(len(z), -1, count)
     shares = cosines.softmax(dim=2)
-    return sigma * (shares * cosines).sum(dim=2)
+    similarity = (shares * cosines).sum(dim=2)
+    return sigma * similarity
 
 
 def nca(scores: Tensor, labels: Tensor) -> Tensor:
@@ -166,8 +170,8 @@ def nca(scores: Tensor, labels: Tensor) -> Tensor:
     largest = scores.max(dim=1, keepdim=True).values
     scores = scores - largest
     is_label = functional.one_hot(labels, scores.shape[1]).bool()
-    others = scores.masked_fill(is_label, 0.0).exp().sum(dim=1)
-    differences = others.log() - scores[is_label]
+    of_others = scores.masked_fill(is_label, 0.0)
+    differences = of_others.logsumexp(dim=1) - scores[is_label]
     return differences.clamp_min(0).mean()
 
 
@@ -221,8 +225,9 @@ def balanced_distillation(
         weights: (C,) weights of classes.
         temperature: T.
     """
-    soft = (teacher / temperature).softmax(dim=1) * weights
-    target = soft / soft.sum(dim=1, keepdim=True)
+    softened = teacher / temperature
+    weighted = softened.softmax(dim=1) * weights
+    target = weighted / weighted.sum(dim=1, keepdim=True)
     return _soft_cross_entropy(scores, target, temperature)
 
 
@@ -245,7 +250,8 @@ def info_nce(a: Tensor, b: Tensor, temperature: float = 0.2) -> Tensor:
     b = functional.normalize(b, dim=1)
     logits = a @ b.T / temperature
     contrasts = logits.fill_diagonal_(-torch.inf)
-    positive = torch.arange(len(a), device=a.device).roll(len(a) // 2)
+    rows = torch.arange(len(a), device=a.device)
+    positive = rows.roll(len(a) // 2)
     return functional.cross_entropy(contrasts, positive)
 
 
@@ -259,9 +265,12 @@ def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor
         merged: (n, new) scores from the merged features; nothing flows back into them.
         temperature: T.
     """
-    soft = (merged.detach() / temperature).softmax(dim=1)
-    log_probabilities = (scores / temperature).log_softmax(dim=1)
-    return functional.kl_div(log_probabilities, soft, reduction="none").sum(dim=1)
+    softened = scores / temperature
+    log_probabilities = softened.log_softmax(dim=1)
+    guide = merged.detach() / temperature
+    target = guide.softmax(dim=1)
+    divergence = functional.kl_div(log_probabilities, target, reduction="none")
+    return divergence.sum(dim=1)
 
 
 # ---------------------------------------------------------------------- CREATE
@@ -278,9 +287,11 @@ def relative_margin(scores: Tensor) -> Tensor:
     Returns:
         (n,) from 0 to 1; small for a sample that is confused between two classes.
     """
-    best = scores.detach().sort(dim=1, descending=True).values
-    span = best[:, 0] - best[:, -1]
-    return (best[:, 0] - best[:, 1]) / (span + 1e-8)
+    ranked = scores.detach().sort(dim=1, descending=True).values
+    best = ranked[:, 0]
+    margin = best - ranked[:, 1]
+    span = best - ranked[:, -1]
+    return margin / (span + 1e-8)
 
 
 def margin_weights(scores: Tensor, alpha: float = 4.0) -> Tensor:
@@ -324,9 +335,10 @@ def separation(
     exponentials = dots.exp() * other
     normaliser = exponentials.sum(dim=1, keepdim=True)
     log_probability = dots - normaliser.log()
-    positive = (labels[:, None] == labels) & other
+    same_class = labels[:, None] == labels
+    positive = same_class & other
     positives = positive.sum(dim=1).clamp_min(1)
-    mean = (positive * log_probability).sum(dim=1) / positives
+    likelihood = (positive * log_probability).sum(dim=1) / positives
     scale = temperature / base_temperature
-    loss = (mean * weights).mean()
-    return -scale * loss / classes
+    weighted = (likelihood * weights).mean()
+    return -scale * weighted / classes

@@ -51,10 +51,11 @@ class MergeAttention(nn.Module):
         keys = torch.cat([s @ w.key_specific, a @ w.key_agnostic], dim=1)
         values = torch.cat([s @ w.value_specific, a @ w.value_agnostic], dim=1)
         query = self._by_head(s @ w.query)
-        merged = functional.scaled_dot_product_attention(
-            query, self._by_head(keys), self._by_head(values)
-        )
-        return merged.transpose(1, 2).flatten(2).mean(dim=1)
+        key = self._by_head(keys)
+        value = self._by_head(values)
+        merged = functional.scaled_dot_product_attention(query, key, value)
+        positions = merged.transpose(1, 2).flatten(2)
+        return positions.mean(dim=1)
 
     def _by_head(self, x: Tensor) -> Tensor:
         """Return (n, heads, positions, d / heads) parts of (n, positions, d)."""

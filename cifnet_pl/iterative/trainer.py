@@ -386,7 +386,8 @@ class IterativeModule(TaskModule):
             self._learn_from(samples, TUNING_EPOCH, step)
         self.pause()
         for i, candidates in enumerate(self._candidates):
-            z = self.embed(self.decode(candidates.row).to(self.device))
+            images = self.decode(candidates.row)
+            z = self.embed(images.to(self.device))
             self._candidates[i] = candidates._replace(z=z.cpu())
         self._select_exemplars()
 
@@ -407,7 +408,8 @@ class IterativeModule(TaskModule):
         """Scale the weights of new classes to the mean norm of the old ones (WA, eq. 10)."""
         if self.old_classes and self.classifier is not None:
             new = self.n_classes - self.old_classes
-            self.classifier.weight.copy_(align_weights(self.classifier.weight, new))
+            weight = self.classifier.weight
+            weight.copy_(align_weights(weight, new))
 
     def fresh_network(self) -> nn.Module:
         """Return a network as it was before the first task; random weights are drawn anew."""
@@ -443,7 +445,8 @@ class IterativeModule(TaskModule):
         shape = self.data.image_shape(self.backbone.preprocessing)
         images = self.data.source.train
         squares = [images.image(row).square(*shape) for row in rows.tolist()]
-        return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
+        pixels = torch.from_numpy(np.stack(squares))
+        return pixels.permute(0, 3, 1, 2)
 
     @contextmanager
     def seeded(self, *purpose: int) -> Iterator[None]:
@@ -574,8 +577,10 @@ class IterativeModule(TaskModule):
         """Embed images that may become exemplars, in the pass after all steps."""
         self._end_learning()
         if len(batch.label):
-            parts = (self.embed(batch.image), batch.label, batch.key, batch.row)
-            self._candidates.append(Candidates(*(part.cpu() for part in parts)))
+            z = self.embed(batch.image)
+            parts = (z, batch.label, batch.key, batch.row)
+            candidates = Candidates(*(part.cpu() for part in parts))
+            self._candidates.append(candidates)
 
     def _take_step(self, batch: ImageBatch) -> None:
         """Learn from new images and from the exemplars of the next step."""
@@ -603,7 +608,8 @@ class IterativeModule(TaskModule):
             step: gives the epoch, and the share of the phase that is over.
         """
         assert self.descent is not None
-        seed = (self.seed, len(self.learned_tasks), phase, step.epoch)
+        task = len(self.learned_tasks)
+        seed = (self.seed, task, phase, step.epoch)
         batch = StepBatch(*samples, seed, self.augmented)
         self.descent.step(batch, step.progress)
 
@@ -707,7 +713,8 @@ class IterativeModule(TaskModule):
         candidates = Candidates.gather(self._candidates)
         for label in range(self.old_classes, self.n_classes):
             chosen = candidates.select(label, per_class)
-            self.exemplars.add(self.decode(chosen.row), label, chosen.key)
+            images = self.decode(chosen.row)
+            self.exemplars.add(images, label, chosen.key)
 
     # ------------------------------------------------------------------ prediction
 

@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -24,15 +24,14 @@ from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.embedding import check_finite
-from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.testing import try_head
 from cifnet_pl.utilities.errors import (
     CheckpointError,
-    UnsupportedError,
     UsageError,
+    check_embeddings,
     explained,
     explaining_full_memory,
+    prefixed,
 )
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import state_of
@@ -112,19 +111,14 @@ class CIFNetModule(TaskModule):
         self.buffer: CalibrationBuffer | None = None
         if self.head.uses_buffer or self.head.selects_rule or calibrate:
             self.buffer = buffer
-        self.images = ImageHashes()
         self.model = Classifier(
             self.backbone,
             self.head,
             self.buffer,
             calibrated=calibrate,
-            images=self.images,
         )
+        self.images = self.model.images
         self.calibration = self.model.calibration
-        if self.backbone.learnable_patches is None:
-            hooked = cast(Any, self)
-            hooked.register_state_dict_post_hook(_without_backbone)
-            hooked.register_load_state_dict_post_hook(_expecting_no_backbone)
         # The engine of the backbone, once a Trainer is known; to prepare it takes seconds.
         self.engine = ""
         self._ridge_message_shown = False
@@ -141,7 +135,7 @@ class CIFNetModule(TaskModule):
         if self.buffer is not None:
             buffer = self.buffer.settings()
         return {
-            **super().settings(),
+            "module": type(self).__name__,
             "backbone": self._given_weights,
             "head": {"class": import_name(type(self.head)), **self.head.settings()},
             "buffer": buffer,
@@ -157,7 +151,8 @@ class CIFNetModule(TaskModule):
         """
         # Of a run that ended by an error, a GPU may have embedded batches that nobody looked at.
         self._unchecked.clear()
-        self.prepare_model(self.model)
+        images = self.data.describe_images(self.backbone.preprocessing)
+        self.model.prepare(images, str(self.trainer.precision))
         if stage == "fit":
             check_trainer(self.trainer)
             if not self.head.reduces and self.trainer.world_size > 1:
@@ -195,13 +190,12 @@ class CIFNetModule(TaskModule):
         Raises:
             UnsupportedError: it cannot.
         """
-        try:
+        stream = type(self.data.kind).__name__
+        name = type(self.head).__name__
+        with prefixed(
+            f"with --data.stream {stream} classes return with new samples, which {name} cannot add"
+        ):
             self.head.require("merges_sites")
-        except UnsupportedError as error:
-            raise UnsupportedError(
-                f"with --data.stream {type(self.data.kind).__name__} classes return with new"
-                f" samples, which {type(self.head).__name__} cannot add: {error}; RidgeHead can"
-            ) from error
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Begin the task in the model: its new classes, and those that return."""
@@ -286,18 +280,15 @@ class CIFNetModule(TaskModule):
             if isinstance(batch, ImageBatch):
                 source = self.data.source
                 names = (source.train if learned else source.val).names
-                check_finite(z, partial(_image_name, names, batch.row))
+                check_embeddings(z, z.shape[1], partial(_image_name, names, batch.row))
                 self.data.remember(batch, z)
+            if learned and self._earlier_head is not None:
+                # Prequential: the samples are predicted before they are learned.
+                correct = self._earlier_head.predict(z) == batch.label
+                self._predicted_before.correct += int(correct.sum())
+                self._predicted_before.samples += len(z)
             if learned:
-                self._predict_before(z, batch.label)
                 self.model.observe(z, batch.label, batch.key)
-
-    def _predict_before(self, z: Tensor, labels: Tensor) -> None:
-        """Count what the head of before the task predicts, where classes return."""
-        if self._earlier_head is not None:
-            correct = self._earlier_head.predict(z) == labels
-            self._predicted_before.correct += int(correct.sum())
-            self._predicted_before.samples += len(z)
 
     # ------------------------------------------------------------------ prediction
 
@@ -322,7 +313,7 @@ class CIFNetModule(TaskModule):
         return {
             "engine": self.engine,
             "head_settings": self.head.settings(),
-            "learned_images": sum(self.model.counts.values()),
+            "learned_images": sum(self.head.class_counts().values()),
             "buffer_settings": buffer,
             "decision_rule": self.head.decision_rule,
             "groups": self.calibration.estimate_kind,
@@ -332,9 +323,15 @@ class CIFNetModule(TaskModule):
     # ------------------------------------------------------------------ checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the model's description, as a bundle has it."""
+        """Add the model's description, as a bundle has it.
+
+        A fixed backbone is left out: its hash stands in the description.
+        """
         super().on_save_checkpoint(checkpoint)
         checkpoint["cifnet"]["model"] = self.model.describe()
+        if not self.backbone.weights_in_model:
+            for name in self.backbone.state_dict(prefix="backbone."):
+                del checkpoint["state_dict"][name]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint belongs to this module, and take over the model's description.
@@ -345,6 +342,9 @@ class CIFNetModule(TaskModule):
             self.head.prepare_for_state(state_of(checkpoint["state_dict"], "head."))
         super().on_load_checkpoint(checkpoint)
         about = parse(Description, checkpoint["cifnet"].get("model"), "the checkpoint")
+        if not self.backbone.weights_in_model:
+            fixed = self.backbone.state_dict(prefix="backbone.")
+            checkpoint["state_dict"].update(fixed)
         self.model.class_names = list(self.class_names)
         self.model.engines = list(about.engines)
         self.model.history = list(about.history)
@@ -359,22 +359,6 @@ class CIFNetModule(TaskModule):
         """
         with explained(CheckpointError, "the checkpoint does not fit the head"):
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
-
-
-def _without_backbone(
-    module: CIFNetModule, state: dict[str, Any], prefix: str, metadata: Any
-) -> None:
-    """Leave a fixed backbone out of a state; a checkpoint stores its hash instead."""
-    for name in list(state):
-        if name.startswith(f"{prefix}backbone."):
-            del state[name]
-
-
-def _expecting_no_backbone(module: CIFNetModule, found: Any) -> None:
-    """Accept a state without the fixed backbone."""
-    found.missing_keys[:] = [
-        name for name in found.missing_keys if not name.startswith("backbone.")
-    ]
 
 
 def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
@@ -395,16 +379,12 @@ def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
     made = head
     if not isinstance(made, Head):
         made = made(backbone.features)
-    name = type(made).__name__
-    if made.in_features != backbone.features:
+    if made.in_features != backbone.features or made.classes:
+        name = type(made).__name__
         raise UsageError(
-            f"{name} is for embeddings of width {made.in_features}, but those of backbone"
-            f" {backbone.name} have width {backbone.features}: give"
-            f" head={name}({backbone.features}), or head={name} without a width"
-        )
-    if made.classes:
-        raise UsageError(
-            f"{name} has learned {len(made.classes)} classes already: give a new head"
+            f"{name} is for embeddings of width {made.in_features} and knows"
+            f" {len(made.classes)} classes: give a new one of the backbone's width"
+            f" {backbone.features}, head={name}({backbone.features}), or head={name} alone"
         )
     part = import_name(type(made))
     if names_import(part):

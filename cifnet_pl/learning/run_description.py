@@ -29,6 +29,7 @@ from cifnet_pl.utilities.plugins import (
     import_name,
     names_import,
 )
+from cifnet_pl.utilities.text import number_of
 from cifnet_pl.utilities.version import __version__
 
 PACKAGES = ("torch", "torchvision", "lightning", "codecarbon")
@@ -50,10 +51,6 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
     # Not the module's own device: at the end Lightning has moved the module back to the CPU.
     device = module.trainer.strategy.root_device
     components = module.state_elements()
-    if device.type == "cuda":
-        device_name = torch.cuda.get_device_name(device)
-    else:
-        device_name = platform.machine()
     parameters = module.backbone.parameters_count
     method = module.method
     versions = {"python": platform.python_version(), "cifnet_pl": __version__}
@@ -81,7 +78,6 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         "data_fingerprint": fingerprint(data.source),
         "versions": versions,
         "git_commit": package_commit(),
-        "device": device_name,
         **machine(device),
         "processes": module.trainer.world_size,
     }
@@ -115,18 +111,20 @@ def machine(device: torch.device) -> dict[str, Any]:
         device: of the run.
 
     Returns:
-        ``machine`` (a line for people), ``processor``, ``gpu`` (None without one), ``cores`` that
-        this process may use, and ``threads`` of torch.
+        ``device``, ``machine`` (a line for people), ``processor``, ``gpu`` (None without one),
+        ``cores`` that this process may use, and ``threads`` of torch.
     """
     name = processor()
     cores = usable_cores()
+    kind = platform.machine()
+    line = f"{name}, {number_of(cores, 'core')}"
+    gpu = None
     if device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
+        kind = gpu
         line = gpu
-    else:
-        gpu = None
-        line = f"{name}, {cores} core{'s' if cores > 1 else ''}"
     return {
+        "device": kind,
         "machine": line,
         "processor": name,
         "gpu": gpu,

@@ -225,38 +225,40 @@ class RunRecord:
             description: what the record does not know (head, seed, …).
         """
         last = self.rows[-1]
-        columns: dict[str, list[float] | None] = {}
+        columns: dict[str, list[float]] = {}
+        sums: dict[str, float] = {}
         for name in (*TRAJECTORIES, *SUMMED_COLUMNS):
             values = [getattr(row, name) for row in self.rows]
-            columns[name] = None if None in values else values
-        sums: dict[str, float | None] = {}
-        for name in SUMMED_COLUMNS:
-            column = columns[name]
-            sums[name] = None if column is None else sum(column)
-        energy = sums["energy_kwh"]
+            if None not in values:
+                columns[name] = values
+                sums[name] = sum(values)
+        energy = sums.get("energy_kwh")
         components: dict[str, float] = {}
         per_kwh = None
         if energy is not None:
             components = self.energy
         if energy and last.A_k is not None:
             per_kwh = last.A_k / energy
+        forward_transfer = None
+        if self.prequential:
+            forward_transfer = self.forward_transfer()
         return {
             "A_K": last.A_k,
             "A_bar": average_accuracy(self.trajectory),
             "A_k": self.trajectory,
-            **{name: columns[name] for name in TRAJECTORIES},
+            **{name: columns.get(name) for name in TRAJECTORIES},
             "forgetting": forgetting(self.matrix),
             "bwt": backward_transfer(self.matrix),
             "max_drop": max_drop(self.trajectory),
             **{name: getattr(last, name) for name in LAST_TASK_COLUMNS},
-            **{name: sums[name] for name in SUMMED_COLUMNS},
+            **{name: sums.get(name) for name in SUMMED_COLUMNS},
             "energy_cpu_kwh": components.get("cpu"),
             "energy_gpu_kwh": components.get("gpu"),
             "energy_ram_kwh": components.get("ram"),
             "energy_counts_other_processes": self.energy_counts_other_processes,
             "co2_kg": components.get("co2_kg"),
             "A_K_per_kwh": per_kwh,
-            "forward_transfer": self.forward_transfer(),
+            "forward_transfer": forward_transfer,
             "n_tasks": len(self.rows),
             "n_classes": last.classes_seen,
             **description,
@@ -287,16 +289,16 @@ class RunRecord:
             folder: of the run.
             tasks: class names of each task.
         """
-        numbers = range(1, len(self.rows) + 1)
-        matrix = [[k, *row] for k, row in enumerate(self.matrix, 1)]
+        columns = [column.name for column in fields(TaskRow)]
+        rows = [list(vars(row).values()) for row in self.rows]
+        header = ["task"]
+        matrix: list[list[Any]] = []
+        for k, accuracies in enumerate(self.matrix, 1):
+            header.append(f"task_{k}")
+            matrix.append([k, *accuracies])
         tables = {
-            "tasks.csv": Table(
-                [column.name for column in fields(TaskRow)],
-                [list(vars(row).values()) for row in self.rows],
-            ),
-            "accuracy_matrix.csv": Table(
-                ["task", *(f"task_{j}" for j in numbers)], matrix
-            ),
+            "tasks.csv": Table(columns, rows),
+            "accuracy_matrix.csv": Table(header, matrix),
             "class_accuracy.csv": self._class_accuracy(tasks),
         }
         if self.prequential:
@@ -315,7 +317,14 @@ class RunRecord:
         rows: list[list[Any]] = []
         for task, names in enumerate(tasks, 1):
             for name in names:
-                rows.append([name, task, *self._of_class(len(rows))])
+                label = len(rows)
+                row = [name, task, int(self.class_counts[-1][1, label])]
+                for counts in self.class_counts:
+                    accuracy = None
+                    if label < counts.shape[1]:
+                        accuracy = percent(*counts[:, label].tolist())
+                    row.append(accuracy)
+                rows.append(row)
         return Table(header, rows)
 
     def _prequential_table(self) -> Table:
@@ -329,14 +338,3 @@ class RunRecord:
             accuracy = percent(row.correct, row.samples)
             rows.append([row.task, row.samples, accuracy, percent(correct, samples)])
         return Table(["task", "samples", "accuracy", "accuracy_so_far"], rows)
-
-    def _of_class(self, label: int) -> list[float | None]:
-        """Return the test images of a class, and its accuracy after each task it was known."""
-        cells: list[float | None] = [int(self.class_counts[-1][1, label])]
-        for counts in self.class_counts:
-            accuracy = None
-            if label < counts.shape[1]:
-                correct, images = counts[:, label].tolist()
-                accuracy = percent(correct, images)
-            cells.append(accuracy)
-        return cells

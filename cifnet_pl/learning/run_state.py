@@ -63,6 +63,47 @@ class RunState(StoredRecord):
             )
         return record
 
+    def check_images(self, images: Mapping[str, Any]) -> None:
+        """Compare how images are prepared and held out; raise CheckpointError if they differ."""
+        stored = self.images.model_dump()
+        require_same(_image_options(images), _image_options(stored))
+
+    def resume(self, checkpoint: Mapping[str, Any], precision: str) -> None:
+        """Set Lightning's counters to the end of the last finished task.
+
+        So the open task begins anew. Otherwise its counters, which depend on the hook that wrote
+        the checkpoint, would skip its hooks and its first batches.
+
+        Args:
+            checkpoint: it is changed in place.
+            precision: of the Trainer.
+
+        Raises:
+            CheckpointError: of another precision, with weights only, or damaged.
+        """
+        require_same({"precision": precision}, {"precision": self.precision})
+        message = (
+            "the checkpoint holds weights only, or is damaged: a run can be evaluated with it, but"
+            " cannot go on"
+        )
+        tasks = len(self.task_sizes) - self.under_way
+        with explained(CheckpointError, message):
+            if not checkpoint.keys() >= {
+                "callbacks",
+                "optimizer_states",
+                "lr_schedulers",
+            }:
+                raise KeyError("saved with weights_only")
+            fit_loop = checkpoint["loops"]["fit_loop"]
+            finished = dict.fromkeys(
+                ("ready", "started", "processed", "completed"), tasks
+            )
+            fit_loop["epoch_progress"]["current"].update(finished)
+            fit_loop["epoch_progress"]["total"].update(finished)
+            batches = fit_loop["epoch_loop.batch_progress"]
+            batches["current"].update(dict.fromkeys(batches["current"], 0))
+            batches["is_last_batch"] = False
+
     def check_complete(self, resumes: bool) -> None:
         """Check that the run can be evaluated with the checkpoint, or go on from it.
 
@@ -106,35 +147,6 @@ def read_run_state(checkpoint: Mapping[str, Any]) -> RunState:
     return state
 
 
-def rewind_to_task_start(checkpoint: Mapping[str, Any], tasks: int) -> None:
-    """Set Lightning's counters to the end of the last finished task.
-
-    So the open task begins anew. Otherwise its counters, which depend on the hook that wrote the
-    checkpoint, would skip its hooks and its first batches.
-
-    Args:
-        checkpoint: it is changed in place.
-        tasks: number of tasks that are finished.
-
-    Raises:
-        CheckpointError: it holds weights only, or is damaged.
-    """
-    message = (
-        "the checkpoint holds weights only, or is damaged: a run can be evaluated with it, but"
-        " cannot go on"
-    )
-    with explained(CheckpointError, message):
-        if not checkpoint.keys() >= {"callbacks", "optimizer_states", "lr_schedulers"}:
-            raise KeyError("saved with weights_only")
-        fit_loop = checkpoint["loops"]["fit_loop"]
-        finished = dict.fromkeys(("ready", "started", "processed", "completed"), tasks)
-        fit_loop["epoch_progress"]["current"].update(finished)
-        fit_loop["epoch_progress"]["total"].update(finished)
-        batches = fit_loop["epoch_loop.batch_progress"]
-        batches["current"].update(dict.fromkeys(batches["current"], 0))
-        batches["is_last_batch"] = False
-
-
 def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Compare settings with those in a checkpoint.
 
@@ -151,7 +163,7 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None
             )
 
 
-def image_options(images: Mapping[str, Any]) -> dict[str, Any]:
+def _image_options(images: Mapping[str, Any]) -> dict[str, Any]:
     """Return how images are prepared and held out, by the names of the data module's options.
 
     Args:

@@ -119,14 +119,12 @@ def check_trainer(trainer: Trainer) -> None:
             together, or it would learn from no batch or evaluate none.
     """
     check_precision(str(trainer.precision))
-    if trainer.limit_train_batches == 0:
-        raise UsageError(
-            "limit_train_batches is 0, so that nothing is learned: leave it out, or give 1 or more"
-        )
-    if trainer.limit_val_batches == 0:
-        raise UsageError(
-            "limit_val_batches is 0, so that nothing is evaluated: leave it out, or give 1 or more"
-        )
+    for name in ("limit_train_batches", "limit_val_batches"):
+        if getattr(trainer, name) == 0:
+            raise UsageError(
+                f"{name} is 0, so that nothing is learned or nothing is evaluated: leave it out, or"
+                " give 1 or more"
+            )
     if trainer.val_check_interval not in (None, 1.0):
         raise UsageError(
             f"val_check_interval is {trainer.val_check_interval}, but each task is evaluated once"
@@ -192,18 +190,15 @@ def take_tasks_as_epochs(trainer: Trainer, tasks: int, finished: int) -> None:
     trainer.check_val_every_n_epoch = sys.maxsize
 
 
-def count_task(trainer: Trainer) -> None:
-    """Count a task as one optimizer step: else ``global_step`` stays 0.
+def evaluate_task(trainer: Trainer) -> None:
+    """Run Lightning's own validation loop inside training, as Lightning runs it in mid-epoch.
 
-    Lightning's ModelCheckpoint would then save nothing.
+    The task counts as one optimizer step before: else ``global_step`` would stay 0, and Lightning's
+    ModelCheckpoint save nothing.
     """
     progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
     progress.increment_ready()
     progress.increment_completed()
-
-
-def evaluate_task(trainer: Trainer) -> None:
-    """Run Lightning's own validation loop inside training, as Lightning runs it in mid-epoch."""
     trainer.validating = True
     trainer.fit_loop.epoch_loop.val_loop.run()
     trainer.training = True

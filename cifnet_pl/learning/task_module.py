@@ -17,15 +17,9 @@ from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.run_record import RunRecord
-from cifnet_pl.learning.run_state import (
-    image_options,
-    read_run_state,
-    require_same,
-    rewind_to_task_start,
-)
-from cifnet_pl.learning.strategy import count_task, evaluate_task, take_tasks_as_epochs
+from cifnet_pl.learning.run_state import read_run_state, require_same
+from cifnet_pl.learning.strategy import evaluate_task, take_tasks_as_epochs
 from cifnet_pl.model.bundle import FORMAT
-from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.task_evaluation import TaskEvaluation
 from cifnet_pl.utilities.errors import UsageError, explaining_full_memory
 from cifnet_pl.utilities.files import of_all_processes
@@ -43,16 +37,13 @@ class TaskModule(LightningModule):
         backbone: set by subclasses; says how the data module must prepare images.
         epochs: passes over a task's images that learn from them.
         any_batch_size: whether the result is the same for batches of any size.
-        can_resume_inside_task: whether a checkpoint inside a task can be resumed there.
-        classifiers: names of the module's classifiers, where it has several and all are evaluated.
-        by_classifier: their probabilities of the last evaluation batch, by name.
-        learned_tasks: class names of each task begun, in order.
-        evaluation: result of the last evaluation.
-        record: what was measured after each task.
+        can_resume_inside_task: whether a run can go on inside a task.
+        classifiers: names of the module's classifiers, where all of several are evaluated;
+            ``by_classifier`` has their probabilities of the last evaluation batch.
+        learned_tasks, record: class names and measurements of each task, in order.
         method: the class that learns and names the method: the module's own, or a head's.
         element_bytes, buffer_bytes: size of a value of :meth:`state_elements`, and of the buffer.
         preparation_seconds: time before the first task that counts as part of it.
-        cached_embeddings: number of the task's embeddings that were read, not computed.
     """
 
     title: ClassVar[str] = ""
@@ -73,7 +64,7 @@ class TaskModule(LightningModule):
         self.element_bytes = 4
         self.buffer_bytes = 4
         self.preparation_seconds = 0.0
-        self.cached_embeddings = 0
+        self.cached_embeddings = 0  # of the task: read from the cache, not computed
         self._task_start: float | None = None  # None between tasks
         self._seconds: dict[str, float] = {}
         self._under_way = False
@@ -82,23 +73,11 @@ class TaskModule(LightningModule):
     # ------------------------------------------------------------------ for subclasses to override
 
     def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """Return the order in which the images of a task are learned, one array per pass.
-
-        It is called more than once for a task, also before ``begin_task``.
-
-        Args:
-            rows: (n,) positions of the task's training images.
-            task: number of the task, from 0.
-        """
+        """Return the orders in which a task's images ``rows`` are learned, one for each pass."""
         return [rows]
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
-        """Prepare for the classes of a new task.
-
-        Args:
-            names: their names.
-            labels: their labels.
-        """
+        """Prepare for the classes of a new task: their names and labels."""
 
     def end_pass(self) -> None:
         """Complete what waits for the device once all batches of a loop have been seen."""
@@ -115,11 +94,7 @@ class TaskModule(LightningModule):
         return False
 
     def check_returning(self) -> None:
-        """Check that this module can learn more samples of the classes of earlier tasks.
-
-        Raises:
-            UsageError: it cannot.
-        """
+        """Raise UsageError unless more samples of the classes of earlier tasks can be learned."""
         raise UsageError(
             f"{type(self).__name__} learns each class in one task, but with --data.stream"
             f" {type(self.data.kind).__name__} classes return: leave that out, or choose"
@@ -142,8 +117,6 @@ class TaskModule(LightningModule):
         """Count the values that are kept between tasks, by component."""
         return {"parameters": sum(p.numel() for p in self.parameters())}
 
-    # ------------------------------------------------------------------ what is known
-
     @property
     def data(self) -> CIFNetDataModule:
         """The data module of the Trainer."""
@@ -165,18 +138,6 @@ class TaskModule(LightningModule):
         if self.trainer.world_size == 1:
             return None
         return partial(self.trainer.strategy.reduce, reduce_op="sum")
-
-    def prepare_model(self, model: Classifier) -> None:
-        """Tell a model how this run prepares images, and in which precision it embeds them."""
-        images = self.data.describe_images(self.backbone.preprocessing)
-        model.image_size = images["image_size"]
-        model.crop_ratio = images["crop_ratio"]
-        model.held_out = None
-        if images["held_out"]:
-            model.held_out = tuple(images["held_out"])
-        model.precision = str(self.trainer.precision)
-
-    # ------------------------------------------------------------------ tasks
 
     def configure_optimizers(self) -> list[Any]:
         """Return no optimizer: Lightning optimizes nothing here."""
@@ -227,10 +188,7 @@ class TaskModule(LightningModule):
             "solve_seconds": end - start,
         }
         self._task_start = None
-        count_task(self.trainer)
         evaluate_task(self.trainer)
-
-    # ------------------------------------------------------------------ evaluation and record
 
     def on_validation_epoch_start(self) -> None:
         """Start to count over all classes seen."""
@@ -238,20 +196,14 @@ class TaskModule(LightningModule):
             raise UsageError(
                 "nothing is learned yet: give a checkpoint with --ckpt_path"
             )
-        domains = self.data.evaluated
-        self.evaluation = TaskEvaluation(
-            [len(names) for names in self.learned_tasks],
-            None if domains is None else len(domains.categories),
-            self.classifiers,
-            self.device,
-        )
+        domains = None
+        if self.data.evaluated is not None:
+            domains = len(self.data.evaluated.categories)
+        sizes = [len(names) for names in self.learned_tasks]
+        self.evaluation = TaskEvaluation(sizes, domains, self.classifiers, self.device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count a batch.
-
-        Returns:
-            Its probabilities (n, C), which callbacks get as ``outputs``; None if it is empty.
-        """
+        """Count a batch; callbacks get its probabilities (n, C) as ``outputs``, None if empty."""
         if not len(batch.label):
             return None
         assert self.evaluation is not None
@@ -270,25 +222,23 @@ class TaskModule(LightningModule):
         assert self.evaluation is not None
         self.end_pass()
         self.evaluation.finish(self.sum_over_processes)
-        if self.trainer.state.fn == "fit":
-            self._record_task(self.evaluation)
+        if self.trainer.state.fn != "fit":
+            # This is what Trainer.validate returns.
+            figures = self.evaluation.figures()
+            for task, accuracy in enumerate(self.evaluation.task_accuracy, 1):
+                figures[f"A_k{task}"] = accuracy
+            for name, value in figures.items():
+                if value is not None:
+                    self.log(name, value, sync_dist=True)
             return
-        # This is what Trainer.validate returns.
-        figures = self.evaluation.figures()
-        for task, accuracy in enumerate(self.evaluation.task_accuracy, 1):
-            figures[f"A_k{task}"] = accuracy
-        known = {name: value for name, value in figures.items() if value is not None}
-        self.log_dict(known, sync_dist=True)
-
-    def _record_task(self, evaluation: TaskEvaluation) -> None:
-        """Add the last task to the record; callbacks fill in what they have measured."""
         elements = self.state_elements()
         cached = 0
         if self.data.source.train.are_images:
             cached = sum(of_all_processes(self.cached_embeddings))
         loader = self.trainer.train_dataloader
+        # Callbacks fill in what they have measured.
         row = self.record.add(
-            evaluation,
+            self.evaluation,
             **self._seconds,
             state_elements=sum(elements.values()),
             buffer_elements=elements.get("buffer", 0),
@@ -311,28 +261,15 @@ class TaskModule(LightningModule):
     def predict_step(
         self, batch: Batch, batch_idx: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Predict the most probable class of each image.
-
-        Args:
-            batch: n images or embeddings.
-            batch_idx: not used.
-
-        Returns:
-            (n,) int64 rows of the images in their set, (n,) int64 labels, (n,) float64
-            probabilities.
-        """
+        """Return (n,) rows, most probable labels and their probabilities of n images."""
         top = self.probabilities(batch).max(dim=1)
         return batch.row, top.indices, top.values
 
     # ------------------------------------------------------------------ checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what :class:`cifnet_pl.learning.run_state.RunState` reads.
-
-        The seconds that an open task has taken are stored too: they count if the run goes on inside
-        that task, not if the task is learned again from its beginning.
-        """
-        seconds = 0.0
+        """Add what :class:`cifnet_pl.learning.run_state.RunState` reads."""
+        seconds = 0.0  # of an open task: they count if the run goes on inside it
         if self._task_start is not None:
             seconds = time.perf_counter() - self._task_start
         checkpoint["cifnet"] = {
@@ -348,26 +285,16 @@ class TaskModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint belongs to this module, and take over its classes and tasks.
-
-        Raises:
-            CheckpointError: another format, module, backbone, head or buffer than this run's; a
-                damaged one; one that holds weights only, or was written while a task was being
-                solved, where a run is to go on.
-        """
+        """Take over classes, tasks and record; CheckpointError if they do not fit this run."""
         state = read_run_state(checkpoint)
         require_same(self.settings(), state.settings)
         self.learned_tasks = state.tasks()
         self._under_way = state.under_way
-        if self._trainer is None:
-            state.check_complete(resumes=False)
-            return
-        images = self.data.describe_images(self.backbone.preprocessing)
-        require_same(image_options(images), image_options(state.images.model_dump()))
-        resumes = self.trainer.state.fn == "fit"
+        resumes = False
+        if self._trainer is not None:
+            state.check_images(self.data.describe_images(self.backbone.preprocessing))
+            resumes = self.trainer.state.fn == "fit"
         state.check_complete(resumes)
         if resumes:
             self.record = state.measurements()
-            precision = str(self.trainer.precision)
-            require_same({"precision": precision}, {"precision": state.precision})
-            rewind_to_task_start(checkpoint, self.tasks_finished)
+            state.resume(checkpoint, str(self.trainer.precision))

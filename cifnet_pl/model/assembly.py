@@ -112,32 +112,22 @@ def _check_weights(backbone: Backbone, record: BackboneRecord, where: str) -> No
 
 
 def _empty_head(record: Mapping[str, Any], where: str) -> Head:
-    """Return an empty head of the settings that a file holds."""
+    """Return an empty head of the settings that a file holds, of this package or a trusted one."""
     settings = dict(record)
-    kind = _head_class(settings.pop("class", None), where)
+    name = str(settings.pop("class", None))
+    if name not in HEADS and not names_import(name):
+        unknown = unknown_name("head", printable(name), HEADS)
+        raise CheckpointError(f"{where}: head.class: {unknown}")
     refused = f"{where}: the settings of head are refused"
     with explained(CheckpointError, refused), prefixed(refused, CheckpointError):
+        kind = HEADS.get(name) or import_object(name)
+        if not issubclass(kind, Head):
+            raise TypeError(f"{name} is no subclass of cifnet_pl.heads.Head")
         return kind.from_settings(settings)
 
 
-def _head_class(name: Any, where: str) -> type[Head]:
-    """Return the class of a head of this package, or of a trusted one from outside."""
-    if isinstance(name, str) and name in HEADS:
-        return HEADS[name]
-    if not isinstance(name, str) or not names_import(name):
-        unknown = unknown_name("head", printable(str(name)), HEADS)
-        raise CheckpointError(f"{where}: head.class: {unknown}")
-    with prefixed(where, CheckpointError):
-        kind = import_object(name)
-    if not isinstance(kind, type) or not issubclass(kind, Head):
-        raise CheckpointError(
-            f"{where}: {name} is no head, expected a subclass of cifnet_pl.heads.Head"
-        )
-    return kind
-
-
 def _fill(model: Classifier, stored: StoredModel, solved: bool) -> None:
-    """Load the tensors of a file into a model, and check that they go together.
+    """Load the tensors of a file into a model, and check that it can be used.
 
     Raises:
         CheckpointError, or any other error of what does not fit.
@@ -152,27 +142,9 @@ def _fill(model: Classifier, stored: StoredModel, solved: bool) -> None:
         raise CheckpointError(
             "it was stored in the middle of a task: go on with that run, then store it"
         )
-    if not _sizes_agree(model):
-        raise CheckpointError("its tensors do not go together")
+    if len(model.class_names) != len(head.classes):
+        raise CheckpointError("its classes do not agree")
     if solved:
         probabilities = head.probabilities(torch.zeros(1, model.backbone.features))
         if not probabilities.isfinite().all():
             raise CheckpointError("its head does not give finite probabilities")
-
-
-def _sizes_agree(model: Classifier) -> bool:
-    """Return whether classes, samples and image hashes have as many entries as they must."""
-    classes = len(model.class_names)
-    images = model.images
-    sizes = [
-        (len(set(model.head.classes)), classes),
-        (len(model.head.class_counts()), classes),
-        (len(images.labels), len(images.counts)),
-        (len(images.content), int(images.counts.sum())),
-        (len(model.calibration.given), len(model.calibration.given_key)),
-    ]
-    for samples in (model.buffer, model.calibration):
-        if samples is not None:
-            sizes.append((len(samples.z), len(samples.y)))
-            sizes.append((len(samples.key), len(samples.y)))
-    return all(size == expected for size, expected in sizes)

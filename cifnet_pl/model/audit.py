@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -43,28 +44,30 @@ def fitted_head(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
     """
     head = RidgeHead(z.shape[1])
     head.begin_task(range(classes))
-    for rows in pieces(np.arange(len(labels)), EMBEDDED_BATCH):
-        head.observe(torch.from_numpy(z[rows]), torch.from_numpy(labels[rows]))
+    every_row = np.arange(len(labels))
+    for rows in pieces(every_row, EMBEDDED_BATCH):
+        embeddings = torch.from_numpy(z[rows])
+        y = torch.from_numpy(labels[rows])
+        head.observe(embeddings, y)
     head.solve()
     return head
 
 
 def gain_of_ten_more(
-    z: np.ndarray, labels: np.ndarray, classes: int
+    head: RidgeHead, z: np.ndarray, labels: np.ndarray
 ) -> Interval | None:
     """Estimate how many points ten more images of each class would bring on new groups.
 
     It is what a served model of the same images says of itself.
 
     Args:
+        head: it has learned all rows; it is calibrated anew.
         z: (n, d) embeddings.
-        labels: (n,) int64 in 0 … ``classes`` − 1.
-        classes: number of classes.
+        labels: (n,) int64.
 
     Returns:
         95 % interval; None with too few images to say.
     """
-    head = fitted_head(z, labels, classes)
     y = torch.from_numpy(labels)
     stored = BufferSamples(torch.from_numpy(z), y, torch.arange(len(y)))
     calibration = Calibration()
@@ -85,12 +88,6 @@ def left_out_scores(
     """
     y = torch.from_numpy(labels)
     return head.leave_one_out(torch.from_numpy(z), y, torch.from_numpy(groups))
-
-
-def rows_of_classes(labels: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the rows of each class that has any."""
-    for label in np.unique(labels):
-        yield np.flatnonzero(labels == label)
 
 
 class NearDuplicates(NamedTuple):
@@ -116,17 +113,19 @@ def find_near_duplicates(z: np.ndarray, labels: np.ndarray) -> NearDuplicates:
         labels: (n,) int64.
     """
     y = torch.from_numpy(labels)
-    similar = near_duplicates(torch.from_numpy(z), y)
-    class_size = y.bincount()[y]
-    group_size = similar.bincount()[similar]
-    judged = (class_size > 1) & (group_size < class_size)
+    similar = near_duplicates(torch.from_numpy(z), y).numpy()
+    class_sizes = np.bincount(labels)
+    class_size = class_sizes[labels]
+    group_sizes = np.bincount(similar)
+    group_size = group_sizes[similar]
     # Without more than half of a class little would be known of it: its images stand alone.
-    too_large = 2 * group_size > class_size
-    alone = len(y) + torch.arange(len(y))
-    together = torch.where(too_large, alone, similar)
-    groups = torch.unique(together, return_inverse=True)[1]
-    duplicated = group_size > 1
-    return NearDuplicates(groups.numpy(), duplicated.numpy(), judged.numpy())
+    is_too_large = 2 * group_size > class_size
+    alone = len(labels) + np.arange(len(labels))
+    together = np.where(is_too_large, alone, similar)
+    _, groups = np.unique(together, return_inverse=True)
+    has_others = group_size < class_size
+    judged = (class_size > 1) & has_others
+    return NearDuplicates(groups, group_size > 1, judged)
 
 
 @dataclass(frozen=True)
@@ -142,6 +141,7 @@ class Audit:
             that cannot be judged.
         duplicated: (n,) bool, whether the image has a near-duplicate in its class.
         judged: (n,) bool, whether the image can be judged, see :class:`NearDuplicates`.
+        head: that has learned all images.
     """
 
     evaluation: Evaluation
@@ -149,6 +149,7 @@ class Audit:
     novelty: np.ndarray
     duplicated: np.ndarray
     judged: np.ndarray
+    head: RidgeHead
 
     @property
     def scored(self) -> Evaluation:
@@ -164,11 +165,9 @@ class Audit:
     @property
     def unjudged(self) -> dict[str, int]:
         """Class name → number of its images that cannot be judged, where there are some."""
+        labels = self.evaluation.target[~self.judged].tolist()
         names = self.evaluation.class_names
-        unjudged_labels = self.evaluation.target[~self.judged]
-        labels, counts = np.unique(unjudged_labels, return_counts=True)
-        counted = zip(labels.tolist(), counts.tolist(), strict=True)
-        return {names[label]: count for label, count in counted}
+        return {names[label]: labels.count(label) for label in sorted(set(labels))}
 
     @property
     def accuracy_without_duplicates(self) -> float | None:
@@ -186,8 +185,10 @@ class Audit:
         """
         unlikely = self.self_confidence < 1 - COVERAGE
         confident = self.evaluation.confidence > 0.5
-        rows = np.flatnonzero(self.judged & unlikely & confident)
-        order = np.argsort(self.self_confidence[rows], kind="stable")
+        is_error = self.judged & unlikely & confident
+        rows = np.flatnonzero(is_error)
+        confidence = self.self_confidence[rows]
+        order = np.argsort(confidence, kind="stable")
         return np.asarray(rows[order])
 
     def outliers(self) -> np.ndarray:
@@ -199,8 +200,10 @@ class Audit:
         if not self.judged.any():
             return np.zeros(0, dtype=np.int64)
         lower, upper = np.nanquantile(self.novelty, [0.25, 0.75])
-        rows = np.flatnonzero(self.novelty > upper + 1.5 * (upper - lower))
-        order = np.argsort(-self.novelty[rows], kind="stable")
+        limit = upper + 1.5 * (upper - lower)
+        rows = np.flatnonzero(self.novelty > limit)
+        novelty = self.novelty[rows]
+        order = np.argsort(-novelty, kind="stable")
         return np.asarray(rows[order])
 
 
@@ -244,6 +247,7 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         novelty.masked_fill(~judged, torch.nan).numpy(),
         found.duplicated,
         found.judged,
+        head,
     )
 
 
@@ -298,14 +302,16 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningC
     counts = np.bincount(labels, minlength=classes)
     sizes = _curve_sizes(counts)
     order = np.random.default_rng(0).permutation(len(labels))
-    shuffled = [order[rows] for rows in rows_of_classes(labels[order])]
+    shuffled = pd.Series(labels[order], index=order)
     drawn = []
     measured = counts >= sizes[-1]
     for size in sizes:
-        rows = np.sort(np.concatenate([of_class[:size] for of_class in shuffled]))
+        first = shuffled.groupby(shuffled.to_numpy()).head(size)
+        rows = np.sort(first.index.to_numpy())
         found = find_near_duplicates(z[rows], labels[rows])
         drawn.append((rows, found.groups))
-        measured[labels[rows[~found.judged]]] = False
+        unjudged = rows[~found.judged]
+        measured[labels[unjudged]] = False
     if not measured.any():  # all classes are bursts: a single point
         measured = counts >= sizes[-1]
         sizes = sizes[-1:]
@@ -320,15 +326,13 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningC
 
 def _curve_sizes(counts: np.ndarray) -> list[int]:
     """Return the numbers of images per class of a curve, for classes with (C,) images."""
-    several = counts[counts > 1]  # of a single image nothing can be measured
+    several = np.sort(counts[counts > 1])  # of a single image nothing can be measured
     if not len(several):
         return [1]
-    size = int(np.quantile(several, 0.5, method="lower"))
-    sizes: list[int] = []
-    while size > 1:
-        sizes.insert(0, size)
-        size //= 2
-    return sizes
+    middle = (len(several) - 1) // 2
+    largest = int(several[middle])
+    halvings = range(largest.bit_length() - 2, -1, -1)
+    return [largest >> halving for halving in halvings]
 
 
 def _mean_accuracy(
@@ -344,10 +348,13 @@ def _mean_accuracy(
     """
     classes = len(measured)
     head = fitted_head(z, labels, classes)
-    predicted = left_out_scores(head, z, labels, groups).argmax(dim=1).numpy()
-    correct = np.bincount(labels[predicted == labels], minlength=classes)
+    scores = left_out_scores(head, z, labels, groups)
+    predicted = scores.argmax(dim=1).numpy()
+    is_correct = predicted == labels
+    correct = np.bincount(labels[is_correct], minlength=classes)
     images = np.bincount(labels, minlength=classes)
-    return 100 * float((correct[measured] / images[measured]).mean())
+    shares = correct[measured] / images[measured]
+    return 100 * float(shares.mean())
 
 
 # ---------------------------------------------------------------------- embeddings
@@ -403,33 +410,28 @@ def embeddings_of(
         )
     except CifnetError as error:  # an audit needs no cache
         log.warning("no embeddings are cached: %s", error)
-    z_batches = []
-    label_batches = []
-    hash_batches = []
-    files = []
+    found = []
     for name, samples in (("train", source.train), ("val", source.val)):
         images = LabelledImages(source.class_names, samples)
         cache = None
         if pipeline is not None:
             cache = EmbeddingCache(images.files, images.class_names, pipeline / name)
         for rows, z in _embedded(model, images, cache, unreadable, progress):
-            z_batches.append(z)
-            label_batches.append(images.files.labels[rows])
-            hash_batches.append(images.files.hashes(rows))
-            files += [images.path(row) for row in rows.tolist()]
-    if not files:
+            embedded = pd.DataFrame({"label": images.files.labels[rows]})
+            embedded["hash"] = images.files.hashes(rows)
+            embedded["file"] = [samples.file(row) for row in rows.tolist()]
+            found.append((embedded, z))
+    if not found:
         raise DataError("none of the images can be read: there is nothing to audit")
-    labels = np.concatenate(label_batches)
-    hashes = np.concatenate(hash_batches)
-    repeats = find_repeats(enumerate(hashes.tolist()), labels)
+    table = pd.concat([embedded for embedded, _ in found], ignore_index=True)
+    labels = table["label"].to_numpy()
+    repeats = find_repeats(table["hash"].items(), labels)
     undecided = {}
-    decided = np.ones(len(labels), dtype=bool)
     for row, other in sorted(repeats.undecided.items()):
-        undecided[files[row]] = (int(labels[row]), other)
-        decided[row] = False
-    embeddings = np.concatenate(z_batches)
-    kept_files = [files[row] for row in np.flatnonzero(decided)]
-    return EmbeddedImages(embeddings[decided], labels[decided], kept_files, undecided)
+        undecided[table["file"][row]] = (int(labels[row]), other)
+    decided = ~table.index.isin(list(repeats.undecided))
+    z = np.concatenate([z for _, z in found])[decided]
+    return EmbeddedImages(z, labels[decided], list(table["file"][decided]), undecided)
 
 
 def _embedded(
@@ -444,15 +446,16 @@ def _embedded(
     known = np.zeros(len(rows), dtype=bool)
     if cache is not None:
         known = cache.known(rows)
-    if cache is not None and known.any():
-        yield rows[known], cache.get(rows[known]).numpy()
-    if known.all():
-        return
+        if known.any():
+            yield rows[known], cache.get(rows[known]).numpy()
     missing = rows[~known]
+    if not len(missing):
+        return
     uncached = images.select(~known)
     for batch, z in uncached.embedded(model, "embedding", unreadable, progress):
         embeddings = z.cpu()
         if cache is not None:
             hashes = torch.from_numpy(uncached.files.hashes(batch))
             cache.collect(torch.from_numpy(missing[batch]), hashes, embeddings)
-        yield missing[batch], embeddings.numpy()
+        if len(batch):
+            yield missing[batch], embeddings.numpy()

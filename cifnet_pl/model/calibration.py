@@ -20,7 +20,7 @@ from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.statistics import find_groups
-from cifnet_pl.utilities.growing_tensors import GrowingModule
+from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 from cifnet_pl.utilities.text import number_of
 
 Kind = Literal[
@@ -66,13 +66,13 @@ class Calibration(GrowingModule):
         self.kind: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.accuracy: Tensor = nn.Buffer(-torch.ones(2, dtype=torch.float64))
         self.interval: Tensor = nn.Buffer(-torch.ones(2, 2, dtype=torch.float64))
-        self.z: Tensor = nn.Buffer(torch.zeros(0, 0))
-        self.groups: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.y: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.given_key: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.given: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.chosen: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        self.z = no_rows(torch.float32, 0)
+        self.groups = no_rows(torch.int64)
+        self.y = no_rows(torch.int64)
+        self.key = no_rows(torch.int64)
+        self.given_key = no_rows(torch.int64)
+        self.given = no_rows(torch.int64)
+        self.chosen = no_rows(torch.int64)
 
     @property
     def estimate_kind(self) -> Kind:
@@ -165,7 +165,8 @@ class Calibration(GrowingModule):
         """
         others = ~torch.isin(key, self.chosen)
         classes = torch.unique(y, return_inverse=True)[1]
-        few: Tensor = classes.bincount(others.double()) < MIN_IMAGES_PER_CLASS
+        others_of_class = classes.bincount(others.double())
+        few: Tensor = others_of_class < MIN_IMAGES_PER_CLASS
         return others | few[classes]
 
     # ------------------------------------------------------------------ groups
@@ -187,10 +188,12 @@ class Calibration(GrowingModule):
         self.given = self.given[stored][order]
         if not len(self.given):
             return None
-        place = torch.searchsorted(self.given_key, key).clamp_max(len(self.given) - 1)
-        groups = torch.unique(self.given, return_inverse=True)[1][place]
-        alone = len(self.given) + torch.arange(len(key), device=key.device)
-        return torch.where(self.given_key[place] == key, groups, alone)
+        groups = torch.unique(self.given, return_inverse=True)[1]
+        position = torch.searchsorted(self.given_key, key)
+        place = position.clamp_max(len(groups) - 1)
+        is_given = self.given_key[place] == key
+        alone = len(groups) + torch.arange(len(key), device=key.device)
+        return torch.where(is_given, groups[place], alone)
 
     # ------------------------------------------------------------------ accuracy
 
@@ -403,9 +406,11 @@ def forecast(share: float, groups: int) -> Interval:
     misses = (1 - share) * groups + 0.5
     right = np.arange(groups + 1)
     wrong = groups - right
-    log_ways = -betaln(right + 1, wrong + 1) - math.log(groups + 1)
-    log_share = betaln(right + hits, wrong + misses) - betaln(hits, misses)
-    cumulative = np.exp(log_ways + log_share).cumsum()
+    log_binomial = -betaln(right + 1, wrong + 1) - math.log(groups + 1)
+    log_posterior = betaln(right + hits, wrong + misses)
+    log_prior = betaln(hits, misses)
+    probabilities = np.exp(log_binomial + log_posterior - log_prior)
+    cumulative = probabilities.cumsum()
     low, high = np.searchsorted(cumulative, [0.025, 0.975]).tolist()
     return Interval(100 * low / groups, 100 * high / groups)
 
@@ -437,8 +442,10 @@ def widened(estimate: Estimate | None, loo: Estimate | None) -> Estimate | None:
     """
     if estimate is None or loo is None:
         return estimate
-    accuracy = estimate.accuracy
+    accuracy, interval = estimate
     gap = max(0.0, loo.accuracy - accuracy)
-    low = accuracy - math.hypot(accuracy - estimate.interval.low, gap)
-    high = accuracy + math.hypot(estimate.interval.high - accuracy, gap)
-    return Estimate(accuracy, Interval(max(0.0, low), min(100.0, high)))
+    below = math.hypot(accuracy - interval.low, gap)
+    above = math.hypot(interval.high - accuracy, gap)
+    low = max(0.0, accuracy - below)
+    high = min(100.0, accuracy + above)
+    return Estimate(accuracy, Interval(low, high))

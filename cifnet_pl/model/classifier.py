@@ -6,7 +6,7 @@ It embeds, learns task by task, classifies images, describes and stores itself.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,9 @@ from cifnet_pl.images.reader import (
 )
 from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports, write_bundle
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
-from cifnet_pl.model.embedding import embed_squares
 from cifnet_pl.model.task_learner import ModelLearner
 from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError, check_embeddings, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.plugins import import_name
@@ -100,15 +99,25 @@ class Classifier(ModelLearner):
     history: list[Event] = field(default_factory=list)
     precision: str = FLOAT32
     engines: list[str] = field(default_factory=list)
-    # The predictor of unknown samples, and the state of the model that it is of.
-    _open_set: tuple[tuple[Any, ...], OpenSetPredictor] | None = field(
-        default=None, init=False, repr=False, compare=False
-    )
 
     def __post_init__(self) -> None:
         if not self.image_size:
             self.image_size = self.backbone.preprocessing.image_size
             self.crop_ratio = self.backbone.preprocessing.crop_ratio
+
+    def prepare(self, images: Mapping[str, Any], precision: str) -> None:
+        """Take over how a run prepares images, and in which precision it embeds them.
+
+        Args:
+            images: from ``CIFNetDataModule.describe_images``.
+            precision: of the Trainer.
+        """
+        self.image_size = images["image_size"]
+        self.crop_ratio = images["crop_ratio"]
+        self.held_out = None
+        if images["held_out"]:
+            self.held_out = tuple(images["held_out"])
+        self.precision = precision
 
     # ------------------------------------------------------------------ what is known
 
@@ -133,10 +142,9 @@ class Classifier(ModelLearner):
     @property
     def identity(self) -> str:
         """Hash of class names and tensors, 16 hex digits; later models name it as their parent."""
-        tensors = {}
-        for name, tensor in self.tensors().items():
-            if not name.startswith("images."):
-                tensors[name] = tensor
+        tensors = self.tensors()
+        for name in self.images.state_dict(prefix="images."):
+            del tensors[name]
         return fingerprint(repr(self.class_names), tensors)[:16]
 
     @property
@@ -205,21 +213,18 @@ class Classifier(ModelLearner):
         """Return sentences on decision rule, leave-one-out accuracy and accuracy on new groups."""
         counted = 0
         if self.buffer is not None:
-            counted = int(
-                self.calibration.counted(self.buffer.y, self.buffer.key).sum()
-            )
-        sentences = self.calibration.sentences(
-            sum(self.head.class_counts().values()), counted
-        )
+            is_counted = self.calibration.counted(self.buffer.y, self.buffer.key)
+            counted = int(is_counted.sum())
+        learned = sum(self.head.class_counts().values())
+        sentences = self.calibration.sentences(learned, counted)
         if sentences and self.head.decision_rule is not None:
             sentences.insert(0, f"Decision rule: {self.head.decision_rule}")
         return sentences
 
     def ridge_message(self) -> str | None:
         """Return a message where generalised cross-validation chose the upper edge of its range."""
-        ridges = [
-            choice.ridge for choice in self.head.ridge_choices() if choice.at_limit
-        ]
+        choices = self.head.ridge_choices()
+        ridges = [choice.ridge for choice in choices if choice.at_limit]
         if not ridges:
             return None
         return (
@@ -252,6 +257,7 @@ class Classifier(ModelLearner):
 
     def to(self, device: torch.device | str) -> Classifier:
         """Move everything to a device, in place."""
+        self._predictors.clear()
         self.backbone.to(device)
         for module in self.stored_modules.values():
             module.to(device)
@@ -259,14 +265,8 @@ class Classifier(ModelLearner):
 
     def clone(self) -> Classifier:
         """Return a copy that learns on its own; the frozen backbone is shared."""
-        changes: dict[str, Any] = {}
-        for name, module in self.stored_modules.items():
-            if name != "backbone":
-                changes[name] = copy.deepcopy(module)
-        changes["class_names"] = list(self.class_names)
-        changes["history"] = list(self.history)
-        changes["engines"] = list(self.engines)
-        return replace(self, **changes)
+        shared = {id(self.backbone): self.backbone, id(self._predictors): {}}
+        return copy.deepcopy(self, shared)
 
     def describe(self) -> dict[str, Any]:
         """Return everything but the tensors, as plain numbers, strings, lists and dictionaries."""
@@ -325,8 +325,9 @@ class Classifier(ModelLearner):
         Raises:
             NonFiniteError: an embedding holds NaN or infinity.
         """
-        with autocast(self.device.type, self.precision):
-            return embed_squares(self.backbone, images.to(self.device), name)
+        z = self.embed_unchecked(images)
+        check_embeddings(z, z.shape[1], name)
+        return z
 
     def embed_unchecked(self, images: Tensor) -> Tensor:
         """Embed as :meth:`embed`, but without looking at the embeddings, for which a GPU waits."""
@@ -395,16 +396,14 @@ class Classifier(ModelLearner):
             self.crop_ratio,
             device=self.device.type,
         ):
-            files = [
-                image if isinstance(image, Path) else None for image in batch.readable
-            ]
-            readable = self._predict(self.embed_batch(batch), files, top, predictor)
+            readable = self._predict(self.embed_batch(batch), top, predictor)
             for image, reason in zip(batch.files, batch.unreadable, strict=True):
+                prediction = Prediction(unreadable=reason)
                 if reason is None:
-                    yield next(readable)
-                else:
-                    file = image if isinstance(image, Path) else None
-                    yield Prediction(file=file, unreadable=reason)
+                    prediction = next(readable)
+                if isinstance(image, Path):
+                    prediction = replace(prediction, file=image)
+                yield prediction
 
     def classify_embeddings(
         self,
@@ -434,19 +433,20 @@ class Classifier(ModelLearner):
     ) -> Iterator[Prediction]:
         samples = open_table(file).samples(labels=None)
         for rows in pieces(np.arange(len(samples)), EMBEDDED_BATCH):
-            names = [samples.names[row] for row in rows.tolist()]
-            places = [Path(f"{file}#{name}") for name in names]
             z = samples.get(rows).to(self.device)
-            yield from self._predict(z, places, top, predictor)
+            predictions = self._predict(z, top, predictor)
+            for name, prediction in zip(
+                samples.names_of(rows), predictions, strict=True
+            ):
+                yield replace(prediction, file=Path(f"{file}#{name}"))
 
     def _predict(
         self,
         z: Tensor,
-        files: Sequence[Path | None],
         top: int,
         predictor: OpenSetPredictor,
     ) -> Iterator[Prediction]:
-        """Yield the predictions for embeddings (n, d) of n files."""
+        """Yield the predictions for embeddings (n, d)."""
         probabilities = self.head.probabilities(z)
         best = probabilities.topk(min(top, len(self.class_names)), dim=1)
         decisions = predictor.decisions(z, probabilities)
@@ -454,7 +454,6 @@ class Classifier(ModelLearner):
             columns = best.indices[row].tolist()
             yield Prediction(
                 **vars(decision),
-                file=files[row],
                 classes=tuple(self.class_names[column] for column in columns),
                 probabilities=tuple(best.values[row].tolist()),
             )
@@ -490,25 +489,15 @@ class Classifier(ModelLearner):
             UsageError, UnsupportedError: as for
                 :class:`~cifnet_pl.model.unknowns.OpenSetPredictor`.
         """
-        head = self.head
-        state = (
-            head.revision,
-            None if self.buffer is None else id(self.buffer.y),
-            float(head.temperature),
-            float(head.odds_power),
-            tuple(self.class_names),
-            unknown,
-            coverage,
-        )
-        if self._open_set is None or self._open_set[0] != state:
+        shares = (unknown, coverage)
+        if shares not in self._predictors:
             samples = None
             if unknown is not None or coverage is not None:
                 samples = self.calibration_samples()
-            predictor = OpenSetPredictor(
-                head, self.class_names, samples, unknown, coverage
+            self._predictors[shares] = OpenSetPredictor(
+                self.head, self.class_names, samples, unknown, coverage
             )
-            self._open_set = (state, predictor)
-        return self._open_set[1]
+        return self._predictors[shares]
 
     # ------------------------------------------------------------------ learning
 
@@ -623,6 +612,7 @@ class Classifier(ModelLearner):
                 " already"
             )
         self.class_names[self.head.classes.index(label)] = new
+        self._predictors.clear()
 
     def remove_classes(self, names: Sequence[str]) -> None:
         """Remove classes from the label space and the buffer; their statistics stay.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,7 +54,7 @@ MANY_CLASSES = CellSize(0.18, 9.0, 6.5)
 def png(figure: Figure) -> bytes:
     """Return a figure as a PNG file."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", metadata={"Software": None})
+    figure.savefig(file, format="png", bbox_inches="tight", metadata={"Software": None})
     return file.getvalue()
 
 
@@ -93,27 +92,21 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
         title: title of the figure.
     """
     totals = matrix.sum(axis=1)
-    in_use = totals + matrix.sum(axis=0)
-    tested = np.flatnonzero(in_use)
+    predicted = matrix.sum(axis=0)
+    tested = np.flatnonzero(totals + predicted)
     images = np.maximum(totals, 1)
     shares = matrix / images[:, None]
     if len(tested) > MAX_CONFUSION_CLASSES:
-        rows = shares.sum(axis=1)
-        columns = shares.sum(axis=0)
-        both = columns + rows
+        both = shares.sum(axis=0) + shares.sum(axis=1)
         errors = both - 2 * shares.diagonal()
-        tested_errors = errors[tested]
-        by_errors = np.argsort(-tested_errors, kind="stable")
+        by_errors = np.argsort(-errors[tested], kind="stable")
         worst = by_errors[:MAX_CONFUSION_CLASSES]
         tested = tested[worst]
         title += f" (the {MAX_CONFUSION_CLASSES} classes with most confusions)"
     tested_shares = shares[np.ix_(tested, tested)]
     order = tested[clustered(tested_shares)]
-    labels = []
-    for i in order:
-        labels.append(shortened(names[i], MAX_LABEL_LENGTH))
-    ordered = shares[np.ix_(order, order)]
-    percent = 100 * ordered
+    labels = [shortened(names[i], MAX_LABEL_LENGTH) for i in order]
+    percent = 100 * shares[np.ix_(order, order)]
     fonts = families([title, *names])
     with matplotlib.rc_context({"font.family": fonts}):
         return _draw_matrix(percent, labels, printable(title))
@@ -121,11 +114,12 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
 
 def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figure:
     size = len(labels)
+    cell = MANY_CLASSES
     if size <= MAX_NUMBERED_CLASSES:
         cell = FEW_CLASSES
-    else:
-        cell = MANY_CLASSES
-    figure, axes, colour_axes = _matrix_axes(labels, cell)
+    side = max(1.6, cell.inches * size)
+    figure = Figure(figsize=(side, side), dpi=130)
+    axes = figure.add_axes((0, 0, 1, 1))
     diagonal = np.eye(size, dtype=bool)
     correct = np.where(diagonal, percent, np.nan)
     hidden = diagonal | (percent == 0)
@@ -142,55 +136,24 @@ def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figu
     points = cell.label_points
     axes.set_xticks(range(size), labels, rotation=90, fontsize=points, parse_math=False)
     axes.set_yticks(range(size), labels, fontsize=points, parse_math=False)
-    axes.set_xlabel("predicted class", fontsize=12)
-    axes.set_ylabel("true class", fontsize=12)
-    axes.set_title(title, parse_math=False, fontsize=12)
-    starts = edges[:-1]
-    axes.hlines(starts, -0.5, size - 0.5, color="0.9", linewidth=0.4)
-    axes.vlines(starts, -0.5, size - 0.5, color="0.9", linewidth=0.4)
+    axes.set(xlabel="predicted class", ylabel="true class")
+    axes.set_title(title, parse_math=False)
+    axes.hlines(edges, *across, color="0.9", linewidth=0.4)
+    axes.vlines(edges, *across, color="0.9", linewidth=0.4)
     _write_percentages(axes, percent, cell.number_points)
-    bar = figure.colorbar(
-        mesh, cax=colour_axes, label="errors (% of the class's images)"
+    left = 1 + 0.25 / side
+    width = 0.14 / side
+    height = min(1.0, 4 / side)
+    bottom = (1 - height) / 2
+    colour_axes = axes.inset_axes((left, bottom, width, height))
+    figure.colorbar(
+        mesh,
+        cax=colour_axes,
+        label="errors (% of the class's images)",
+        ticks=[1, 3, 10, 30, 100],
+        format="%d",
     )
-    ticks = [1, 3, 10, 30, 100]
-    bar.set_ticks(ticks, labels=["1", "3", "10", "30", "100"])
     return figure
-
-
-def _label_ems(label: str) -> float:
-    """Return the estimated width of a label in units of its font size."""
-    characters = [
-        unicodedata.east_asian_width(character) in "WF" for character in label
-    ]
-    wide = sum(characters)
-    narrow = len(label) - wide
-    return 1.05 * wide + 0.62 * narrow
-
-
-def _matrix_axes(labels: Sequence[str], cell: CellSize) -> tuple[Figure, Axes, Axes]:
-    """Return a figure, axes for a square matrix, and axes for its colour bar.
-
-    The margins follow from the length of the labels, because matplotlib's own layout takes seconds
-    for a hundred labels.
-    """
-    lengths = [_label_ems(label) for label in labels]
-    longest = max(lengths)
-    label_inches = longest * cell.label_points / 72
-    margin = 0.65 + label_inches
-    cells = cell.inches * len(labels)
-    side = max(1.6, cells)
-    width = margin + side + 1.2
-    height = margin + side + 0.5
-    figure = Figure(figsize=(width, height), dpi=130)
-    place = (margin / width, margin / height, side / width, side / height)
-    axes = figure.add_axes(place)
-    bar_height = min(side, 4.0)
-    left = (margin + side + 0.25) / width
-    below = (side - bar_height) / 2
-    bottom = (margin + below) / height
-    place = (left, bottom, 0.14 / width, bar_height / height)
-    colour_axes = figure.add_axes(place)
-    return figure, axes, colour_axes
 
 
 def _write_percentages(axes: Axes, percent: np.ndarray, points: float) -> None:
@@ -202,10 +165,9 @@ def _write_percentages(axes: Axes, percent: np.ndarray, points: float) -> None:
     for i, j in shown:
         value = percent[i, j]
         # Black can be read on the darkest green, but not on the darkest red.
+        colour = "black"
         if i != j and value > 40:
             colour = "white"
-        else:
-            colour = "black"
         _write_number(axes, j, i, value, colour, points)
 
 
@@ -219,7 +181,9 @@ def _write_number(
 ) -> None:
     """Write a number without decimals in the middle of a cell."""
     text = f"{value:.0f}"
-    axes.text(x, y, text, ha="center", va="center", fontsize=points, color=colour)
+    # Not measured for the layout: there may be thousands, all within the axes.
+    number = axes.text(x, y, text, ha="center", va="center", color=colour)
+    number.set(fontsize=points, in_layout=False)
 
 
 # ---------------------------------------------------------------------- calibration
@@ -234,24 +198,18 @@ def draw_calibration(confidence: np.ndarray, correct: np.ndarray, title: str) ->
         title: title of the figure.
     """
     edges = np.linspace(0, 1, 11)
-    positions = np.digitize(confidence, edges)
-    bins = np.clip(positions - 1, 0, 9)
-    counts = np.bincount(bins, minlength=10)
-    occupied = counts > 0
-    correct_counts = np.bincount(bins, weights=correct, minlength=10)
-    images = counts[occupied]
-    accuracy = correct_counts[occupied] / images
-    left = 100 * edges[:-1]
-    centres = left + 5
+    counts, _ = np.histogram(confidence, edges)
+    confidence_of_correct = confidence[correct]
+    correct_counts, _ = np.histogram(confidence_of_correct, edges)
+    images = np.maximum(counts, 1)
+    accuracy = 100 * correct_counts / images
+    starts = 100 * edges[:-1]
+    centres = starts + 5
     figure = Figure(figsize=(5.2, 5.4), dpi=130, layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 1], sharex=True)
-    upper.plot(
-        [0, 100], [0, 100], color="0.6", linewidth=1, label="perfect calibration"
-    )
-    occupied_centres = centres[occupied]
-    upper.bar(
-        occupied_centres, 100 * accuracy, width=9, color="#9ecae1", label="accuracy"
-    )
+    ends = [0, 100]
+    upper.plot(ends, ends, color="0.6", linewidth=1, label="perfect calibration")
+    upper.bar(centres, accuracy, width=9, color="#9ecae1", label="accuracy")
     upper.set(title=title, ylabel="accuracy (%)", xlim=(0, 100), ylim=(0, 100))
     upper.legend(frameon=False)
     lower.bar(centres, counts, width=9, color="0.75")
@@ -260,28 +218,6 @@ def draw_calibration(confidence: np.ndarray, correct: np.ndarray, title: str) ->
 
 
 # ---------------------------------------------------------------------- accuracy over tasks
-
-
-def axis_limits(accuracies: Sequence[float | None]) -> tuple[float, float]:
-    """Return the limits of an accuracy axis, so that small changes look small.
-
-    Args:
-        accuracies: in percent; None is ignored.
-
-    Returns:
-        50 or less, and just above 100.
-
-    Example:
-        >>> axis_limits([93.0, 38.0])
-        (30.0, 101.0)
-    """
-    known = [a for a in accuracies if a is not None]
-    lowest = min(known, default=100.0)
-    start = 0.0
-    if lowest >= 2:
-        tens = math.floor((lowest - 2) / 10)
-        start = min(50.0, 10.0 * tens)
-    return start, 101.0
 
 
 def draw_trajectory(
@@ -314,7 +250,10 @@ def draw_trajectory(
     upper.plot(classes_seen, measured, style, color="black", label="$A_k$")
     label = r"$\bar A$ so far"
     upper.plot(classes_seen, averages, "--", color="tab:blue", label=label)
-    limits = axis_limits(accuracy)
+    # From a round number of 50 or less on, so that small changes look small.
+    lowest = float(np.nanmin([*measured, 100.0]))
+    start = max(0.0, min(50.0, 10.0 * math.floor((lowest - 2) / 10)))
+    limits = (start, 101.0)
     upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=limits)
     upper.grid(alpha=0.3)
     upper.legend()
@@ -343,14 +282,10 @@ def _draw_accuracy_matrix(
         title="Accuracy on each task's classes",
     )
     if size <= MAX_NUMBERED_TASKS:
-        is_measured = ~np.isnan(grid)
-        measured = np.argwhere(is_measured)
-        for k, j in measured:
+        for k, j in np.argwhere(~np.isnan(grid)):
             # The colour map is light from about two thirds of its range.
+            colour = "white"
             if grid[k, j] > 65:
                 colour = "black"
-            else:
-                colour = "white"
-            accuracy = grid[k, j]
-            _write_number(axes, j + 1, k + 1, accuracy, colour)
+            _write_number(axes, j + 1, k + 1, grid[k, j], colour)
     axes.figure.colorbar(image, cax=colour_axes, label="accuracy (%)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,47 +12,8 @@ from torch import Tensor
 from cifnet_pl.backbones import DEFAULT_BACKBONE, Backbone, build_backbone
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT, ImageLike
 from cifnet_pl.images.reader import decode_images, image_location, iterate_images
-from cifnet_pl.utilities.errors import NonFiniteError, check_embeddings, check_that
+from cifnet_pl.utilities.errors import check_embeddings, check_that
 from cifnet_pl.utilities.text import counted
-
-
-def check_finite(z: Tensor, name: Callable[[int], str] | None) -> None:
-    """Check embeddings (n, d); this waits for the device that computes them.
-
-    Args:
-        z: the embeddings.
-        name: position in ``z`` → what an error calls that image.
-
-    Raises:
-        NonFiniteError: an embedding holds NaN or infinity.
-    """
-    try:
-        check_embeddings(z, z.shape[1])
-    except NonFiniteError as error:
-        if name is None:
-            raise
-        raise NonFiniteError(f"{name(error.rows[0])}: {error}", error.rows) from error
-
-
-def embed_squares(
-    backbone: Backbone, images: Tensor, name: Callable[[int], str] | None = None
-) -> Tensor:
-    """Embed square images, and check the embeddings.
-
-    Args:
-        backbone: frozen.
-        images: (n, 3, s, s) uint8, on its device.
-        name: position in ``images`` → what an error calls that image.
-
-    Returns:
-        (n, d) float32.
-
-    Raises:
-        NonFiniteError: an embedding holds NaN or infinity.
-    """
-    z: Tensor = backbone(images)
-    check_finite(z, name)
-    return z
 
 
 class Embedded(NamedTuple):
@@ -125,9 +86,12 @@ def embed(
         for image, reason in zip(batch.files, batch.unreadable, strict=True):
             if reason is not None:
                 unreadable[image_location(image)] = reason
+            elif isinstance(image, Path):
+                files.append(image)
+            else:
+                files.append(None)
         names = [image_location(image) for image in batch.readable]
-        z = embed_squares(backbone, batch.images.to(device), names.__getitem__)
+        z = backbone(batch.images.to(device))
+        check_embeddings(z, backbone.features, names.__getitem__)
         embeddings.append(z.cpu())
-        for image in batch.readable:
-            files.append(image if isinstance(image, Path) else None)
     return Embedded(torch.cat(embeddings), files, unreadable)

@@ -25,10 +25,13 @@ TOLERANCE = 1e-4
 def cubic_kernel(x: Tensor) -> Tensor:
     """Compute Keys' cubic convolution kernel (1981) with a = −1/2, as in Pillow."""
     x = x.abs()
-    near = (1.5 * x - 2.5) * x.square() + 1
-    far = 2 - x * (4 - x * (2.5 - 0.5 * x))
+    slope = 1.5 * x - 2.5
+    near = slope * x.square() + 1
+    bend = 2.5 - 0.5 * x
+    far = 2 - x * (4 - x * bend)
     beyond = torch.zeros_like(x)
-    return torch.where(x < 1, near, torch.where(x < 2, far, beyond))
+    outside = torch.where(x < 2, far, beyond)
+    return torch.where(x < 1, near, outside)
 
 
 class Square(nn.Module):
@@ -58,11 +61,12 @@ class Square(nn.Module):
         columns = torch.scalar_tensor(width, dtype=torch.float64)
         short_side = torch.minimum(rows, columns)
         side = short_side * self.crop_ratio
-        x = images.permute(0, 3, 1, 2).float()
+        pixels = images.permute(0, 3, 1, 2).float()
         across = self._weights(width, columns, side)
-        x = _round_to_8_bits(x @ across.T)
+        resized = pixels @ across.T
+        narrow = _round_to_8_bits(resized)
         down = self._weights(height, rows, side)
-        return _round_to_8_bits(down @ x)
+        return _round_to_8_bits(down @ narrow)
 
     def _weights(self, pixels: int, length: Tensor, side: Tensor) -> Tensor:
         """Return the weights (size, pixels) float32 of one pass.
@@ -79,8 +83,8 @@ class Square(nn.Module):
         pixel_numbers = torch.arange(pixels, dtype=torch.float64)
         position = pixel_numbers + 0.5
         apart = position[None] - centre[:, None]
-        distance = apart / torch.clamp_min(step, 1.0)
-        weights = cubic_kernel(distance)
+        width = torch.clamp_min(step, 1.0)
+        weights = cubic_kernel(apart / width)
         total = weights.sum(dim=1, keepdim=True)
         return (weights / total).float()
 
@@ -287,35 +291,23 @@ def check_onnx(content: bytes, graph: HeadGraph) -> ExportCheck:
     batches = _embeddings(graph.example.shape[-1])
     if isinstance(graph, Graph):
         batches = _natural_images()
-    probability = [0.0]
-    novelty = [0.0]
+    largest = dict.fromkeys(graph.outputs, 0.0)
     for batch in batches:
         found = session.run(None, {graph.input_name: batch})
         with torch.no_grad():
             expected = graph(torch.from_numpy(batch))
-        probability.append(_difference(found[0], expected[0]))
-        if len(expected) > 1:
-            size = float(expected[1].abs().max().clamp_min(1))
-            novelty.append(_difference(found[1], expected[1]) / size)
-    # numpy's maximum is NaN if a value is, and the negation is true for NaN.
-    differences = {
-        "a probability": float(np.max(probability)),
-        "the novelty, relatively,": float(np.max(novelty)),
-    }
-    for what, difference in differences.items():
+        for name, a, b in zip(graph.outputs, found, expected, strict=True):
+            size = float(b.abs().max().clamp_min(1))
+            difference = float(np.abs(a - b.numpy()).max()) / size
+            # numpy's maximum is NaN if a value is, and the negation is true for NaN.
+            largest[name] = float(np.maximum(largest[name], difference))
+    for name, difference in largest.items():
         if not difference <= TOLERANCE:
             raise CifnetError(
-                f"onnxruntime differs from torch by {difference:.1g} in {what} more than"
+                f"onnxruntime differs from torch by {difference:.1g} in {name}, more than"
                 f" {TOLERANCE:g}"
             )
-    if "novelty" not in graph.outputs:
-        return ExportCheck(max(probability))
-    return ExportCheck(max(probability), max(novelty))
-
-
-def _difference(a: np.ndarray, b: Tensor) -> float:
-    differences = np.abs(a - b.numpy())
-    return float(differences.max())
+    return ExportCheck(largest["probabilities"], largest.get("novelty"))
 
 
 def _natural_images() -> Iterator[np.ndarray]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
+from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.files import find_images
-from cifnet_pl.images.image import EncodedImage
-from cifnet_pl.images.reader import LEFT_OUT, decode_images
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.labelled_images import Unreadable, unreadable_of
+from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.utilities.errors import DataError, UnsupportedError
 from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.text import number_of, printable
@@ -85,12 +86,11 @@ def forget(
     if images is not None:
         places = [images] if isinstance(images, Path | str) else images
         with model.backbone.preferring(old.engines):
-            others = [
-                _subtract_images(model, name, places, unreadable) for name in names
-            ]
+            found = _embed_images_of(model, names, places, unreadable)
+            for name in names:
+                _subtract_images(model, name, found.embeddings)
             rounding = _rounding(model)
-        if others:
-            ignored = len(set.intersection(*others))
+        ignored = found.ignored
     else:
         for name in names:
             label = model.labels([name])[0]
@@ -134,96 +134,91 @@ def _rounding(model: Classifier) -> str | None:
     return None
 
 
+HINT = "leave out --images to remove the class from what can be predicted"
+
+
 def _subtract_images(
-    model: Classifier,
-    name: str,
-    places: Sequence[Path | str],
-    unreadable: list[Unreadable],
-) -> set[Path]:
+    model: Classifier, name: str, embeddings: Mapping[int, Tensor]
+) -> None:
     """Subtract the images of a class from the statistics.
 
     Args:
         model: it is changed in place.
         name: of the class.
-        places: where the images are, as :func:`~cifnet_pl.images.files.find_images` takes each.
-        unreadable: images that cannot be decoded are appended.
-
-    Returns:
-        The other images there, which were ignored.
+        embeddings: content hash → (d,) embedding of the images that are there.
 
     Raises:
-        UnsupportedError: the head's statistics cannot be subtracted.
-        DataError: nothing is at a place, or not all of those images.
+        DataError: not all images of the class are there.
     """
-    hint = "leave out --images to remove the class from what can be predicted"
-    try:
-        model.head.require("subtracts")
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{error}: {hint}") from error
     label = model.labels([name])[0]
     hashes = model.images.of_label(label).tolist()
-    found = _embed_images_of(model, set(hashes), places, unreadable)
-    embeddings = [found.embeddings[key] for key in hashes if key in found.embeddings]
-    if len(embeddings) < len(hashes):
+    z = [embeddings[key] for key in hashes if key in embeddings]
+    if len(z) < len(hashes):
         raise DataError(
             f"class '{printable(name)}' was learned from {number_of(len(hashes), 'image')},"
-            f" {len(embeddings)} of them are there: give all of them, or {hint}"
+            f" {len(z)} of them are there: give all of them, or {HINT}"
         )
     removed = model.head.fresh()
     removed.begin_task([label], [len(hashes)])
     labels = torch.full((len(hashes),), label, device=model.device)
-    removed.observe(torch.stack(embeddings), labels)
+    removed.observe(torch.stack(z), labels)
     duplicates = model.images.duplicates
     model.images.remove([label])
     removed.count_duplicates(duplicates - model.images.duplicates)
     model.head.subtract_(removed)
-    return found.others
 
 
-@dataclass
-class FoundImages:
-    """Images at some places, by whether they are wanted.
+class FoundImages(NamedTuple):
+    """Images of the classes to forget.
 
     Attributes:
-        embeddings: content hash → (d,) embedding of each wanted image.
-        others: the other images.
+        embeddings: content hash → (d,) embedding.
+        ignored: number of other images beside them.
     """
 
-    embeddings: dict[int, Tensor] = field(default_factory=dict)
-    others: set[Path] = field(default_factory=set)
+    embeddings: dict[int, Tensor]
+    ignored: int
 
 
 def _embed_images_of(
     model: Classifier,
-    hashes: set[int],
+    names: Sequence[str],
     places: Sequence[Path | str],
     unreadable: list[Unreadable],
 ) -> FoundImages:
-    """Embed the images at some places that have one of the content hashes; each is opened once."""
-    files: dict[Path, None] = {}
+    """Embed the images at some places that some classes were learned from; each is opened once.
+
+    Args:
+        model: that learned them.
+        names: of the classes.
+        places: where the images are, as :func:`~cifnet_pl.images.files.find_images` takes each.
+        unreadable: images that cannot be decoded are appended.
+
+    Raises:
+        UnsupportedError: the head's statistics cannot be subtracted.
+        DataError: nothing is at a place.
+    """
+    try:
+        model.head.require("subtracts")
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error}: {HINT}") from error
+    wanted: set[int] = set()
+    for label in model.labels(names):
+        wanted.update(model.images.of_label(label).tolist())
+    distinct: dict[Path, None] = {}
     for place in places:
-        files.update(dict.fromkeys(find_images(place)))
+        distinct.update(dict.fromkeys(find_images(place)))
+    files = list(distinct)
+    table = pd.DataFrame({"label": np.zeros(len(files), dtype=np.int64)})
+    images = LabelledImages([""], SampleTable(table, read=files.__getitem__))
 
     def is_other(row: int, content_hash: int) -> bool:
-        return content_hash not in hashes
+        return content_hash not in wanted
 
-    found = FoundImages()
-    batches = decode_images(
-        files,
-        model.image_size,
-        model.crop_ratio,
-        EncodedImage.identify,
-        is_other,
-        model.device.type,
-    )
-    for batch in batches:
-        unreadable += unreadable_of(batch)
-        embeddings = iter(model.embed_batch(batch))
-        for file, reason, look in zip(
-            batch.files, batch.unreadable, batch.looks, strict=True
-        ):
-            if reason == LEFT_OUT:
-                found.others.add(cast(Path, file))
-            elif look is not None:
-                found.embeddings[look.hash] = next(embeddings)
-    return found
+    embeddings: dict[int, Tensor] = {}
+    for rows, z in images.embedded(model, "", unreadable, skip=is_other):
+        hashes = images.files.hash_of[rows].tolist()
+        embeddings.update(zip(hashes, z, strict=True))
+    hashes = [look.hash for look in images.looks if look is not None]
+    ignored = sum(content_hash not in wanted for content_hash in hashes)
+    return FoundImages(embeddings, ignored)

@@ -23,23 +23,33 @@ class ImageHashes(GrowingModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.labels: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.counts: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
-        self.content: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64))
+        none = torch.zeros(0, dtype=torch.int64)
+        self.labels: Tensor = nn.Buffer(none)
+        self.counts: Tensor = nn.Buffer(none.clone())
+        self.content: Tensor = nn.Buffer(none.clone())
 
-    def by_label(self) -> dict[int, np.ndarray]:
-        """Return the hashes of each class: label → (n_c,) int64, ascending."""
+    @property
+    def image_labels(self) -> np.ndarray:
+        """(n,) int64 label of each hash of ``content``."""
         counts = self.counts.cpu().numpy()
-        ends = np.cumsum(counts)
-        content = self.content.cpu().numpy()
-        by_class = np.split(content, ends[:-1])
-        pairs = zip(self.labels.tolist(), by_class, strict=False)
-        return dict(pairs)
+        return np.repeat(self.labels.cpu().numpy(), counts)
+
+    @property
+    def hashes(self) -> np.ndarray:
+        """(n,) int64, the same as ``content``."""
+        return self.content.cpu().numpy()
 
     def of_label(self, label: int) -> np.ndarray:
         """Return the hashes of one class, ascending; none if it has no hashes."""
-        none = np.zeros(0, dtype=np.int64)
-        return self.by_label().get(label, none)
+        is_of_class = self.image_labels == label
+        hashes: np.ndarray = self.hashes[is_of_class]
+        return hashes
+
+    def images(self) -> Counter[tuple[int, int]]:
+        """Count how often each image was learned, by label and hash."""
+        return Counter(
+            zip(self.image_labels.tolist(), self.hashes.tolist(), strict=True)
+        )
 
     @property
     def duplicates(self) -> int:
@@ -49,50 +59,32 @@ class ImageHashes(GrowingModule):
 
     def add(self, labels: np.ndarray, hashes: np.ndarray) -> None:
         """Add images: (n,) labels and (n,) hashes."""
-        by_label = self.by_label()
-        for label in np.unique(labels).tolist():
-            known = by_label.get(label, hashes[:0])
-            added = hashes[labels == label]
-            by_label[label] = np.concatenate([known, added])
-        self._replace(by_label)
+        all_labels = np.concatenate([self.image_labels, labels])
+        self._replace(all_labels, np.concatenate([self.hashes, hashes]))
 
     def subtract(self, other: ImageHashes) -> None:
         """Remove the images of ``other``, each as often as it occurs there."""
-        by_label = self.by_label()
-        for label, hashes in other.by_label().items():
-            if label in by_label:
-                known = Counter(by_label[label].tolist())
-                subtracted = Counter(hashes.tolist())
-                left = known - subtracted
-                remaining = left.elements()
-                by_label[label] = np.fromiter(remaining, dtype=np.int64)
-        self._replace(by_label)
+        left = self.images() - other.images()
+        pairs = list(left.elements())
+        images = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        labels = images[:, 0]
+        self._replace(labels, images[:, 1])
 
     def remove(self, labels: Sequence[int]) -> None:
         """Drop the hashes of classes."""
-        by_label = self.by_label()
-        for label in labels:
-            by_label.pop(label, None)
-        self._replace(by_label)
+        kept = ~np.isin(self.image_labels, labels)
+        self._replace(self.image_labels[kept], self.hashes[kept])
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename classes, old label → new label."""
-        by_label = self.by_label()
-        renamed = {labels[label]: hashes for label, hashes in by_label.items()}
-        self._replace(renamed)
+        renamed = [labels[label] for label in self.image_labels.tolist()]
+        self._replace(np.array(renamed, dtype=np.int64), self.hashes)
 
-    def _replace(self, by_label: Mapping[int, np.ndarray]) -> None:
-        labels = []
-        counts = []
-        content = [np.zeros(0, dtype=np.int64)]
-        for label in sorted(by_label):
-            hashes = by_label[label]
-            if len(hashes):
-                labels.append(label)
-                counts.append(len(hashes))
-                content.append(np.sort(hashes))
+    def _replace(self, labels: np.ndarray, hashes: np.ndarray) -> None:
+        order = np.lexsort((hashes, labels))
+        classes, counts = np.unique(labels, return_counts=True)
         device = self.content.device
-        self.labels = torch.tensor(labels, dtype=torch.int64, device=device)
-        self.counts = torch.tensor(counts, dtype=torch.int64, device=device)
-        joined = np.concatenate(content)
-        self.content = torch.from_numpy(joined).to(device)
+        content = torch.from_numpy(hashes[order])
+        self.labels = torch.from_numpy(classes).to(device)
+        self.counts = torch.from_numpy(counts).to(device)
+        self.content = content.to(device)

@@ -84,12 +84,11 @@ class LabelledImages:
         with listing():
             splits = find_splits(root)
             if splits is not None:
-                if tested and splits.test is not None:
-                    root = splits.test
-                else:
-                    root = splits.train
+                root = splits.train
                 notes += splits.notes
                 if splits.test is not None:
+                    if tested:
+                        root = splits.test
                     notes.append(
                         f"note: {folder} has {splits.train.name} and {splits.test.name}: taking"
                         f" {root.name}"
@@ -115,10 +114,6 @@ class LabelledImages:
         if self.looks:
             looks = [self.looks[row] for row in rows]
         return LabelledImages(names, files, looks)
-
-    def path(self, row: int) -> Path:
-        """Return the file of an image."""
-        return self.files.file(row)
 
     def held_out(self, rows: np.ndarray, share: float) -> np.ndarray:
         """Choose the held-out images of one class; near-duplicates are on the same side.
@@ -165,7 +160,7 @@ class LabelledImages:
             for rows in pieces(every_row, EMBEDDED_BATCH):
                 yield rows, self.files.get(rows).to(model.device)
             return
-        files = [self.path(row) for row in range(len(self.files))]
+        files = [self.files.given(row) for row in range(len(self.files))]
         batches = decode_images(
             files, model.image_size, model.crop_ratio, look, skip, model.device.type
         )
@@ -176,26 +171,15 @@ class LabelledImages:
         self.looks.clear()
         for batch in batches:
             unreadable += unreadable_of(batch)
-            start = len(self.looks)
-            self.looks.extend(batch.looks)
-            self._record_hashes(start)
-            readable = [
-                row
-                for row, reason in enumerate(batch.unreadable, start)
-                if reason is None
-            ]
-            rows = np.array(readable, dtype=np.int64)
-            yield rows, model.embed_batch(batch)
-
-    def _record_hashes(self, start: int) -> None:
-        """Record the hashes of the images that were read from row ``start`` on."""
-        hash_of = {}
-        for row, look in enumerate(self.looks[start:], start):
-            if look is not None:
-                hash_of[row] = look.hash
-        rows = np.array(list(hash_of), dtype=np.int64)
-        hashes = np.array(list(hash_of.values()), dtype=np.int64)
-        self.files.hash_of[rows] = hashes
+            readable = []
+            for seen, reason in zip(batch.looks, batch.unreadable, strict=True):
+                row = len(self.looks)
+                self.looks.append(seen)
+                if seen is not None:
+                    self.files.hash_of[row] = seen.hash
+                if reason is None:
+                    readable.append(row)
+            yield np.array(readable, dtype=np.int64), model.embed_batch(batch)
 
 
 def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:
@@ -280,12 +264,11 @@ def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[
     position = {name: i for i, name in enumerate(names)}
     name_of = model.name_of
     classes: dict[int, set[int]] = {}
-    for label, hashes in model.images.by_label().items():
+    for label, content_hash in model.images.images():
         name = name_of[label]
         if name in position:
-            for content_hash in hashes.tolist():
-                of_hash = classes.setdefault(content_hash, set())
-                of_hash.add(position[name])
+            of_hash = classes.setdefault(content_hash, set())
+            of_hash.add(position[name])
     return classes
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
@@ -127,15 +127,12 @@ def extend(
     model = result.model
     model.record_engines([model.engine])
     if check_images is not None:
-        before = Scoring(old, check_images)
-        after = Scoring(model, check_images)
-        for rows, z in check_images.embedded(
-            old, "checking", result.unreadable, progress
-        ):
-            before.add(rows, z)
-            after.add(rows, z)
+        z, kept = _embed(old, check_images, "checking", result.unreadable, progress)
+        rows = np.flatnonzero(kept)
         result = replace(
-            result, old_before=before.finished(), old_after=after.finished()
+            result,
+            old_before=score(old, check_images, z, rows),
+            old_after=score(model, check_images, z, rows),
         )
     warnings += result.warnings
     message = model.ridge_message()
@@ -155,31 +152,27 @@ def extend(
     return result
 
 
-class Scoring:
-    """Scores labelled images by a model, over all classes that it knows.
+def score(
+    model: Classifier, images: LabelledImages, z: np.ndarray, rows: np.ndarray
+) -> TaskEvaluation:
+    """Score labelled images by a model, over all classes that it knows.
 
     Args:
         model: knows the classes of the images.
         images: the images.
+        z: (n, d) their embeddings.
+        rows: (m,) those that are scored.
     """
-
-    def __init__(self, model: Classifier, images: LabelledImages):
-        self.model = model
-        self.evaluation = TaskEvaluation([len(model.class_names)], device=model.device)
-        columns = [model.class_names.index(name) for name in images.class_names]
-        self._columns = torch.tensor(columns)[torch.from_numpy(images.files.labels)]
-
-    def add(self, rows: np.ndarray, z: Tensor) -> None:
-        """Score the images at ``rows`` by their embeddings z (n, d)."""
-        if len(rows):
-            probabilities = self.model.head.probabilities(z.to(self.model.device))
-            columns = self._columns[torch.from_numpy(rows)]
-            self.evaluation.update(probabilities, columns.to(self.model.device))
-
-    def finished(self) -> TaskEvaluation:
-        """Return the evaluation of all images that were added."""
-        self.evaluation.finish()
-        return self.evaluation
+    evaluation = TaskEvaluation([len(model.class_names)], device=model.device)
+    columns = np.array([model.class_names.index(name) for name in images.class_names])
+    for part in pieces(rows, EMBEDDED_BATCH):
+        embeddings = torch.from_numpy(z[part]).to(model.device)
+        probabilities = model.head.probabilities(embeddings)
+        labels = images.files.labels[part]
+        target = torch.from_numpy(columns[labels])
+        evaluation.update(probabilities, target.to(model.device))
+    evaluation.finish()
+    return evaluation
 
 
 def learn(
@@ -210,7 +203,14 @@ def learn(
     """
     start = time.perf_counter()
     unreadable: list[Unreadable] = []
-    z, kept = _embed(old, images, duplicates == "leave_out", unreadable, progress)
+    known: dict[int, set[int]] = {}
+    if duplicates == "leave_out":
+        known = classes_of_hashes(old, images.class_names)
+
+    def is_learned(row: int, content_hash: int) -> bool:
+        return int(images.files.labels[row]) in known.get(content_hash, ())
+
+    z, kept = _embed(old, images, "learning", unreadable, progress, is_learned)
     found = duplicates_among(old, images, duplicates)
     learned = images
     if duplicates == "leave_out":
@@ -227,48 +227,41 @@ def learn(
     _learn_task(final, learned, z, np.flatnonzero(kept))
     trial = _trial(old)
     _learn_task(trial, learned, z, np.flatnonzero(kept & ~held_out))
-    scoring = Scoring(trial, learned)
-    for rows in pieces(np.flatnonzero(held_out), EMBEDDED_BATCH):
-        scoring.add(rows, torch.from_numpy(z[rows]))
     before = old.counts
     counts = final.counts
     return Extension(
         model=final,
         learned={name: counts[name] - before.get(name, 0) for name in names},
-        score=scoring.finished(),
+        score=score(trial, learned, z, np.flatnonzero(held_out)),
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
         warnings=found.messages,
-        duplicates=[images.path(row) for row in found.duplicates.tolist()],
-        undecided=[images.path(row) for row in found.undecided],
+        duplicates=[images.files.file(row) for row in found.duplicates.tolist()],
+        undecided=[images.files.file(row) for row in found.undecided],
     )
 
 
 def _embed(
-    old: Classifier,
+    model: Classifier,
     images: LabelledImages,
-    leave_out: bool,
+    title: str,
     unreadable: list[Unreadable],
     progress: bool,
+    skip: Callable[[int, int], bool] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Embed images; with ``leave_out`` without those that were learned in the same class.
+    """Embed images.
+
+    Args:
+        model, images, title, unreadable, progress, skip: as for :meth:`LabelledImages.embedded`.
 
     Returns:
         (n, d) float32 embeddings, and (n,) bool which images could be read.
     """
-    labels = images.files.labels
-    known: dict[int, set[int]] = {}
-    if leave_out:
-        known = classes_of_hashes(old, images.class_names)
-
-    def is_learned(row: int, content_hash: int) -> bool:
-        return int(labels[row]) in known.get(content_hash, ())
-
-    skip = is_learned if known else None
-    z = np.empty((len(labels), old.head.in_features), np.float32)
-    readable = np.zeros(len(labels), dtype=bool)
+    count = len(images.files)
+    z = np.empty((count, model.head.in_features), np.float32)
+    readable = np.zeros(count, dtype=bool)
     batches = images.embedded(
-        old, "learning", unreadable, progress, EncodedImage.look, skip
+        model, title, unreadable, progress, EncodedImage.look, skip
     )
     for rows, batch_z in batches:
         z[rows] = batch_z.cpu().numpy()
@@ -311,11 +304,9 @@ def _learn_task(
 ) -> None:
     """Let a model learn some rows of images and their embeddings (n, d) as one task."""
     files = images.files
-    names = images.class_names
-    counts = np.bincount(files.labels[rows], minlength=len(names)).tolist()
     samples = BufferSamples(
         torch.from_numpy(z[rows]),
         torch.from_numpy(files.labels[rows]),
         torch.from_numpy(files.hashes(rows)),
     )
-    model.learn_embeddings(names, samples, counts)
+    model.learn_embeddings(images.class_names, samples)

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError, prefixed
@@ -89,10 +87,8 @@ def count_learned_images(model: Classifier) -> LearnedImages:
     """Return how often a model learned each image, by class name and content hash."""
     name_of = model.name_of
     counts: LearnedImages = Counter()
-    for label, hashes in model.images.by_label().items():
-        counts.update(
-            (name_of[label], content_hash) for content_hash in hashes.tolist()
-        )
+    for (label, content_hash), count in model.images.images().items():
+        counts[name_of[label], content_hash] = count
     return counts
 
 
@@ -160,7 +156,8 @@ def absorb(model: Classifier, other: Classifier) -> None:
     label_of = model.label_of
     new = [name for name in other.class_names if name not in label_of]
     first = max(label_of.values(), default=-1) + 1
-    label_of.update((name, label) for label, name in enumerate(new, first))
+    for label, name in enumerate(new, first):
+        label_of[name] = label
     labels = {label: label_of[name] for label, name in other.name_of.items()}
     images = sum(other.counts.values())
     duplicates = model.images.duplicates + other.images.duplicates
@@ -175,14 +172,15 @@ def absorb(model: Classifier, other: Classifier) -> None:
         if len(given.chosen):
             model.calibration.exclude_selected(given.chosen)
     other.images.relabel(labels)
-    for label, hashes in other.images.by_label().items():
-        model.images.add(np.full(len(hashes), label), hashes)
-    model.head.count_duplicates(model.images.duplicates - duplicates)
+    model.images.add(other.images.image_labels, other.images.hashes)
+    new_duplicates = model.images.duplicates - duplicates
+    model.head.count_duplicates(new_duplicates)
     model.held_out = None  # the split of one says nothing of the other's images
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals
     model.record_engines(other.engines)
-    model.history.append(_merge_event(len(model.class_names), images, other.history))
+    event = _merge_event(len(model.class_names), images, other.history)
+    model.history.append(event)
 
 
 def check_same_embeddings(model: Classifier, other: Classifier) -> None:
@@ -195,37 +193,35 @@ def check_same_embeddings(model: Classifier, other: Classifier) -> None:
     Raises:
         UsageError: their backbones, the size or crop of their images, or their precisions differ.
     """
-    facts = []
-    for each in (model, other):
-        backbone = f"{each.backbone.name} (sha256 {each.backbone.sha256[:12]}…)"
-        size = f"{each.image_size} px with crop ratio {each.crop_ratio:g}"
-        facts.append(
-            {"backbone": backbone, "images": size, "precision": each.precision}
-        )
-    for name, ours in facts[0].items():
-        if ours != facts[1][name]:
+    ours = _embeds_by(model)
+    theirs = _embeds_by(other)
+    for name, value in ours.items():
+        if value != theirs[name]:
             raise UsageError(
-                f"their embeddings differ in {name}: {ours}, and {facts[1][name]}"
+                f"their embeddings differ in {name}: {value}, and {theirs[name]}"
             )
+
+
+def _embeds_by(model: Classifier) -> dict[str, str]:
+    """Return what the embeddings of a model depend on, by name."""
+    backbone = model.backbone
+    return {
+        "backbone": f"{backbone.name} (sha256 {backbone.sha256[:12]}…)",
+        "images": f"{model.image_size} px with crop ratio {model.crop_ratio:g}",
+        "precision": model.precision,
+    }
 
 
 def _merge_event(classes: int, images: int, history: Sequence[Event]) -> Event:
     """Return one event that stands for the whole history of the model that was added."""
-    seconds = [event.seconds for event in history]
-    energies = [event.energy_kwh for event in history]
     sources = {event.energy_source for event in history if event.energy_source}
+    seconds = [event.seconds for event in history if event.seconds is not None]
+    energies = [event.energy_kwh for event in history if event.energy_kwh is not None]
     return Event(
         "merge",
         classes,
         images,
-        seconds=_sum_of_known(seconds),
-        energy_kwh=_sum_of_known(energies),
+        seconds=sum(seconds) if seconds else None,
+        energy_kwh=sum(energies) if energies else None,
         energy_source="; ".join(sorted(sources)) or None,
     )
-
-
-def _sum_of_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return sum(known)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -84,7 +84,8 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
         10.0
     """
     drops = []
-    for j, last in enumerate(_at_the_end(matrix)):
+    for j in range(len(matrix) - 1):
+        last = matrix[-1][j]
         column = [row[j] for row in matrix[j:]]
         known = [accuracy for accuracy in column if accuracy is not None]
         if last is not None:
@@ -110,18 +111,12 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
         -10.0
     """
     changes = []
-    for j, last in enumerate(_at_the_end(matrix)):
+    for j in range(len(matrix) - 1):
         first = matrix[j][j]
+        last = matrix[-1][j]
         if first is not None and last is not None:
             changes.append(last - first)
     return average_accuracy(changes)
-
-
-def _at_the_end(matrix: Sequence[Row]) -> Row:
-    """Return the accuracies on the earlier tasks after the last one."""
-    if not matrix:
-        return []
-    return matrix[-1][:-1]
 
 
 def max_drop(trajectory: Sequence[float | None]) -> float | None:
@@ -163,7 +158,8 @@ def top_classes(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     raised = probabilities.scatter(1, predicted, float("inf"))
     ranked = raised.argsort(dim=1, descending=True, stable=True)
     columns = ranked[:, :TOP_K]
-    return columns, probabilities.gather(1, columns)
+    values = probabilities.gather(1, columns)
+    return columns, values
 
 
 # ---------------------------------------------------------------------- calibration error
@@ -191,8 +187,9 @@ def confidence_bins(confidence: Tensor, correct: Tensor) -> Tensor:
     position = torch.bucketize(confidence, edges, right=True) - 1
     # Sums of float32 values in float64 are the same in any order and in any batches.
     ones = torch.ones_like(confidence)
-    counts = torch.stack([ones, confidence, correct.float()], dim=1).double()
-    bins = torch.zeros(ECE_BINS + 1, 3, dtype=torch.float64, device=confidence.device)
+    columns = [ones, confidence, correct.float()]
+    counts = torch.stack(columns, dim=1).double()
+    bins = counts.new_zeros(ECE_BINS + 1, 3)
     return bins.index_add_(0, position, counts)
 
 
@@ -240,19 +237,21 @@ RARELY_PREDICTED = 25.0
 """Accuracy of a class in percent, below which the class is called rarely predicted."""
 
 
-def rarely_predicted(correct: np.ndarray, images: np.ndarray) -> np.ndarray:
+def rarely_predicted(confusion: np.ndarray) -> list[int]:
     """Find the rarely predicted classes among those with at least five images.
 
     Args:
-        correct: (C,) images of each class whose class is predicted.
-        images: (C,) images of each class.
+        confusion: (C, C) numbers of images, true classes in rows.
 
     Returns:
-        (m,) their positions.
+        Their positions.
     """
-    enough = images >= MIN_TEST_IMAGES
-    is_rare = 100 * correct < RARELY_PREDICTED * images
-    return np.flatnonzero(enough & is_rare)
+    images = confusion.sum(axis=1)
+    limit = RARELY_PREDICTED * images / 100
+    is_rare = confusion.diagonal() < limit
+    is_tested = images >= MIN_TEST_IMAGES
+    columns: list[int] = np.flatnonzero(is_tested & is_rare).tolist()
+    return columns
 
 
 def confusion_matrix(
@@ -283,7 +282,8 @@ def left_out_confusion(model: Classifier) -> np.ndarray | None:
         return None
     scores, columns, _ = samples.known_scores()
     predicted = scores.argmax(dim=1).cpu().numpy()
-    return confusion_matrix(columns.cpu().numpy(), predicted, len(model.class_names))
+    target = columns.cpu().numpy()
+    return confusion_matrix(target, predicted, len(model.class_names))
 
 
 def rarely_predicted_by(model: Classifier) -> list[str]:
@@ -291,8 +291,7 @@ def rarely_predicted_by(model: Classifier) -> list[str]:
     confusion = left_out_confusion(model)
     if confusion is None:
         return []
-    columns = rarely_predicted(confusion.diagonal(), confusion.sum(axis=1))
-    return [model.class_names[column] for column in columns]
+    return [model.class_names[column] for column in rarely_predicted(confusion)]
 
 
 def rarely_predicted_message(names: Sequence[str], sample: str = "image") -> str | None:
@@ -427,11 +426,11 @@ class Evaluation:
     def seen(self) -> list[str]:
         """Return for each image "learned", "duplicate" (of another one) or ""."""
         status = np.full(len(self.rows), "", dtype=object)
-        if self.duplicates is not None:
-            status[self.duplicates] = "duplicate"
-        if self.learned is not None:
-            status[self.learned] = "learned"
-        return [str(word) for word in status]
+        for word, rows in (("duplicate", self.duplicates), ("learned", self.learned)):
+            if rows is not None:
+                status[rows] = word
+        words: list[str] = status.tolist()
+        return words
 
     def learned_message(self) -> str | None:
         """Return a sentence about images that the model has learned; None if there are none."""
@@ -439,11 +438,13 @@ class Evaluation:
             return None
         count = int(self.learned.sum())
         others = self.correct[~self.learned]
-        message = f"{count} of {number_of(len(self.rows), 'image')} learned already"
+        images = number_of(len(self.rows), "image")
+        message = f"{count} of {images} learned already"
         if len(others) < MIN_TEST_IMAGES:
             return f"{message}: measure with images that are new to the model"
         accuracy = 100 * float(others.mean())
-        return f"{message}; accuracy on the {number_of(len(others), 'other')} {accuracy:.1f} %"
+        counted = number_of(len(others), "other")
+        return f"{message}; accuracy on the {counted} {accuracy:.1f} %"
 
     def confusion(self) -> np.ndarray:
         """Return the (C, C) int64 confusion matrix, true classes in rows."""
@@ -454,16 +455,18 @@ class Evaluation:
         matrix = self.confusion()
         errors = matrix - np.diag(matrix.diagonal())
         scores = []
-        for column in np.flatnonzero(matrix.sum(axis=1)):
+        images = matrix.sum(axis=1)
+        for column in np.flatnonzero(images):
             other = int(errors[column].argmax())
+            confusions = int(errors[column, other])
+            confused_with = None
+            if confusions:
+                confused_with = self.class_names[other]
+            name = self.class_names[column]
+            correct = int(matrix[column, column])
             score = ClassScore(
-                name=self.class_names[column],
-                images=int(matrix[column].sum()),
-                correct=int(matrix[column, column]),
-                confusions=int(errors[column, other]),
+                name, int(images[column]), correct, confused_with, confusions
             )
-            if score.confusions:
-                score = replace(score, confused_with=self.class_names[other])
             scores.append(score)
         scores.sort(key=lambda score: (not score.tested, score.percent, score.name))
         return scores
@@ -471,9 +474,7 @@ class Evaluation:
     @property
     def rarely_predicted(self) -> list[str]:
         """Classes that are rarely predicted for their images."""
-        matrix = self.confusion()
-        images = matrix.sum(axis=1)
-        columns = rarely_predicted(matrix.diagonal(), images)
+        columns = rarely_predicted(self.confusion())
         return [self.class_names[column] for column in columns]
 
     def confused_pairs(self) -> list[ConfusedPair]:
@@ -486,7 +487,8 @@ class Evaluation:
                 target = self.class_names[i]
                 predicted = self.class_names[j]
                 confused = int(matrix[i, j])
-                pairs.append(ConfusedPair(target, predicted, confused, int(images[i])))
+                pair = ConfusedPair(target, predicted, confused, int(images[i]))
+                pairs.append(pair)
         pairs.sort(key=lambda pair: (-pair.confusions, pair.images))
         return pairs
 

@@ -88,11 +88,17 @@ def _all_but_the_last(z: Tensor, y: Tensor, left_out: Tensor) -> Tensor:
         y: (n,) column of each sample.
         left_out: (C,) samples of each class to leave out.
     """
-    drawn = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randperm(len(y), generator=generator)
     # The same images are drawn in whatever order they came.
-    order = z.double().sum(dim=1).argsort()[drawn.to(y.device)]
-    order = order[y[order].argsort(stable=True)]
+    by_content = z.double().sum(dim=1).argsort()
+    order = by_content[drawn.to(y.device)]
+    by_class = y[order].argsort(stable=True)
+    order = order[by_class]
+    column = y[order]
     count = y.bincount(minlength=len(left_out))
     first = count.cumsum(0) - count
-    rank = torch.arange(len(y), device=y.device) - first[y[order]]
-    return order[rank >= left_out[y[order]]]
+    position = torch.arange(len(y), device=y.device)
+    rank = position - first[column]
+    stays = rank >= left_out[column]
+    return order[stays]

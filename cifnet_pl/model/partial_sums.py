@@ -54,17 +54,11 @@ class ShardRecord(StoredRecord):
     total: Position
 
     def __str__(self) -> str:
-        last = self.stop - 1
-        return f"samples {self.start} to {last} of {self.total}"
+        return f"samples {self.start} to {self.stop - 1} of {self.total}"
 
     def between(self, start: int, stop: int) -> ShardRecord:
         """Return other positions of the same set."""
         return self.model_copy(update={"start": start, "stop": stop})
-
-    def follows(self, other: ShardRecord) -> bool:
-        """Return whether this shard begins where another one of the same set ends."""
-        same_set = self.set_hash == other.set_hash
-        return same_set and self.start == other.stop
 
 
 class SumsRecord(StoredRecord):
@@ -119,7 +113,8 @@ class PartialSums:
             absorb(self.model, other.model)
             if self.model.buffer is not None:
                 self.model.buffer.commit()
-        self.shards = _joined([*self.shards, *other.shards])
+        shards = [*self.shards, *other.shards]
+        self.shards = sorted(shards, key=lambda each: (each.set_hash, each.start))
 
     def _check_overlap(self, other: PartialSums) -> None:
         """Compare shards of one set by their positions, those of different sets by hashes."""
@@ -127,18 +122,16 @@ class PartialSums:
             start = max(shard.start, another.start)
             stop = min(shard.stop, another.stop)
             if shard.set_hash == another.set_hash and start < stop:
-                raise UsageError(
-                    f"both have samples {start} to {stop - 1}, which would count twice"
-                )
+                both = shard.between(start, stop)
+                raise UsageError(f"both have {both}, which would count twice")
         sets = {shard.set_hash for shard in self.shards}
         if sets >= {shard.set_hash for shard in other.shards}:
             return
-        ours = self.model.images.content.cpu().numpy()
-        theirs = other.model.images.content.cpu().numpy()
-        common = len(np.intersect1d(ours, theirs))
-        if common:
+        ours = self.model.images.hashes
+        common = np.intersect1d(ours, other.model.images.hashes)
+        if len(common):
             raise UsageError(
-                f"they have {common} samples in common, which would count twice"
+                f"they have {len(common)} samples in common, which would count twice"
             )
 
     def solved(self) -> Classifier:
@@ -163,18 +156,6 @@ class PartialSums:
         images = sum(self.model.counts.values())
         self.model.record_event("task", images)
         return self.model
-
-
-def _joined(shards: Sequence[ShardRecord]) -> list[ShardRecord]:
-    """Join neighbouring shards, so that a list of many stays short."""
-    joined: list[ShardRecord] = []
-    in_order = sorted(shards, key=lambda shard: (shard.set_hash, shard.start))
-    for shard in in_order:
-        if joined and shard.follows(joined[-1]):
-            joined[-1] = joined[-1].between(joined[-1].start, shard.stop)
-        else:
-            joined.append(shard)
-    return joined
 
 
 def set_hash(samples: SampleTable, class_names: Sequence[str]) -> str:

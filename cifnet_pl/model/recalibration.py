@@ -64,12 +64,15 @@ class NewSamples:
         for of_class in images.files.rows_of.values():
             fold[of_class] = images.held_out(of_class, 0.5)
         labels = np.array(model.labels(images.class_names), dtype=np.int64)
-        y = torch.from_numpy(labels[images.files.labels[rows[new]]])
-        key = torch.from_numpy(hashes[~learned])
+        files = rows[new]
+        label = labels[images.files.labels[files]]
         device = model.device
-        z = torch.cat(embeddings)[torch.from_numpy(new).to(device)]
-        samples = BufferSamples(z, y.to(device), key.to(device))
-        in_fold = torch.from_numpy(fold[rows[new]]).to(device)
+        of_new = torch.as_tensor(new, device=device)
+        z = torch.cat(embeddings)[of_new]
+        y = torch.as_tensor(label, device=device)
+        key = torch.as_tensor(hashes[~learned], device=device)
+        in_fold = torch.as_tensor(fold[files], device=device)
+        samples = BufferSamples(z, y, key)
         return cls(samples, in_fold, int(learned.sum()))
 
 

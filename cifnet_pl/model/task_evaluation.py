@@ -87,19 +87,24 @@ class TaskEvaluation:
         ones = torch.ones_like(label)
         cell = label * len(counts["confusion"]) + predicted
         counts["confusion"].view(-1).index_add_(0, cell, ones)
-        counts["top5"] += (top == label[:, None]).sum()
-        counts["bins"] += confidence_bins(probabilities.amax(dim=1), correct)
+        target = label[:, None]
+        is_among_top = top == target
+        counts["top5"] += is_among_top.sum()
+        confidence = probabilities.amax(dim=1)
+        counts["bins"] += confidence_bins(confidence, correct)
         smallest = torch.finfo(probabilities.dtype).tiny
-        likelihood = probabilities.gather(1, label[:, None]).clamp_min(smallest)
+        likelihood = probabilities.gather(1, target).clamp_min(smallest)
         # As float32 first: the sum of such values in float64 does not depend on their order.
-        counts["log_likelihood"] += likelihood.log().float().double().sum()
+        logarithm = likelihood.log().float()
+        counts["log_likelihood"] += logarithm.double().sum()
         if domain is not None:
             columns = torch.stack([correct, ones], dim=1).long()
             counts["by_domain"].index_add_(0, domain, columns)
         for i, name in enumerate(self.classifiers):
             assert by_classifier is not None
             own = by_classifier[name].argmax(dim=1)
-            counts["by_classifier"][i] += (own == label).sum()
+            is_correct = own == label
+            counts["by_classifier"][i] += is_correct.sum()
 
     def finish(self, reduce: Callable[[Tensor], object] | None = None) -> None:
         """Add the counts of all processes.
@@ -139,25 +144,23 @@ class TaskEvaluation:
     @property
     def accuracy(self) -> float | None:
         """A_k, over all test images."""
-        return percent(self.correct, self.images)
+        correct, images = self.class_counts.sum(dim=1).tolist()
+        return percent(correct, images)
 
     @property
     def rarely_predicted(self) -> list[int]:
         """Columns of the rarely predicted classes."""
-        columns: list[int] = rarely_predicted(*self.class_counts.numpy()).tolist()
-        return columns
+        return rarely_predicted(self.confusion)
 
     @property
     def task_accuracy(self) -> list[float | None]:
         """Accuracy on the classes, or the domain, of each task."""
         if "by_domain" in self._counts:
-            counts = self._counts["by_domain"][: len(self.task_sizes)].tolist()
-            return [percent(correct, images) for correct, images in counts]
-        accuracies = []
-        for part in torch.split(self.class_counts, list(self.task_sizes), dim=1):
-            correct, images = part.sum(dim=1).tolist()
-            accuracies.append(percent(correct, images))
-        return accuracies
+            sums = self._counts["by_domain"][: len(self.task_sizes)].tolist()
+        else:
+            by_task = torch.split(self.class_counts, list(self.task_sizes), dim=1)
+            sums = [part.sum(dim=1).tolist() for part in by_task]
+        return [percent(correct, images) for correct, images in sums]
 
     def figures(self) -> dict[str, float | None]:
         """Return the figures over all images, by the names of ``tasks.csv``.

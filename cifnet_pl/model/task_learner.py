@@ -5,9 +5,10 @@ A run, ``extend``, the sums of shards and the service all learn in this way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import CalibrationSamples
 from cifnet_pl.model.calibration import Calibration
 from cifnet_pl.model.image_hashes import ImageHashes
+from cifnet_pl.model.unknowns import OpenSetPredictor
 from cifnet_pl.utilities.errors import UsageError, no_images, prefixed
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.names import class_name
@@ -36,8 +38,9 @@ def observe_buffer(head: Head, buffer: CalibrationBuffer) -> None:
     """
     if len(buffer.y):
         counts = head.class_counts()
-        sizes = [counts[label] for label in head.tasks[-1]]
-        weights = buffer.oversampling(max(sizes))
+        newest = head.tasks[-1]
+        largest = max(counts[label] for label in newest)
+        weights = buffer.oversampling(largest)
         head.observe_past(buffer.z, buffer.y, weights)
 
 
@@ -69,6 +72,10 @@ class ModelLearner:
     )
     _observed: list[tuple[Tensor, Tensor]] = field(
         default_factory=list, init=False, repr=False, compare=False
+    )
+    # By the shares that were asked for, since the model was calibrated last.
+    _predictors: dict[Any, OpenSetPredictor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
     )
 
     @property
@@ -114,20 +121,23 @@ class ModelLearner:
         label_of = self.label_of
         known = [name for name in names if name in label_of]
         new = [name for name in names if name not in label_of]
-        count_of = None
+        known_counts = None
+        new_counts = None
         if counts is not None:
             count_of = dict(zip(names, counts, strict=True))
+            known_counts = [count_of[name] for name in known]
+            new_counts = [count_of[name] for name in new]
         self._additions = None
         if known:
             self._additions = self.head.fresh()
             labels = [label_of[name] for name in known]
-            self._additions.begin_task(labels, _counts(count_of, known))
+            self._additions.begin_task(labels, known_counts)
         if self.buffer is not None:
             self.buffer.discard_pending()
         if new or not known:
             start = max(label_of.values(), default=-1) + 1
             labels = list(range(start, start + len(new)))
-            self.head.begin_task(labels, _counts(count_of, new))
+            self.head.begin_task(labels, new_counts)
             self.class_names += new
         self._waiting = []
         self._observed = []
@@ -152,7 +162,8 @@ class ModelLearner:
         self._observed.append((samples.y, samples.key))
         self._waiting.append(samples)
         # Each update reads and writes a whole Gram matrix, and a GPU is waited for.
-        if sum(len(batch.y) for batch in self._waiting) >= EMBEDDED_BATCH:
+        waiting = sum(len(batch.y) for batch in self._waiting)
+        if waiting >= EMBEDDED_BATCH:
             self._update_statistics()
 
     def _update_statistics(self) -> None:
@@ -184,10 +195,12 @@ class ModelLearner:
                 self.buffer.join_candidates()
         if observed:
             before = self.images.duplicates
-            labels = torch.cat([labels for labels, _ in observed])
-            hashes = torch.cat([hashes for _, hashes in observed])
+            all_labels, all_hashes = zip(*observed, strict=True)
+            labels = torch.cat(all_labels)
+            hashes = torch.cat(all_hashes)
             self.images.add(labels.numpy(), hashes.numpy())
-            self.head.count_duplicates(self.images.duplicates - before)
+            new_duplicates = self.images.duplicates - before
+            self.head.count_duplicates(new_duplicates)
 
     def finish_task(self, reduce: Reduce | None = None) -> None:
         """Finish the task: buffer shown to new classes, head solved, buffer updated, calibrated.
@@ -225,7 +238,6 @@ class ModelLearner:
         self,
         names: Sequence[str],
         samples: BufferSamples,
-        counts: Sequence[int] | None = None,
         reduce: Reduce | None = None,
     ) -> None:
         """Learn embeddings that are in memory as one task.
@@ -234,8 +246,11 @@ class ModelLearner:
             names: of its classes.
             samples: embeddings, with the position of each one's class in ``names`` for its label,
                 and hashes.
-            counts, reduce: as for :meth:`begin_task` and :meth:`finish_task`.
+            reduce: as for :meth:`finish_task`; the samples are those of this process.
         """
+        counts = None
+        if reduce is None:
+            counts = samples.y.bincount(minlength=len(names)).tolist()
         self.begin_task(names, counts)
         label_of = self.label_of
         labels = torch.tensor([label_of[class_name(name)] for name in names])
@@ -267,6 +282,7 @@ class ModelLearner:
 
         Samples of one group are left out together.
         """
+        self._predictors.clear()
         stored = self.buffer_samples
         head = self.head
         fits_temperature = self.calibrated or float(head.temperature) != 1
@@ -288,11 +304,3 @@ class ModelLearner:
         if self.buffer is None or not len(self.buffer.y):
             return None
         return self.buffer.samples
-
-
-def _counts(
-    count_of: Mapping[str, int] | None, names: Sequence[str]
-) -> list[int] | None:
-    if count_of is None:
-        return None
-    return [count_of[name] for name in names]

@@ -176,9 +176,11 @@ def detection(known: Tensor, unknown: Tensor, kept: float = 0.95) -> Detection:
     # Imported here: to classify needs none of it.
     from sklearn.metrics import roc_auc_score, roc_curve
 
-    likelihood = -torch.cat([known, unknown]).cpu().numpy()
+    novelty = torch.cat([known, unknown])
+    likelihood = -novelty.cpu().numpy()
     is_known = np.arange(len(likelihood)) < len(known)
     taken, found, _ = roc_curve(is_known, likelihood, drop_intermediate=False)
-    fpr95 = taken[found >= kept].min()
+    enough_kept = found >= kept
+    fpr95 = taken[enough_kept].min()
     auroc = roc_auc_score(is_known, likelihood)
     return Detection(100 * float(auroc), 100 * float(fpr95))

@@ -92,9 +92,11 @@ class ScoredImage:
     def classes(self, top: int) -> list[Candidate]:
         """Return so many classes, the most probable first."""
         names = self.served.model.class_names
-        shares, columns = self.probabilities.sort(descending=True)
-        ranked = zip(columns[:top].tolist(), shares[:top].tolist(), strict=True)
-        return [Candidate(name=names[one], probability=share) for one, share in ranked]
+        classes = []
+        for column in self.probabilities.argsort(descending=True)[:top].tolist():
+            share = float(self.probabilities[column])
+            classes.append(Candidate(name=names[column], probability=share))
+        return classes
 
 
 class ServedModel:
@@ -123,6 +125,12 @@ class ServedModel:
         """Leave-one-out predictions of each class; it takes seconds."""
         return class_predictions(self.model)
 
+    def answers(self, pixels: Tensor) -> list[ScoredImage]:
+        """Return the results for images (n, s, s, 3) uint8."""
+        with torch.inference_mode():
+            z = self.model.embed(pixels.permute(0, 3, 1, 2))
+            return self.scored(z)
+
     def scored(self, z: Tensor) -> list[ScoredImage]:
         """Return the results for embeddings (n, d)."""
         head = self.model.head
@@ -136,16 +144,12 @@ class ServedModel:
         return [ScoredImage(self, *row) for row in rows]
 
 
-DecodedImage = tuple[np.ndarray, Future[ScoredImage]]
-"""Pixels (s, s, 3) uint8 of an image, and the answer that is waited for."""
-
-
 class Answering:
-    """Threads that decode images, and threads that embed as many together as wait.
+    """Threads, each of which decodes and embeds as many images together as wait.
 
-    On a CPU one thread per core embeds. Backbones that run side by side with one thread each are
-    faster than one after the other with all threads, because those wait for each other at every
-    layer. Batches save about a tenth of the CPU time where 16 clients ask at once.
+    One thread per core: backbones that run side by side with one thread each are faster than one
+    after the other with all threads, because those wait for each other at every layer. Batches save
+    about a tenth of the CPU time where 16 clients ask at once.
 
     Args:
         model: the model that answers first.
@@ -159,10 +163,8 @@ class Answering:
     def __init__(self, model: Classifier, version: int, options: ServiceOptions):
         self._options = options
         self.serve(model, version)
-        embedders = decoding_cores() if model.device.type == "cpu" else 1
-        self._ready: queue.SimpleQueue[DecodedImage] = queue.SimpleQueue()
-        self._decoders = ThreadPoolExecutor(decoding_cores(), "decode")
-        self._embedders = ThreadPoolExecutor(embedders, "answer")
+        self._asked = queue.SimpleQueue[tuple[bytes, Future[ScoredImage]]]()
+        self._threads = ThreadPoolExecutor(decoding_cores(), "answer")
 
     def serve(self, model: Classifier, version: int) -> None:
         """Answer with another model from here on."""
@@ -171,41 +173,36 @@ class Answering:
     def submit(self, content: bytes) -> Future[ScoredImage]:
         """Queue one image, given the content of its file; the result may be UnreadableImage."""
         answer: Future[ScoredImage] = Future()
-        self._decoders.submit(self._decode, content, answer)
+        self._asked.put((content, answer))
+        self._threads.submit(self._answer_batch)
         return answer
 
     def close(self) -> None:
         """Answer everything that is under way, and stop."""
-        self._decoders.shutdown()
-        self._embedders.shutdown()
+        self._threads.shutdown()
 
-    def _decode(self, content: bytes, answer: Future[ScoredImage]) -> None:
-        """Decode one image."""
-        try:
-            model = self.served.model
-            pixels = decoded(content, model.image_size, model.crop_ratio)
-            self._ready.put((pixels, answer))
-            self._embedders.submit(self._score)
-        except BaseException as error:  # whatever happened, someone waits for it
-            answer.set_exception(error)
-
-    def _score(self) -> None:
-        """Answer the decoded images; none are left where other calls took them together."""
-        batch = list[DecodedImage]()
+    def _answer_batch(self) -> None:
+        """Answer the images that wait; none are left where other calls took them together."""
+        model = self.served.model
+        pixels = []
+        answers: list[Future[ScoredImage]] = []
         with suppress(queue.Empty):
-            while len(batch) < LARGEST_BATCH:
-                batch.append(self._ready.get_nowait())
-        if not batch:
+            while len(answers) < LARGEST_BATCH:
+                content, answer = self._asked.get_nowait()
+                try:
+                    image = decoded(content, model.image_size, model.crop_ratio)
+                except Exception as error:  # whatever happened, someone waits for it
+                    answer.set_exception(error)
+                    continue
+                pixels.append(image)
+                answers.append(answer)
+        if not answers:
             return
         try:
-            served = self.served
-            pixels = torch.from_numpy(np.stack([pixels for pixels, _ in batch]))
-            with torch.inference_mode():
-                z = served.model.embed(pixels.permute(0, 3, 1, 2))
-                results = served.scored(z)
+            results = self.served.answers(torch.from_numpy(np.stack(pixels)))
         except BaseException as error:  # as above
-            for _, answer in batch:
+            for answer in answers:
                 answer.set_exception(error)
             return
-        for (_, answer), result in zip(batch, results, strict=True):
+        for answer, result in zip(answers, results, strict=True):
             answer.set_result(result)

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
@@ -28,7 +29,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment
 from PIL import Image
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 
@@ -140,9 +141,19 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": Error},
 }
 SentFiles = Annotated[list[UploadFile], File(description="one image or many")]
-ClassName = Annotated[str, Body(min_length=1, max_length=1000)]
+
+
+def encodable(text: str) -> str:
+    """Return a text; ValueError for one with half a character, which no file can store."""
+    text.encode()
+    return text
+
+
+Text = Annotated[str, AfterValidator(encodable)]
+TypedName = Annotated[Text, Field(max_length=1000)]
+ClassName = Annotated[TypedName, Body(min_length=1)]
 FileNames = Annotated[
-    list[str],
+    list[Text],
     Body(
         embed=True,
         min_length=1,
@@ -151,10 +162,6 @@ FileNames = Annotated[
 ]
 Count = Annotated[int, Body(ge=0, le=1000)]
 VersionNumber = Annotated[int, InPath(ge=1, le=10**9)]
-Waits = Annotated[
-    bool,
-    Query(description="false: answer at once with a job, to be asked for at /jobs"),
-]
 Anyway = Annotated[
     bool,
     Query(
@@ -203,7 +210,6 @@ async def classify(
         except UnreadableImage as error:
             answers.append(ImageAnswer(file=printable(name), unreadable=str(error)))
             continue
-        version = scored.served.version
         answers.append(service.inbox.answer(scored, name, top))
     return Classification(version=version, images=answers)
 
@@ -344,7 +350,7 @@ def remove(
 def name_images(
     service: AskedService,
     names: Annotated[
-        dict[str, Annotated[str, Field(max_length=1000)] | None],
+        dict[Text, TypedName | None],
         Body(
             embed=True,
             min_length=1,
@@ -360,11 +366,46 @@ def name_images(
 # ---------------------------------------------------------------------- changes
 
 
+@dataclass(frozen=True)
+class ChangeRequest:
+    """Asks for changes in the way of one request.
+
+    Attributes:
+        service: that makes them.
+        wait: whether the client waits for the end.
+    """
+
+    service: AskedService
+    wait: Annotated[
+        bool,
+        Query(description="false: answer at once with a job, to be asked for at /jobs"),
+    ] = True
+
+    async def __call__(self, work: Callable[..., Result], *args: Any) -> Response:
+        """Return the result of a change, or the job itself where the client does not wait.
+
+        Args:
+            work: method of the service that makes it.
+            args: of the method.
+        """
+        job = self.service.submit(work, *args)
+        if not self.wait:
+            return JSONResponse(job.model_dump(), status_code=202)
+        await asyncio.wrap_future(job.end)
+        if job.error is not None:
+            raise RequestError(job.status or 500, job.error)
+        result = job.update or job.change
+        return JSONResponse(result.model_dump() if result else None)
+
+
+AskedChange = Annotated[ChangeRequest, Depends()]
+
+
 @changes.post("/inbox/learn", response_model=UpdateResult)
 async def learn_waiting(
-    service: AskedService,
+    change: AskedChange,
     names: Annotated[
-        dict[str, str],
+        dict[Text, Text],
         Body(
             embed=True,
             min_length=1,
@@ -375,40 +416,36 @@ async def learn_waiting(
         bool, Query(description="true: learn on a copy, report, and throw it away")
     ] = False,
     anyway: Anyway = False,
-    wait: Waits = True,
 ) -> Response:
     """Learn images that wait, in one step. Those that wait no more are left out."""
-    return await changed(service, wait, service.learn, names, dry_run, anyway)
+    return await change(change.service.learn, names, dry_run, anyway)
 
 
 @changes.post("/forget", response_model=ChangeResult)
 async def forget(
-    service: AskedService,
+    change: AskedChange,
     name: Annotated[ClassName, Body(embed=True)],
-    anyway: Anyway = False,
-    wait: Waits = True,
 ) -> Response:
     """Remove a class: exactly where all of its images are kept and the head can, else from what
     is predicted.
     """
-    return await changed(service, wait, service.forget, name, anyway)
+    return await change(change.service.forget, name)
 
 
 @changes.post("/rename", response_model=ChangeResult)
 async def rename(
-    service: AskedService,
+    change: AskedChange,
     old: ClassName,
     new: ClassName,
     anyway: Anyway = False,
-    wait: Waits = True,
 ) -> Response:
     """Give a class another name."""
-    return await changed(service, wait, service.rename, old, new, anyway)
+    return await change(change.service.rename, old, new, anyway)
 
 
 @changes.post("/move", response_model=ChangeResult)
 async def move(
-    service: AskedService,
+    change: AskedChange,
     name: ClassName,
     into: Annotated[ClassName, Body(description="a known class, or a new one")],
     images: Annotated[
@@ -416,33 +453,30 @@ async def move(
         Body(description="names of files; null for all"),
     ] = None,
     anyway: Anyway = False,
-    wait: Waits = True,
 ) -> Response:
     """Make images of a class images of another one; without ``images`` both become one.
 
     All must be kept in the workspace.
     """
-    return await changed(service, wait, service.move, name, into, images, anyway)
+    return await change(change.service.move, name, into, images, anyway)
 
 
 @changes.post("/undo", response_model=ChangeResult)
-async def undo(service: AskedService, wait: Waits = True) -> Response:
+async def undo(change: AskedChange) -> Response:
     """Go back by one change."""
-    return await changed(service, wait, service.undo)
+    return await change(change.service.undo)
 
 
 @changes.post("/redo", response_model=ChangeResult)
-async def redo(service: AskedService, wait: Waits = True) -> Response:
+async def redo(change: AskedChange) -> Response:
     """Do again what was undone last."""
-    return await changed(service, wait, service.redo)
+    return await change(change.service.redo)
 
 
 @changes.post("/versions/{number}/serve", response_model=ChangeResult)
-async def serve(
-    service: AskedService, number: VersionNumber, wait: Waits = True
-) -> Response:
+async def serve(change: AskedChange, number: VersionNumber) -> Response:
     """Serve another version; this can be undone, too."""
-    return await changed(service, wait, service.go_to, number)
+    return await change(change.service.go_to, number)
 
 
 @routes.get("/purge")
@@ -453,7 +487,7 @@ def purge_counts(service: AskedService, images: Purged = "forgotten") -> Deleted
 
 @changes.post("/purge", response_model=ChangeResult)
 async def purge(
-    service: AskedService,
+    change: AskedChange,
     images: Annotated[
         Purged,
         Body(
@@ -461,30 +495,15 @@ async def purge(
             description="forgotten: kept images that the served version did not learn",
         ),
     ] = "forgotten",
-    wait: Waits = True,
 ) -> Response:
     """Delete kept images and every version but the served one, for good: this cannot be undone."""
-    return await changed(service, wait, service.purge, images == "all")
+    return await change(change.service.purge, images == "all")
 
 
 @routes.get("/jobs/{job}")
 def job(service: AskedService, job: str) -> Job:
     """Progress of a change."""
     return service.job(job)
-
-
-async def changed(
-    service: Service, wait: bool, work: Callable[..., Result], *args: Any
-) -> Response:
-    """Ask for a change; return its result, or the job itself where the client does not wait."""
-    job = service.submit(work, *args)
-    if not wait:
-        return JSONResponse(job.model_dump(), status_code=202)
-    await asyncio.wrap_future(job.end)
-    if job.error is not None:
-        raise RequestError(job.status or 500, job.error)
-    result = job.update or job.change
-    return JSONResponse(result.model_dump() if result else None)
 
 
 # ---------------------------------------------------------------------- versions

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import IO
+from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cifnet_pl.images.files import entry_name, is_hidden
 from cifnet_pl.images.image import FORMATS, EncodedImage, UnreadableImage
+from cifnet_pl.model.bundle import class_names
 from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.names import class_name, split_of
@@ -221,14 +222,30 @@ def refused(
 # ---------------------------------------------------------------------- what is sent
 
 
-def uploads(files: Iterable[tuple[str, IO[bytes]]]) -> Iterator[tuple[str, bytes]]:
+class Upload(NamedTuple):
+    """An image that was sent.
+
+    Attributes:
+        path: with which it was sent; used only for messages and the class.
+        content: of the file.
+        file: name under which it is kept: the SHA-256 of its content, and its format's extension.
+        unreadable: why it cannot be decoded; None if it can.
+    """
+
+    path: str
+    content: bytes
+    file: str = ""
+    unreadable: str | None = None
+
+
+def uploads(
+    files: Iterable[tuple[str, IO[bytes]]], size: int, crop_ratio: float
+) -> Iterator[Upload]:
     """Yield the images of a request, those in zip files included, one at a time.
 
     Args:
         files: names and open files.
-
-    Yields:
-        The path that an image was sent with, used only for messages and the class, and its content.
+        size, crop_ratio: what the model takes, as for :func:`decoded`.
 
     Raises:
         RequestError: more than the limits allow, or a zip file that is damaged.
@@ -239,10 +256,14 @@ def uploads(files: Iterable[tuple[str, IO[bytes]]]) -> Iterator[tuple[str, bytes
             images = _zipped_images(name, file)
         else:
             images = iter([(name, content_of(name, file))])
-        for image in images:
+        for path, content in images:
             count += 1
             check_number(count)
-            yield image
+            try:
+                decoded(content, size, crop_ratio)
+                yield Upload(path, content, file_name(content))
+            except UnreadableImage as error:
+                yield Upload(path, content, unreadable=str(error))
 
 
 def check_number(images: int) -> None:
@@ -325,19 +346,35 @@ def file_name(content: bytes) -> str:
 
 
 def tidy(name: str) -> str:
-    """Return a class name in Unicode form NFC, without spaces around it or two in a row.
-
-    Raises:
-        RequestError: it holds half a character (a lone surrogate), which no file can store.
-    """
-    if any("\ud800" <= character <= "\udfff" for character in name):
-        raise RequestError(422, "a class name holds half a character: type it again")
+    """Return a class name in Unicode form NFC, without spaces around it or two in a row."""
     return re.sub(r"[^\S\t-\r]+", " ", class_name(name)).strip(" ")
 
 
 def bare(name: str) -> str:
     """Return a name without what typing mistakes change: spaces, capitals and Unicode form."""
     return "".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def checked_names(
+    names: Iterable[str], known: Sequence[str], anyway: bool
+) -> dict[str, str]:
+    """Return the class names that someone typed: as they were typed → as they are stored.
+
+    Args:
+        names: that were typed.
+        known: names that exist already.
+        anyway: whether they may be nearly those of known classes.
+
+    Raises:
+        UsageError: one cannot be the name of a class.
+        RequestError: one may be a typing mistake.
+    """
+    stored = {name: tidy(name) for name in names}
+    distinct = list(dict.fromkeys(stored.values()))
+    class_names(distinct, "the request", UsageError)
+    if not anyway:
+        check_similar(distinct, known)
+    return stored
 
 
 def check_similar(names: Sequence[str], known: Sequence[str]) -> None:
@@ -379,4 +416,4 @@ def folder_of(path: str) -> str | None:
             parts.append(part)
     if len(parts) < 2 or split_of(parts[-2]) is not None:
         return None
-    return parts[-2]
+    return class_name(parts[-2])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import IO, NamedTuple
@@ -30,21 +30,14 @@ from cifnet_pl.serving.answering import (
 )
 from cifnet_pl.serving.gate import (
     ApiObject,
-    bare,
-    decoded,
-    file_name,
+    Upload,
+    checked_names,
     folder_of,
-    tidy,
     uploads,
 )
 from cifnet_pl.serving.messages import DAMAGED, SHOWN_NAMES, RequestError
-from cifnet_pl.serving.workspace import (
-    ReceivedImage,
-    WaitingImage,
-    Workspace,
-    is_undamaged,
-)
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.serving.workspace import WaitingImage, Workspace
+from cifnet_pl.utilities.text import number_of, printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
 
@@ -123,25 +116,20 @@ class UploadGroup(ApiObject):
     """Class that is predicted for most of them; null: none."""
 
 
-class LabelledUpload(NamedTuple):
-    """An image that is to be learned.
+class ImagesToLearn(NamedTuple):
+    """Images that wait and are to be learned.
 
     Attributes:
-        sent: path that it was sent with.
-        file: name of its file in the workspace.
-        name: of its class.
-        hash: of its content, as models store it.
+        classes: class name → names of files.
+        selected: content hashes of those that someone chose while others wait. These are the least
+            probable ones, so an accuracy of them says little of new images. None where only folders
+            named them; none at all where nothing else waits.
+        left_out: images that cannot be learned.
     """
 
-    sent: str
-    file: str
-    name: str
-    hash: int
-
-    @property
-    def is_named_by_folder(self) -> bool:
-        """Whether its class is that of the folder that it was sent in, and nobody chose it."""
-        return bare(folder_of(self.sent) or "") == bare(self.name)
+    classes: dict[str, list[str]]
+    selected: list[int] | None
+    left_out: list[LeftOut]
 
 
 class Inbox:
@@ -273,30 +261,31 @@ class Inbox:
             RequestError: more than the limits allow; images before that one wait.
         """
         result = Received(images=[], known=0)
-        images = uploads(files)
         model = self.answering.served.model
-        learned = self.classes_of_images()
+        images = uploads(files, model.image_size, model.crop_ratio)
+        learned = self._classes_of_images()
         waiting = {image.file for image in self.workspace.waiting()}
         while part := list(islice(images, LARGEST_BATCH)):
-            received = list[ReceivedImage]()
-            readable = 0
-            for path, content in part:
-                try:
-                    decoded(content, model.image_size, model.crop_ratio)
-                    file = file_name(content)
-                except UnreadableImage as error:
-                    left_out = LeftOut(file=printable(path), reason=str(error))
+            received = list[Upload]()
+            for image in part:
+                sent = printable(image.path)
+                names = learned.get(content_hash(image.content))
+                if image.unreadable is not None:
+                    left_out = LeftOut(file=sent, reason=image.unreadable)
                     result.unreadable.append(left_out)
-                    continue
-                readable += 1
-                names = learned.get(content_hash(content))
-                if names is None:
-                    received.append(ReceivedImage(file, path, content))
+                elif names is None:
+                    received.append(image)
                 else:
-                    result.learned_elsewhere += self._elsewhere(file, path, names)
+                    result.known += 1
+                    folder = folder_of(image.path)
+                    if folder in model.class_names and folder not in names:
+                        elsewhere = LearnedElsewhere(
+                            image=image.file, file=sent, name=min(names), folder=folder
+                        )
+                        result.learned_elsewhere.append(elsewhere)
             new = self.workspace.receive(received, waiting, again)
             result.images += new
-            result.known += readable - len(new)
+            result.known += len(received) - len(new)
         self.request_update()
         return result
 
@@ -305,7 +294,7 @@ class Inbox:
         self.workspace.remove(images, back)
         self.request_update()
 
-    def classes_of_images(self) -> dict[int, set[str]]:
+    def _classes_of_images(self) -> dict[int, set[str]]:
         """Return the classes in which each image was learned, by the hash of its content."""
         model = self.answering.served.model
         names = model.class_names
@@ -313,17 +302,6 @@ class Inbox:
         for image, positions in classes_of_hashes(model, names).items():
             classes[image] = {names[position] for position in positions}
         return classes
-
-    def _elsewhere(
-        self, file: str, path: str, names: Collection[str]
-    ) -> list[LearnedElsewhere]:
-        """Return an image that was learned, if its folder names another class that is known."""
-        folder = tidy(folder_of(path) or "")
-        if folder not in self.answering.served.model.class_names or folder in names:
-            return []
-        name = sorted(names)[0]
-        sent = printable(path)
-        return [LearnedElsewhere(image=file, file=sent, name=name, folder=folder)]
 
     def view(
         self, first: int, count: int, after: int | None = None, surest: bool = False
@@ -433,40 +411,62 @@ class Inbox:
             groups.append(UploadGroup(images=members, suggestion=suggestion))
         return groups
 
-    def labelled(
-        self, names: Mapping[str, str]
-    ) -> tuple[list[LabelledUpload], list[LeftOut]]:
-        """Return images that wait with the classes that they are to be, and those left out.
+    def to_learn(self, names: Mapping[str, str], anyway: bool) -> ImagesToLearn:
+        """Return images that wait, but those that were learned as the same class before.
 
         Args:
             names: name of an image's file → its class. Images that do not wait any more are left
                 out.
+            anyway: whether to learn what may be a mistake.
 
         Raises:
-            RequestError: none of them waits, or a class name that cannot be stored.
+            RequestError: none is left; or, unless it is learned ``anyway``, a class whose name is
+                nearly that of another one, or an image that was learned as another class.
         """
-        sent = {image.file: image.path for image in self.workspace.waiting()}
-        images = []
-        left_out = []
-        for file, name in names.items():
-            if file not in sent:
-                continue
-            path = self.workspace.images_folder / file
-            if is_undamaged(path):
-                value = content_hash(path.read_bytes())
-                images.append(LabelledUpload(sent[file], file, tidy(name), value))
-            else:
-                shown = printable(sent[file])
-                left_out.append(LeftOut(file=shown, reason=DAMAGED))
-        if left_out and not images:
-            raise RequestError(409, f"{left_out[0].file}: {DAMAGED}")
-        if not images:
+        waiting = {image.file: image for image in self.workspace.waiting()}
+        chosen = [file for file in names if file in waiting]
+        if not chosen:
             raise RequestError(
                 409,
                 "none of these photos waits any more: someone else decided them, or took them"
                 " away",
             )
-        return images, left_out
+        known = self.answering.served.model.class_names
+        stored = checked_names([names[file] for file in chosen], known, anyway)
+        content_of = {path.name: path for path in self.workspace.unchanged(chosen)}
+        learned = self._classes_of_images()
+        classes: dict[str, list[str]] = {}
+        selected = []
+        left_out = []
+        for file in chosen:
+            image = waiting[file]
+            if file not in content_of:
+                shown = printable(image.path)
+                left_out.append(LeftOut(file=shown, reason=DAMAGED))
+                continue
+            name = stored[names[file]]
+            content = content_hash(content_of[file].read_bytes())
+            names_before = learned.get(content, set())
+            if names_before - {name} and not anyway:
+                other = min(names_before - {name})
+                raise RequestError(
+                    409,
+                    f"{image.path} was learned as '{other}' before, and a photo in two classes"
+                    " makes both of them worse",
+                    anyway=True,
+                )
+            if name not in names_before:
+                classes.setdefault(name, []).append(file)
+                if name not in image.folders:
+                    selected.append(content)
+        if not content_of:
+            raise RequestError(409, f"{left_out[0].file}: {DAMAGED}")
+        if not classes:
+            photos = number_of(len(content_of), "photo")
+            raise RequestError(422, f"{photos} sent, but all were learned before")
+        if waiting.keys() <= content_of.keys():
+            return ImagesToLearn(classes, [], left_out)
+        return ImagesToLearn(classes, selected or None, left_out)
 
 
 def _sureness(scored: ScoredImage) -> tuple[bool, float]:
@@ -496,15 +496,12 @@ def groups_of(z: Tensor) -> list[list[int]]:
 
     if len(z) < 3:
         return [list(range(len(z)))]
-    unit = normalize(z.double(), dim=1)
-    distances = (1 - unit @ unit.T).clamp_min(0).fill_diagonal_(0).cpu().numpy()
+    embeddings = z.double().cpu().numpy()
     choices = []
     for groups in range(2, min(LARGEST_GROUPS, len(z) - 1) + 1):
-        clustering = AgglomerativeClustering(
-            groups, metric="precomputed", linkage="average"
-        )
-        choices.append(clustering.fit_predict(distances))
-    silhouette = partial(silhouette_score, distances, metric="precomputed")
+        clustering = AgglomerativeClustering(groups, metric="cosine", linkage="average")
+        choices.append(clustering.fit_predict(embeddings))
+    silhouette = partial(silhouette_score, embeddings, metric="cosine")
     labels = max(choices, key=silhouette)
     found = [np.flatnonzero(labels == label).tolist() for label in set(labels)]
     return sorted(found, key=len, reverse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,10 +19,10 @@ from cifnet_pl.model.calibration import (
     forecast,
 )
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.metrics import left_out_confusion, percent, rarely_predicted
+from cifnet_pl.model.metrics import left_out_confusion, rarely_predicted
 from cifnet_pl.model.more_images import gain_of_more_images, gain_text
 from cifnet_pl.serving.gate import ApiObject
-from cifnet_pl.serving.messages import ACCURACY_MESSAGES, SHOWN_NAMES, RequestError
+from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError
 
 CONFUSED_SHARE = 0.1
 """Share of a class's images from which another class is named as one that it is confused with."""
@@ -34,6 +35,19 @@ AUDITED_IMAGES = 2000
 
 WIDEST_INTERVAL = 75
 """Width in points of an interval of an accuracy, from which on nothing is said of a class."""
+
+
+ACCURACY_MESSAGES = {
+    "given": "Photos taken together, as they were named, count as one.",
+    "found": "Photos taken together, on one day or at one place, count as one.",
+    "independent": "No photos taken together were found, so one number serves for both.",
+    "measured": "Measured on photos of another place that someone named.",
+    "one_group": "Most classes have photos of one day or place only, so how often it is right on"
+    " another day cannot be told.",
+    "few": "There are too few photos to say how often it is right on another day.",
+    "unknown": "How often it is right on another day is not estimated.",
+}
+"""How the two accuracies were found, by the kind of the estimate."""
 
 
 class AccuracyEstimate(ApiObject):
@@ -147,23 +161,28 @@ def accuracy_of_classes(
     samples = model.calibration_samples()
     if confusion is None or samples is None:
         return None, None
-    columns = [model.class_names.index(name) for name in names]
-    right = confusion.diagonal()[columns].sum()
-    accuracy = percent(int(right), int(confusion[columns].sum()))
-    if accuracy is None:
+    rows = [model.class_names.index(name) for name in names]
+    return _accuracy(confusion, samples, rows)
+
+
+def _accuracy(
+    confusion: np.ndarray, samples: CalibrationSamples, rows: Sequence[int]
+) -> tuple[float | None, tuple[float, float] | None]:
+    """Return the accuracy of the classes of some rows, as :func:`accuracy_of_classes` does."""
+    images = int(confusion[rows].sum())
+    if not images:
         return None, None
-    groups = count_groups(samples, torch.tensor(columns))
-    return accuracy, forecast(accuracy / 100, groups)
+    share = float(confusion[rows, rows].sum()) / images
+    return 100 * share, forecast(share, count_groups(samples, rows))
 
 
-def count_groups(samples: CalibrationSamples, columns: torch.Tensor) -> int:
+def count_groups(samples: CalibrationSamples, columns: Sequence[int]) -> int:
     """Return the number of groups of the samples that count of some classes."""
     groups = samples.groups
     if groups is None:  # each sample is one
         groups = torch.arange(len(samples.y))
-    counted = samples.counted & torch.isin(
-        samples.columns, columns.to(samples.y.device)
-    )
+    wanted = torch.tensor(columns, device=samples.columns.device)
+    counted = samples.counted & torch.isin(samples.columns, wanted)
     return len(torch.unique(groups[counted.to(groups.device)]))
 
 
@@ -181,24 +200,21 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
     names = model.class_names
     estimates = [ClassEstimate(name=name, accuracy=None) for name in names]
     kind = model.calibration.estimate_kind
+    confusion = left_out_confusion(model)
     samples = model.calibration_samples()
-    confusion = None
-    if kind != "unknown":
-        confusion = left_out_confusion(model)
-    if samples is None or confusion is None:
+    if kind == "unknown" or confusion is None or samples is None:
         return estimates
-    rare = rarely_predicted(confusion.diagonal(), confusion.sum(axis=1))
+    images = confusion.sum(axis=1)
+    rare = rarely_predicted(confusion)
     for row, estimate in enumerate(estimates):
         estimate.confused_with = confused_with(names, confusion[row], row)
-        images = int(confusion[row].sum())
         if kind == "few":
             continue
         estimate.rarely_predicted = row in rare
-        if images >= MIN_IMAGES_PER_CLASS:
-            share = float(confusion[row, row]) / images
-            interval = forecast(share, count_groups(samples, torch.tensor([row])))
-            if interval.high - interval.low <= WIDEST_INTERVAL:
-                estimate.accuracy = 100 * share
+        if images[row] >= MIN_IMAGES_PER_CLASS:
+            accuracy, interval = _accuracy(confusion, samples, [row])
+            if interval is not None and interval[1] - interval[0] <= WIDEST_INTERVAL:
+                estimate.accuracy = accuracy
                 estimate.interval = interval
     return estimates
 
@@ -226,8 +242,9 @@ def audited_labels(kept_images: Mapping[str, Sequence[str]]) -> dict[str, str]:
     labels = {}
     for name, files in kept_images.items():
         labels.update(dict.fromkeys(files, name))
-    step = max(1, -(-len(labels) // AUDITED_IMAGES))
-    return dict(list(labels.items())[::step])
+    every = list(labels)
+    parts = math.ceil(len(every) / AUDITED_IMAGES)
+    return {file: labels[file] for file in every[:: max(1, parts)]}
 
 
 def audited(files: Sequence[str], z: torch.Tensor, labels: Sequence[str]) -> AuditView:

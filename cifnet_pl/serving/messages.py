@@ -1,10 +1,10 @@
-"""What is said to the people who use the page, in everyday words: refusals, and what comes next."""
+"""Refusals of requests: an HTTP status, and a sentence in everyday words."""
 
 from __future__ import annotations
 
 import errno
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from cifnet_pl.utilities.errors import (
     CifnetError,
@@ -12,13 +12,10 @@ from cifnet_pl.utilities.errors import (
     UnsupportedError,
     UsageError,
 )
-from cifnet_pl.utilities.text import listed, printable
+from cifnet_pl.utilities.text import printable
 
 SHOWN_NAMES = 3
 """Class names in one sentence; others are counted."""
-
-ENOUGH_IMAGES = 10
-"""Images of a class below which more of it are asked for."""
 
 DISK_ERRORS = (
     errno.ENOSPC,
@@ -35,31 +32,6 @@ DISK_FULL = (
     " delete photos of forgotten classes, or make room on it"
 )
 DAMAGED = "its file was deleted or changed on the server's disk"
-
-ACCURACY_MESSAGES = {
-    "given": "Photos taken together, as they were named, count as one.",
-    "found": "Photos taken together, on one day or at one place, count as one.",
-    "independent": "No photos taken together were found, so one number serves for both.",
-    "measured": "Measured on photos of another place that someone named.",
-    "one_group": "Most classes have photos of one day or place only, so how often it is right on"
-    " another day cannot be told.",
-    "few": "There are too few photos to say how often it is right on another day.",
-    "unknown": "How often it is right on another day is not estimated.",
-}
-"""How the two accuracies were found, by the kind of the estimate."""
-
-
-def quoted(names: Sequence[str]) -> str:
-    """Return a few class names, quoted."""
-    return listed([f"'{printable(name)}'" for name in names], SHOWN_NAMES)
-
-
-def next_step(counts: Mapping[str, int]) -> str:
-    """Return the most useful next step, given the numbers of images by class."""
-    few = [name for name, count in counts.items() if count < ENOUGH_IMAGES]
-    if few:
-        return f"Next: add photos of {quoted(few)}, taken on another day."
-    return "Next: ask about photos of another day."
 
 
 class RequestError(UsageError):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cifnet_pl.utilities.errors import CifnetError, UsageError, check_that, explained
 from cifnet_pl.utilities.files import RECOMMENDED, config_files, expanded, read_yaml
 from cifnet_pl.utilities.run_folders import images_of_run
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import number_of, printable, slug
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
@@ -157,13 +157,12 @@ def _access(secret: str | None, host: str, address: str | None) -> Access:
     """Return who may ask; UsageError where others can reach the service without a token."""
     from cifnet_pl.serving.gate import Access, allowed_hosts
 
-    if secret is None and (address is not None or host not in LOOPBACK):
-        shown = f"--address {address}" if address is not None else f"--host {host}"
+    is_local = host in LOOPBACK
+    if secret is None and (address is not None or not is_local):
         raise UsageError(
-            f"{printable(shown)} can be reached from other machines: give a --token or"
-            " --token_file"
+            "the page can be reached from other machines: give a --token or --token_file"
         )
-    return Access(secret, allowed_hosts(address) if host in LOOPBACK else None)
+    return Access(secret, allowed_hosts(address) if is_local else None)
 
 
 def _run(app: Gate, listening: socket.socket) -> None:
@@ -212,12 +211,12 @@ def keep_watching(service: Service, folder: Path) -> None:
             try:
                 files = [(name, io.BytesIO(image.content))]
                 service.inbox.receive(files, again=False)
+            except RequestError as error:
+                log.warning("%s is left out: %s", image.path, error)
             except CifnetError as error:
                 log.warning("%s is left out for now: %s", image.path, error)
-                is_refused = isinstance(error, RequestError) and error.status < 500
-                if not is_refused:
-                    images.find_again(image)
-                    service.closed.wait(WATCH_SECONDS)
+                images.find_again(image)
+                service.closed.wait(WATCH_SECONDS)
 
 
 def empty_model() -> Classifier:
@@ -262,7 +261,7 @@ def _plain(path: Path) -> str:
     name = path.name.removesuffix("-workspace")
     if re.fullmatch(r"version_\d+", path.name):
         name = path.parent.name
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "model"
+    return slug(name, "A-Z.-") or "model"
 
 
 def network_address() -> str:
@@ -285,9 +284,11 @@ def show_address(address: str, secret: str | None) -> None:
 
 
 def _announce(host: str, port: int, classes: int, secret: bool) -> None:
-    shown = "localhost" if host in LOOPBACK else host
-    if ":" in shown:
-        shown = f"[{shown}]"
+    shown = host
+    if host in LOOPBACK:
+        shown = "localhost"
+    elif ":" in host:
+        shown = f"[{host}]"
     message = f"{number_of(classes, 'class')} at http://{shown}:{port} (the API: /docs)"
     if secret:
         message += "; it asks for the token"

@@ -23,19 +23,19 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor
 
 from cifnet_pl.data.samples import SampleTable, table_of
-from cifnet_pl.model.bundle import Event, class_names
+from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.learn import learn
 from cifnet_pl.serving.answering import Answering, ServiceOptions
-from cifnet_pl.serving.gate import ApiObject, check_similar, tidy
-from cifnet_pl.serving.inbox import Inbox, LabelledUpload, LeftOut
+from cifnet_pl.serving.gate import ApiObject, checked_names
+from cifnet_pl.serving.inbox import Inbox, LeftOut
 from cifnet_pl.serving.inspection import AccuracyEstimate, accuracy_of_classes
-from cifnet_pl.serving.messages import RequestError, next_step, quoted, refusal_of
-from cifnet_pl.serving.workspace import Change, Workspace, is_undamaged
+from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError, refusal_of
+from cifnet_pl.serving.workspace import Change, Workspace
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import listed, number_of, printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
 
@@ -46,6 +46,9 @@ SCORES = {
     "old_accuracy_after",
 }
 """What a version keeps of its update."""
+
+ENOUGH_IMAGES = 10
+"""Images of a class below which more of it are asked for."""
 
 QUEUED_CHANGES = 32
 """Unfinished changes, beyond which others are refused, and finished ones that are remembered."""
@@ -107,7 +110,7 @@ class Job(ApiObject):
     """Name that was given → class that is meant instead, maybe."""
     update: UpdateResult | None = None
     change: ChangeResult | None = None
-    _end: Future[None] = PrivateAttr(default_factory=Future)
+    _end: Future[None] = PrivateAttr()
 
     @property
     def end(self) -> Future[None]:
@@ -120,19 +123,18 @@ class EmbeddedUploads(LabelledImages):
     """Labelled images whose embeddings are known.
 
     Attributes:
-        known: embeddings (d,) by the names of files.
+        z: (n, d) embeddings.
     """
 
-    known: Mapping[str, Tensor] = field(default_factory=dict)
+    z: Tensor = field(default_factory=partial(torch.zeros, 0, 0))
 
     def embedded(
         self, *args: Any, **options: Any
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield rows and embeddings, as :meth:`LabelledImages.embedded` does."""
-        names = self.files.names
-        rows = np.arange(len(names))
+        rows = np.arange(len(self.z))
         self.looks[:] = self.files.look(rows)
-        yield rows, torch.stack([self.known[name] for name in names])
+        yield rows, self.z
 
 
 class Service:
@@ -200,8 +202,8 @@ class Service:
             for key in finished[:-QUEUED_CHANGES]:
                 del self._jobs[key]
             job = Job(action=work.__name__)
+            job._end = self._thread.submit(self._make, job, work, args)
             self._jobs[job.job] = job
-        self._thread.submit(self._make, job, work, args)
         return job
 
     def job(self, key: str) -> Job:
@@ -242,7 +244,6 @@ class Service:
             job.status = 200
             job.state = "done"
         self.inbox.request_update()
-        job.end.set_result(None)
 
     # ------------------------------------------------------------------ changes: learn
 
@@ -257,18 +258,13 @@ class Service:
             anyway: whether to learn what may be a mistake.
         """
         start = time.perf_counter()
-        uploads, unreadable = self.inbox.labelled(names)
-        uploads = self._to_learn(uploads, anyway)
-        classes: dict[str, list[str]] = {}
-        for image in uploads:
-            classes.setdefault(image.name, []).append(image.file)
-        class_names(list(classes), "the request", UsageError)
+        images = self.inbox.to_learn(names, anyway)
         old = self.answering.served.model.clone()
-        self._choose_calibration_samples(old, uploads)
-        update = learn(old, self._images(classes))
+        if images.selected is not None:
+            chosen = torch.tensor(images.selected, dtype=torch.int64)
+            old.calibration.exclude_selected(chosen)
+        update = learn(old, self._images(images.classes))
         model = update.model
-        for file, reason in update.unreadable:
-            unreadable.append(LeftOut(file=printable(file.name), reason=reason))
         before, _ = accuracy_of_classes(old, old.class_names)
         after, interval = accuracy_of_classes(model, old.class_names)
         right = update.score.accuracy
@@ -277,7 +273,7 @@ class Service:
         model.history.append(event)
         result = UpdateResult(
             learned=update.learned,
-            unreadable=unreadable,
+            unreadable=images.left_out,
             held_out_accuracy=right,
             held_out_images=update.score.images,
             old_accuracy_before=before,
@@ -285,58 +281,12 @@ class Service:
             old_accuracy_interval=interval,
             next_step=next_step(model.counts),
             accuracy=AccuracyEstimate.from_model(model),
-            warnings=old.class_name_warnings(list(classes)),
+            warnings=old.class_name_warnings(list(images.classes)),
         )
         if not dry_run:
-            self._store(model, classes, result)
+            self._store(model, images.classes, result)
         result.seconds = time.perf_counter() - start
         return result
-
-    def _to_learn(
-        self, uploads: Sequence[LabelledUpload], anyway: bool
-    ) -> list[LabelledUpload]:
-        """Return the images that were not learned as the same class before.
-
-        Raises:
-            RequestError: no image is left; or, unless it is learned ``anyway``, a class whose name
-                is nearly that of another one, or an image that was learned as another class.
-        """
-        learned = self.inbox.classes_of_images()
-        if not anyway:
-            names = list(dict.fromkeys(image.name for image in uploads))
-            check_similar(names, self.answering.served.model.class_names)
-        new = []
-        for image in uploads:
-            classes = learned.get(image.hash, set())
-            others = sorted(classes - {image.name})
-            if others and not anyway:
-                raise RequestError(
-                    409,
-                    f"{image.sent} was learned as '{others[0]}' before, and a photo in two classes"
-                    " makes both of them worse",
-                    anyway=True,
-                )
-            if image.name not in classes:
-                new.append(image)
-        if not new:
-            photos = number_of(len(uploads), "photo")
-            raise RequestError(422, f"{photos} sent, but all were learned before")
-        return new
-
-    def _choose_calibration_samples(
-        self, model: Classifier, uploads: Sequence[LabelledUpload]
-    ) -> None:
-        """Tell a model which images were chosen by a person while others waited.
-
-        Those are the least probable ones, so an accuracy of them says little of new images.
-        """
-        labelled = {image.file for image in uploads}
-        chosen = [image.hash for image in uploads if not image.is_named_by_folder]
-        if {image.file for image in self.workspace.waiting()} <= labelled:
-            chosen = []
-        elif not chosen:
-            return
-        model.calibration.exclude_selected(torch.tensor(chosen, dtype=torch.int64))
 
     def _images(self, classes: Mapping[str, Sequence[str]]) -> EmbeddedUploads:
         """Return images of the workspace with their embeddings: class name → names of files."""
@@ -350,8 +300,7 @@ class Service:
         labels = [label_of[file] for file in present]
         table = table_of(name=present).assign(label=labels)
         images = SampleTable(table, root=self.workspace.images_folder)
-        known = dict(zip(present, z, strict=True))
-        return EmbeddedUploads(list(classes), images, known=known)
+        return EmbeddedUploads(list(classes), images, z=z)
 
     def _store(
         self, model: Classifier, classes: dict[str, list[str]], result: UpdateResult
@@ -371,29 +320,19 @@ class Service:
 
     # ------------------------------------------------------------------ changes of classes
 
-    def forget(self, name: str, anyway: bool = False) -> ChangeResult:
+    def forget(self, name: str) -> ChangeResult:
         """Forget a class.
 
-        It is exact where all of its images are kept, else it is taken out of the predictions.
-
-        Args:
-            name: of the class.
-            anyway: whether to take it out of the predictions where a kept image is damaged.
+        It is exact where all of its images are kept unchanged, else it is taken out of the
+        predictions.
         """
         old = self._model_with_another(name)
         kept_images = self.workspace.kept_images().get(name, [])
         images = None
         if old.head.subtracts:
-            images = self.workspace.whole_class(name, old.counts[name])
-        if images and not all(map(is_undamaged, images)):
-            if not anyway:
-                raise RequestError(
-                    409,
-                    f"photos of '{name}' were changed on the server's disk, so it can be forgotten"
-                    " from the answers only; its photos would still count against other classes",
-                    anyway=True,
-                )
-            images = None
+            images = self.workspace.unchanged(kept_images)
+            if len(images) != old.counts[name]:
+                images = None
         done = forget(old, name, images)
         message = f"forgot '{name}' exactly: the model keeps nothing of its photos"
         if not done.exact:
@@ -417,18 +356,16 @@ class Service:
             anyway: whether it may be nearly the name of another class.
         """
         model = self.answering.served.model.clone()
-        name = tidy(new)
         require(model, old)
+        others = [other for other in model.class_names if other != old]
+        name = checked_names([new], others, anyway)[new]
         if name == old:
             same = f"'{name}' has this name already: give another one"
             raise RequestError(422, same)
-        others = [other for other in model.class_names if other != old]
         if name in others:
             taken = f"there is a class '{name}' already"
             joined = f"'{name}' and '{old}' would become one"
             raise RequestError(409, f"{taken}: {joined}", {new: name})
-        if not anyway:
-            check_similar([name], others)
         model.rename(old, name)
         message = f"renamed '{old}' to '{name}'"
         change = Change(action="rename", message=message, renamed=(old, name))
@@ -452,8 +389,7 @@ class Service:
             anyway: whether ``into`` may be nearly the name of another class.
         """
         model = self._model_with_another(name)
-        target = tidy(into)
-        class_names([target], "the request", UsageError)
+        target = checked_names([into], model.class_names, anyway)[into]
         kept_images = self.workspace.kept_images()
         own = kept_images.get(name, [])
         moved = own
@@ -465,10 +401,8 @@ class Service:
                 f"none of these is a photo of '{name}' that is to be another class"
             )
             raise RequestError(422, nothing)
-        if not anyway:
-            check_similar([target], model.class_names)
-        removed = self.workspace.whole_class(name, model.counts[name])
-        is_whole = removed is not None and all(map(is_undamaged, removed))
+        removed = self.workspace.unchanged(own)
+        is_whole = len(removed) == model.counts[name]
         if not is_whole or not model.head.subtracts:
             raise RequestError(
                 409,
@@ -517,23 +451,16 @@ class Service:
         step = self.workspace.step(action)
         if step is None:
             raise RequestError(409, f"there is no change to {action}")
-        served = self.workspace.current
-        changed = {"undo": served, "redo": step.version}
-        change = self.workspace.version(changed[action])
         message = f"went to version {step.version}"
-        if {change.number, change.parent} == {served, step.version}:
-            message = f"{done}: {change.message}"
-        return self._go(step.version, message, action, step.place)
+        if step.message is not None:
+            message = f"{done}: {step.message}"
+        model = self.workspace.go(step.version, action, step.place)
+        return self._serve(model, step.version, message)
 
     def go_to(self, number: int) -> ChangeResult:
         """Serve another version."""
-        return self._go(number, f"went to version {number}")
-
-    def _go(self, number: int, message: str, *step: Any) -> ChangeResult:
-        """Serve a stored version; ``step`` is as for :meth:`Workspace.go`."""
-        model = self.workspace.go(number, *step)
-        self.answering.serve(model, number)
-        return ChangeResult(version=number, message=message)
+        model = self.workspace.go(number)
+        return self._serve(model, number, f"went to version {number}")
 
     def purge(self, every: bool) -> ChangeResult:
         """Delete kept images, and all versions but the served one, for good.
@@ -553,8 +480,12 @@ class Service:
     def _changed(self, model: Classifier, change: Change) -> ChangeResult:
         """Store a changed model and serve it; return the answer."""
         number = self.workspace.commit(model, change)
+        return self._serve(model, number, change.message)
+
+    def _serve(self, model: Classifier, number: int, message: str) -> ChangeResult:
+        """Serve the model of a stored version; return the answer."""
         self.answering.serve(model, number)
-        return ChangeResult(version=number, message=change.message)
+        return ChangeResult(version=number, message=message)
 
 
 def require(model: Classifier, name: str) -> None:
@@ -563,3 +494,16 @@ def require(model: Classifier, name: str) -> None:
         model.labels([name])
     except UsageError as error:
         raise RequestError(404, str(error)) from error
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Return a few class names, quoted."""
+    return listed([f"'{printable(name)}'" for name in names], SHOWN_NAMES)
+
+
+def next_step(counts: Mapping[str, int]) -> str:
+    """Return the most useful next step, given the numbers of images by class."""
+    few = [name for name, count in counts.items() if count < ENOUGH_IMAGES]
+    if few:
+        return f"Next: add photos of {quoted(few)}, taken on another day."
+    return "Next: ask about photos of another day."

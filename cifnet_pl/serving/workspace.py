@@ -22,7 +22,7 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -32,7 +32,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import classes_of_hashes
 from cifnet_pl.model.served import JOURNAL, SERVED_VERSION, bundle_of_version
 from cifnet_pl.model.store import load_bundle
-from cifnet_pl.serving.gate import ApiObject, file_name, folder_of
+from cifnet_pl.serving.gate import ApiObject, Upload, file_name, folder_of
 from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -126,46 +126,30 @@ class WaitingImage(NamedTuple):
     Attributes:
         number: larger for images that came later.
         file: name of its file in the workspace.
-        paths: with which it was sent, the first first.
+        path: with which it was sent first.
+        folders: names of the folders that it was sent in, each once.
         name: of its class, as someone typed it; None without.
     """
 
     number: int
     file: str
-    paths: tuple[str, ...]
+    path: str
+    folders: list[str]
     name: str | None
 
-    @property
-    def path(self) -> str:
-        """The path that it was sent with first."""
-        return self.paths[0] if self.paths else self.file
 
-    @property
-    def folders(self) -> list[str]:
-        """Names of the folders that it was sent in, each once."""
-        folders = [folder_of(path) for path in self.paths]
-        return list(dict.fromkeys(folder for folder in folders if folder is not None))
+class LineStep(NamedTuple):
+    """A step along the line of versions.
 
-
-class LinePlace(NamedTuple):
-    """A place of the line of versions, and the version there."""
+    Attributes:
+        place: to which it leads.
+        version: there.
+        message: of the change that it takes back or makes again; None where it does neither.
+    """
 
     place: int
     version: int
-
-
-class ReceivedImage(NamedTuple):
-    """An image that was sent.
-
-    Attributes:
-        file: name of its file in the workspace.
-        path: with which it was sent.
-        content: of the file.
-    """
-
-    file: str
-    path: str
-    content: bytes
+    message: str | None
 
 
 class DeletedCounts(ApiObject):
@@ -335,15 +319,30 @@ class Workspace:
         learned: dict[str, list[str]] = {}
         if images is not None:
             self.images_folder.mkdir(exist_ok=True)
-            for path, file, name in learned_images(model, images):
-                if file not in learned.setdefault(name, []):
-                    _link(path, self.images_folder / file)
-                    learned[name].append(file)
+            learned = self._link_learned(model, images)
         message = "began with no class"
         if model.class_names:
             classes = number_of(len(model.class_names), "class")
             message = f"{classes} from the model that was given"
         self.commit(model, Change(action="open", message=message, learned=learned))
+
+    def _link_learned(self, model: Classifier, folder: Path) -> dict[str, list[str]]:
+        """Keep the images of a folder that a model has learned, found by their content."""
+        classes = classes_of_hashes(model, model.class_names)
+        learned: dict[str, set[str]] = {}
+        for path in find_images(folder):
+            try:
+                content = path.read_bytes()
+                names = classes.get(content_hash(content), set())
+                file = self.images_folder / file_name(content)
+            except (OSError, UnreadableImage):
+                # Within an archive, or of a format that is not kept.
+                continue
+            for position in names:
+                learned.setdefault(model.class_names[position], set()).add(file.name)
+                if not file.exists():
+                    _link(path, file)
+        return {name: sorted(files) for name, files in learned.items()}
 
     def close(self) -> None:
         """Release the workspace for other processes."""
@@ -356,15 +355,18 @@ class Workspace:
         """Number of the version that is served."""
         return int(self._value(SERVED_VERSION))
 
-    def step(self, action: str) -> LinePlace | None:
+    def step(self, action: Literal["undo", "redo"]) -> LineStep | None:
         """Return where a step along the line leads, None at its end.
 
-        Args:
-            action: "undo" or "redo". After a jump to another version, undo leads to the one that
-                was served before, not to the one that the current one was made from.
+        After a jump to another version, undo leads to the one that was served before, not to the
+        one that the current one was made from.
         """
-        for row in self._rows(STEPS[action]):
-            return LinePlace(*row)
+        served = self.current
+        for place, number in self._rows(STEPS[action]):
+            changed = {"undo": served, "redo": number}
+            change = self.versions[changed[action]]
+            is_of_change = {change.number, change.parent} == {served, number}
+            return LineStep(place, number, change.message if is_of_change else None)
         return None
 
     @property
@@ -455,7 +457,7 @@ class Workspace:
         Args:
             number: of the version.
             action: for the journal.
-            place: of a :class:`LinePlace`; None to continue the line, which can be undone.
+            place: of a :class:`LineStep`; None to continue the line, which can be undone.
         """
         model = self.load(number)
         with self._room(), self._transaction():
@@ -541,17 +543,15 @@ class Workspace:
             for name, files in learned.items()
         }
 
-    def whole_class(self, name: str, count: int) -> list[Path] | None:
-        """Return the kept images of a class of the current version, if all are kept.
-
-        Args:
-            name: of the class.
-            count: number of images that it was learned from.
-        """
-        files = self.kept_images().get(name, [])
-        if len(files) != count:
-            return None
-        return [self.images_folder / file for file in files]
+    def unchanged(self, files: Iterable[str]) -> list[Path]:
+        """Return those of some images that have the content that their names are the hash of."""
+        paths = []
+        for file in files:
+            path = self.images_folder / file
+            with suppress(OSError):  # it is gone
+                if sha256(path.read_bytes()).hexdigest() == path.stem:
+                    paths.append(path)
+        return paths
 
     def waiting(self) -> list[WaitingImage]:
         """Return the images that wait to be labelled, in the order they came."""
@@ -562,12 +562,14 @@ class Workspace:
         images = []
         for number, file, name, since, paths in self._rows(WAITING_ROWS):
             if file in open_files and learned_by.get(file, 0) <= since:
-                sent = tuple((paths or "").splitlines())
-                images.append(WaitingImage(number, file, sent, name))
+                sent = (paths or file).splitlines()
+                found = dict.fromkeys(map(folder_of, sent))
+                folders = [folder for folder in found if folder is not None]
+                images.append(WaitingImage(number, file, sent[0], folders, name))
         return images
 
     def receive(
-        self, images: Sequence[ReceivedImage], waiting: set[str], again: bool
+        self, images: Sequence[Upload], waiting: set[str], again: bool
     ) -> list[str]:
         """Store images until they are labelled; return once the disk has them.
 
@@ -590,18 +592,19 @@ class Workspace:
                 if not target.is_file():
                     write_bytes(target, image.content)
             with self._transaction() as database:
-                for file, path, _ in images:
+                for path, _, file, _ in images:
                     if file not in waiting:
-                        if not database.execute(
-                            statement, (file, self.current)
-                        ).rowcount:
+                        row = (file, self.current)
+                        if not database.execute(statement, row).rowcount:
                             continue
                         waiting.add(file)
                         new.append(file)
                         database.execute("DELETE FROM sent WHERE file = ?", [file])
                     sent = path.encode(errors="replace").decode()
-                    row = (file, " ".join(sent.splitlines()))
-                    database.execute("INSERT OR IGNORE INTO sent VALUES (?, ?)", row)
+                    on_one_line = " ".join(sent.splitlines())
+                    database.execute(
+                        "INSERT OR IGNORE INTO sent VALUES (?, ?)", (file, on_one_line)
+                    )
         return new
 
     def remove(self, images: Iterable[str], back: bool = False) -> None:
@@ -726,35 +729,6 @@ class Workspace:
         """Take the space of the reserve file, unless the disk is full."""
         with suppress(CifnetError):
             write_bytes(self.folder / RESERVE, os.urandom(RESERVE_BYTES))
-
-
-def learned_images(model: Classifier, folder: Path) -> Iterator[tuple[Path, str, str]]:
-    """Find the images of a folder that a model has learned, by their content.
-
-    Yields:
-        The image, the name of its kept file, and its class.
-
-    Raises:
-        DataError: there is no such folder, or it holds no image.
-    """
-    classes = classes_of_hashes(model, model.class_names)
-    for path in find_images(folder):
-        try:
-            content = path.read_bytes()
-            for position in classes.get(content_hash(content), ()):
-                yield path, file_name(content), model.class_names[position]
-        except (OSError, UnreadableImage):
-            # Within an archive, or of a format that is not kept.
-            continue
-
-
-def is_undamaged(image: Path) -> bool:
-    """Return whether a kept image is there and has the content that its name is the hash of."""
-    try:
-        content = image.read_bytes()
-    except OSError:
-        return False
-    return sha256(content).hexdigest() == image.stem
 
 
 def _now() -> str:

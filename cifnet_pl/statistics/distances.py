@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from cifnet_pl.statistics.leaving_out import ROUNDING, ScatteredRows
 from cifnet_pl.statistics.ridge import factorise, whiten
@@ -39,7 +40,8 @@ class ClassMoments:
         gram: Tensor,
         sums: Tensor,
         weights: Tensor,
-        total: Tensor | None,
+        total: Tensor,
+        total_weight: Tensor,
         mass: Tensor,
     ) -> ClassMoments:
         """Put the rows that belong to none of the classes into a group of their own.
@@ -48,8 +50,8 @@ class ClassMoments:
             gram: as above, any floating dtype.
             sums: (C, p) of the classes.
             weights: (C,) of the classes.
-            total: (p+1,) ``Σ ω [1; x]`` over all rows of the Gram matrix; None where that is not
-                known, and the removed rows are taken to have mean zero.
+            total: (p,) ``Σ ω x`` over all rows of the Gram matrix.
+            total_weight: () ``Σ ω`` over these rows.
             mass: () total weight.
         """
         rounding = torch.finfo(gram.dtype).eps
@@ -58,14 +60,11 @@ class ClassMoments:
         weights = weights.double()
         mass = mass.double()
         classes = len(weights)
-        if total is None:
-            rest_weight = mass - weights.sum()
-            rest = torch.zeros_like(sums[0])
-        else:
-            rest_weight = total[0].double() - weights.sum()
-            rest = total[1:].double() - sums.sum(dim=0)
+        rest = total.double() - sums.sum(dim=0)
+        rest_weight = total_weight.double() - weights.sum()
         # What is left of sums that were subtracted again is rounding, and no group.
-        if rest_weight > max(rounding, ROUNDING) * 10 * mass:
+        smallest = 10 * max(rounding, ROUNDING) * mass
+        if rest_weight > smallest:
             sums = torch.cat([sums, rest[None]])
             weights = torch.cat([weights, rest_weight[None]])
         return cls(gram, sums, weights, classes, mass, rounding)
@@ -79,7 +78,10 @@ class ClassMoments:
             sums: (C, p+1) of the classes.
             mass: () total weight.
         """
-        return cls.of(gram[1:, 1:], sums[:, 1:], sums[:, 0], gram[0], mass)
+        total_weight = gram[0, 0]
+        total = gram[0, 1:]
+        weights = sums[:, 0]
+        return cls.of(gram[1:, 1:], sums[:, 1:], weights, total, total_weight, mass)
 
 
 class ClassDistances:
@@ -106,20 +108,24 @@ class ClassDistances:
     def __init__(self, moments: ClassMoments, share: float, overall: float):
         self.moments = moments
         self.overall = overall
-        group_means = moments.sums / moments.weights[:, None]
         self.weight = moments.weights.sum()
         self.centre = moments.sums.sum(dim=0) / self.weight
         self.square = moments.gram.trace()  # Σ ω ‖x‖²
-        within = moments.gram - moments.sums.T @ group_means
-        total = moments.gram - self.weight * torch.outer(self.centre, self.centre)
-        scale = within.diagonal().mean()
-        rounding = 10 * moments.rounding * self.square
-        smallest = rounding.clamp_min(torch.finfo(torch.float64).tiny)
-        if share * scale <= smallest:  # every class is a single point
-            scale = total.diagonal().mean()
-        self.ridge = torch.maximum(share * scale, smallest)
-        self.length = (self.square / moments.mass).sqrt()
+        mean_square = self.square / moments.mass
+        self.length = mean_square.sqrt()
+        group_means = moments.sums / moments.weights[:, None]
         self.means = group_means[: moments.classes] - self.centre
+        between = moments.sums.T @ group_means
+        within = moments.gram - between
+        of_centre = self.weight * torch.outer(self.centre, self.centre)
+        total = moments.gram - of_centre
+        tiny = torch.finfo(torch.float64).tiny
+        rounding = 10 * moments.rounding * self.square
+        smallest = rounding.clamp_min(tiny)
+        ridge = share * within.diagonal().mean()
+        if ridge <= smallest:  # every class is a single point
+            ridge = share * total.diagonal().mean()
+        self.ridge = torch.maximum(ridge, smallest)
         self.within_factor = factorise(within, self.ridge)
         self.total_factor = factorise(total, self.ridge)
 
@@ -129,17 +135,22 @@ class ClassDistances:
 
         It takes one product with a (p, p) matrix.
         """
-        within = torch.cholesky_inverse(self.within_factor)
-        inverse = within - self.overall * torch.cholesky_inverse(self.total_factor)
-        towards = within @ self.means.T
-        offset = (self.means.T * towards).sum(dim=0)
+        mass = self.moments.mass
+        inverse_within = torch.cholesky_inverse(self.within_factor)
+        inverse_total = torch.cholesky_inverse(self.total_factor)
+        inverse = inverse_within - self.overall * inverse_total
+        towards_means = inverse_within @ self.means.T
+        mean_squares = (self.means.T * towards_means).sum(dim=0)
 
         def relative_distance(x: Tensor) -> Tensor:
-            direction = torch.nn.functional.normalize(x.double(), dim=1)
+            direction = normalize(x.double(), dim=1)
             q = self.length * direction - self.centre
-            square = (q * (q @ inverse)).sum(dim=1)
-            nearest = (offset - 2 * q @ towards).min(dim=1).values
-            return self.moments.mass * (square + nearest)
+            products = q @ inverse
+            square = (q * products).sum(dim=1)
+            inner = q @ towards_means
+            to_means = mean_squares - 2 * inner
+            nearest = to_means.min(dim=1).values
+            return mass * (square + nearest)
 
         return relative_distance
 
@@ -157,11 +168,11 @@ class ClassDistances:
         x = x.double()
         mass = self.moments.weights[: self.moments.classes]
         near = self._left_out(x, self.within_factor, self.means, columns, mass, groups)
+        # All rows are one class, with mean μ.
         mean = torch.zeros_like(self.means[:1])
         column = torch.zeros_like(columns)
-        overall = self._left_out(
-            x, self.total_factor, mean, column, self.weight[None], groups
-        )
+        weight = self.weight[None]
+        overall = self._left_out(x, self.total_factor, mean, column, weight, groups)
         return near - self.overall * overall
 
     def _left_out(
@@ -176,18 +187,21 @@ class ClassDistances:
         """Return (n,) distance of each row to the nearest mean without the rows of its group."""
         total = self.moments.mass
         squares = x.square().sum(dim=1)
-        direction = whiten(factor, torch.nn.functional.normalize(x, dim=1))
+        unit = normalize(x, dim=1)
+        direction = whiten(factor, unit)
         centre = whiten(factor, self.centre[None])
 
         def stretched(members: Tensor) -> Tensor:
             lost = squares[members].sum(dim=1, keepdim=True)
-            rest = (self.square - lost).clamp_min(0)
-            length = (rest / (total - members.shape[1])).sqrt()
+            square_left = (self.square - lost).clamp_min(0)
+            rows_left = total - members.shape[1]
+            length = (square_left / rows_left).sqrt()
             return length[..., None] * direction[members] - centre
 
         rows = whiten(factor, x - self.centre)
         whitened_means = whiten(factor, means)
         scattered = ScatteredRows(rows, whitened_means, columns, mass)
         found = scattered.distances(groups, stretched)
-        nearest = found.square.min(dim=1, keepdim=True).values
-        return ((total - found.left_out) * nearest)[:, 0]
+        nearest = found.square.min(dim=1).values
+        rows_left = total - found.left_out[:, 0]
+        return rows_left * nearest

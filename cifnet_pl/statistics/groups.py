@@ -17,6 +17,7 @@ import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from cifnet_pl.statistics.leaving_out import LeftOut, errors
 
@@ -66,18 +67,23 @@ class Clusters:
 
     def __init__(self, z: Tensor, columns: Tensor):
         self.count = len(z)
-        centred = z.double() - z.double().mean(dim=0)
-        u = torch.nn.functional.normalize(centred, dim=1).cpu()
+        z = z.double()
+        centred = z - z.mean(dim=0)
+        unit = normalize(centred, dim=1).cpu().numpy()
         y = columns.cpu().numpy()
-        order = np.lexsort(u.numpy().T[:3])
-        self.trees = list[_Tree]()
+        order = np.lexsort(unit.T[:3])
+        self.trees = []
         for label in np.unique(y):
-            rows = order[y[order] == label]
-            of_class = u[rows]
-            distance = (1 - of_class @ of_class.T).clip(0).fill_diagonal_(0).numpy()
+            is_own = y[order] == label
+            rows = order[is_own]
+            of_class = unit[rows]
+            cosines = of_class @ of_class.T
+            distance = (1 - cosines).clip(0)
+            np.fill_diagonal(distance, 0)
             tree = np.empty((0, 4))
             if len(rows) > 1:
-                tree = linkage(squareform(distance, checks=False), "average")
+                condensed = squareform(distance, checks=False)
+                tree = linkage(condensed, "average")
             self.trees.append(_Tree(rows, tree))
 
     def within(self, distance: float) -> Tensor:
@@ -97,21 +103,28 @@ class Clusters:
         The mean is over images. A merge of clusters of a and b images raises the sum of squared
         sizes by 2ab.
         """
-        distances = list[np.ndarray]()
-        rises = list[np.ndarray]()
+        distances = []
+        rises = []
         for rows, tree in self.trees:
-            sizes = np.concatenate([np.ones(len(rows)), tree[:, 3]])
+            single = np.ones(len(rows))
+            sizes = np.concatenate([single, tree[:, 3]])
             first, second = tree[:, :2].astype(np.int64).T
+            rise = 2 * sizes[first] * sizes[second] / len(rows)
+            rises.append(rise)
             distances.append(tree[:, 2])
-            rises.append(2 * sizes[first] * sizes[second] / len(rows))
-        merge_distances = np.concatenate(distances)
-        order = np.argsort(merge_distances, kind="stable")
-        parts = (len(self.trees) + np.concatenate(rises)[order].cumsum()) / self.count
-        merges = int((parts <= part).sum())
-        if merges == len(parts):
+        all_distances = np.concatenate(distances)
+        all_rises = np.concatenate(rises)
+        order = np.argsort(all_distances, kind="stable")
+        # Without merges each image is its own cluster: 1/m of its class of m, a sum of 1 a class.
+        sum_of_parts = len(self.trees) + all_rises[order].cumsum()
+        mean_parts = sum_of_parts / self.count
+        merges = int((mean_parts <= part).sum())
+        if merges == len(order):
             return self.within(np.inf)
-        around = np.concatenate([[0.0], merge_distances[order]])
-        return self.within(float(around[merges : merges + 2].mean()))
+        rising = np.concatenate([[0.0], all_distances[order]])
+        last_merge = rising[merges]
+        next_merge = rising[merges + 1]
+        return self.within(float(last_merge + next_merge) / 2)
 
     def dealt(self, groups: Tensor, draw: int) -> Tensor:
         """Return groups (n,) of the same sizes, of images of the same classes at random."""
@@ -164,10 +177,13 @@ def find_groups(z: Tensor, columns: Tensor, left_out: LeftOut) -> FoundGroups:
     groups = clusters.of_part(PART)
     wrong = errors(left_out(groups.to(z.device)), columns)
     known = wrong.isfinite()
-    random = list[Tensor]()
+    wrong_at_random = []
     for draw in range(DRAWS):
         dealt = clusters.dealt(groups, draw)
-        random.append(errors(left_out(dealt.to(z.device)), columns)[known])
-    expected = torch.stack(random).nan_to_num(1.0).sum(dim=1).mean()
-    cost = float((1 + wrong[known].sum()) / (1 + expected))
+        scores = left_out(dealt.to(z.device))
+        wrong_at_random.append(errors(scores, columns)[known])
+    in_each_draw = torch.stack(wrong_at_random).nan_to_num(1.0).sum(dim=1)
+    expected = in_each_draw.mean()
+    found = wrong[known].sum()
+    cost = float((1 + found) / (1 + expected))
     return FoundGroups(groups.to(z.device), cost >= COST, cost)

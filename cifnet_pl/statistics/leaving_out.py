@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 LeftOut = Callable[[Tensor | None], Tensor]
 """Function from the groups of samples, (n,) int64 or None where each is its own, to their scores.
@@ -49,13 +50,16 @@ def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
     if groups is None:
         groups = torch.arange(count)
     order = torch.argsort(groups, stable=True)
-    sizes = torch.unique_consecutive(groups[order], return_counts=True)[1]
+    in_order = groups[order]
+    sizes = torch.unique_consecutive(in_order, return_counts=True)[1]
     starts = sizes.cumsum(0) - sizes
     for size in torch.unique(sizes).tolist():
-        first = starts[sizes == size]
-        within = torch.arange(size, device=order.device)
-        rows = order[first[:, None] + within]
-        yield from torch.split(rows, max(1, ROWS_PER_STEP // size))
+        of_size = sizes == size
+        first = starts[of_size]
+        offset = torch.arange(size, device=order.device)
+        positions = first[:, None] + offset
+        groups_per_step = max(1, ROWS_PER_STEP // size)
+        yield from torch.split(order[positions], groups_per_step)
 
 
 class GroupsLeftOut(NamedTuple):
@@ -114,11 +118,13 @@ class LearnedRows:
                 between = self.between[members]
                 hat = hat - between @ between.mT
             root = self.root[members]
-            identity = torch.eye(members.shape[1], dtype=hat.dtype, device=hat.device)
-            factor, failed = torch.linalg.cholesky_ex(identity - root * hat * root.mT)
-            smallest = factor.diagonal(dim1=1, dim2=2).square().amin(dim=1)
-            singular = (failed > 0) | ~(smallest > ROUNDING)
-            yield GroupsLeftOut(members, hat, root, factor, singular[:, None, None])
+            weighted = root * hat * root.mT
+            identity = torch.eye(members.shape[1]).to(hat)
+            factor, failed = torch.linalg.cholesky_ex(identity - weighted)
+            pivots = factor.diagonal(dim1=1, dim2=2).square()
+            regular = (failed == 0) & (pivots.amin(dim=1) > ROUNDING)
+            singular = ~regular[:, None, None]
+            yield GroupsLeftOut(members, hat, root, factor, singular)
 
     def scores(self, scores: Tensor, targets: Tensor, groups: Tensor | None) -> Tensor:
         """Return the scores (n, C) of ridge regression for rows without their group.
@@ -139,11 +145,12 @@ class LearnedRows:
         residuals = targets.double() - scores
         result = torch.empty_like(scores)
         for group in self.leave_out(groups):
-            residual = group.root * residuals[group.members]
-            without = group.root * torch.cholesky_solve(residual, group.factor)
-            change = group.hat @ without
-            left_out = scores[group.members] - change
-            result[group.members] = left_out.masked_fill(group.singular, torch.nan)
+            members = group.members
+            weighted = group.root * residuals[members]
+            solved = torch.cholesky_solve(weighted, group.factor)
+            change = group.hat @ (group.root * solved)
+            left_out = scores[members] - change
+            result[members] = left_out.masked_fill(group.singular, torch.nan)
         return result
 
 
@@ -182,8 +189,10 @@ class ScatteredRows(LearnedRows):
         self.v = x - means[columns]
         self.means = means
         self.mass = mass
-        self.own = torch.nn.functional.one_hot(columns, len(mass)).to(x)
-        super().__init__(torch.cat([self.own / mass.sqrt(), self.v], dim=1))
+        self.own = one_hot(columns, len(mass)).to(x)
+        indicators = self.own / mass.sqrt()
+        design = torch.cat([indicators, self.v], dim=1)
+        super().__init__(design)
         to_means = self.v @ means.T
         between_means = means @ means.T
         self.mean_squares = between_means.diagonal()
@@ -225,14 +234,17 @@ class ScatteredRows(LearnedRows):
             solved = torch.linalg.solve_triangular(group.factor, both, upper=False)
             of_query = solved[..., :size]
             of_class = solved[..., size:]
-            query_square = query_square + of_query.square().sum(dim=1)
-            mean_square = self.mean_squares + of_class.square().sum(dim=1, keepdim=True)
+            added_to_query = of_query.square().sum(dim=1)
+            added_to_mean = of_class.square().sum(dim=1, keepdim=True)
+            query_square = (query_square + added_to_query)[..., None]
+            mean_square = self.mean_squares + added_to_mean
             inner = inner - of_query.mT @ of_class
-            rest = self.mass - own.sum(dim=1, keepdim=True)
-            distance = query_square[..., None] - 2 * inner + mean_square
+            lost = own.sum(dim=1, keepdim=True)
+            rest = self.mass - lost
+            distance = query_square - 2 * inner + mean_square
             distance = distance + 1 / self.mass - 1 / rest
             square[members] = distance.masked_fill(group.singular, torch.nan)
             remaining[members] = rest.expand_as(distance)
-            length[members] = query_square[..., None]
+            length[members] = query_square
             left_out[members] = float(size)
         return LeftOutDistances(square, length, remaining, left_out)

@@ -21,8 +21,10 @@ from cifnet_pl.utilities.errors import CheckpointError
 def random_bits(generator: np.random.PCG64, *shape: int) -> np.ndarray:
     """Return random whole numbers below 2⁵³, as float64 of the given shape."""
     digits = np.finfo(np.float64).nmant + 1
-    words = generator.random_raw(shape) >> np.uint64(np.iinfo(np.uint64).bits - digits)
-    return words.astype(np.float64)
+    words = generator.random_raw(shape)
+    surplus = np.iinfo(np.uint64).bits - digits
+    leading = words >> np.uint64(surplus)
+    return leading.astype(np.float64)
 
 
 def draw_projection(width: int, in_features: int, seed: int) -> Tensor:
@@ -68,8 +70,8 @@ def draw_phases(width: int, seed: int) -> Tensor:
     """Draw phases (width,) float64, uniform in [0, 2π), independent of :func:`draw_normal`."""
     generator = np.random.PCG64(seed).jumped()
     bits = random_bits(generator, width)
-    phases: Tensor = torch.from_numpy(bits * 2.0**-53)
-    return phases * (2 * math.pi)
+    turns: Tensor = torch.from_numpy(bits * 2.0**-53)
+    return turns * (2 * math.pi)
 
 
 def projection_fingerprint(matrix: Tensor) -> int:

@@ -179,11 +179,11 @@ def gcv_ridge(
         )
     # Eigenvalues near zero can keep LAPACK from converging: they are moved away from it.
     shift = float(gram.diagonal().mean())
-    shifted = gram.to("cpu", torch.float64, copy=True)
-    shifted.diagonal().add_(shift)
-    values, vectors = np.linalg.eigh(shifted.numpy())  # faster than PyTorch's
+    shifted = np.array(gram.cpu().double())
+    shifted[np.diag_indices(len(gram))] += shift
+    values, vectors = np.linalg.eigh(shifted)  # faster than PyTorch's
     values = (values - shift).clip(min=0)
-    rotated = vectors.T @ moment.double().cpu().numpy()
+    rotated = vectors.T @ moment.cpu().double().numpy()
     squares = np.square(rotated).sum(axis=1)
     largest = float(values.sum())
     # All embeddings alike: any ridge gives zero weights.
@@ -193,9 +193,11 @@ def gcv_ridge(
     def score(logarithm: float) -> float:
         ridge = math.exp(logarithm)
         penalised = values + ridge
-        explained = (squares * (penalised + ridge) / penalised**2).sum()
-        freedom = free + (values / penalised).sum()
-        return float((tss.item() - explained) / (samples - freedom) ** 2)
+        explained = squares * (penalised + ridge) / penalised**2
+        rss = tss.item() - explained.sum()
+        shrinkage = values / penalised
+        freedom = free + shrinkage.sum()
+        return float(rss / (samples - freedom) ** 2)
 
     rounding = len(gram) * torch.finfo(gram.dtype).eps * float(values[-1])
     smallest = _ridge_of_freedom(values, LARGEST_DF_SHARE * samples - free, rounding)
@@ -247,7 +249,10 @@ def gcv_ridge_of_free_bias(
     total = gram[0, 0]
     mean = gram[0, 1:] / total
     target_mean = moment[0] / total
-    centred_gram = gram[1:, 1:] - total * torch.outer(mean, mean)
-    centred_moment = moment[1:] - total * torch.outer(mean, target_mean)
-    tss = target_square - total * target_mean.square().sum()
+    of_mean = total * torch.outer(mean, mean)
+    of_both_means = total * torch.outer(mean, target_mean)
+    of_target_mean = total * target_mean.square().sum()
+    centred_gram = gram[1:, 1:] - of_mean
+    centred_moment = moment[1:] - of_both_means
+    tss = target_square - of_target_mean
     return gcv_ridge(centred_gram, centred_moment, tss, samples, free=1)

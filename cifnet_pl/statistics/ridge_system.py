@@ -12,6 +12,7 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from cifnet_pl.statistics.leaving_out import LearnedRows, LeftOut, ScatteredRows
 from cifnet_pl.statistics.ridge import (
@@ -78,19 +79,28 @@ class RidgeSystem:
 
     def _penalty(self) -> Tensor:
         """Return the penalty (p,) of each feature, relative to λ: ``D = ½(1 + diag(S)/mean)``."""
+        total = self.gram.diagonal()
         between = self.spread.square().sum(dim=0)
-        variance = (self.gram.diagonal() - between).clamp_min(0)
+        variance = (total - between).clamp_min(0)
         smallest = torch.finfo(variance.dtype).tiny
-        return (1 + variance / variance.mean().clamp_min(smallest)) / 2
+        mean = variance.mean().clamp_min(smallest)
+        return (1 + variance / mean) / 2
 
     def choose_ridge(self, width: int) -> RidgeChoice:
         """Return the ridge of generalised cross-validation for the first ``width`` features."""
-        own = self.spread[: self.classes, :width]
-        length = self.target_scale * self.class_mass.sqrt()
-        moment = (own * length.to(own)[:, None]).T
+        gram = self.gram[:width, :width]
+        spread = self.spread[: self.classes, :width]
+        length = self.target_length.to(spread)
+        moment = spread.T * length
         share = self.class_mass / self.mass
-        tss = (length.square() * (1 - share)).sum().to(moment)
-        return gcv_ridge(self.gram[:width, :width], moment, tss, self.samples, free=1)
+        squares = self.target_length.square() * (1 - share)
+        tss = squares.sum().to(moment)
+        return gcv_ridge(gram, moment, tss, self.samples, free=1)
+
+    @property
+    def target_length(self) -> Tensor:
+        """(C,) ``scale_c √n_c``, by which a row of E gives the moment of a class."""
+        return self.target_scale * self.class_mass.sqrt()
 
 
 class RidgeFactor:
@@ -118,15 +128,16 @@ class RidgeFactor:
     def whitened(self, x: Tensor) -> Tensor:
         """Return rows ``L⁻¹(x − μ)`` of features x (m, p)."""
         system = self.system
-        return whiten(self.factor, (system.factors * (x - system.mean)).double())
+        scaled = system.factors * (x - system.mean)
+        return whiten(self.factor, scaled.double())
 
     @cached_property
     def regression_directions(self) -> Tensor:
         """(C, p) whitened weights of ridge regression."""
         system = self.system
         solved = torch.cholesky_solve(self.spread, self._inner_factor)
-        length = system.target_scale * system.class_mass.sqrt()
-        directions: Tensor = length[:, None] * solved[: system.classes]
+        own = solved[: system.classes]
+        directions: Tensor = system.target_length[:, None] * own
         return directions
 
     @cached_property
@@ -146,8 +157,9 @@ class RidgeFactor:
         priors, and a mean of n_c rows is too long by ``df/n_c`` on average.
         """
         system = self.system
-        bias = self.degrees_of_freedom / system.class_mass
-        bias = bias - system.mass * self.means.square().sum(dim=1)
+        excess_length = self.degrees_of_freedom / system.class_mass
+        mean_squares = self.means.square().sum(dim=1)
+        bias = excess_length - system.mass * mean_squares
         return self._weights(system.mass * self.means, bias / 2)
 
     def _weights(self, whitened: Tensor, centre: Tensor) -> Tensor:
@@ -160,8 +172,7 @@ class RidgeFactor:
     @cached_property
     def degrees_of_freedom(self) -> Tensor:
         """() degrees of freedom ``tr (S + λI)⁻¹S`` of the discriminant."""
-        trace_of_inverse: Tensor = torch.cholesky_inverse(self.factor).trace()
-        return len(self.factor) - self.ridge * trace_of_inverse
+        return len(self.factor) - self.ridge * trace_of_inverse(self.factor)
 
     def discriminant_left_out(self, rows: Tensor, columns: Tensor) -> LeftOut:
         """Prepare the scores of the discriminant for learned rows without their groups.
@@ -196,11 +207,32 @@ class RidgeFactor:
             columns: (m,) int64 class of each.
         """
         system = self.system
-        own_class = torch.nn.functional.one_hot(columns, system.classes)
-        indicators = own_class - system.class_mass / system.mass
-        targets = system.target_mean + system.target_scale * indicators
-        scores = system.target_mean + rows @ self.regression_directions.T
-        between = whiten(self._inner_factor, rows @ self.spread.T)
-        bias = rows.new_ones(len(rows), 1) / system.mass.sqrt()
-        learned = LearnedRows(torch.cat([bias, rows], dim=1), between)
+        own_class = one_hot(columns, system.classes)
+        share = system.class_mass / system.mass
+        targets = system.target_mean + system.target_scale * (own_class - share)
+        projected = rows @ self.regression_directions.T
+        scores = system.target_mean + projected
+        towards_spread = rows @ self.spread.T
+        between = whiten(self._inner_factor, towards_spread)
+        ones = rows.new_ones(len(rows), 1)
+        bias = ones / system.mass.sqrt()
+        design = torch.cat([bias, rows], dim=1)
+        learned = LearnedRows(design, between)
         return partial(learned.scores, scores, targets)
+
+
+def trace_of_inverse(factor: Tensor) -> Tensor:
+    """Return ``tr (LLᵀ)⁻¹`` (), with a lower triangular L (p, p).
+
+    By halves, with ``L = [[A, 0], [B, C]]``: ``L⁻¹`` has ``−C⁻¹BA⁻¹`` below its diagonal blocks.
+    Without the inverse of the whole it takes half of the time.
+    """
+    half = (len(factor) + 1) // 2
+    first = factor[:half, :half]
+    last = factor[half:, half:]
+    solved = torch.linalg.solve_triangular(last, factor[half:, :half], upper=False)
+    below = torch.linalg.solve_triangular(first, solved, upper=False, left=False)
+    of_first = torch.cholesky_inverse(first).trace()
+    of_last = torch.cholesky_inverse(last).trace()
+    of_below: Tensor = below.square().sum()
+    return of_first + of_last + of_below

@@ -20,6 +20,10 @@ BLOCK = 256
 """Columns of a Gram matrix computed at a time: narrower blocks skip more, but are slower."""
 
 
+PER_CLASS = ("class_sums", "counts", "class_grams")
+"""Buffers of :class:`Sums` with a row for each class; the last is None without ``per_class``."""
+
+
 def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
     """Add the symmetric ``leftᵀ right`` to ``gram`` on and below the diagonal, block by block.
 
@@ -240,14 +244,11 @@ class Sums(GrowingModule):
 
     def grow(self, classes: int) -> None:
         """Make room for ``classes`` more classes, at the end, with zero sums."""
-        sums = self.class_sums.new_zeros(classes, self.width)
-        self.class_sums = torch.cat([self.class_sums, sums])
-        zeros = self.counts.new_zeros(classes)
-        self.counts = torch.cat([self.counts, zeros])
-        if self.per_class:
-            shape = packed_shape(self.width)
-            grams = self.class_grams.new_zeros(classes, *shape)
-            self.class_grams = torch.cat([self.class_grams, grams])
+        for name in PER_CLASS:
+            known = getattr(self, name)
+            if known is not None:
+                new = known.new_zeros(classes, *known.shape[1:])
+                setattr(self, name, torch.cat([known, new]))
 
     def add(self, x: Tensor, index: Tensor, weight: Tensor | None = None) -> None:
         """Add rows.
@@ -313,7 +314,7 @@ class Sums(GrowingModule):
         if columns is None:
             classes = len(other.counts)
             columns = torch.arange(classes, device=device)
-        for name in ("class_sums", "counts", "class_grams"):
+        for name in PER_CLASS:
             own = getattr(self, name)
             if own is not None:
                 theirs = sign * getattr(other, name).to(device)
@@ -352,10 +353,10 @@ class Sums(GrowingModule):
 
     def keep(self, columns: Tensor) -> None:
         """Drop all classes but those in ``columns``; their rows stay in ``gram``, without class."""
-        self.class_sums = self.class_sums[columns]
-        self.counts = self.counts[columns]
-        if self.per_class:
-            self.class_grams = self.class_grams[columns]
+        for name in PER_CLASS:
+            known = getattr(self, name)
+            if known is not None:
+                setattr(self, name, known[columns])
 
     def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum over processes.

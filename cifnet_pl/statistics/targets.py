@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, one_hot
 
 from cifnet_pl.utilities.errors import check_choice, check_that
 
@@ -30,8 +30,8 @@ def signed_targets(columns: Tensor, classes: int, limit: float) -> Tensor:
         >>> signed_targets(torch.tensor([1]), 3, 2.0).tolist()
         [[-2.0, 2.0, -2.0]]
     """
-    one_hot = torch.nn.functional.one_hot(columns, classes).double()
-    return limit * (2 * one_hot - 1)
+    is_own = one_hot(columns, classes).double()
+    return limit * (2 * is_own - 1)
 
 
 def target_limit(epsilon: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, get_args
 
@@ -212,12 +212,15 @@ def check_that(fits: bool, option: str, value: object, expected: str) -> None:
         raise UsageError(f"{option} is {shown}, expected {expected}")
 
 
-def check_embeddings(z: Tensor, width: int) -> None:
-    """Check that ``z`` is a finite floating-point matrix.
+def check_embeddings(
+    z: Tensor, width: int, name: Callable[[int], str] | None = None
+) -> None:
+    """Check that ``z`` is a finite floating-point matrix; this waits for the device computing it.
 
     Args:
         z: embeddings.
         width: number of columns that it must have.
+        name: row → what an error calls the image of that row.
 
     Raises:
         CifnetError: wrong number of dimensions, width or dtype.
@@ -237,10 +240,12 @@ def check_embeddings(z: Tensor, width: int) -> None:
     if z.numel() and not torch.isfinite(torch.stack(z.aminmax())).all():
         is_finite = torch.isfinite(z).all(dim=1)
         rows = (~is_finite).nonzero().flatten().tolist()
-        raise NonFiniteError(
-            f"{len(rows)} of {len(z)} embeddings hold NaN or Inf (first row: {rows[0]})",
-            rows,
+        found = (
+            f"{len(rows)} of {len(z)} embeddings hold NaN or Inf (first row: {rows[0]})"
         )
+        if name is not None:
+            found = f"{name(rows[0])}: {found}"
+        raise NonFiniteError(found, rows)
 
 
 @contextmanager

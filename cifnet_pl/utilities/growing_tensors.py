@@ -52,6 +52,11 @@ def state_of(state_dict: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     }
 
 
+def no_rows(dtype: torch.dtype, *columns: int) -> Tensor:
+    """Return a buffer (:class:`torch.nn.Buffer`) that has no rows yet, of shape (0, …)."""
+    return nn.Buffer(torch.zeros(0, *columns, dtype=dtype))
+
+
 def make_room(module: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
     """Give the buffers of a module the shapes of stored ones, so that those can be loaded.
 

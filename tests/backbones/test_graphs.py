@@ -27,9 +27,21 @@ def small(seed: int = 0, name: str = "small", size: int = 16) -> Backbone:
     return Backbone(name, Small(seed), 12, Preprocessing(size))
 
 
+GRAPHS: dict[tuple[object, ...], bytes] = {}
+"""Graphs of these tests: an export takes seconds."""
+
+
+def exported_once(backbone: Backbone) -> bytes:
+    key = (type(backbone.network), backbone.sha256)
+    if key not in GRAPHS:
+        GRAPHS[key] = exported(backbone)
+    return GRAPHS[key]
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(engines.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(engines, "exported", exported_once)
     return tmp_path / "cache" / "graphs"
 
 
@@ -59,7 +71,7 @@ def test_a_damaged_graph_is_made_again(
     (graph,) = folder.glob("*.onnx")
     content = graph.read_bytes()[:-7]
     if damage == "other":
-        content = exported(small(seed=1))
+        content = exported_once(small(seed=1))
     graph.write_bytes(content)
     assert_agree(small())
     assert f"{graph} is not used" in caplog.text
@@ -94,7 +106,7 @@ def test_a_folder_that_cannot_be_written(trouble, folder, monkeypatch, caplog):
 def test_a_graph_that_computes_something_else_is_not_used(
     caplog: pytest.LogCaptureFixture, monkeypatch
 ):
-    wrong = exported(small(seed=1))
+    wrong = exported_once(small(seed=1))
     with pytest.raises(NoGraph, match="differs"):
         checked_runtime(wrong, small())
     checked_runtime(wrong, small(seed=1))

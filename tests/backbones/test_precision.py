@@ -1,5 +1,6 @@
 """A model lives on in the precision that it was learned in."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,32 +9,39 @@ from lightning.pytorch import Trainer
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.backbones import build_backbone
+from cifnet_pl.backbones import BACKBONES, Preprocessing, build_backbone
 from cifnet_pl.backbones.engines import FLOAT32, REDUCED, autocast
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, check_onnx
 from cifnet_pl.utilities.errors import UsageError
+from tests.backbones.test_engines import Small
 from tests.cli.test_extend import assert_same_scores, fit
 from tests.command_line import assert_ends, make_images
 from tests.models import learned
 
-NETWORK = [
-    "--model.backbone",
-    "embedded:efficientnet_lite0",
-    "--data.image_size",
-    "32",
-    "--model.head",
-    "RidgeHead",
-]
+NETWORK = ["--model.backbone", "small", "--model.head", "RidgeHead"]
 BF16 = ["--trainer.precision", "bf16-mixed"]
 SIZES = ["--data.initial_classes", "3", "--data.classes_per_task", "1"]
 
 
+def small(*_: object) -> tuple[Small, int, Preprocessing]:
+    return Small(), 12, Preprocessing(16)
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def monkeypatch_of_module() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch_of_module: pytest.MonkeyPatch
+) -> Path:
     """Images of three and of four classes; runs over either in bf16, and over three in float32."""
     root = tmp_path_factory.mktemp("made")
+    monkeypatch_of_module.setitem(BACKBONES, "small", small)
     for name, classes in (
         ("three", ["ant", "bee", "cat"]),
         ("four", ["ant", "bee", "cat", "dog"]),
@@ -72,29 +80,18 @@ def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(
     before = load(made, "three")
     both = load(made, "four")
     assert before.precision == both.precision == "bf16-mixed"
-    arguments = ["--images", str(made / "new"), "--output", str(tmp_path / "more")]
-    assert (
-        main(
-            ["extend", "--model", str(made / "runs" / "three" / "default"), *arguments]
-        )
-        == 0
-    )
+    model = str(made / "runs" / "three" / "default")
+    new = str(made / "new")
+    more = str(tmp_path / "more")
+    assert main(["extend", "--model", model, "--images", new, "--output", more]) == 0
     extended = cifnet_pl.load(tmp_path / "more", device="cpu")
-    z = torch.randn(30, 1280, generator=torch.Generator().manual_seed(0)).relu()
+    z = torch.randn(30, 12, generator=torch.Generator().manual_seed(0)).relu()
     assert extended.precision == "bf16-mixed"
     assert_same_scores(extended, both, z, 1e-2)
-    arguments = [
-        "--class",
-        "dog",
-        "--images",
-        str(made / "four" / "train" / "dog"),
-        "--output",
-        str(tmp_path / "less"),
-    ]
-    assert (
-        main(["forget", "--model", str(made / "runs" / "four" / "default"), *arguments])
-        == 0
-    )
+    model = str(made / "runs" / "four" / "default")
+    dog = ["--class", "dog", "--images", str(made / "four" / "train" / "dog")]
+    less = str(tmp_path / "less")
+    assert main(["forget", "--model", model, *dog, "--output", less]) == 0
     said = capsys.readouterr().out
     assert "to about 1e-2 of its share, not to 1e-8 (engine torch: " in said
     assert_same_scores(cifnet_pl.load(tmp_path / "less", device="cpu"), before, z, 1e-2)
@@ -113,66 +110,25 @@ def test_models_of_two_precisions_are_not_merged(made: Path, tmp_path: Path, cap
 
 
 def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
+    line = ["classify", "--model", str(made / "runs" / "four" / "default")]
+    line += ["--images", str(made / "four" / "val"), "--output"]
     tables = {}
     for name in ("own", "bf16-mixed", FLOAT32):
         more = [] if name == "own" else ["--precision", name]
-        arguments = [
-            "--images",
-            str(made / "four" / "val"),
-            "--output",
-            str(tmp_path / name),
-            *more,
-        ]
-        assert (
-            main(
-                [
-                    "classify",
-                    "--model",
-                    str(made / "runs" / "four" / "default"),
-                    *arguments,
-                ]
-            )
-            == 0
-        )
+        assert main([*line, str(tmp_path / name), *more]) == 0
         tables[name] = (tmp_path / name).read_text()
     assert tables["own"] == tables["bf16-mixed"] != tables[FLOAT32]
-    arguments = [
-        "--images",
-        str(made / "four" / "val"),
-        "--output",
-        str(tmp_path / "x"),
-        "--precision",
-        "half",
-    ]
-    assert (
-        main(
-            ["classify", "--model", str(made / "runs" / "four" / "default"), *arguments]
-        )
-        == 2
-    )
+    assert main([*line, str(tmp_path / "x"), "--precision", "half"]) == 2
     assert "precision half" in capsys.readouterr().err
 
 
-@pytest.mark.system
 def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, capsys):
     model = load(made, "three")
     assert model.precision == "bf16-mixed"
     model.save(tmp_path / "b")
     target = tmp_path / "b.onnx"
-    assert (
-        main(
-            [
-                "export",
-                "--model",
-                str(tmp_path / "b"),
-                "--format",
-                "onnx",
-                "--output",
-                str(target),
-            ]
-        )
-        == 0
-    )
+    line = ["export", "--model", str(tmp_path / "b"), "--format", "onnx"]
+    assert main([*line, "--output", str(target)]) == 0
     said = capsys.readouterr().out
     assert "float32" in said
     assert "bf16-mixed" in said

@@ -94,42 +94,6 @@ def test_images_in_two_classes_are_judged_in_neither(
     assert len(judged) == 40
 
 
-def test_a_class_with_one_image_is_named_and_not_judged(
-    made: Path, capsys: pytest.CaptureFixture[str]
-):
-    (made / "images" / "cat" / "5.png").unlink()
-    (made / "images" / "eel").mkdir()
-    (made / "images" / "cat" / "4.png").rename(made / "images" / "eel" / "lonely.png")
-    assert_ends(run(made), 0, "1 class not judged (one image each): eel\n", capsys)
-    tables = {
-        name: rows(made / "out" / f"{name}.csv") for name in ("images", "classes")
-    }
-    last = tables["images"][-1]
-    assert (Path(last["file"]).name, last["class"]) == ("lonely.png", "eel")
-    empty = (
-        "probability_of_class",
-        "predicted",
-        "probability",
-        "label_error",
-        "novelty",
-    )
-    assert [last[name] for name in empty] == [""] * 5
-    assert all(row["novelty"] and row["probability"] for row in tables["images"][:-1])
-    (eel,) = (row for row in tables["classes"] if row["class"] == "eel")
-    assert eel["images"] == "1"
-    assert [
-        eel[name] for name in ("correct", "accuracy", "low", "high", "confused_with")
-    ] == [""] * 5
-
-
-def test_classes_of_near_duplicates_alone_are_named(made, monkeypatch, capsys):
-    monkeypatch.undo()
-    assert run(made) == 0
-    shown = capsys.readouterr().out
-    assert "2 classes not judged" in shown
-    assert ": ant, bee <b>&\n" in shown
-
-
 def test_single_images_alone_are_refused(
     made: Path, capsys: pytest.CaptureFixture[str]
 ):

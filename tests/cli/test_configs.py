@@ -51,16 +51,24 @@ def head_of(*args: str) -> dict:
     "path", ALL, ids=lambda path: path.relative_to(CONFIGS).as_posix()
 )
 def test_config_runs(path, tmp_path):
-    written = yaml.safe_load(path.read_text())["model"]["init_args"]
-    tiny = ["--data.root", "null", "--data.max_tasks", "2", "--data.class_order", "3"]
-    tiny += [*FAST, "--logs", str(tmp_path)]
-    head = (written.get("head") or {}).get("init_args") or {}
-    if "width" in head:
-        head["width"] = 64
+    tiny = [
+        *FAST,
+        "--data.root",
+        "null",
+        "--data.max_tasks",
+        "2",
+        "--data.class_order",
+        "3",
+    ]
+    content = yaml.safe_load(path.read_text())
+    written = content["model"]["init_args"]
+    settings = (written.get("head") or {}).get("init_args", {})
+    if "width" in settings:  # narrower, for time
+        settings["width"] = 64
         tiny += ["--model.head.width", "64"]
-    assert main(["fit", "--config", str(path), *tiny]) == 0
-    (file,) = tmp_path.rglob("config.yaml")
-    saved = yaml.safe_load(file.read_text())
+    assert main(["fit", "--config", str(path), *tiny, "--logs", str(tmp_path)]) == 0
+    run = tmp_path / content["experiment"] / "version_0"
+    saved = yaml.safe_load((run / "config.yaml").read_text())
     # What the file itself says about the head and the buffer is what ran.
     for part in {"head", "buffer"} & written.keys():
         ran = saved["model"]["init_args"][part]

@@ -16,7 +16,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages
-from cifnet_pl.model.learn import HELD_OUT, learn
+from cifnet_pl.model.learn import HELD_OUT
 from cifnet_pl.model.metrics import wilson_interval
 from tests.command_line import assert_ends, learned, make_images, run_cifnet
 from tests.models import WIDTH
@@ -279,36 +279,3 @@ def test_more_through_the_command_line(bundle: Path, tmp_path: Path):
         == 0
     )
     assert cifnet_pl.load(tmp_path / "d").counts["bee"] == 9
-
-
-def test_a_calibrated_model_stays_calibrated(tmp_path: Path):
-    """Its temperature is that of a run which learned everything, and belongs to the classes that it
-    knows now.
-    """
-    root = make_images(tmp_path / "all" / "train", [*OLD, *NEW], 9)
-    make_images(tmp_path / "all" / "val", [*OLD, *NEW], 2)
-    options = [
-        "--model.head",
-        "RidgeHead",
-        "--model.calibrate",
-        "true",
-        "--model.buffer",
-        "CalibrationBuffer",
-    ]
-    options += ["--data.classes_per_task", "2"]
-    whole = cifnet_pl.load(fit(tmp_path / "all", tmp_path / "whole", *options))
-    part = cifnet_pl.load(
-        fit(tmp_path / "all", tmp_path / "part", *options, "--data.max_tasks", "2")
-    )
-    for name in OLD:
-        shutil.rmtree(root / name)
-    final = learn(part, LabelledImages.find(str(root), "--images")).model
-    assert float(final.head.temperature) == pytest.approx(
-        float(whole.head.temperature), rel=1e-6
-    )
-    assert float(final.head.temperature) != float(part.head.temperature)
-    final.remove_classes(["fox"])
-    again = float(final.head.temperature)
-    assert again != float(whole.head.temperature)
-    final.calibrate()
-    assert float(final.head.temperature) == again

@@ -13,7 +13,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.model.classifier import Classifier
 from tests.cli.test_extend import fit
 from tests.command_line import assert_ends, make_images, run_cifnet
-from tests.models import empty, learn_embeddings, learned, samples
+from tests.models import empty, learned, samples
 
 NAMES = ["ant", "bee", "cat", "dog"]
 RIDGE = ["--model.head", "RidgeHead"]
@@ -139,31 +139,6 @@ def test_three_sites_of_which_one_has_a_buffer_for_calibration(tmp_path: Path):
     assert torch.equal(merged.buffer.key, pooled.buffer.key)
     assert torch.equal(merged.buffer.z, pooled.buffer.z)
     assert torch.equal(merged.buffer.y, pooled.buffer.y)
-
-
-def test_cifnet_shards_without_a_buffer(tmp_path: Path):
-    """Two halves of the samples of the same tasks; with a buffer the pooled run would have chosen
-    other samples.
-    """
-    halves = [empty("cifnet"), empty("cifnet")]
-    whole = empty("cifnet")
-    for model in (*halves, whole):
-        model.buffer = None
-    for names in (["ant", "bee"], ["cat"]):
-        z, class_of, keys = samples(names, 8)
-        for model, rows in zip(
-            (*halves, whole),
-            (slice(0, None, 2), slice(1, None, 2), slice(None)),
-            strict=True,
-        ):
-            labels = torch.tensor(
-                [names.index(name) + len(model.class_names) for name in class_of]
-            )
-            learn_embeddings(model, names, z[rows], labels[rows], keys[rows])
-    for k, model in enumerate(halves):
-        model.save(tmp_path / f"{k}")
-    assert merge(tmp_path / "0", tmp_path / "1", "--output", tmp_path / "c") == 0
-    assert difference(cifnet_pl.load(tmp_path / "c"), whole) <= 1e-9
 
 
 @pytest.mark.parametrize(

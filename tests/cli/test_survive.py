@@ -47,8 +47,9 @@ def write(step: str, number: int, target: Path) -> int:
     return 0
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize(
+    ("step", "old"), [("replace", False), *((step, True) for step in STEPS)]
+)
 def test_killed_at_every_step_of_a_write(step: str, old: bool, tmp_path: Path):
     new = learned(NEW)
     before = learned("ridge")

@@ -3,7 +3,6 @@ anywhere else.
 """
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -89,16 +88,9 @@ def place(tmp_path):
 
 
 def watched(place: Path, *options: str) -> int:
-    words = [
-        "watch",
-        "--model",
-        str(place / "model"),
-        "--images",
-        str(place / "images"),
-        "--every",
-        "0.1",
-    ]
-    return main([*words, "--output", str(place / "a.csv"), "--once", *options])
+    words = f"watch --model {place}/model --images {place}/images --every 0.1"
+    words += f" --output {place}/a.csv --once"
+    return main([*words.split(), *options])
 
 
 def rows(place: Path) -> dict[str, dict[str, str]]:
@@ -155,17 +147,13 @@ def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
     """Images that arrive while it runs are answered and wait; after a kill they are sent, each
     once.
     """
-    words = [
-        "--model",
-        str(place / "model"),
-        "--images",
-        str(place / "images"),
-        "--every",
-        "0.1",
-    ]
-    words += ["--output", str(place / "a.csv"), "--webhook", "http://127.0.0.1:1/"]
+    words = f"--model {place}/model --images {place}/images --every 0.1"
+    words += f" --output {place}/a.csv --webhook http://127.0.0.1:1/"
     process = subprocess.Popen(
-        command("watch", *words), env=environment(), stdout=subprocess.PIPE, text=True
+        command("watch", *words.split()),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert "watching" in process.stdout.readline()
@@ -186,8 +174,7 @@ def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
         assert "late.png" in rows(place)
 
 
-@pytest.mark.parametrize("reply", [b"garbage\r\n\r\n", b"", b"HTTP/1.1 2 0 x\r\n\r\n"])
-def test_a_receiver_that_replies_garbage_is_tried_again(place, impatient, reply):
+def test_a_receiver_that_replies_garbage_is_tried_again(place, impatient):
     """Garbage twice, then a receiver that acknowledges: each image is sent once."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
@@ -197,7 +184,7 @@ def test_a_receiver_that_replies_garbage_is_tried_again(place, impatient, reply)
                 connection, _ = server.accept()
                 with connection:
                     connection.recv(65536)
-                    connection.sendall(reply)
+                    connection.sendall(b"garbage\r\n\r\n")
 
         thread = threading.Thread(target=reply_twice)
         thread.start()
@@ -245,7 +232,6 @@ def test_nothing_goes_where_it_was_not_sent(place, impatient, monkeypatch):
         (["--every", "0"], "--every is 0, expected more than 0"),
         (["--unknown", "2"], "unknown is 2"),
         (["--output", "other.csv"], "other.csv is no table of watch"),
-        (["--output", "pipe"], "pipe is a pipe or device"),
         (["--output", "."], "is a folder, expected a file"),
         (["--output", "1.png"], "is named as an image"),
     ],
@@ -253,7 +239,6 @@ def test_nothing_goes_where_it_was_not_sent(place, impatient, monkeypatch):
 def test_wrong_options(options, sentence, place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     (place / "other.csv").write_text("a,b\n1,2\n")
-    os.mkfifo(place / "pipe")
     assert watched(place, *options) in (1, 2)
     assert sentence in capsys.readouterr().err
 

@@ -90,18 +90,9 @@ def test_standard_sessions_are_for_testing(core: Path) -> None:
             assert group[index] == f"s{red}"
 
 
-@pytest.mark.parametrize(
-    ("own", "part"),
-    [
-        (
-            {"strid": 3},
-            "unknown option of data source core50 'strid': did you mean stride",
-        ),
-    ],
-)
-def test_bad_options(core: Path, own: dict[str, Any], part: str) -> None:
-    with pytest.raises(CifnetError, match=part):
-        build("core50", core, **own)
+def test_bad_options(core: Path) -> None:
+    with pytest.raises(CifnetError, match="core50 'strid': did you mean stride"):
+        build("core50", core, strid=3)
 
 
 # ---------------------------------------------------------------------- ImageNet
@@ -228,20 +219,8 @@ def with_columns(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
             "test.parquet has no 'img', it has image, fine_label",
         ),
         (
-            with_columns({"img": [{"bytes": b""}], "label": [0]}),
-            "has no 'fine_label', it has img, label",
-        ),
-        (
             with_columns({"img": ["a.png"], "fine_label": [0]}),
             "row 0 of column img holds no image",
-        ),
-        (
-            with_columns({"img": [{"bytes": b""}], "fine_label": [None]}),
-            "'fine_label' has nothing in row 0",
-        ),
-        (
-            with_columns({"img": [{"bytes": b""}], "fine_label": [100]}),
-            "names of 0 to 99",
         ),
     ],
 )
@@ -262,7 +241,6 @@ def test_bad_parquet_files_of_cifar100(spoil, sentence, tmp_path, monkeypatch):
         ),
         ("cifar", "unknown data source 'cifar': did you mean"),
         ("torchvision:CIFAR1", "did you mean CIFAR10 or"),
-        ("torchvision:wrap_dataset_for_transforms_v2", "unknown data source"),
     ],
 )
 def test_unsuitable_or_unknown_sets(name: str, sentence: str, tmp_path: Path) -> None:
@@ -290,7 +268,7 @@ class _Fake(datasets.VisionDataset):
         return "not an image", index
 
 
-@pytest.mark.parametrize("targets", [None, [], [{"boxes": 1}], ["left.xml"]])
+@pytest.mark.parametrize("targets", [None, [], [{"boxes": 1}]])
 def test_sets_without_one_label_an_image(targets, tmp_path, monkeypatch):
     class Unlabelled(_Fake):
         def __init__(self, root: str, train: bool = True):

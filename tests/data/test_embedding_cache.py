@@ -91,6 +91,8 @@ def test_a_network_whose_code_changed_is_another_cache(
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     pooled = "torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)"
     counts = []
+    runs = []
+    used = ["--model.engine", "torch", "--data.image_size", "8", "--model.backbone"]
     for number, (network, output) in enumerate(
         (("Net", "pooled"), (name, edited), ("Net", "pooled"))
     ):
@@ -98,29 +100,16 @@ def test_a_network_whose_code_changed_is_another_cache(
         (tmp_path / "my_net.py").write_text(code)
         sys.modules.pop("my_net", None)
         importlib.invalidate_caches()
-        used = [
-            "--model.engine",
-            "torch",
-            "--data.image_size",
-            "8",
-            "--model.backbone",
-            f"import:my_net.{network}",
-        ]
         embedded.clear()
-        cached = run(tmp_path, image_folder, f"with{number}", *used)
+        options = [*used, f"import:my_net.{network}"]
+        runs.append(run(tmp_path, image_folder, f"with{number}", *options))
         counts.append(sum(embedded))
-        assert_same_model(
-            cached,
-            learned(
-                tmp_path / f"without{number}",
-                *FOLDER,
-                "--data.root",
-                str(image_folder),
-                *used,
-            ),
-        )
+        if number == 1:
+            plain = [*FOLDER, "--data.root", str(image_folder), *options]
+            assert_same_model(runs[1], learned(tmp_path / "without", *plain))
     assert counts[0] == counts[1] > 0
     assert counts[2] == 0  # what the first network embedded is still there
+    assert_same_model(runs[2], runs[0])
 
 
 def test_a_changed_image_is_never_a_hit(
@@ -156,7 +145,7 @@ def test_a_copied_folder_hits_by_content(
     assert sum(embedded) == before
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "other"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
 def test_a_damaged_file_is_rebuilt(
     tmp_path: Path, image_folder: Path, embedded: list[int], damage: str
 ) -> None:
@@ -164,12 +153,9 @@ def test_a_damaged_file_is_rebuilt(
     before = sum(embedded)
     victim = files(tmp_path)[0]
     whole = victim.read_bytes()
-    spoiled = {
-        "truncated": whole[: len(whole) // 2],
-        "flipped": whole[:-1] + bytes([whole[-1] ^ 1]),
-        "empty": b"",
-        "other": b"not a tensor in sight",
-    }[damage]
+    spoiled = whole[: len(whole) // 2]
+    if damage == "flipped":
+        spoiled = whole[:-1] + bytes([whole[-1] ^ 1])
     victim.write_bytes(spoiled)
     second = run(tmp_path, image_folder, "second")
     assert sum(embedded) - before in (

@@ -62,31 +62,20 @@ def test_a_name_in_two_unicode_forms_is_one_class(
 
 
 @entrances()
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("ant\u200b", r"U\+200B"),
-        ("ant\x07", "control characters"),
-    ],
-)
 def test_names_that_cannot_be_shown_are_refused(
-    entrance: Entrance,
-    name: str,
-    problem: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    entrance: Entrance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DataError, match=problem):
-        entrance.build(tmp_path, samples("red", name), monkeypatch)
+    with pytest.raises(DataError, match=r"U\+200B"):
+        entrance.build(tmp_path, samples("red", "ant\u200b"), monkeypatch)
 
 
 @entrances()
-@pytest.mark.parametrize("name", ["1e5", "nan", "a; b"])
 def test_odd_names_stay_as_they_are(
-    entrance: Entrance, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entrance: Entrance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = entrance.build(tmp_path, samples(name, "red"), monkeypatch)
-    assert source.class_names == sorted([name, "red"])
+    names = ["1e5", "a; b", "nan"]
+    source = entrance.build(tmp_path, samples(*names), monkeypatch)
+    assert source.class_names == names
 
 
 def test_orders_of_classes_and_domains_know_both_unicode_forms(tmp_path: Path) -> None:
@@ -113,17 +102,14 @@ def test_lists_of_classes_as_systems_write_them(content: str, tmp_path: Path) ->
 NO_LABELS = {
     "missing": None,
     "a float": 0.5,
-    "not a number": float("nan"),
     "a truth value": True,
     "bytes": b"red",
-    "a list": ["red"],
     "empty": "",
 }
 CANNOT_HOLD = {
     ("shards", "bytes"),  # JSON has none
     # NumPy stores text and None as Python objects, which are never loaded.
     ("vectors", "missing"),
-    ("vectors", "a list"),
 }
 
 
@@ -169,10 +155,8 @@ def split_samples(*splits: str) -> list[Sample]:
 @pytest.mark.parametrize(
     ("train", "test"),
     [
-        ("train", "test"),
         ("Training", "Testing"),
-        ("TRAIN", "Validation"),
-        ("train", "dev"),
+        ("TRAIN", "dev"),
     ],
 )
 def test_names_of_splits_in_any_case(
@@ -278,14 +262,14 @@ HIDDEN = [
 
 
 @with_added_files
-@pytest.mark.parametrize("name", HIDDEN)
 def test_hidden_files_and_folders_of_the_system_are_skipped(
-    entrance: Entrance, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entrance: Entrance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = entrance.lay(tmp_path, samples("blue", "red"), monkeypatch)
     assert entrance.add is not None
     home = "site 0/red" if entrance.source == "domains" else "red"
-    entrance.add(root, name.format(class_folder=home), png(90))
+    for name in HIDDEN:
+        entrance.add(root, name.format(class_folder=home), png(90))
     source = entrance.open(root)
     assert (source.class_names, sum(sizes(source))) == (["blue", "red"], 8)
 
@@ -332,17 +316,19 @@ SPECIAL = {
 }
 
 
-@pytest.mark.parametrize("name", ["folders", "domains", "table", "parquet table"])
-@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize("name", ["folders", "domains", "table"])
 def test_entries_that_are_no_images_are_unreadable(
-    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a walk nor a look at sizes and times ends at them."""
     entrance = ENTRANCES[name]
     root = entrance.lay(tmp_path, samples("blue", "red"), monkeypatch)
-    path = next(tmp_path.rglob("0.png"))
-    path.unlink()
-    SPECIAL[kind](path)
+    spoilt = set()
+    for number, spoil in enumerate(SPECIAL.values()):
+        path = next(tmp_path.rglob(f"{number}.png"))
+        path.unlink()
+        spoil(path)
+        spoilt.add(str(path))
     source = entrance.open(root)
     assert sum(sizes(source)) == 8
     broken = set()
@@ -352,7 +338,7 @@ def test_entries_that_are_no_images_are_unreadable(
             images.size(row)
         images.hashes(np.arange(len(images)))
         broken |= unreadable(images)
-    assert broken == {str(path)}
+    assert broken == spoilt
 
 
 @entrances(images=True, typed=True)

@@ -246,25 +246,6 @@ def test_refused_in_one_sentence(spoil, sentence, tmp_path, capsys):
 # ---------------------------------------------------------------------- the source itself
 
 
-def test_what_is_passed_over(tmp_path: Path) -> None:
-    root = class_tree(tmp_path, 3)
-    for stray in (
-        "notes.txt",
-        ".hidden.png",
-        "Thumbs.db",
-        "blue/notes.txt",
-        "blue/.DS_Store",
-        "blue/._0.png",
-    ):
-        (root / stray).write_text("not an image")
-    for folder in (".git", "__MACOSX", "blue/.cache"):
-        (root / folder).mkdir()
-        (root / folder / "0.png").write_text("not an image")
-    source = build_source("folder", SourceOptions(root))
-    assert source.class_names == ["blue", "green", "red"]
-    assert len(source.train) + len(source.val) == 9
-
-
 def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> None:
     root = class_tree(tmp_path / "images", 3)
     elsewhere = tmp_path / "disk" / "amber"

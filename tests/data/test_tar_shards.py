@@ -123,15 +123,6 @@ def test_patterns(images: Path):
     assert build(images / "shards" / "t*-[0-9].tar").train.names == whole
 
 
-def test_names_of_classes_from_a_list(tmp_path: Path):
-    write(tmp_path / "a.tar", good())
-    (tmp_path / "names.txt").write_text("moth\nwasp\nunused\n")
-    assert build(tmp_path, classes=str(tmp_path / "names.txt")).class_names == [
-        "moth",
-        "wasp",
-    ]
-
-
 # ---------------------------------------------------------------------- what is wrong
 
 

@@ -53,21 +53,7 @@ DEFAULTS = [
 VARIANTS = [
     head("cifnet-locked", lambda d: CIFNetHead(d, update_past=False), locked=True),
     head("cifnet-gcv", lambda d: CIFNetHead(d, ridge="gcv")),
-    head(
-        "cifnet-gcv-locked",
-        lambda d: CIFNetHead(d, ridge="gcv", update_past=False),
-        locked=True,
-    ),
     head("cifnet-released", lambda d: CIFNetHead(d, weighting="released")),
-    head(
-        "cifnet-released-gcv",
-        lambda d: CIFNetHead(d, weighting="released", ridge="gcv"),
-    ),
-    head(
-        "cifnet-released-locked",
-        lambda d: CIFNetHead(d, weighting="released", update_past=False),
-        locked=True,
-    ),
     head(
         "cifnet-float32",
         lambda d: CIFNetHead(d, ridge=1.0, dtype="float32"),
@@ -75,11 +61,6 @@ VARIANTS = [
     ),
     head("ridge-fixed", lambda d: RidgeHead(d, ridge=1.0)),
     head("ridge-discriminant", lambda d: RidgeHead(d, decision="discriminant")),
-    head(
-        "ridge-discriminant-float32",
-        lambda d: RidgeHead(d, ridge=1.0, decision="discriminant", dtype="float32"),
-        tolerance=1e-4,
-    ),
     head("ridge-auto", lambda d: RidgeHead(d, decision="auto")),
     head(
         "ridge-products", lambda d: RidgeHead(d, decision="auto", product_features=1.5)

@@ -1,7 +1,7 @@
 """ACIL and DS-AL against the authors' recursions and golden vectors."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from cifnet_pl.heads import ACILHead, DSALHead, Head
 from cifnet_pl.statistics import draw_projection
@@ -64,23 +63,6 @@ def learn_random(
     return seen
 
 
-def matrices_alive(run: Callable[[], object], width: int) -> float:
-    """The most memory that is in use at a time, in matrices of ``width²`` float64; blocks of half
-    that count.
-    """
-    block = 8 * width**2
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        run()
-    alive = most = 0
-    # Allocations inside of operations are here only.
-    for event in recorded.profiler.kineto_results.events():
-        change = event.nbytes() if event.name() == "[memory]" else 0
-        if abs(change) >= block // 2:
-            alive += change
-            most = max(most, alive)
-    return most / block
-
-
 HEADS = {"acil": ACILHead, "dsal": DSALHead}
 
 
@@ -93,28 +75,6 @@ def test_scores_of_the_official_recursion(name: str, batch: int) -> None:
         assert (scores - golden).norm() < 1e-7 * golden.norm()
         assert (scores - golden).abs().max() < 1e-7 * golden.abs().max()
         assert accuracy == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("kind", "ridge", "least", "most"),
-    [
-        (ACILHead, 0.1, 2, 3.6),
-        (ACILHead, "gcv", 2, 4.1),
-        (DSALHead, 0.1, 4, 5.1),
-        (DSALHead, "gcv", 4, 7.1),
-    ],
-)
-def test_few_matrices_of_the_full_width_are_alive_at_a_time(kind, ridge, least, most):
-    """The sums before the task, as triangles, and what the task adds to them; of two streams the
-    cross product, too.
-    """
-
-    def run() -> None:
-        head = kind(6, width=300, ridge=ridge)
-        learn_random(head)
-        head(torch.randn(4, 6))
-
-    assert least <= matrices_alive(run, 300) <= most
 
 
 # ---------------------------------------------------------------------- generalised
@@ -219,47 +179,6 @@ def test_heads_with_different_projections_do_not_combine() -> None:
     )
 
 
-class Recursion:
-    """Recursive ridge regression by the Woodbury identity: one update for a batch of rows."""
-
-    def __init__(self, width: int, ridge: float):
-        self.inverse = torch.eye(width, dtype=torch.float64) / ridge
-        self.weights = torch.zeros(width, 0, dtype=torch.float64)
-
-    def update(self, x: Tensor, targets: Tensor) -> None:
-        missing = targets.shape[1] - self.weights.shape[1]
-        self.weights = torch.cat(
-            [self.weights, self.weights.new_zeros(len(self.weights), missing)], dim=1
-        )
-        gain = torch.linalg.inv(
-            torch.eye(len(x), dtype=torch.float64) + x @ self.inverse @ x.T
-        )
-        self.inverse = self.inverse - self.inverse @ x.T @ gain @ x @ self.inverse
-        self.weights = self.weights + self.inverse @ x.T @ (targets - x @ self.weights)
-
-
-@pytest.mark.parametrize("ratio", [0.6, 1.5])
-def test_equals_the_recursion_of_two_streams(ratio: float) -> None:
-    head = DSALHead(6, width=50, ridge=0.5, seed=4, compensation_ratio=ratio)
-    main = Recursion(50, 0.5)
-    compensation = Recursion(50, 0.5)
-    tasks = learn_random(head, tasks=4, per_task=25)
-    for k, (z, y) in enumerate(tasks):
-        projected = z @ head.projection.T
-        targets = torch.nn.functional.one_hot(y, 3 * k + 3).double()
-        main.update(projected.relu(), targets)
-        residual = targets - projected.relu() @ main.weights
-        residual[:, : 3 * k] = 0
-        compensation.update(projected.tanh(), residual)
-    z = torch.cat([z for z, _ in tasks])
-    projected = z @ head.projection.T
-    expected = (
-        projected.relu() @ main.weights
-        + ratio * projected.tanh() @ compensation.weights
-    )
-    assert torch.allclose(head(z), expected, rtol=1e-9, atol=1e-9)
-
-
 def test_the_target_energy_for_gcv_is_that_of_the_residuals() -> None:
     head = DSALHead(6, width=20, ridge="gcv")
     energy = 0.0
@@ -277,20 +196,3 @@ def test_the_target_energy_for_gcv_is_that_of_the_residuals() -> None:
         energy += (weight[:, None] * residual[:, -2:].square()).sum().item()
         assert head.residual_energy.sum().item() == pytest.approx(energy, rel=1e-9)
     assert head.compensation_ridge > 0
-
-
-def test_a_removed_class_takes_its_column_and_its_energy_along() -> None:
-    head = DSALHead(6, width=20, ridge="gcv")
-    energies = []
-    for k, (z, y) in enumerate(learn_random(copy.deepcopy(head))):
-        teach(head, z, y)
-        targets = torch.nn.functional.one_hot(y, 3 * k + 3).double()
-        residual = (targets - (z @ head.projection.T).relu() @ head.weights)[:, -3:]
-        energies += residual.square().sum(dim=0).tolist()
-    scores = head(z)
-    head.remove_classes([0, 4, 5, 8])
-    assert torch.allclose(head(z), scores[:, [1, 2, 3, 6, 7]], rtol=1e-12)
-    assert head.residual_energy.sum().item() == pytest.approx(
-        sum(energies[c] for c in (1, 2, 3, 6, 7)), rel=1e-9
-    )
-    head.solve()

@@ -403,25 +403,6 @@ def test_the_power_that_made_the_labels_is_found(
         assert best <= other + 1e-6
 
 
-@given(st.integers(0, 10_000), st.floats(0.05, 1))
-def test_a_power_keeps_the_answer_and_the_others_proportions(
-    seed: int, power: float
-) -> None:
-    scores = 3 * torch.randn(
-        50, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
-    p = to_probabilities(scores, torch.tensor(1.7), torch.tensor(power))
-    plain = torch.softmax(scores / 1.7, dim=1)
-    one = torch.ones(50, dtype=torch.float64)
-    assert torch.allclose(p.sum(dim=1), one, rtol=0, atol=1e-7)
-    assert torch.equal(p.argmax(dim=1), scores.argmax(dim=1))
-    others = (p / plain).scatter(1, scores.argmax(dim=1, keepdim=True), torch.nan)
-    assert torch.allclose(
-        others.nanmean(dim=1, keepdim=True).expand(-1, 5)[~others.isnan()],
-        others[~others.isnan()],
-    )
-
-
 @pytest.mark.parametrize("samples", [10, 100, 1000])
 def test_without_an_error_nothing_is_certain(samples: int) -> None:
     """The chance of an error is not taken for less than about 1 in n."""

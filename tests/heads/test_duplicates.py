@@ -73,28 +73,3 @@ def test_copies_that_were_noted_merge_and_are_subtracted(name: str) -> None:
     whole.remove_classes([2, 3])
     whole.solve()
     torch.testing.assert_close(whole(TEST), first(TEST), rtol=1e-6, atol=1e-7)
-
-
-def test_copies_of_several_processes_are_noted_after_the_sums() -> None:
-    whole = learn(HEADS["RidgeHead"](), copied=True, tasks=(0,))
-    z, y = samples(0)
-    sides = [HEADS["RidgeHead"]() for _ in range(2)]
-    for side in sides:
-        side.begin_task([0, 1])
-        side.observe(z, y)
-    sides[0].reduce_(lambda tensor: tensor.mul_(2))  # both hold the same
-    sides[0].count_duplicates(len(z))
-    sides[0].solve()
-    torch.testing.assert_close(sides[0](TEST), whole(TEST), rtol=1e-8, atol=1e-9)
-
-
-def test_what_was_noted_of_a_task_that_is_aborted_is_forgotten() -> None:
-    head = learn(HEADS["RidgeHead"](), copied=False, tasks=(0,))
-    before = head(TEST)
-    head.begin_task([2, 3])
-    head.observe(*samples(1))
-    head.count_duplicates(7)
-    head.abort_task()
-    head.solve()
-    torch.testing.assert_close(head(TEST), before, rtol=1e-12, atol=1e-12)
-    assert int(head.sums.seen) == 2 * PER_CLASS

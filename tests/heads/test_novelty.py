@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.heads import ACILHead, FeCAMHead, Head, RidgeHead, SLDAHead
+from cifnet_pl.heads import ACILHead, FeCAMHead, Head, SLDAHead
 from cifnet_pl.heads.base import NOVELTY_RIDGE, OVERALL_SHARE
-from cifnet_pl.heads.probabilities import (
-    CalibrationSamples,
-    novelty_reference,
-)
 from cifnet_pl.testing import (
     WIDTH,
     Case,
@@ -25,7 +21,6 @@ from cifnet_pl.testing import (
     show_past,
     stream,
 )
-from cifnet_pl.utilities.errors import UnsupportedError
 from tests.heads.suite import HEADS, teach
 
 TASKS = stream()
@@ -141,26 +136,6 @@ def test_leaving_a_group_out_is_learning_without_it(case: Case, kind: str) -> No
     assert difference(found, expected) <= max(case.tolerance, 1e-8)
 
 
-def test_what_calls_images_unknown_is_measured_without_bursts() -> None:
-    """A burst of one image says little of the next image: with its twins in the sums it seems more
-    known than it is.
-    """
-    draw = torch.Generator().manual_seed(3)
-    single = torch.randn(60, 30, generator=draw)
-    z = single.repeat_interleave(4, dim=0) + 0.05 * torch.randn(240, 30, generator=draw)
-    y = torch.arange(4).repeat_interleave(60)
-    head = teach(RidgeHead(30), z, y)
-    again = torch.randn(200, 30, generator=draw)
-    expected = float(head.novelty(again).median())
-    alone = float(head.leave_one_out_novelty(z, y).median())
-    together = float(
-        novelty_reference(
-            CalibrationSamples(head, z, y, torch.arange(240) // 4)
-        ).scores.median()
-    )
-    assert abs(together - expected) < 0.1 * abs(alone - expected)
-
-
 @telling
 def test_novelty_does_not_depend_on_length_or_on_what_comes_with_it(case: Case) -> None:
     head = learn(
@@ -266,9 +241,3 @@ def test_a_class_with_one_sample(case: Case) -> None:
     )
     head = learn(case.make(WIDTH), [task])
     assert head.leave_one_out_novelty(z, torch.tensor([4])).isnan().all()
-
-
-@pytest.mark.parametrize("case", [case for case in HEADS if case not in TELLING])
-def test_other_heads_say_that_they_cannot(case: Case) -> None:
-    with pytest.raises(UnsupportedError, match="cannot score novelty"):
-        learn(case.make(WIDTH), TASKS).novelty(QUERIES)

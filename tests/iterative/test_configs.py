@@ -1,4 +1,6 @@
-"""Every configuration of a trained method runs, with one epoch and digits instead of its own."""
+"""Every configuration of a trained method runs, with one epoch and few small images instead of its
+own.
+"""
 
 import json
 from pathlib import Path
@@ -8,19 +10,18 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.iterative import METHODS
+from tests.command_line import make_images
 
 FOLDER = Path(__file__).parents[2] / "configs" / "iterative"
 ALL = sorted(FOLDER.glob("*.yaml"))
-TINY = [
-    "--data.source",
-    "digits",
-    "--data.classes_per_task",
-    "2",
-    "--data.max_tasks",
-    "2",
-    "--model.epochs",
-    "1",
-]
+TINY = "--data.source folder --data.classes_per_task 2 --data.max_tasks 2"
+TINY += " --model.epochs 1 --data.image_size 8 --data.num_workers 0"
+TINY += " --energy.enabled false"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), ["a", "b", "c", "d"], 20)
 
 
 def test_every_method_has_one():
@@ -33,17 +34,8 @@ def test_every_method_has_one():
 
 @pytest.mark.system
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
-def test_config_runs(path, tmp_path):
-    # Smaller images than 32 pixels, for time.
-    options = [
-        *TINY,
-        "--data.image_size",
-        "8",
-        "--data.num_workers",
-        "0",
-        "--energy.enabled",
-        "false",
-    ]
+def test_config_runs(path, images, tmp_path):
+    options = [*TINY.split(), "--data.root", str(images)]
     assert main(["fit", "--config", str(path), *options, "--logs", str(tmp_path)]) == 0
     written = yaml.safe_load(path.read_text())
     folder = tmp_path / written["experiment"] / "version_0"

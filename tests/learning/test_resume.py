@@ -44,15 +44,8 @@ from tests.command_line import (
 from tests.killing import Act, Killed, at_call, die, in_a_process, kill_self
 from tests.lightning_runs import digits, module, trainer
 
-OPTIONS = [
-    *BUFFER,
-    "--data.batch_size",
-    "16",
-    "--seed_everything",
-    "5",
-    "--data.max_tasks",
-    "3",
-]
+LINE = "--data.batch_size 16 --seed_everything 5 --data.max_tasks 3"
+OPTIONS = [*BUFFER, *LINE.split()]
 LAST = ["--ckpt_path", "last"]
 
 
@@ -279,20 +272,8 @@ class TestKill:
             "made with precision = 32-true, this run has bf16-mixed"
             in capsys.readouterr().err
         )
-        assert (
-            main(
-                [
-                    "validate",
-                    *FAST,
-                    "--logs",
-                    str(tmp_path),
-                    *LAST,
-                    "--trainer.precision",
-                    "bf16-mixed",
-                ]
-            )
-            == 0
-        )
+        words = f"--logs {tmp_path} --ckpt_path last --trainer.precision bf16-mixed"
+        assert main(["validate", *FAST, *words.split()]) == 0
 
 
 @contextmanager
@@ -306,11 +287,8 @@ def callbacks(*of_a_user: Callback) -> Iterator[None]:
 
 SAVED = [
     ("on_train_batch_end", 0, 4),
-    ("on_train_batch_start", 1, 0),
-    ("on_train_batch_end", 1, 0),
     ("on_train_batch_end", 1, 7),
     ("on_train_batch_end", 1, 17),  # the last one of the task
-    ("on_train_epoch_start", 1, 0),
     ("on_train_epoch_end", 1, 0),
     ("on_validation_end", 1, 0),
 ]
@@ -378,38 +356,14 @@ class TestOtherCheckpoints:
 
     def test_evaluation_of_half_a_task_is_refused(self, saved, tmp_path, capsys):
         path = saved / str(("on_train_batch_end", 1, 7))
-        assert (
-            main(
-                [
-                    "validate",
-                    *FAST,
-                    *OPTIONS,
-                    "--logs",
-                    str(tmp_path),
-                    "--ckpt_path",
-                    str(path),
-                ]
-            )
-            == 1
-        )
+        words = [*FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)]
+        assert main(["validate", *words]) == 1
         assert "does not hold task 2" in capsys.readouterr().err
 
     def test_weights_alone_are_for_evaluation(self, saved, tmp_path, capsys):
         path = saved / "weights"
-        assert (
-            main(
-                [
-                    "validate",
-                    *FAST,
-                    *OPTIONS,
-                    "--logs",
-                    str(tmp_path),
-                    "--ckpt_path",
-                    str(path),
-                ]
-            )
-            == 0
-        )
+        words = [*FAST, *OPTIONS, "--logs", str(tmp_path), "--ckpt_path", str(path)]
+        assert main(["validate", *words]) == 0
         capsys.readouterr()
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(path)) == 1
         assert "weights only" in capsys.readouterr().err
@@ -463,19 +417,10 @@ class TestMore:
         assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1", *LAST) == 0
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
-    @pytest.mark.parametrize(
-        "order", [[], ["--data.class_order", "7"]], ids=["as given", "by seed"]
-    )
-    def test_classes_that_sort_first(self, order, tmp_path):
+    def test_classes_that_sort_first(self, tmp_path):
         images = make_images(tmp_path / "images", ["m", "n", "o", "p", "q"])
-        options = [
-            *BUFFER,
-            "--data.source",
-            "folder",
-            "--data.root",
-            str(images),
-            *order,
-        ]
+        words = f"--data.source folder --data.root {images} --data.class_order 7"
+        options = [*BUFFER, *words.split()]
         folder = learned(tmp_path, *options)
         first = checkpoint(folder)
         sizes = first["cifnet"]["task_sizes"]
@@ -556,16 +501,8 @@ OTHER = {
     ),
     "head": (["--model.head", "RidgeHead"], ["head.class = CIFNetHead", "RidgeHead"]),
     "ridge": (["--model.head.ridge", "0.5"], ["head.ridge = 0.01", "0.5"]),
-    "epsilon": (["--model.head.epsilon", "0.1"], ["head.epsilon = 0.05", "0.1"]),
-    "locked": (
-        ["--model.head.update_past", "false"],
-        ["head.update_past = True", "False"],
-    ),
-    "no buffer": (["--model.buffer", "null"], ["buffer.capacity = 300", "0"]),
-    "buffer": (["--model.buffer.capacity", "200"], ["buffer.capacity = 300", "200"]),
     "seed": (["--seed_everything", "6"], ["buffer.seed = 5", "6"]),
     "held-out images": (["--data.split_seed", "5"], ["split_seed = 0", "5"]),
-    "their share": (["--data.val_fraction", "0.5"], ["val_fraction = 0.2", "0.5"]),
     "image size": (
         ["--model.backbone", "pixels:8", "--data.image_size", "9"],
         ["image_size = 8", "9"],
@@ -585,7 +522,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(
         ("sub_command", "size"),
-        [("fit", 0), ("fit", 100), ("fit", -1), ("validate", 4000), ("validate", -1)],
+        [("fit", 0), ("fit", 4000), ("validate", -1)],
     )
     def test_truncated(self, size, sub_command, reference, tmp_path, capsys):
         whole = (reference / "checkpoints" / "last.ckpt").read_bytes()
@@ -596,8 +533,7 @@ class TestRefused:
         assert main([sub_command, *FAST, *OPTIONS, "--logs", str(tmp_path), *LAST]) == 1
         assert f"cannot read checkpoint {path}" in one_sentence(capsys)
 
-    @pytest.mark.parametrize("sub_command", ["fit", "validate"])
-    def test_one_flipped_bit(self, sub_command, reference, tmp_path, capsys):
+    def test_one_flipped_bit(self, reference, tmp_path, capsys):
         shutil.copytree(reference, tmp_path / "default" / "version_0")
         path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
         with zipfile.ZipFile(path) as archive:
@@ -608,7 +544,7 @@ class TestRefused:
         content[entry.header_offset + entry.file_size // 2] ^= 0x40
         path.write_bytes(content)
         torch.load(path, weights_only=True)  # does not notice
-        assert main([sub_command, *FAST, *OPTIONS, "--logs", str(tmp_path), *LAST]) == 1
+        assert fit(tmp_path, *OPTIONS, *LAST) == 1
         assert "is damaged: the checksum of" in one_sentence(capsys)
 
     def test_two_runs_in_one_folder(self, reference, tmp_path, capsys):
@@ -656,26 +592,14 @@ def _state(key, value):
 
 
 HOSTILE = {
-    "no format": _without("format"),
     "no settings": _without("settings"),
     "another format": _with("format", 99),
-    "a name twice": _with("class_names", ["0"] * 6),
-    "fewer names": _with("class_names", ["0", "1"]),
-    "negative size": _with("task_sizes", [8, -2]),
     "a setting is gone": lambda c: c["cifnet"]["settings"].pop("head"),
-    "under way is a text": _with("under_way", "no"),
-    "under way before any task": (
-        lambda c: c["cifnet"].update(under_way=True, class_names=[], task_sizes=[])
-    ),
-    "metadata is a text": lambda c: c.update(cifnet="hello"),
     "metadata is gone": lambda c: c.pop("cifnet"),
     "state is gone": lambda c: c.pop("state_dict"),
-    "loops are gone": lambda c: c.pop("loops"),
     "record is empty": lambda c: c["cifnet"].update(record={}),
-    "rows are gone": lambda c: c["cifnet"]["record"].update(rows=[]),
     "foreign tensor": _state("head.foreign", torch.rand(3)),
     "weights of another shape": _state("head.cohorts.0.weights", torch.rand(3, 3, 3)),
-    "weights are gone": lambda c: c["state_dict"].pop("head.cohorts.0.weights"),
 }
 
 

@@ -42,14 +42,8 @@ from tests.command_line import (
 )
 from tests.killing import ended, start
 
-TWO = [
-    "--trainer.devices",
-    "2",
-    "--trainer.accelerator",
-    "cpu",
-    "--trainer.strategy",
-    "ddp",
-]
+LINE = "--trainer.devices 2 --trainer.accelerator cpu --trainer.strategy ddp"
+TWO = LINE.split()
 LAST = ["--ckpt_path", "last"]
 KEEP = ["--predictions.every_task", "true"]
 
@@ -244,8 +238,7 @@ class TestSeveral:
         assert main(["predict", *words, *LAST]) == 0
         assert (folder / "predictions.csv").read_text() == by_two
 
-    @pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
-    def test_with_fewer_images_than_processes(self, head, tmp_path):
+    def test_with_fewer_images_than_processes(self, tmp_path):
         """A class of one image for learning and one for testing: the second process gets empty
         batches.
         """
@@ -258,7 +251,7 @@ class TestSeveral:
             "--data.classes_per_task",
             "1",
         ]
-        options += [*BUFFER, "--model.head", head]
+        options += BUFFER
         one = learned(tmp_path / "one", *options)
         codes, shown = several(
             2, tmp_path, "fit", *FAST, *options, "--logs", str(tmp_path / "two")
@@ -281,10 +274,9 @@ class TestSeveral:
         assert "not in 2: --trainer.devices 1" in shown
         assert "Traceback" not in shown
 
-    @pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
-    def test_three_of_which_one_stopped_run_of_two(self, head, tmp_path):
+    def test_three_of_which_one_stopped_run_of_two(self, tmp_path):
         """1, 2 and 3 processes agree, and a run may go on with another number of them."""
-        options = [*BUFFER, "--model.head", head, "--data.batch_size", "17"]
+        options = [*BUFFER, "--model.head", "RidgeHead", "--data.batch_size", "17"]
         one = learned(tmp_path / "one", *options)
         words = ["fit", *FAST, *options, "--logs", str(tmp_path / "more")]
         for count, tasks in ((2, "2"), (3, "4")):
@@ -296,39 +288,24 @@ class TestSeveral:
         assert codes == [0, 0], shown
         assert_equal_models(tmp_path / "more" / "default" / "version_0", one)
 
-    @pytest.mark.parametrize(
-        ("count", "engine"), [(2, "torch"), (2, "onnxruntime"), (3, "onnxruntime")]
-    )
-    def test_through_a_network(self, count, engine, tmp_path):
+    def test_through_a_network(self, tmp_path):
         """Another batch shape changes the rounding of a float32 network."""
         images = make_images(tmp_path / "images", ["a", "b", "c", "d"], per_class=9)
-        options = [
-            "--model.backbone",
-            "embedded:efficientnet_lite0",
-            "--data.source",
-            "folder",
-            "--data.root",
-        ]
-        options += [
-            str(images),
-            "--data.image_size",
-            "32",
-            *BUFFER,
-            "--model.head.ridge",
-            "1.0",
-        ]
-        options += ["--model.engine", engine]
+        words = "--model.backbone embedded:efficientnet_lite0 --data.image_size 32"
+        words += " --model.head.ridge 1.0 --model.engine onnxruntime"
+        words += f" --data.source folder --data.root {images}"
+        options = [*BUFFER, *words.split()]
         one = learned(tmp_path / "one", *options)
         codes, shown = several(
-            count, tmp_path, "fit", *FAST, *options, "--logs", str(tmp_path / "more")
+            3, tmp_path, "fit", *FAST, *options, "--logs", str(tmp_path / "more")
         )
-        assert codes == [0] * count, shown
+        assert codes == [0] * 3, shown
         more = tmp_path / "more" / "default" / "version_0"
         assert_equal_models(more, one, 1e-5)
         assert {
             json.loads((run / "summary.json").read_text())["engine"]
             for run in (one, more)
-        } == {engine}
+        } == {"onnxruntime"}
 
     def test_an_error_of_one_ends_both(self, tmp_path):
         """The corrupt image is in the second half of its batch, which only the second process
@@ -355,23 +332,6 @@ class TestSeveral:
         assert all(line.startswith("cifnet: error: ") for line in said), shown
         assert any("cannot read these images" in line for line in said)
         assert "Traceback" not in shown
-
-    def test_what_they_embed_in_evaluation_is_cached(self, alone, tmp_path):
-        words = [
-            "validate",
-            *FAST,
-            *BUFFER,
-            "--logs",
-            str(alone.parents[1]),
-            *LAST,
-            "--data.cache",
-            "true",
-        ]
-        codes, shown = several(
-            2, tmp_path, *words, "--data.cache_folder", str(tmp_path / "cache")
-        )
-        assert codes == [0, 0], shown
-        assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 10
 
     def test_images_that_any_process_left_out_are_reported_once(self, tmp_path):
         images = make_images(tmp_path / "images", ["a", "b"], per_class=20)

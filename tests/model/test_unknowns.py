@@ -78,14 +78,9 @@ def test_verdicts_follow_every_change() -> None:
     assert not any(v.known for v in verdicts(model, ["yak"]))
     model.rename("ant", "wasp")
     assert any("wasp" in (v.prediction_set or ()) for v in verdicts(model, ["ant"]))
-    for change in (
-        lambda: model.head.temperature.mul_(2),
-        lambda: model.head.odds_power.mul_(0.5),
-        lambda: learn_task(model, ["bee"], 30, seed=1),
-    ):
-        before = model.open_set_predictor(0.1, 0.9)
-        change()
-        assert model.open_set_predictor(0.1, 0.9) is not before
+    before = model.open_set_predictor(0.1, 0.9)
+    learn_task(model, ["bee"], 30, seed=1)
+    assert model.open_set_predictor(0.1, 0.9) is not before
 
 
 def test_verdicts_on_images() -> None:

@@ -98,6 +98,13 @@ def teach(
     return http.post("/inbox/learn", json={"names": names}, params=params)
 
 
+def changed(http: httpx.Client, path: str, **content: Any) -> Any:
+    """The answer to a change, which is made."""
+    answer = http.post(path, json=content)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
 def counts(http: httpx.Client) -> dict[str, int]:
     """How many images each class was learned from."""
     return {one["name"]: one["images"] for one in http.get("/classes").json()}

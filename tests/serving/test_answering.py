@@ -44,7 +44,7 @@ def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering):
         first.append(answering.submit(content))
         assert started.acquire(timeout=60)
     later = [answering.submit(content) for content in IMAGES[2:10]]
-    while answering._ready.qsize() < len(later):
+    while answering._asked.qsize() < len(later):
         time.sleep(0.01)
     go_on.set()
     results = [answer.result(60) for answer in first + later]

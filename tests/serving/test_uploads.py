@@ -26,7 +26,8 @@ def small_limits(monkeypatch):
 
 
 def of_zip(content):
-    return list(uploads([("photos.zip", io.BytesIO(content))]))
+    sent = uploads([("photos.zip", io.BytesIO(content))], 8, 1.0)
+    return [(image.path, image.content) for image in sent]
 
 
 def test_images_of_a_zip_file_with_their_folders():

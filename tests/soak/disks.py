@@ -1,12 +1,9 @@
-"""A small disk that can be filled, and a folder of entries that are no images."""
+"""A small disk that can be filled."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from tests.serving.services import image
 
 CHUNK = bytes(2**16)
 
@@ -55,31 +52,3 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[SmallDisk]:
     finally:
         if is_small:
             subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-class WatchedFolder:
-    """A folder of images between entries that are none: pipes, devices, circles, broken links.
-
-    Attributes:
-        folder: the folder.
-        names: of the images, each other's content.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.names: list[str] = []
-        (folder / "a" / "b").mkdir(parents=True)
-        for place in (folder, folder / "a"):
-            os.mkfifo(place / "0 pipe.png")
-            (place / "0 nowhere.png").symlink_to("gone.png")
-            (place / "0 circle.png").symlink_to("0 circle.png")
-            (place / "0 zeros.png").symlink_to("/dev/zero")
-            (place / "0 empty.png").touch()
-        (folder / "a" / "b" / "up").symlink_to(folder)
-
-    def add(self) -> None:
-        """Add one image."""
-        number = len(self.names)
-        name = f"a/b/{number}.png"
-        (self.folder / name).write_bytes(image("watched", number))
-        self.names.append(name)

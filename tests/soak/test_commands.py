@@ -137,22 +137,10 @@ def test_the_building_of_a_cache(tmp_path: Path):
     bit-identical.
     """
     images = make_images(tmp_path / "images", list("abcdefgh"), 30)
-    options = [
-        "--data.source",
-        "folder",
-        "--data.root",
-        str(images),
-        "--model.head",
-        "RidgeHead",
-    ]
-    options += ["--data.batch_size", "4"]
-    cached = [
-        *options,
-        "--data.cache",
-        "true",
-        "--data.cache_folder",
-        str(tmp_path / "cache"),
-    ]
+    line = f"--data.source folder --data.root {images} --model.head RidgeHead"
+    options = [*line.split(), "--data.batch_size", "4"]
+    cache = f"--data.cache true --data.cache_folder {tmp_path}/cache"
+    cached = [*options, *cache.split()]
     expected = learned(tmp_path / "expected", *options)
     output = tmp_path / "output"
     begin = time.monotonic()

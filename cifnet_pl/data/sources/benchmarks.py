@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -159,13 +157,12 @@ def _class_names(dataset: Any) -> list[str] | None:
     declared = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
     if declared is None:
         return None
-    names = []
-    for name in declared:
-        names.append(", ".join(name) if isinstance(name, tuple) else str(name))
-    counts = Counter(names)
-    for label, name in enumerate(names):
-        if counts[name] > 1:
-            names[label] = f"{name} ({label})"
+    names = [
+        ", ".join(name) if isinstance(name, tuple) else str(name) for name in declared
+    ]
+    repeated = pd.Series(names, dtype=object).duplicated(keep=False)
+    for label in np.flatnonzero(repeated).tolist():
+        names[label] = f"{names[label]} ({label})"
     return names
 
 
@@ -296,7 +293,7 @@ WHAT_CORE50 = (
     "the unpacked core50_128x128.zip from vlomonaco.github.io/core50, that is the folder"
     " core50_128x128 with s1/o1/C_01_01_000.png and so on, or the folder that holds it"
 )
-FRAME = re.compile(r"C_(\d+)_(\d+)_(\d+)\.png")
+FRAME = r"/C_(?P<session>\d+)_(?P<object>\d+)_(?P<frame>\d+)\.png$"
 TEST_SESSIONS = {3, 7, 10}
 
 
@@ -320,12 +317,10 @@ def core50(options: SourceOptions) -> SampleTable:
         root = _inner_folder(required_root(options, WHAT_CORE50), "core50_128x128")
         found = []
         for path in root.glob("s[0-9]*/o[0-9]*/*.png"):
-            match = FRAME.fullmatch(path.name)
-            if match is not None:
-                name = path.relative_to(root).as_posix()
-                found.append([*map(int, match.groups()), name])
-    columns = ["session", "object", "frame", "name"]
-    frames = pd.DataFrame(sorted(found), columns=columns)
+            found.append(path.relative_to(root).as_posix())
+    names = pd.Series(found, dtype=object, name="name")
+    numbers = names.str.extract(FRAME).dropna().astype(int)
+    frames = numbers.join(names).sort_values(["session", "object", "frame"])
     sessions = sorted(set(frames["session"]))
     if not set(sessions) > TEST_SESSIONS:
         raise DataError(

@@ -18,7 +18,7 @@ from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import printable
 
 USUAL = {
-    "image": ("image", "img", "image", "picture"),
+    "image": ("image", "img", "picture"),
     "label": ("label", "labels", "fine_label", "class", "target"),
 }
 """Names of columns that are tried where the features do not tell which is which."""
@@ -51,14 +51,14 @@ def hugging_face(name: str, options: SourceOptions) -> SampleTable:
     else:
         where = printable(str(options.root))
     parts = _load(name, options, where)
-    splits_found = _named_splits(parts, options, where)
-    train = parts[splits_found["train"]]
+    splits = _named_splits(parts, options, where)
+    train = parts[splits["train"]]
     image = _column(train, "image", options, where)
     label = _column(train, "label", options, where)
     tables = []
     read = []
     notes = []
-    for meaning, split in splits_found.items():
+    for meaning, split in splits.items():
         part = parts[split]
         labels = []
         if label in part.column_names:
@@ -71,8 +71,7 @@ def hugging_face(name: str, options: SourceOptions) -> SampleTable:
             continue
         read.append(part)
         names = [f"{split}/{i}" for i in range(len(part))]
-        splits = [meaning] * len(part)
-        tables.append(table_of(name=names, label=labels, split=splits))
+        tables.append(table_of(name=names, label=labels).assign(split=meaning))
     table = pd.concat(tables, ignore_index=True)
     if len(read) == 1:
         table = table.drop(columns="split")
@@ -155,15 +154,15 @@ def _named_splits(
         DataError: there is no training split, or not the one that an option gives.
     """
     splits: dict[Split, str] = {}
-    if "train" in options.own:
-        splits["train"] = str(options.own["train"])
-    if "test" in options.own:
-        splits["test"] = str(options.own["test"])
+    given: tuple[Split, ...] = ("train", "test")
+    for split in given:
+        if split in options.own:
+            splits[split] = str(options.own[split])
     for name in parts:
-        split = split_of(name)
-        if split == "train" or (split is not None and "test" not in options.own):
-            splits.setdefault(split, name)
-    for name in (splits.get("train", "train"), *splits.values()):
+        found = split_of(name)
+        if found == "train" or (found is not None and "test" not in options.own):
+            splits.setdefault(found, name)
+    for name in (splits.setdefault("train", "train"), *splits.values()):
         if name not in parts:
             known = ", ".join(map(printable, parts))
             raise DataError(
@@ -182,14 +181,14 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     features: dict[str, str] = {}
     for name, feature in (dataset.features or {}).items():
         features[name] = type(feature).__name__
-    of_kind = [name for name, kind in features.items() if kind == FEATURES[meaning]]
+    of_kind = [name for name in features if features[name] == FEATURES[meaning]]
     candidates = [*of_kind, *USUAL[meaning]]
     if meaning in options.own:
         candidates = [str(options.own[meaning])]
     for name in candidates:
         if name in features:
             return name
-    known = ", ".join(f"{printable(name)} ({kind})" for name, kind in features.items())
+    known = ", ".join(f"{printable(name)} ({features[name]})" for name in features)
     raise DataError(
         f"{where} has no column '{printable(candidates[0])}', it has {known}: name it with"
         f" --data.options.{meaning}"
@@ -210,7 +209,7 @@ def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], byt
 
     columns = [part.select_columns([column]) for part in parts]
     rows = concatenate_datasets(columns)
-    if type(rows.features[column]).__name__ == "Image":
+    if isinstance(rows.features[column], Image):
         rows = rows.cast_column(column, Image(decode=False))
 
     def read(row: int) -> bytes:
@@ -219,11 +218,11 @@ def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], byt
             cell = cell.get("bytes") or cell.get("path")
         if isinstance(cell, str) and Path(cell).is_file():
             return read_bytes(Path(cell))
-        if not isinstance(cell, bytes):
-            kind = type(cell).__name__
-            raise DataError(
-                f"{where}: row {row} of '{printable(column)}' is no image but {kind}"
-            )
-        return cell
+        if isinstance(cell, bytes):
+            return cell
+        kind = type(cell).__name__
+        raise DataError(
+            f"{where}: row {row} of '{printable(column)}' is no image but {kind}"
+        )
 
     return read

@@ -48,18 +48,15 @@ def _is_pair(given: Any) -> bool:
 
 
 def _is_data_set(given: Any) -> bool:
-    if isinstance(given, tuple) or hasattr(given, "shape"):
-        return False
-    return hasattr(given, "__getitem__") and hasattr(given, "__len__")
+    is_array = isinstance(given, tuple) or hasattr(given, "shape")
+    return not is_array and hasattr(given, "__getitem__") and hasattr(given, "__len__")
 
 
 def _read(part: Any) -> SampleTable:
     """Inspect a pair of arrays or a torch data set."""
-    tensors = getattr(part, "tensors", ())  # of a TensorDataset
-    if len(tensors) == 2:
-        return _read_arrays(*tensors)
-    if _is_pair(part):
-        return _read_arrays(*part)
+    arrays = getattr(part, "tensors", part)  # of a TensorDataset
+    if _is_pair(arrays):
+        return _read_arrays(*arrays)
     if not _is_data_set(part):
         kind = type(part).__name__
         raise UsageError(f"the data source is a {kind}, {EXPECTED}")
@@ -101,9 +98,7 @@ def _read_data_set(dataset: Any) -> SampleTable:
     ):
         targets = getattr(dataset, "targets", None)
         if targets is None:
-            targets = []
-            for i in range(len(dataset)):
-                targets.append(dataset[i][1])
+            targets = [dataset[i][1] for i in range(len(dataset))]
         pillow_image(dataset[0][0], "the first item of the data set")
     labels = [label.item() if hasattr(label, "item") else label for label in targets]
     return SampleTable(

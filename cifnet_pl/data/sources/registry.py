@@ -88,28 +88,22 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
         return name
     if not isinstance(name, str):
         return divided(source_of(name, options), options)
-    plugin = _plugin_path(name)
-    if plugin is not None:
-        return divided(_from_plugin(plugin, options), options)
-    _check_options(name, options)
-    if name.startswith(HUB_PREFIX):
-        samples = hugging_face(name.removeprefix(HUB_PREFIX), options)
-    elif name in SOURCES:
-        samples = SOURCES[name](options)
+    if name in SOURCES:
+        read = SOURCES[name]
+    elif name.startswith(HUB_PREFIX):
+        read = partial(hugging_face, name.removeprefix(HUB_PREFIX))
     else:
-        samples = torchvision_set(_torchvision_class(name), options)
+        plugin = name
+        if not names_import(name):
+            plugin = entry_point("sources", name) or ""
+        if plugin and not name.startswith(TORCHVISION_PREFIX):
+            return divided(_from_plugin(plugin, options), options)
+        read = partial(torchvision_set, _torchvision_class(name))
+    _check_options(name, options)
+    group = SINGLE
     if name == "folder":
-        return divided(samples, options, NEAR)
-    return divided(samples, options, SINGLE)
-
-
-def _plugin_path(name: str) -> str | None:
-    """Return the import path of a source from outside the package, or None."""
-    if name in SOURCES or name.startswith((HUB_PREFIX, TORCHVISION_PREFIX)):
-        return None
-    if names_import(name):
-        return name
-    return entry_point("sources", name)
+        group = NEAR
+    return divided(read(options), options, group)
 
 
 def _from_plugin(name: str, options: SourceOptions) -> SampleTable:

@@ -139,7 +139,7 @@ def _npz(path: Path) -> ArrayFile:
 
 
 def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
-    """Map an uncompressed array in a zip archive; None for an empty one, or one of objects.
+    """Map an uncompressed array in a zip archive; None where it cannot be mapped.
 
     Args:
         path: the archive.
@@ -149,11 +149,9 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
         file.seek(offset + 26)
         name_length, extra_length = struct.unpack("<HH", file.read(4))
         file.seek(name_length + extra_length, os.SEEK_CUR)
-        version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_2_0
-        if version == (1, 0):
-            read_header = np.lib.format.read_array_header_1_0
-        shape, fortran, dtype = read_header(file)
+        if np.lib.format.read_magic(file) != (1, 0):
+            return None
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
         start = file.tell()
     if dtype.hasobject or 0 in shape:
         return None
@@ -425,17 +423,16 @@ def _by_meaning(
         DataError: the table lacks ``path`` or ``label``, or a column that was named; two columns
             have one name; a cell is empty.
     """
-    header = [str(name) for name in rows.columns]
-    folded = [name.casefold() for name in header]
+    header = rows.columns.astype(str)
+    folded = header.map(str.casefold)
     cells = {}
     for meaning in MEANINGS:
         name = str(own.get(meaning, meaning))
-        count = folded.count(name.casefold())
-        if count > 1:
+        columns = rows.loc[:, folded == name.casefold()]
+        if columns.shape[1] > 1:
             raise DataError(f"{where} has two columns '{printable(name)}': rename one")
-        if count:
-            position = folded.index(name.casefold())
-            column = rows.iloc[:, position]
+        if columns.shape[1]:
+            column = columns.iloc[:, 0]
             missing = np.flatnonzero(column.isna() | (column == ""))
             if len(missing):
                 number = missing[0] + 1

@@ -8,14 +8,17 @@ is read twice or left out.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tarfile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
+import pandas as pd
+
+from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources.tables import refuse_repeated
-from cifnet_pl.images.files import EXTENSIONS, file_identity, is_hidden, matching_paths
+from cifnet_pl.images.files import EXTENSIONS, is_hidden, matching_paths
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, split_of
@@ -49,26 +52,23 @@ def webdataset(options: SourceOptions) -> SampleTable:
     """
     class_names = _class_list(options)
     label = str(options.own.get("label", "label"))
-    shards = find_shards(options)
-    marks = {shard: file_identity(Path(shard)) for shard in shards}
     samples: list[ShardSample] = []
-    for shard in shards:
+    for shard in find_shards(options):
         samples += read_headers(shard, label, class_names is not None)
     where = printable(str(options.root))
-    names = [sample.name for sample in samples]
-    refuse_repeated(names, where, "sample")
-    columns = {"name": names, "label": [sample.label for sample in samples]}
-    splits = {shard: split_of_shard(shard) for shard in shards}
-    given = set(splits.values())
+    table = pd.DataFrame(samples, dtype=object)
+    refuse_repeated(table["name"].tolist(), where, "sample")
+    of_shard = {shard: split_of_shard(shard) for shard in table["shard"].unique()}
+    splits = table["shard"].map(of_shard)
+    given = set(of_shard.values())
     if "train" in given and given & {"test", "val"}:
-        columns["split"] = [splits[sample.shard] or "train" for sample in samples]
+        table["split"] = splits.fillna("train")
 
     def read(position: int) -> bytes:
-        sample = samples[position]
-        return read_member(sample, marks[sample.shard])
+        return read_member(samples[position])
 
     return SampleTable(
-        table_of(**columns),
+        table,
         read,
         class_names=class_names,
         where=where,
@@ -102,12 +102,13 @@ def find_shards(options: SourceOptions) -> list[str]:
 
 def split_of_shard(shard: str) -> Split | None:
     """Return the split with which the name of a shard or of its folder begins, or None."""
-    splits = []
-    for name in Path(shard).parts[-2:]:
-        first_letters = re.match(r"[A-Za-z]*", name)
-        assert first_letters is not None
-        splits.append(split_of(first_letters[0]))
-    return splits[-1] or splits[0]
+    path = Path(shard)
+    of_name = split_of(_first_letters(path.name))
+    return of_name or split_of(_first_letters(path.parent.name))
+
+
+def _first_letters(name: str) -> str:
+    return re.split(r"[^A-Za-z]", name)[0]
 
 
 def _class_list(options: SourceOptions) -> list[str] | None:
@@ -130,6 +131,7 @@ class ShardSample(NamedTuple):
         label: content of its label member.
         shard: path of the tar file.
         offset, size: place of its image there, in bytes.
+        stamp: when the tar file was last changed.
     """
 
     name: str
@@ -137,6 +139,7 @@ class ShardSample(NamedTuple):
     shard: str
     offset: int
     size: int
+    stamp: int
 
 
 def read_headers(shard: str, label: str, numbered: bool) -> list[ShardSample]:
@@ -157,6 +160,7 @@ def read_headers(shard: str, label: str, numbered: bool) -> list[ShardSample]:
         explained(DataError, f"shard {shown} is damaged, cut off or no tar file"),
         open(shard, "rb") as file,
     ):
+        stamp = os.fstat(file.fileno()).st_mtime_ns
         for key, members in _members(file, shown).items():
             where = f"{shown}: sample {printable(key)}"
             image = _first(members, IMAGES)
@@ -165,33 +169,28 @@ def read_headers(shard: str, label: str, numbered: bool) -> list[ShardSample]:
                 raise DataError(f"{where} has no image, it has {known}")
             name = f"{Path(shard).name}/{key}"
             value = _label(file, members, label, numbered, where)
-            place = members[image]
-            sample = ShardSample(name, value, shard, place.offset_data, place.size)
-            found.append(sample)
+            start = members[image].offset_data
+            size = members[image].size
+            found.append(ShardSample(name, value, shard, start, size, stamp))
     return found
 
 
-def read_member(sample: ShardSample, mark: tuple[int, ...]) -> bytes:
+def read_member(sample: ShardSample) -> bytes:
     """Return the content of a sample's image.
 
-    Args:
-        sample: the sample.
-        mark: size and times of its shard when the headers were read.
-
     Raises:
-        DataError: the shard cannot be read, or was changed since.
+        DataError: the shard cannot be read, or was changed since its headers were read.
     """
     shown = printable(sample.shard)
     with (
         explained(DataError, f"cannot read shard {shown}"),
         open(sample.shard, "rb") as file,
     ):
+        stamp = os.fstat(file.fileno()).st_mtime_ns
         file.seek(sample.offset)
         content = file.read(sample.size)
-        if file_identity(Path(sample.shard)) != mark or len(content) != sample.size:
-            raise DataError(
-                f"shard {shown} changed while it was read: start the run again"
-            )
+    if stamp != sample.stamp or len(content) != sample.size:
+        raise DataError(f"shard {shown} changed while it was read: start the run again")
     return content
 
 

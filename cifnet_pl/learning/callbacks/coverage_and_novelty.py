@@ -42,11 +42,12 @@ class CoverageAndNoveltyMetrics(Callback):
     unknown images against these images, in percent.
     """
 
-    def __init__(self) -> None:
-        self._predictor: OpenSetPredictor | None = None
-        self._unknown: Tensor | None = None  # (m, d) embeddings
-        # By batch, (n, 4): label, whether its set holds it, classes in the set, novelty.
-        self._images: list[Tensor] = []
+    # Where prediction sets or novelty are measured.
+    _predictor: OpenSetPredictor | None = None
+    # (m, d) embeddings.
+    _unknown: Tensor | None = None
+    # By batch, (n, 4): label, whether its set holds it, classes in the set, novelty.
+    _images: list[Tensor]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find and embed the unknown images before anything is learned.
@@ -85,7 +86,7 @@ class CoverageAndNoveltyMetrics(Callback):
             unknown = None
         if not model.calibrated:
             coverage = None
-        if unknown is not None or coverage is not None:
+        if self._unknown is not None or coverage is not None:
             self._predictor = model.open_set_predictor(unknown, coverage)
 
     def on_validation_batch_end(
@@ -99,12 +100,12 @@ class CoverageAndNoveltyMetrics(Callback):
     ) -> None:
         """Keep what is measured of each image of a batch."""
         predictor = self._predictor
-        if outputs is None or (predictor is None and self._unknown is None):
+        if outputs is None or predictor is None:
             return
         module = cast(CIFNetModule, pl_module)
         measured = outputs.new_zeros(len(outputs), 4)
         measured[:, 0] = batch.label
-        if predictor is not None and predictor.sets is not None:
+        if predictor.sets is not None:
             members = predictor.sets.of_probabilities(outputs)
             measured[:, 1] = members.gather(1, batch.label[:, None]).flatten()
             measured[:, 2] = members.sum(dim=1)
@@ -115,7 +116,7 @@ class CoverageAndNoveltyMetrics(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put what was measured of the images of all processes into the record."""
         predictor = self._predictor
-        if trainer.state.fn != "fit" or (predictor is None and self._unknown is None):
+        if predictor is None:
             return
         module = cast(CIFNetModule, pl_module)
         local = torch.cat([torch.zeros(0, 4), *[part.cpu() for part in self._images]])
@@ -123,17 +124,16 @@ class CoverageAndNoveltyMetrics(Callback):
         if not len(images):
             return
         row = module.record.rows[-1]
-        if predictor is not None and predictor.sets is not None:
+        if predictor.sets is not None:
             row.set_coverage = 100 * float(images[:, 1].mean())
             row.set_size = float(images[:, 2].mean())
-            table = prediction_set_rows(module.class_names, images)
-            sets = Table(SET_COLUMNS, table)
-            module.record.tables["prediction_sets.csv"] = sets
+            rows = prediction_set_rows(module.class_names, images)
+            module.record.tables["prediction_sets.csv"] = Table(SET_COLUMNS, rows)
         if self._unknown is None:
             return
         device = module.device
         novelty = images[:, 3]
-        if predictor is not None and predictor.reference is not None:
+        if predictor.reference is not None:
             p_values = predictor.reference.p_values(novelty.to(device))
             rejected = (p_values <= UNKNOWN_SHARE).double()
             row.known_rejected = 100 * float(rejected.mean())
@@ -185,9 +185,9 @@ def prediction_set_rows(names: Sequence[str], images: Tensor) -> list[list[Any]]
     rows: list[list[Any]] = []
     for label, name in enumerate(names):
         own = images[images[:, 0] == label]
+        row: list[Any] = [name, len(own), None, None]
         if len(own):
-            coverage = 100 * float(own[:, 1].mean())
-            rows.append([name, len(own), coverage, float(own[:, 2].mean())])
-        else:
-            rows.append([name, 0, None, None])
+            row[2] = 100 * float(own[:, 1].mean())
+            row[3] = float(own[:, 2].mean())
+        rows.append(row)
     return rows

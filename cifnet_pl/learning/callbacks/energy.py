@@ -20,26 +20,6 @@ COMPONENTS = ("cpu", "gpu", "ram", "co2_kg")
 """What a reading holds: kWh of three components, and kg of CO₂ equivalents."""
 
 
-def check_country(code: str) -> str:
-    """Check a country code.
-
-    Args:
-        code: three-letter ISO 3166 code.
-
-    Returns:
-        The code.
-
-    Raises:
-        UsageError: CodeCarbon has no carbon intensity for it.
-    """
-    from codecarbon.input import DataSource
-
-    known = cast(Any, DataSource)().get_global_energy_mix_data()
-    if code not in known:
-        raise unknown_name("country (three-letter ISO code)", code, known)
-    return code
-
-
 class EnergyMonitor(Callback):
     """Measure the energy of every task's learning and evaluation, with one tracker per node.
 
@@ -54,6 +34,9 @@ class EnergyMonitor(Callback):
             only this run's share. The Trainer's GPUs are counted whole in both modes, other GPUs in
             neither.
 
+    Raises:
+        UsageError: CodeCarbon has no carbon intensity for the country.
+
     Attributes:
         source: where the values come from, such as "cpu estimated (cpu_load), gpu nvml"; None if
             nothing is measured.
@@ -67,17 +50,22 @@ class EnergyMonitor(Callback):
     ):
         self.enabled = enabled
         if enabled:
-            # Only here: pandas reads the list of countries, and its import takes a second.
-            check_country(country_iso_code)
+            # Only here: CodeCarbon reads the list of countries, which takes a second.
+            from codecarbon.input import DataSource
+
+            known = cast(Any, DataSource)().get_global_energy_mix_data()
+            if country_iso_code not in known:
+                kind = "country (three-letter ISO code)"
+                raise unknown_name(kind, country_iso_code, known)
         self.country_iso_code = country_iso_code
         self.tracking_mode = tracking_mode
         self.source: str | None = None
         self._tracker: Any = None
         self._last_total = torch.zeros(len(COMPONENTS), dtype=torch.float64)
         self._task_open = False
-        # Of the open task: up to the last checkpoint, and in earlier runs. None if not known.
-        self._spent: Tensor | None = None
-        self._stored: Tensor | None = torch.zeros_like(self._last_total)
+        # Of the open task: up to the last checkpoint, and in earlier runs. NaN where not known.
+        self._spent = torch.zeros_like(self._last_total)
+        self._stored = torch.zeros_like(self._last_total)
         self._warned = False
 
     # ------------------------------------------------------------------ hooks, in Lightning's order
@@ -111,7 +99,7 @@ class EnergyMonitor(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to measure the evaluation."""
-        self._add_spent()
+        self._spent = self._spent + self._since_last()
         self._task_open = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -128,19 +116,18 @@ class EnergyMonitor(Callback):
         row.energy_source = self.source
         if self.source:
             record.energy_counts_other_processes = self.tracking_mode == "machine"
-        if learning is not None:
-            used = dict(zip(COMPONENTS, learning.tolist(), strict=True))
+        if not learning.isnan().any():
             row.energy_kwh = float(learning[:3].sum())
-            for component, value in used.items():
+            for component, value in zip(COMPONENTS, learning.tolist(), strict=True):
                 record.energy[component] = record.energy.get(component, 0.0) + value
-        if evaluation is not None:
+        if not evaluation.isnan().any():
             row.eval_energy_kwh = float(evaluation[:3].sum())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the energy of an open task, for the checkpoint; nothing between tasks."""
         if not self._task_open:
             return {}
-        self._add_spent()
+        self._spent = self._spent + self._since_last()
         return {"spent": self._spent}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -180,13 +167,13 @@ class EnergyMonitor(Callback):
             self._tracker._hardware = hardware
         self.source = energy_source(hardware)
 
-    def _since_last(self) -> Tensor | None:
-        """Return the energy since the last call, by component; None if nothing is measured."""
+    def _since_last(self) -> Tensor:
+        """Return the energy since the last call, by component; NaN if nothing is measured."""
         before = self._last_total
         if self._tracker is not None:
             self._guard(self._read)
         if self._tracker is None:
-            return None
+            return torch.full_like(before, torch.nan)
         return self._last_total - before
 
     def _read(self) -> None:
@@ -195,14 +182,6 @@ class EnergyMonitor(Callback):
         data = self._tracker._prepare_emissions_data()
         total = [data.cpu_energy, data.gpu_energy, data.ram_energy, data.emissions]
         self._last_total = torch.tensor(total, dtype=torch.float64)
-
-    def _add_spent(self) -> None:
-        """Add what the open task has taken since the last reading; unknown if a part is."""
-        since_last = self._since_last()
-        if since_last is None or self._spent is None:
-            self._spent = None
-        else:
-            self._spent = self._spent + since_last
 
     def _guard(self, action: Callable[[], object]) -> None:
         """Call a function of the tracker; after an error, warn once and measure no more."""
@@ -233,10 +212,10 @@ def physical_gpus(device_ids: Sequence[int]) -> list[int | str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not visible:
         return list(device_ids)
-    names = [name.strip() for name in visible.split(",")]
+    names = visible.split(",")
     chosen: list[int | str] = []
     for i in device_ids:
-        name = names[i]
+        name = names[i].strip()
         chosen.append(int(name) if name.isdigit() else name)
     return chosen
 
@@ -284,10 +263,8 @@ def _gpu_sources(part: Any) -> list[str]:
     return sorted(sources)
 
 
-def _over_nodes(trainer: Trainer, energy: Tensor | None) -> Tensor:
+def _over_nodes(trainer: Trainer, energy: Tensor) -> Tensor:
     """Return the sum over processes; only one process on each node has a reading."""
-    if energy is None:
-        energy = torch.zeros(len(COMPONENTS), dtype=torch.float64)
-    own = energy.to(trainer.strategy.root_device)
+    own = energy.nan_to_num().to(trainer.strategy.root_device)
     total = trainer.strategy.reduce(own, reduce_op="sum")
     return cast(Tensor, total).cpu()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
 
-from cifnet_pl.buffer import BufferSamples
+from cifnet_pl.buffer import BufferSamples, concatenate
 from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import run_folder
@@ -22,37 +20,26 @@ from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import number_of
 
 
-class HeldOutBatch(NamedTuple):
-    """Held-out images of this process.
-
-    Attributes:
-        rows: (n,) int64 positions in the test set.
-        labels: (n,) int64.
-        embeddings: (n, d) float32.
-    """
-
-    rows: np.ndarray
-    labels: Tensor
-    embeddings: Tensor
-
-
 class HeldOutImages(Callback):
     """Let a copy of the model learn the held-out images, and store it as a bundle in the run.
 
     Only where the run has split the user's own images, and the head can add images of known
     classes. The run's model, checkpoints and figures stay those without these images: a run that
     goes on gives the same bits as one that never stopped. A run that goes on begins by removing the
-    bundle. Images are learned in the order of their rows, whatever the batches were.
+    bundle (:class:`TaskMetrics`). Images are learned in the order of their rows, whatever the
+    batches were.
     """
 
-    def __init__(self) -> None:
-        self._batches: list[HeldOutBatch] = []
+    # Held-out images of this process; the key of each is its row in the test set.
+    _batches: list[BufferSamples]
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the bundle of a finished run that goes on."""
-        folder = run_folder(trainer)
-        if folder is not None and trainer.is_global_zero:
-            shutil.rmtree(folder / COMPLETE, ignore_errors=True)
+    def on_validation_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        """Begin with no image, which is all that some process may get."""
+        none = torch.zeros(0, dtype=torch.int64)
+        width = cast(TaskModule, pl_module).backbone.features
+        self._batches = [BufferSamples(torch.zeros(0, width), none, none)]
 
     def on_validation_batch_end(
         self,
@@ -74,7 +61,7 @@ class HeldOutImages(Callback):
             module.data.source.val.hash_of[rows] = batch.key.cpu().numpy()
         if _is_last_task(module) and module.head.merges_sites:
             z = module.evaluated_embeddings.float().cpu()
-            self._batches.append(HeldOutBatch(rows, batch.label.cpu(), z))
+            self._batches.append(BufferSamples(z, batch.label.cpu(), batch.row.cpu()))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Learn the held-out images after the last task."""
@@ -86,17 +73,13 @@ class HeldOutImages(Callback):
         if not module.data.learns_held_out or not _is_last_task(module) or not tested:
             return
         images = number_of(tested, "held-out image")
-        learner: object = module
-        if isinstance(module, CIFNetModule):
-            learner = module.head
         if not isinstance(module, CIFNetModule) or not module.head.merges_sites:
-            name = type(learner).__name__
+            name = module.method.__name__
             remark = f" (no refit on the {images}: {name} cannot add them)"
             module.record.remarks["folder"] = remark
             return
         folder = run_folder(trainer)
         model = self._refit(module)
-        self._batches = []
         if folder is not None:
             if trainer.is_global_zero:
                 model.save(folder / COMPLETE, overwrite=True)
@@ -113,25 +96,17 @@ class HeldOutImages(Callback):
         images = module.evaluation.class_counts[1].numpy()
         tested = np.flatnonzero(images)
         names = [model.class_names[label] for label in tested]
-        rows = np.zeros(0, dtype=np.int64)
-        labels = torch.zeros(0, dtype=torch.int64)
-        z = torch.zeros(0, model.head.in_features)
-        if self._batches:
-            rows = np.concatenate([batch.rows for batch in self._batches])
-            labels = torch.cat([batch.labels for batch in self._batches])
-            z = torch.cat([batch.embeddings for batch in self._batches])
-        order = np.argsort(rows)
-        rows = rows[order]
-        classes = np.searchsorted(tested, labels[torch.from_numpy(order)].numpy())
+        held_out = concatenate(self._batches)
+        held_out = held_out.at(held_out.key.argsort())
+        rows = held_out.key.numpy()
+        classes = torch.from_numpy(np.searchsorted(tested, held_out.y.numpy()))
         hashes = torch.from_numpy(data.source.val.hashes(rows))
         groups_of_rows = data.source.val.groups
         if groups_of_rows is not None:
             groups = torch.from_numpy(groups_of_rows[rows])
             for keys, given in of_all_processes((hashes, groups)):
                 model.calibration.add_given_groups(keys, given)
-        samples = BufferSamples(
-            z[torch.from_numpy(order)], torch.from_numpy(classes), hashes
-        )
+        samples = BufferSamples(held_out.z, classes, hashes)
         model.learn_embeddings(names, samples, reduce=module.sum_over_processes)
         model.record_event(
             "extend",

@@ -116,7 +116,17 @@ def summary_lines(module: TaskModule) -> list[str]:
         lines.append(
             f"Final accuracy A_K {final}, average accuracy Ā {average} {tested}"
         )
-        lines.append(_forgetting_line(summary))
+        if summary["n_classes"] == 1:
+            lines.append(
+                "With one class the accuracy is always 100 %: add a second class"
+            )
+        else:
+            ece = number(summary["ece"], unit=" %")
+            measured = f"Calibration error {ece} (ECE, {ECE_BINS} bins)"
+            if summary["forgetting"] is not None:
+                points = number(summary["forgetting"])
+                measured = f"Forgetting {points} points, c{measured[1:]}"
+            lines.append(measured)
     energy = "energy not measured"
     if summary["energy_kwh"] is not None:
         # ``summary.json`` has the source of each part.
@@ -134,27 +144,17 @@ def summary_lines(module: TaskModule) -> list[str]:
     return lines
 
 
-def _forgetting_line(summary: dict[str, Any]) -> str:
-    if summary["n_classes"] == 1:
-        return "With one class the accuracy is always 100 %: add a second class"
-    ece = f"alibration error {number(summary['ece'], unit=' %')} (ECE, {ECE_BINS} bins)"
-    if summary["forgetting"] is None:
-        return f"C{ece}"
-    return f"Forgetting {number(summary['forgetting'])} points, c{ece}"
-
-
 def largest_share(record: RunRecord) -> str:
     """Return what took most of the training time, and its share: it limits the run."""
-    total = sum(row.train_seconds for row in record.rows)
-    solving = sum(row.solve_seconds for row in record.rows)
-    waiting = sum(row.waiting_seconds or 0.0 for row in record.rows)
-    if not total or not waiting:
+    seconds = {"images": 0.0, "solve": 0.0, "backbone": 0.0}
+    for row in record.rows:
+        waiting = row.waiting_seconds or 0.0
+        seconds["images"] += waiting
+        seconds["solve"] += row.solve_seconds
+        seconds["backbone"] += row.train_seconds - waiting - row.solve_seconds
+    total = sum(seconds.values())
+    if not total or not seconds["images"]:
         return ""
-    seconds = {
-        "images": waiting,
-        "solve": solving,
-        "backbone": total - waiting - solving,
-    }
     slowest = max(seconds, key=seconds.__getitem__)
     return f" ({slowest} {100 * seconds[slowest] / total:.0f} %)"
 
@@ -168,22 +168,22 @@ def sample_name(module: TaskModule) -> str:
 
 def class_warnings(module: TaskModule) -> list[str]:
     """Return warnings about classes with few test samples, or hardly ever predicted."""
-    lines = []
+    lines: list[str] = []
     sample = sample_name(module)
-    if module.evaluation is not None:
-        counts = module.evaluation.class_counts[1].tolist()
-        few = [
-            f"{printable(name)} ({count})"
-            for name, count in zip(module.class_names, counts, strict=True)
-            if count < MIN_TEST_IMAGES
-        ]
-        if few:
-            lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few)}")
-        labels = module.evaluation.rarely_predicted
-        names = [module.class_names[label] for label in labels]
-        sentence = rarely_predicted_message(names, sample)
-        if sentence is not None:
-            lines.append(sentence)
+    evaluation = module.evaluation
+    if evaluation is None:
+        return lines
+    names = module.class_names
+    few = []
+    for name, count in zip(names, evaluation.class_counts[1].tolist(), strict=True):
+        if count < MIN_TEST_IMAGES:
+            few.append(f"{printable(name)} ({count})")
+    if few:
+        lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few)}")
+    rare = [names[label] for label in evaluation.rarely_predicted]
+    sentence = rarely_predicted_message(rare, sample)
+    if sentence is not None:
+        lines.append(sentence)
     return lines
 
 
@@ -194,9 +194,8 @@ class RunTable(Callback):
     stands there meanwhile, and the table follows at the end.
     """
 
-    def __init__(self) -> None:
-        self.console = Console()
-        self._printed_lines = 0
+    console = Console()
+    _printed_lines = 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the row of the task, unless the progress bar is shown."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+import shutil
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 
+from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_description import (
     configuration,
@@ -20,13 +25,23 @@ from cifnet_pl.learning.run_description import (
 )
 from cifnet_pl.learning.run_record import (
     TENSORBOARD_TAGS,
-    RunRecord,
     Table,
     run_folder,
 )
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.drawing import draw_confusion, draw_trajectory, png
-from cifnet_pl.utilities.files import flatten, write_bytes, write_json, write_text
+from cifnet_pl.model.metrics import TOP_K, top_classes
+from cifnet_pl.utilities.files import (
+    flatten,
+    of_all_processes,
+    write_atomic,
+    write_bytes,
+    write_json,
+    write_text,
+)
+from cifnet_pl.utilities.plugins import optional
+from cifnet_pl.utilities.run_folders import COMPLETE
+from cifnet_pl.utilities.text import utf8
 
 FINAL_METRICS = ("A_K", "A_bar", "forgetting", "state_elements")
 """Figures of ``summary.json`` in TensorBoard's table of runs."""
@@ -40,20 +55,21 @@ class TaskMetrics(Callback):
     ones in columns. ``summary.json`` ends the run.
     """
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Hash the plug-ins now: their files may be edited while the run goes on."""
-        plugin_hashes(cast(TaskModule, pl_module))
-
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
-        """Remove the end of a finished run that goes on; write a configuration if there is none."""
+        """Remove the end of a finished run that goes on; write a configuration if there is none.
+
+        Plug-ins are hashed before they learn: their files may be edited while the run goes on.
+        """
+        plugin_hashes(cast(TaskModule, pl_module))
         folder = run_folder(trainer)
         if not trainer.is_global_zero or folder is None:
             return
         # A run with a summary is complete.
         for name in ("summary.json", "confusion.csv", "confusion.png"):
             (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / COMPLETE, ignore_errors=True)
         if not (folder / "config.yaml").exists():
             options = configuration(cast(TaskModule, pl_module))
             text = yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
@@ -84,8 +100,15 @@ class TaskMetrics(Callback):
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             record.write_tables(folder, module.learned_tasks)
+            values = {}
+            for tag, column in TENSORBOARD_TAGS.items():
+                if getattr(row, column) is not None:
+                    values[tag] = float(getattr(row, column))
+            for task, accuracy in enumerate(record.matrix[-1], 1):
+                if accuracy is not None:
+                    values[f"acc_of_task/{task}"] = accuracy
             for logger in trainer.loggers:
-                logger.log_metrics(logged_values(record), step=len(record.rows))
+                logger.log_metrics(values, step=len(record.rows))
         record.tables.clear()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -102,20 +125,13 @@ class TaskMetrics(Callback):
             return
         summary = module.record.summary(**describe_run(module))
         write_json(folder / "summary.json", summary)
-        metrics = {f"final/{name}": summary[name] for name in FINAL_METRICS}
-        metrics = {name: value for name, value in metrics.items() if value is not None}
+        metrics = {}
+        for name in FINAL_METRICS:
+            if summary[name] is not None:
+                metrics[f"final/{name}"] = summary[name]
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(flatten(module.settings()), metrics)
-
-
-def logged_values(record: RunRecord) -> dict[str, float]:
-    """Return the values of the last task for TensorBoard, by tag."""
-    row = record.rows[-1]
-    values = {tag: getattr(row, column) for tag, column in TENSORBOARD_TAGS.items()}
-    for task, accuracy in enumerate(record.matrix[-1], 1):
-        values[f"acc_of_task/{task}"] = accuracy
-    return {tag: float(value) for tag, value in values.items() if value is not None}
 
 
 class TrajectoryPlot(Callback):
@@ -173,3 +189,90 @@ def write_figure(trainer: Trainer, path: Path, content: bytes) -> None:
         if isinstance(logger, TensorBoardLogger):
             step = trainer.global_step
             logger.experiment.add_image(path.stem, pixels, step, dataformats="HWC")
+
+
+def predictions_table(
+    task: int,
+    batches: Sequence[Sequence[np.ndarray]],
+    images: Sequence[str],
+    class_names: Sequence[str],
+) -> pd.DataFrame:
+    """Return the rows of ``predictions.parquet`` of a task, in the order of the data.
+
+    Args:
+        task: number of the task, from 1.
+        batches: each the positions (n,) in the test set, true labels (n,), most probable labels
+            (n, k) in falling order, and their probabilities (n, k).
+        images: names of all test images.
+        class_names: by label.
+    """
+    columns = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+    order = np.argsort(columns[0], kind="stable")
+    rows, labels, top, probabilities = [column[order] for column in columns]
+    names = pd.array([utf8(name) for name in class_names], dtype="string")
+    image = [utf8(images[row]) for row in rows]
+    table = pd.DataFrame({"task": task, "image": image, "label": names[labels]})
+    for k in range(TOP_K):
+        name = pd.array([None] * len(table), dtype="string")
+        probability = np.full(len(table), np.nan, dtype=np.float32)
+        if k < top.shape[1]:
+            name = names[top[:, k]]
+            probability = probabilities[:, k].astype(np.float32)
+        table[f"top_{k + 1}"] = name
+        table[f"probability_{k + 1}"] = probability
+    return table
+
+
+class PredictionRecord(Callback):
+    """Write the predictions of every task into the folder ``predictions.parquet``.
+
+    There is a file for each task, and in it a row for each test image of a class seen. Columns:
+    ``task`` (from 1), ``image`` (its name in the data), ``label`` (its class), and ``top_1`` …
+    ``top_5`` with ``probability_1`` … ``probability_5``, null where fewer classes are known. Rows
+    are in the order of tasks and then of the data, whatever the number of processes. Parquet's
+    readers take the folder as one table.
+
+    Args:
+        every_task: whether to write it; needs pyarrow.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+
+    def __init__(self, every_task: bool = False):
+        self.every_task = every_task
+        self._batches: list[list[np.ndarray]] = []
+        if every_task:
+            optional("pyarrow", "--predictions.every_task", "tables")
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Store the predictions of a batch."""
+        if not self.every_task or outputs is None:
+            return
+        columns = (batch.row, batch.label, *top_classes(outputs))
+        self._batches.append([column.cpu().numpy() for column in columns])
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the predictions of all processes."""
+        if not self.every_task or trainer.state.fn != "fit":
+            return
+        module = cast(TaskModule, pl_module)
+        batches = list(chain.from_iterable(of_all_processes(self._batches)))
+        self._batches = []
+        folder = run_folder(trainer)
+        if trainer.is_global_zero and folder is not None and batches:
+            task = module.tasks_finished
+            images = module.data.source.val.names
+            table = predictions_table(task, batches, images, module.class_names)
+            path = folder / "predictions.parquet" / f"task_{task:04}.parquet"
+            write_atomic(
+                path, lambda to: table.to_parquet(to, index=False, compression="zstd")
+            )

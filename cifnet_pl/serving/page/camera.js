@@ -1,18 +1,30 @@
 // The camera of this device: what it shows is answered while it runs; photos of it, one after the other.
 
 import { $, action, answerTo, count, cutOut, say } from "./page.js";
+import { camera } from "./state.js";
 
 const PAUSE = 300; // milliseconds between an answer and the next question
 const TEN = 10; // photos that are taken at most while the button is held
 const BETWEEN = 300; // milliseconds between two of them
 const SIDE = 640; // pixels of the longer side of a picture that is asked about
 
-let stream = null;
-let taken = 0;
+/** Show what the camera sees in a video; an error where the browser has no camera for this page. */
+export async function openCamera(video) {
+  const wanted = { facingMode: "environment", width: { ideal: 1280 } };
+  camera.stream = await navigator.mediaDevices.getUserMedia({ video: wanted });
+  video.srcObject = camera.stream;
+}
+
+/** What a video shows now, in its own pixels or small enough to be asked about at once. */
+export function shot(video, name, small = false) {
+  const { videoWidth: width, videoHeight: height } = video;
+  const scale = small ? Math.min(1, SIDE / Math.max(width, height)) : 1;
+  return cutOut(video, 0, 0, width, height, name, scale);
+}
 
 function close() {
-  stream?.getTracks().forEach((track) => track.stop());
-  stream = null;
+  camera.stream?.getTracks().forEach((track) => track.stop());
+  camera.stream = null;
   $("camera-video").srcObject = null;
   if ($("camera").open) $("camera").close();
 }
@@ -20,11 +32,9 @@ function close() {
 /** Answer what the camera shows, again and again, until it is closed. */
 async function answerWhile(own) {
   const video = $("camera-video");
-  while (stream === own) {
+  while (camera.stream === own) {
     if (video.videoWidth) {
-      const scale = Math.min(1, SIDE / Math.max(video.videoWidth, video.videoHeight));
-      const shown = cutOut(video, 0, 0, video.videoWidth, video.videoHeight, "camera.jpg", scale);
-      const [text, remark] = await shown.then(answerTo).catch((error) => ["", error.message]);
+      const [text, remark] = await shot(video, "camera.jpg", true).then(answerTo).catch((error) => ["", error.message]);
       $("camera-answer").textContent = text;
       $("camera-remark").textContent = remark;
     }
@@ -38,16 +48,15 @@ async function open() {
     return;
   }
   try {
-    stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1280 } } });
+    await openCamera($("camera-video"));
   } catch (error) {
     const reasons = { NotAllowedError: "the browser was told not to let this page use it", NotFoundError: "there is none" };
     throw new Error(`The camera cannot be used: ${reasons[error.name] ?? error.message}. Choose a photo instead.`);
   }
-  taken = 0;
+  camera.taken = 0;
   $("camera-taken").textContent = $("camera-answer").textContent = $("camera-remark").textContent = $("camera-name").value = "";
-  $("camera-video").srcObject = stream;
   $("camera").showModal();
-  answerWhile(stream);
+  answerWhile(camera.stream);
 }
 
 /** A photo of what the camera shows. */
@@ -55,9 +64,9 @@ async function picture() {
   const video = $("camera-video");
   if (!video.videoWidth) throw new Error("The camera shows nothing yet: wait a moment.");
   const name = `camera-${new Date().toISOString().slice(11, 23).replaceAll(":", "-")}.jpg`;
-  const photo = await cutOut(video, 0, 0, video.videoWidth, video.videoHeight, name);
-  taken += 1;
-  $("camera-taken").textContent = `${count(taken, "photo")} taken.`;
+  const photo = await shot(video, name);
+  camera.taken += 1;
+  $("camera-taken").textContent = `${count(camera.taken, "photo")} taken.`;
   return photo;
 }
 

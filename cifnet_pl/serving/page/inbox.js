@@ -2,7 +2,7 @@
 
 import { takesPictures } from "./camera.js";
 import {
-  $, action, change, changed, count, ENOUGH, finished, get, keptPhoto, known, make, named, percent, post, promised,
+  $, action, change, changed, count, ENOUGH, finished, get, keptPhoto, known, make, named as nameTag, percent, post, promised,
   progressOf, save, say, send, takesBack, takesFiles, takesPasted, verdict,
 } from "./page.js";
 import { inbox, isReadOnly, latestOnly } from "./state.js";
@@ -11,7 +11,10 @@ import { start as startZoom, zoom } from "./zoom.js";
 const AT_A_TIME = 16; // photos that are asked in one request where none may be kept
 const IN_PART = 100; // photos that are sent in one request
 const PAGE = 60; // photos that "Show more" adds
-const { names, selected } = inbox;
+const { selected } = inbox;
+
+const nameOf = (photo) => inbox.view.names[photo];
+const named = () => Object.keys(inbox.view.names);
 
 export const waits = () => inbox.view.waiting > 0;
 export const differs = (now, what) => !isReadOnly() && JSON.stringify(now[what]) !== JSON.stringify(inbox.view[what]);
@@ -24,18 +27,17 @@ function keepNames(changed) {
 
 /** Name photos, or take their names back where `name` is null, and show it. */
 function give(photos, name) {
-  giveEach(new Map(photos.map((photo) => [photo, name])));
+  giveEach(Object.fromEntries(photos.map((photo) => [photo, name])));
 }
 
-/** Name photos, each as its own: Map of files → names. */
+/** Name photos, each as its own: files → names. */
 function giveEach(given) {
-  for (const [photo, name] of given) {
-    if (name === null) names.delete(photo);
-    else names.set(photo, name);
+  for (const [photo, name] of Object.entries(given)) {
+    if (name === null) delete inbox.view.names[photo];
+    else inbox.view.names[photo] = name;
     selected.delete(photo);
   }
-  inbox.view.names = Object.fromEntries(names);
-  keepNames(Object.fromEntries(given));
+  keepNames(given);
   draw();
 }
 
@@ -56,7 +58,7 @@ function decide(photo, name) {
 function nextAfter(photo, but = new Set()) {
   const cards = [...$("cards").children];
   const at = cards.findIndex((card) => card.dataset.photo === photo);
-  const isOpen = (card) => card.dataset.photo !== photo && !names.has(card.dataset.photo) && !but.has(card.dataset.photo);
+  const isOpen = (card) => card.dataset.photo !== photo && !nameOf(card.dataset.photo) && !but.has(card.dataset.photo);
   return [...cards.slice(at + 1), ...cards.slice(0, Math.max(at, 0))].find(isOpen)?.dataset.photo;
 }
 
@@ -78,7 +80,7 @@ function select(photo, range) {
 function foot(photo) {
   const place = make("div", { class: "foot" });
   if (isReadOnly() || photo.unreadable) return place;
-  const name = names.get(photo.image);
+  const name = nameOf(photo.image);
   if (name !== undefined) {
     const back = button("Take back", `Take back the name of ${photo.file}`, () => give([photo.image], null));
     place.append(make("p", { class: "good clamp", textContent: `Named “${name}”.` }), back);
@@ -86,13 +88,13 @@ function foot(photo) {
   }
   if (photo.folders?.length > 1) {
     place.append(make("p", { class: "warn", textContent: "It lies in several folders. Which is it?" }));
-    for (const folder of photo.folders) place.append(button(named(folder), `${photo.file} is: ${folder}`, () => decide(photo.image, folder)));
+    for (const folder of photo.folders) place.append(button(nameTag(folder), `${photo.file} is: ${folder}`, () => decide(photo.image, folder)));
     return place;
   }
   photo.classes.forEach(({ name: one }, i) => {
     const yes = i === 0 && known(photo);
     const label = yes ? `Yes, ${photo.file} is ${one}` : `${photo.file} is: ${one}`;
-    place.append(button(named(yes ? `Yes, ${one}` : one), label, () => decide(photo.image, one), yes ? "plain yes" : "plain"));
+    place.append(button(nameTag(yes ? `Yes, ${one}` : one), label, () => decide(photo.image, one), yes ? "plain yes" : "plain"));
   });
   return place;
 }
@@ -113,16 +115,16 @@ function card(photo) {
   const about = { "aria-label": `Select ${photo.file}`, "aria-pressed": selected.has(photo.image), tabIndex: -1 };
   const picture = make("button", { type: "button", class: "picture", ...about }, shown);
   if (photo.image) picture.addEventListener("click", ({ shiftKey }) => select(photo.image, shiftKey));
-  const head = make("div", { class: "head", title: photo.file }, named([photo.folder, photo.file.split("/").at(-1)].filter(Boolean).join("/")));
+  const head = make("div", { class: "head", title: photo.file }, nameTag([photo.folder, photo.file.split("/").at(-1)].filter(Boolean).join("/")));
   if (photo.image || photo.url) head.append(button("⤢", `Enlarge ${photo.file}, and ask about a part of it`, () => zoom(photo, take)));
   const all = photo.classes.map((one) => `${one.name} ${percent(one.probability)}`).join(", ");
   const said = make("p", { class: `verdict clamp ${kind}`, textContent: text, title: all, dir: "auto" });
   const hint = remark ? make("p", { class: "hint clamp", textContent: remark, title: remark }) : null;
-  const label = `${photo.file}: ${names.get(photo.image) ?? text}`;
+  const label = `${photo.file}: ${nameOf(photo.image) ?? text}`;
   const made = make("li", { class: "card", tabIndex: 0, "aria-label": label }, picture, head, said, hint, mostSimilar(photo), foot(photo));
   if (photo.image) made.dataset.photo = photo.image;
   made.classList.toggle("selected", selected.has(photo.image));
-  made.classList.toggle("named", names.has(photo.image));
+  made.classList.toggle("named", nameOf(photo.image) !== undefined);
   return made;
 }
 
@@ -135,7 +137,7 @@ function draw() {
     $(id).hidden = !on;
     if (text) $(id).textContent = text;
   };
-  const open = inbox.view.images.filter(({ image: photo }) => photo && !names.has(photo));
+  const open = inbox.view.images.filter(({ image: photo }) => photo && !nameOf(photo));
   offer("offers", inbox.view.images.length > 0);
   offer("keys", inbox.view.images.length > 0);
   offer("surest", inbox.view.seen > 1, inbox.surest ? "Look at the most doubtful first" : "Look at the surest first");
@@ -144,12 +146,13 @@ function draw() {
   offer("select-all", open.length > 1);
   offer("clear", isReadOnly());
   offer("more", inbox.view.waiting > inbox.view.images.length);
-  offer("bar", selected.size + names.size > 0);
+  const decided = named().length;
+  offer("bar", selected.size + decided > 0);
   offer("name-form", selected.size > 0);
-  offer("named-row", names.size > 0);
+  offer("named-row", decided > 0);
   $("selected").textContent = `${selected.size} selected`;
-  $("named").textContent = `${names.size} named`;
-  $("learn").textContent = `Learn ${names.size}`;
+  $("named").textContent = `${decided} named`;
+  $("learn").textContent = `Learn ${decided}`;
   $("tab-photos").textContent = inbox.view.waiting ? `Photos (${inbox.view.waiting})` : "Photos";
   const looking = !isReadOnly() && inbox.view.seen < inbox.view.waiting;
   offer("sending", looking, `Looking at photo ${inbox.view.seen} of ${inbox.view.waiting}…`);
@@ -173,9 +176,7 @@ export const show = latestOnly(async (still) => {
   inbox.view = list;
   const here = new Set(inbox.view.images.map(({ image: photo }) => photo));
   for (const photo of selected) if (!here.has(photo)) selected.delete(photo);
-  names.clear();
-  for (const [photo, name] of Object.entries(inbox.view.names)) names.set(photo, name);
-  if (selected.size + names.size) { // nothing moves away below the hand; what is new comes first
+  if (selected.size + named().length) { // nothing moves away below the hand; what is new comes first
     const place = new Map(before.map(({ image: photo }, i) => [photo, i]));
     inbox.view.images.sort((a, b) => (place.get(a.image) ?? -1) - (place.get(b.image) ?? -1));
   }
@@ -237,7 +238,7 @@ async function take(files, name = "") {
 const bare = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
 
 async function learn(trial) {
-  const given = Object.fromEntries(names);
+  const given = { ...inbox.view.names };
   const begin = ({ anyway, instead }) => {
     for (const [photo, name] of Object.entries(given)) {
       const meant = Object.entries(instead ?? {}).find(([typed]) => bare(typed) === bare(name));
@@ -295,7 +296,7 @@ function groupCard({ images: photos, suggestion }) {
 
 /** Group the photos that have no name: those unlike all classes, or all where there are none. */
 async function group() {
-  const open = inbox.view.images.filter(({ image: photo, seen }) => seen && !names.has(photo));
+  const open = inbox.view.images.filter(({ image: photo, seen }) => seen && !nameOf(photo));
   const foreign = open.filter((photo) => !known(photo));
   const photos = (foreign.length > 1 ? foreign : open).map(({ image: photo }) => photo);
   const groups = await post("/group", { images: photos });
@@ -364,12 +365,13 @@ export function start() {
     return show();
   });
   action($("by-folder"), "click", async () => {
-    giveEach(new Map((await all()).filter(({ image, folder }) => folder && !names.has(image)).map(({ image, folder }) => [image, folder])));
+    const open = (await all()).filter(({ image, folder }) => folder && !nameOf(image));
+    giveEach(Object.fromEntries(open.map(({ image, folder }) => [image, folder])));
     await show();
   });
   action($("group"), "click", group);
   action($("select-all"), "click", () => {
-    for (const { image: photo } of inbox.view.images) if (!names.has(photo)) selected.add(photo);
+    for (const { image: photo } of inbox.view.images) if (!nameOf(photo)) selected.add(photo);
     draw();
   });
   action($("csv"), "click", csv);
@@ -398,5 +400,5 @@ export function start() {
   });
   action($("learn"), "click", () => learn(false));
   action($("try"), "click", () => learn(true));
-  action($("take-back"), "click", () => give([...names.keys()], null));
+  action($("take-back"), "click", () => give(named(), null));
 }

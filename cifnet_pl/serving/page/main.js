@@ -58,6 +58,14 @@ async function poll() {
   else if (inbox.differs(now, "waiting") || inbox.differs(now, "seen") || inbox.differs(now, "names")) await inbox.show();
 }
 
+/** Look again and again, each time after an answer: a slow service is not asked twice at a time. */
+async function keepLooking() {
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, POLL));
+    await poll().catch(() => {});
+  }
+}
+
 for (const name of TABS) {
   const tab = $(`tab-${name}`);
   action(tab, "click", () => open(name));
@@ -80,7 +88,7 @@ showAll()
     const asked = location.hash.slice(1);
     return open(TABS.includes(asked) ? asked : model.summary.classes && !inbox.waits() ? "classes" : "photos");
   })
-  .then(() => setInterval(() => poll().catch(() => {}), POLL))
+  .then(keepLooking)
   .catch((error) => {
     $("state").textContent = "";
     say(error.message);

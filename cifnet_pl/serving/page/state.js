@@ -1,4 +1,4 @@
-// What the page knows, in one place: the parts of the page draw from it.
+// What the page and the till know, in one place: their parts draw from it, and keep nothing themselves.
 
 import { get, released } from "./page.js";
 
@@ -9,10 +9,10 @@ export const model = {
   versions: { current: 0, versions: [] },
 };
 
-/** The photos that wait: as the service told them last, what was named and selected here, and how they are asked for. */
+/** The photos that wait: as the service told them last, with the names that were given here since (`view.names`: files →
+ * classes, not learned yet; the service keeps them for every browser), what is selected, and how they are asked for. */
 export const inbox = {
   view: { version: 0, waiting: 0, seen: 0, in_folders: 0, newest: 0, names: {}, images: [] },
-  names: new Map(), // files → classes, not learned yet: the service keeps them for every browser
   selected: new Set(), // names of files
   after: null, // photos that came after the one with this number are shown first
   surest: false, // whether the photos of the most probable classes come first
@@ -24,6 +24,15 @@ export const inbox = {
 
 /** The class whose photos are shown, and which of them are selected. */
 export const opened = { name: null, selected: new Set() };
+
+/** The camera: what it shows is asked about while it runs. */
+export const camera = { stream: null, taken: 0 };
+
+/** The photo that is enlarged: what takes a part of it in, how that is called, and the part that was drawn. */
+export const enlarged = { take: null, name: "", part: null };
+
+/** The photo that the till asks about, and its answer; null while the camera looks for one. */
+export const till = { asked: null };
 
 export const isReadOnly = () => model.summary.read_only;
 

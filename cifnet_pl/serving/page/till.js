@@ -1,14 +1,11 @@
 // The view for the till: the camera large, the answer large, and tiles to tap.
 
-import { $, action, classified, count, cutOut, get, known, likely, make, named, post, say, send } from "./page.js";
+import { openCamera, shot } from "./camera.js";
+import { $, action, classified, count, get, known, likely, make, named, post, say, send } from "./page.js";
+import { camera, isReadOnly, model, refresh, till } from "./state.js";
 
 const PAUSE = 400; // milliseconds between two looks of the camera
-const SIDE = 640; // pixels of the longer side of what is looked at
 const DAYS = 30;
-
-let stream = null;
-let asked = null; // the photo that is asked about: {file, path}, its answer, and whether it was right
-let readOnly = false;
 
 /** The classes that are likely enough, where it is not one. */
 const possible = ({ prediction_set: set }) => (set && set.length > 1 ? set : []);
@@ -27,13 +24,11 @@ function showAnswer(answer) {
 /** Look at what the camera shows until a photo is asked about. */
 async function look() {
   const video = $("till-video");
-  while (stream && !asked) {
+  while (camera.stream && !till.asked) {
     if (video.videoWidth && !document.hidden) {
-      const scale = Math.min(1, SIDE / Math.max(video.videoWidth, video.videoHeight));
-      const photo = await cutOut(video, 0, 0, video.videoWidth, video.videoHeight, "till.jpg", scale);
       try {
-        const answer = await classified(photo);
-        if (!asked) showAnswer(answer);
+        const answer = await classified(await shot(video, "till.jpg", true));
+        if (!till.asked) showAnswer(answer);
       } catch (error) {
         say(error.message);
       }
@@ -42,7 +37,7 @@ async function look() {
   }
 }
 
-const counted = async (counts) => (readOnly ? undefined : showDays(await post("/days", counts)));
+const counted = async (counts) => (isReadOnly() ? undefined : showDays(await post("/days", counts)));
 
 function showTiles(answer) {
   const tiles = answer.classes.slice(0, 3).map(({ name }) => {
@@ -56,8 +51,8 @@ function showTiles(answer) {
 
 /** Ask about one photo, and wait for a tap. */
 async function ask(photo) {
-  asked = { photo, answer: null };
-  const own = asked;
+  const own = { photo, answer: null };
+  till.asked = own;
   $("till-photo").src = URL.createObjectURL(photo.file);
   $("till-photo").hidden = false;
   $("till-video").hidden = true;
@@ -66,7 +61,7 @@ async function ask(photo) {
   showAnswer(answer);
   $("till-take").hidden = true;
   $("till-next").hidden = false;
-  if (!readOnly) showTiles(answer);
+  if (!isReadOnly()) showTiles(answer);
 }
 
 /** Keep a photo for the next lesson under a name. */
@@ -79,7 +74,7 @@ async function keep(photo, name) {
 
 /** A tap says what it is: a wrong answer is corrected, and its photo kept. */
 async function decide(name) {
-  const { photo, answer } = asked;
+  const { photo, answer } = till.asked;
   const right = known(answer) && answer.classes[0]?.name === name;
   const unsure = !known(answer) || possible(answer).length > 0;
   await counted({ asked: 1, unsure: unsure ? 1 : 0, corrected: right ? 0 : 1 });
@@ -92,13 +87,12 @@ async function decide(name) {
 
 /** Go on. Where nobody tapped, nobody said whether it was right, so it is not counted. */
 function next() {
-  asked = null;
+  till.asked = null;
   URL.revokeObjectURL($("till-photo").src);
   $("till-photo").hidden = $("till-tiles").hidden = $("till-form").hidden = $("till-next").hidden = true;
-  $("till-take").hidden = !stream;
-  $("till-video").hidden = !stream;
+  $("till-take").hidden = $("till-video").hidden = !camera.stream;
   $("till-name").value = "";
-  if (stream) look();
+  if (camera.stream) look();
   else $("till-answer").replaceChildren("Take a photo");
 }
 
@@ -114,27 +108,21 @@ function showDays(days) {
   }));
 }
 
-async function openCamera() {
-  if (!navigator.mediaDevices?.getUserMedia) throw new Error("no camera");
-  stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1280 } } });
-  $("till-video").srcObject = stream;
-}
-
 async function take() {
   const video = $("till-video");
-  if (asked || !video.videoWidth) return;
-  await ask(await cutOut(video, 0, 0, video.videoWidth, video.videoHeight, `till-${Date.now()}.jpg`));
+  if (till.asked || !video.videoWidth) return;
+  await ask(await shot(video, `till-${Date.now()}.jpg`));
 }
 
 async function start() {
-  const [state, classes, days] = await Promise.all([get("/summary"), get("/classes"), get("/days")]);
-  readOnly = state.read_only;
-  $("model-name").textContent = state.name;
-  document.title = `Till · ${state.name} · cifnet`;
+  await refresh();
+  const { summary, classes } = model;
+  $("model-name").textContent = summary.name;
+  document.title = `Till · ${summary.name} · cifnet`;
   $("class-names").replaceChildren(...classes.map(({ name }) => make("option", { value: name })));
-  showDays(days);
+  showDays(await get("/days"));
   try {
-    await openCamera();
+    await openCamera($("till-video"));
   } catch {
     $("till-choose").hidden = false; // browsers allow the camera on this machine and over HTTPS only
   }
@@ -156,8 +144,8 @@ action($("till-file"), "change", async () => {
 });
 document.addEventListener("keydown", (event) => {
   if (event.target.matches("input, button, summary")) return;
-  if (event.key === " ") Promise.resolve(asked ? next() : take()).catch((error) => say(error.message));
+  if (event.key === " ") Promise.resolve(till.asked ? next() : take()).catch((error) => say(error.message));
   const tile = $("till-tiles").children["123".indexOf(event.key)];
-  if (asked && !$("till-tiles").hidden && tile) tile.click();
+  if (till.asked && !$("till-tiles").hidden && tile) tile.click();
 });
 start().catch((error) => say(error.message));

@@ -1,8 +1,7 @@
 // A photo at its full size: a box drawn on it asks about that part alone.
 
 import { $, action, answerTo, cutOut, keptPhoto } from "./page.js";
-
-let keep = null; // what takes the part in, and the part
+import { enlarged } from "./state.js";
 
 /** Show a photo; `take` gets a part of it that is to be kept. */
 export function zoom(photo, take) {
@@ -12,7 +11,8 @@ export function zoom(photo, take) {
   $("zoom-title").textContent = photo.file;
   $("zoom-answer").textContent = "Draw a box to ask about that part.";
   $("zoom-box").hidden = $("zoom-keep").hidden = true;
-  keep = { take, name: `part-of-${photo.file.split(/[\\/]/).at(-1).replace(/\.\w+$/, "")}`, part: null };
+  const file = photo.file.split(/[\\/]/).at(-1);
+  Object.assign(enlarged, { take, name: `part-of-${file.replace(/\.\w+$/, "")}`, part: null });
   $("zoom").showModal();
 }
 
@@ -21,8 +21,8 @@ async function ask({ left, top, width, height }) {
   $("zoom-answer").textContent = "Looking…";
   const scale = image.naturalWidth / image.clientWidth;
   const [x, y, wide, high] = [left, top, Math.max(1, width), Math.max(1, height)].map((value) => value * scale);
-  keep.part = await cutOut(image, x, y, Math.max(1, wide), Math.max(1, high), `${keep.name}-${Math.round(x)}-${Math.round(y)}.jpg`);
-  $("zoom-answer").textContent = (await answerTo(keep.part)).slice(0, 2).join(" ");
+  enlarged.part = await cutOut(image, x, y, Math.max(1, wide), Math.max(1, high), `${enlarged.name}-${Math.round(x)}-${Math.round(y)}.jpg`);
+  $("zoom-answer").textContent = (await answerTo(enlarged.part)).slice(0, 2).join(" ");
   $("zoom-keep").hidden = false;
 }
 
@@ -55,7 +55,7 @@ export function start() {
   });
   action($("zoom-keep"), "click", async () => {
     $("zoom").close();
-    await keep.take([keep.part]);
+    await enlarged.take([enlarged.part]);
   });
   action($("zoom-close"), "click", () => $("zoom").close());
 }
