@@ -222,6 +222,9 @@ class CIFNetCLI(LightningCLI):
         wrong = (ValueError, TypeError, RuntimeError)
         with explained(UsageError, "the options of trainer do not fit", *wrong):
             trainer = super().instantiate_trainer(**kwargs)
+        predictions = self.config_init.predictions
+        if not predictions.every_task:
+            trainer.callbacks.remove(predictions)  # type: ignore[attr-defined]
         check_number(trainer)
         if trainer.world_size == 1:
             become_first_process()
