@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from cifnet_pl.utilities.files import expanded, write_bytes, write_text
 from cifnet_pl.utilities.text import number_of, print_text
 
@@ -32,7 +34,7 @@ def report(
         external: CSV file of methods run elsewhere, or None.
         compare: two methods, named as in the tables, or None.
     """
-    from cifnet_pl.report.comparison import compare_methods, comparison_lines
+    from cifnet_pl.report.comparison import compare_methods, screen_table
     from cifnet_pl.report.results import read_results
 
     results = read_results(runs, external)
@@ -45,9 +47,8 @@ def report(
         print_text(f"missing: {point}")
     target = expanded(output)
     write_report(results, target, comparisons)
-    for table in comparisons:
-        for line in comparison_lines(table):
-            print_text(line)
+    for comparison in comparisons:
+        Console().print(screen_table(comparison))
     measured = results.measured
     runs_text = number_of(len(measured), "run")
     count = len(measured.drop_duplicates(["setting", "label"]))

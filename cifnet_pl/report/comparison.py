@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from rich.table import Table
 from scipy import stats
 
 from cifnet_pl.report.results import Results, last_rows
@@ -19,6 +20,7 @@ from cifnet_pl.utilities.errors import (
     unknown_name,
 )
 from cifnet_pl.utilities.plugins import optional
+from cifnet_pl.utilities.text import table
 
 QUANTITIES = {"A_K": "final accuracy A_K", "A_bar": "average accuracy Ā"}
 
@@ -188,9 +190,12 @@ def _difference(
 def _over_images(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """Return the difference of A_K over all common seeds and their test images."""
     accuracies = pd.DataFrame([100 * frame.mean() for frame in frames])
-    title = f"{QUANTITIES['A_K']}, over seeds and images"
-    row = _difference(title, accuracies.mean(), bootstrap_interval(frames))
-    return row | {"seeds": len(frames), "images": min(map(len, frames))}
+    means = accuracies.mean()
+    interval = bootstrap_interval(frames)
+    row = _difference("final accuracy A_K, over seeds and images", means, interval)
+    row["seeds"] = len(frames)
+    row["images"] = min(map(len, frames))
+    return row
 
 
 def bootstrap_interval(frames: Sequence[pd.DataFrame]) -> np.ndarray:
@@ -250,11 +255,6 @@ def correct_predictions(path: Path) -> pd.Series:
     return correct.set_axis(pd.MultiIndex.from_frame(last[["label", "image"]]))
 
 
-def comparison_lines(table: ReportTable) -> list[str]:
-    """Return the rows of a comparison for the screen, one line each."""
-    lines = []
-    for row in table.texts.to_dict("records"):
-        name = row.pop("quantity")
-        known = [f"{header} {text}" for header, text in row.items() if text != "–"]
-        lines.append(f"{name}: {'; '.join(known)}")
-    return lines
+def screen_table(comparison: ReportTable) -> Table:
+    """Return a comparison for the screen."""
+    return table(list(comparison.texts), comparison.texts.to_numpy().tolist())

@@ -81,6 +81,7 @@ def test_config_runs(path, tmp_path):
 class TestHeads:
     """A head never gets options that were meant for a head of another class."""
 
+    FOLDER = ("--config", str(CONFIGS / "folder.yaml"))
     LOCKED = ("--config", str(CONFIGS / "ablation" / "locked.yaml"))
     EXACT = ("--config", str(CONFIGS / "digits_ridge.yaml"))
 
@@ -91,18 +92,18 @@ class TestHeads:
         )
 
     @pytest.mark.parametrize(
-        "spelling",
+        ("config", "spelling"),
         [
-            ["--model.head", "RidgeHead"],
-            ["--model.head=RidgeHead"],
-            ["--model.head", "cifnet_pl.heads.RidgeHead"],
-            ["--model.init_args.head", "RidgeHead"],
-            ["--model.head", '{"class_path": "RidgeHead"}'],
+            ((), ["--model.head", "RidgeHead"]),
+            (FOLDER, ["--model.head=RidgeHead"]),
+            (LOCKED, ["--model.head", "cifnet_pl.heads.RidgeHead"]),
+            (LOCKED, ["--model.init_args.head", "RidgeHead"]),
+            (LOCKED, ["--model.head", '{"class_path": "RidgeHead"}']),
         ],
         ids=str,
     )
-    def test_ridge_is_not_inherited(self, spelling):
-        head = head_of(*self.LOCKED, *spelling)
+    def test_ridge_is_not_inherited(self, config, spelling):
+        head = head_of(*config, *spelling)
         assert head["class_path"] == "cifnet_pl.heads.RidgeHead"
         assert head["init_args"]["ridge"] == "gcv"
         assert "update_past" not in head["init_args"]
