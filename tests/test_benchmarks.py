@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from benchmarks.__main__ import PLACES, chosen, main
 from benchmarks.measure import Row, jpegs
 from benchmarks.studies import trained
 from tests.command_line import assert_ends
-from tests.report.synthetic import write_run
 from tests.serving.services import ThreadServer
 
 CPU = ("--model.backbone", "pixels:8", "--trainer.accelerator", "cpu")
@@ -108,38 +106,3 @@ def test_clients_of_a_service(tmp_path: Path) -> None:
     assert good.rate > 0
     assert max(good.times) >= good.percentile(99) >= good.percentile(50) > 0
     assert job["update"]["learned"] == {"new": 4}
-
-
-def test_table_of_trained_methods(tmp_path, monkeypatch, capsys):
-    points = (
-        ("ridge-s1-0", 1, 0.01, 50.0),
-        ("ridge-s2-0", 2, 0.03, 52.0),
-        ("der-s1-0", 1, 0.1, 30.0),
-    )
-    for name, seed, energy, final in points:
-        if name.startswith("der"):
-            both = {"A_k_classifier": [9.0, final], "A_k_nearest_mean": [8.0, 31.0]}
-        else:
-            both = {}
-        write_run(
-            tmp_path / name / "version_0",
-            seed=seed,
-            tasks=2,
-            kwh=energy,
-            first=90.0,
-            final=final,
-            about=both,
-        )
-    monkeypatch.setattr(sys, "argv", ["trained", str(tmp_path)])
-    trained.main()
-    _, _, der, ridge = [
-        line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()
-    ]
-    assert (der[0], der[3:9]) == ("der", ["30.0", "–", "–", "–", "30.0", "31.0"])
-    assert der[-2:] == ["5", "11.17 M"]  # 0.1 kWh against 0.02
-    assert (ridge[0], ridge[3], ridge[6:9], ridge[-2]) == (
-        "ridge",
-        "50.0",
-        ["52.0", "–", "–"],
-        "1",
-    )

@@ -31,28 +31,6 @@ def device() -> Iterator[torch.device]:
         yield there
 
 
-@simulation_only
-def test_the_simulation_refuses_what_a_gpu_refuses(device):
-    a = torch.ones(2)
-    b = torch.ones(2).to(device)
-    rows = b.long()
-    for wrong in (
-        lambda: a + b,
-        lambda: torch.cat([a, b]),
-        lambda: a[rows],
-        lambda: a.index_add_(0, rows, a),
-    ):
-        with pytest.raises(RuntimeError, match="two devices"):
-            wrong()
-    with pytest.raises(TypeError, match="numpy"):
-        b.numpy()
-    assert (
-        (b + torch.tensor(1.0)).tolist()
-        == b[torch.tensor([0, 1])].mul(2).tolist()
-        == [2.0, 2.0]
-    )
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_buffer(strategy, device):
     draw = torch.Generator().manual_seed(0)

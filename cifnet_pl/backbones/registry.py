@@ -46,6 +46,7 @@ from cifnet_pl.utilities.errors import (
     explained,
     unknown_name,
 )
+from cifnet_pl.utilities.names import DEFAULT_BACKBONE
 from cifnet_pl.utilities.plugins import import_object, naming, optional
 
 Builder = Callable[[str, "str | None", bool], tuple[nn.Module, int, Preprocessing]]
@@ -196,10 +197,7 @@ def patch_dictionary(
     return BuiltNetwork(network, network.features, preprocessing)
 
 
-EMBEDDED = "efficientnet_lite0"
-
-DEFAULT_BACKBONE = f"embedded:{EMBEDDED}"
-"""The backbone that comes with the package's dependencies."""
+EMBEDDED = DEFAULT_BACKBONE.removeprefix("embedded:")
 
 
 def embedded(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:

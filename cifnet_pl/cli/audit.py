@@ -394,23 +394,11 @@ def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
 
 
 def _class_section(result: Audit) -> Section:
-    from cifnet_pl.model.metrics import MIN_TEST_IMAGES
     from cifnet_pl.report.page import Section
 
-    counts = {score.name: score.images for score in result.scored.class_scores()}
-    counts.update(result.unjudged)
-    most = max(counts.values())
-    least = min(counts.values())
-    texts = [f"{least} to {number_of(most, 'image')} per class."]
-    if most == least:
-        texts = [f"{number_of(most, 'image')} per class."]
-    few = [
-        f"{printable(name)} ({count})"
-        for name, count in counts.items()
-        if count < MIN_TEST_IMAGES
-    ]
-    if few:
-        texts.append(f"Fewer than {MIN_TEST_IMAGES} images: {', '.join(few)}.")
+    counts = [score.images for score in result.scored.class_scores()]
+    counts += result.unjudged.values()
+    texts = [f"{min(counts)} to {number_of(max(counts), 'image')} per class."]
     rows = class_rows(result.scored)
     for name, count in result.unjudged.items():
         rows.append((printable(name), str(count), "not judged", "", ""))

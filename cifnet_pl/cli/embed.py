@@ -9,6 +9,7 @@ from cifnet_pl.cli.commands import Engine
 from cifnet_pl.cli.outputs import warn, writing
 from cifnet_pl.utilities.errors import DataError, unknown_name
 from cifnet_pl.utilities.files import expanded, write_atomic
+from cifnet_pl.utilities.names import DEFAULT_BACKBONE, class_name, split_of
 from cifnet_pl.utilities.text import number_of, print_text, printable, utf8
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ FORMATS = (".npz", ".parquet")
 def embed(
     images: str,
     output: str,
-    backbone: str = "embedded:efficientnet_lite0",
+    backbone: str = DEFAULT_BACKBONE,
     architecture: str | None = None,
     image_size: int | None = None,
     engine: Engine = "auto",
@@ -86,7 +87,6 @@ def image_columns(images: str, files: list[Path]) -> dict[str, np.ndarray]:
 
     from cifnet_pl.data.sources.folders import find_splits
     from cifnet_pl.images.files import is_folder
-    from cifnet_pl.utilities.names import class_name, split_of
 
     root = expanded(images)
     if not is_folder(root):

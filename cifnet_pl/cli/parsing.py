@@ -21,6 +21,7 @@ from cifnet_pl.utilities.errors import (
     unknown_name,
 )
 from cifnet_pl.utilities.files import read_yaml
+from cifnet_pl.utilities.names import DEFAULT_BACKBONE
 from cifnet_pl.utilities.plugins import (
     failure,
     import_object,
@@ -297,7 +298,6 @@ def choose_backbone(config: Any) -> None:
         UsageError: another backbone was asked for, or the file of embeddings is not given.
         DataError: it cannot be read.
     """
-    from cifnet_pl.backbones import DEFAULT_BACKBONE
     from cifnet_pl.data.sources.tables import embeddings_width
 
     model = config.get("model.init_args") or {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
@@ -170,11 +169,9 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         config = parser.parse_args(words)
     choose_backbone(config)
     head_options = config.get("model.init_args.head.init_args")
-    given = any(
-        re.match(r"--model\.(init_args\.)?head\.(init_args\.)?seed\b", word)
-        for word in options
-    )
-    if head_options is not None and "seed" in head_options and not given:
+    given = {word.partition("=")[0].replace(".init_args", "") for word in options}
+    has_seed = head_options is not None and "seed" in head_options
+    if has_seed and "--model.head.seed" not in given:
         head_options["seed"] = HEAD_SEED
     with own_errors():
         built: Any = parser.instantiate_classes(config)

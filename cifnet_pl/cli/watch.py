@@ -163,20 +163,20 @@ def classified(
     predictions = model.classify(contents, 1, unknown=unknown, coverage=coverage)
     rows = []
     for (key, image), prediction in zip(images.items(), predictions, strict=True):
+        name = next(iter(prediction.classes), "")
         row = dict.fromkeys(COLUMNS, "")
         row["time"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         row["id"] = key
         row["file"] = str(image.path)
+        row["closest"] = name
+        row["prediction_set"] = list_cell(prediction.prediction_set or ())
         row["unreadable"] = prediction.unreadable or ""
-        for name, probability in zip(
-            prediction.classes, prediction.probabilities, strict=True
-        ):
-            row["closest"] = name
+        for probability in prediction.probabilities:
             row["probability"] = f"{probability:.6f}"
-            row["prediction_set"] = list_cell(prediction.prediction_set or ())
-            row["class"] = "" if prediction.known is False else name
         if prediction.known is not None:
             row["known"] = str(prediction.known).lower()
+        if prediction.known is not False:
+            row["class"] = name
         rows.append(row)
     return rows
 

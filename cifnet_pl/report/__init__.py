@@ -45,8 +45,8 @@ def report(
         print_text(f"missing: {point}")
     target = expanded(output)
     write_report(results, target, comparisons)
-    for table in comparisons:
-        for line in comparison_lines(table):
+    for comparison in comparisons:
+        for line in comparison_lines(comparison):
             print_text(line)
     measured = results.measured
     runs_text = number_of(len(measured), "run")

@@ -188,9 +188,12 @@ def _difference(
 def _over_images(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """Return the difference of A_K over all common seeds and their test images."""
     accuracies = pd.DataFrame([100 * frame.mean() for frame in frames])
-    title = f"{QUANTITIES['A_K']}, over seeds and images"
-    row = _difference(title, accuracies.mean(), bootstrap_interval(frames))
-    return row | {"seeds": len(frames), "images": min(map(len, frames))}
+    means = accuracies.mean()
+    interval = bootstrap_interval(frames)
+    row = _difference("final accuracy A_K, over seeds and images", means, interval)
+    row["seeds"] = len(frames)
+    row["images"] = min(map(len, frames))
+    return row
 
 
 def bootstrap_interval(frames: Sequence[pd.DataFrame]) -> np.ndarray:
@@ -250,10 +253,10 @@ def correct_predictions(path: Path) -> pd.Series:
     return correct.set_axis(pd.MultiIndex.from_frame(last[["label", "image"]]))
 
 
-def comparison_lines(table: ReportTable) -> list[str]:
+def comparison_lines(comparison: ReportTable) -> list[str]:
     """Return the rows of a comparison for the screen, one line each."""
     lines = []
-    for row in table.texts.to_dict("records"):
+    for row in comparison.texts.to_dict("records"):
         name = row.pop("quantity")
         known = [f"{header} {text}" for header, text in row.items() if text != "–"]
         lines.append(f"{name}: {'; '.join(known)}")

@@ -17,13 +17,11 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cifnet_pl.report.results import ABLATIONS, Results, last_rows
 from cifnet_pl.report.tables import (
-    ACCURACIES,
     file_name,
     filled,
     heading,
@@ -230,57 +228,6 @@ def value_curve(results: Results, key: str, name: str) -> Picture | None:
     return Picture(name, f"{title}.{DEVIATIONS}", figure)
 
 
-# ---------------------------------------------------------------------- bars
-
-
-def ablation_bars(results: Results) -> list[Picture]:
-    """Draw Ā and A_K of each method without one of its parts (tab:ablation).
-
-    The paper's numbers stand beside its own method.
-    """
-    pictures = []
-    for family in results.families(*ABLATIONS):
-        named = family.assign(label=family["variant"])
-        named["label"] = line_names(named)
-        bars = summarise(named, {"label": "label"}, ACCURACIES)
-        title = family_title(family)
-        caption = f"{title}, without one of its parts.{DEVIATIONS}"
-        figure = draw_bars(bars, title)
-        pictures.append(Picture(file_name("ablation", title), caption, figure))
-    return pictures
-
-
-def draw_bars(bars: pd.DataFrame, title: str) -> Figure:
-    """Draw two horizontal bars for each row, Ā and A_K, with their numbers.
-
-    Args:
-        bars: pairs of a header of ``ACCURACIES`` and "mean" or "std" as columns.
-        title: of the figure.
-    """
-    figure = new_figure(1.4 + 0.58 * len(bars))
-    axes = figure.subplots()
-    bars = bars.rename(index=lambda name: wrapped(name, 24))
-    means = bars.xs("mean", axis=1, level=1)
-    means.plot.barh(
-        ax=axes,
-        xerr=bars.xs("std", axis=1, level=1),
-        width=0.76,
-        color=["#DDDDDD", "#222222"],
-        ecolor="#888888",
-        capsize=2,
-        legend=False,
-    )
-    for drawn in axes.containers:
-        if isinstance(drawn, BarContainer):
-            axes.bar_label(drawn, fmt="%.1f", padding=4)
-    axes.invert_yaxis()
-    axes.margins(x=0.15)
-    axes.set(xlabel="accuracy (%)", ylabel="", title=wrapped(title, 52))
-    axes.grid(visible=False, axis="y")
-    figure.legend(**BELOW)
-    return figure
-
-
 # ---------------------------------------------------------------------- activations
 
 
@@ -291,13 +238,16 @@ def calibration_maps(results: Results) -> list[Picture]:
     """
     pictures = []
     for family in results.families("buffer"):
-        maps = []
         measured = last_rows(family[family["origin"] == "measured"])
         has_buffer = measured["config"].map(lambda config: config["buffer"] is not None)
+        maps = []
         for _, rows in measured.groupby(has_buffer):
-            matrix = mean_activations(rows["run"])
-            if matrix is not None:
-                maps.append(matrix)
+            paths = [Path(folder) / "activations.csv" for folder in rows["run"]]
+            tables = [
+                pd.read_csv(path, index_col=0) for path in paths if path.is_file()
+            ]
+            if tables:
+                maps.append(100 * np.mean(tables, axis=0))
         if len(maps) < 2:
             continue
         title = family_title(family)
@@ -312,22 +262,13 @@ def calibration_maps(results: Results) -> list[Picture]:
     return pictures
 
 
-def mean_activations(folders: Sequence[str]) -> np.ndarray | None:
-    """Return the mean over runs of the recorded activations, in percent.
-
-    Returns:
-        (K, K): row i, column j is the mean over the test images of task i of the largest activation
-        among the neurons of task j; None if no run recorded them.
-    """
-    paths = [Path(folder) / "activations.csv" for folder in folders]
-    recorded = [pd.read_csv(path, index_col=0) for path in paths if path.is_file()]
-    if not recorded:
-        return None
-    return np.asarray(100 * np.mean(recorded, axis=0))
-
-
 def draw_maps(maps: Sequence[np.ndarray]) -> Figure:
-    """Draw the activations without and with calibration beside each other."""
+    """Draw the activations without and with calibration beside each other.
+
+    Args:
+        maps: of both, (K, K) in percent: row i, column j is the mean over the test images of task i
+            of the largest activation among the neurons of task j.
+    """
     figure = new_figure(5.0)
     panels = figure.subplots(1, 2, sharey=True)
     titles = ("without calibration", "with calibration")
@@ -431,7 +372,7 @@ def memory_points(results: Results, setting: str) -> Picture | None:
     figure = new_figure(1.9 + 0.5 * len(kept))
     axes = figure.subplots()
     places = range(len(kept))
-    for component in kept:
+    for component in reversed(kept.columns):
         filled = "full" if component == "total" else "none"
         points = axes.plot(kept[component], places, label=component, fillstyle=filled)
         points[0].set(linestyle="none", markersize=7)
@@ -466,7 +407,7 @@ def all_pictures(results: Results) -> dict[str, list[Picture]]:
                 "Accuracy": trajectories(results),
                 "Efficiency": [time_bubbles(results, data) for data in results.data],
                 "Memory": [memory_points(results, name) for name in results.settings],
-                "Ablation": [*ablation_bars(results), *calibration_maps(results)],
+                "Ablation": calibration_maps(results),
                 "Buffer": [value_curve(results, "buffer.capacity", "buffer_size")],
                 "Other settings": others,
             }

@@ -266,7 +266,7 @@ def setting_of(run: Run) -> dict[str, Any]:
     tune = ""
     if data.get("tune"):
         tune = f", on {data['tune']:.3g} of the training images (tuning)"
-    arguments = _arguments(run)
+    arguments = run.config["model"]["init_args"]
     backbone = str(arguments.get("backbone") or run.summary.get("backbone"))
     if arguments.get("architecture"):
         backbone = f"{backbone} ({arguments['architecture']})"
@@ -335,12 +335,6 @@ def _memory(run: Run) -> dict[str, Any]:
 # ---------------------------------------------------------------------- configurations
 
 
-def _arguments(run: Run) -> Mapping[str, Any]:
-    """Return the arguments of a run's module."""
-    model = run.config.get("model") or {}
-    return model.get("init_args") or {}
-
-
 def configuration(run: Run) -> dict[str, Any]:
     """Return the settings of a run's method by dotted name, such as ``head.ridge``.
 
@@ -352,8 +346,8 @@ def configuration(run: Run) -> dict[str, Any]:
     """
     summary = run.summary
     buffer = summary.get("buffer_settings")
-    arguments = dict(_arguments(run))
-    arguments |= {"head": summary.get("head_settings"), "buffer": buffer}
+    own = {"head": summary.get("head_settings"), "buffer": buffer}
+    arguments = run.config["model"]["init_args"] | own
     sections = {name: run.config.get(name) for name in ("data", "trainer")}
     settings = default_settings(summary) | flatten(arguments | sections)
     config = {}

@@ -68,6 +68,7 @@ def read_run(folder: Path) -> Run:
     with explained(DataError, damaged), prefixed(damaged, DataError):
         config = read_yaml(path)
         config["data"]["source"]
+        config.setdefault("model", {}).setdefault("init_args", {})
     path = folder / "tasks.csv"
     with explained(DataError, f"{path} is damaged"):
         tasks = pd.read_csv(path)

@@ -342,7 +342,7 @@ def remove(
     ] = False,
 ) -> InboxCount:
     """Take images away that need no label; their files stay until the service starts again."""
-    service.inbox.remove(images, back)
+    service.workspace.remove(images, back)
     return InboxCount(waiting=len(service.workspace.waiting()))
 
 

@@ -172,21 +172,18 @@ class Gate:
         of_a_site = headers.get("sec-fetch-site") == "cross-site"
         if of_another_page or (of_a_site and path not in ("/", "/till")):
             return refused(403, "requests from pages of other sites are refused")
-        if self._is_let_in(path, headers):
+        token = self.access.token
+        is_open = path in OPEN or path.startswith("/page/")
+        if token is None or is_open:
+            return None
+        scheme, _, sent = headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(sent.encode("latin-1"), token.encode())
+        if is_right and scheme.lower() == "bearer":
             return None
         return refused(
             401,
             "this service needs a token: send the header Authorization: Bearer TOKEN",
         )
-
-    def _is_let_in(self, path: str, headers: Headers) -> bool:
-        """Return whether a path needs no token, or has the right one."""
-        token = self.access.token
-        if token is None or path in OPEN or path.startswith("/page/"):
-            return True
-        scheme, _, sent = headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(sent.encode("latin-1"), token.encode())
-        return scheme.lower() == "bearer" and is_right
 
 
 def limited(receive: Receive, largest: int) -> Receive:

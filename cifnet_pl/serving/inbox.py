@@ -289,11 +289,6 @@ class Inbox:
         self.request_update()
         return result
 
-    def remove(self, images: Sequence[str], back: bool) -> None:
-        """Take images away that wait, or take them ``back``."""
-        self.workspace.remove(images, back)
-        self.request_update()
-
     def _classes_of_images(self) -> dict[int, set[str]]:
         """Return the classes in which each image was learned, by the hash of its content."""
         model = self.answering.served.model

@@ -211,12 +211,11 @@ def keep_watching(service: Service, folder: Path) -> None:
             try:
                 files = [(name, io.BytesIO(image.content))]
                 service.inbox.receive(files, again=False)
-            except RequestError as error:
-                log.warning("%s is left out: %s", image.path, error)
             except CifnetError as error:
                 log.warning("%s is left out for now: %s", image.path, error)
-                images.find_again(image)
-                service.closed.wait(WATCH_SECONDS)
+                if not isinstance(error, RequestError):
+                    images.find_again(image)
+                    service.closed.wait(WATCH_SECONDS)
 
 
 def empty_model() -> Classifier:

@@ -50,8 +50,8 @@ SCORES = {
 ENOUGH_IMAGES = 10
 """Images of a class below which more of it are asked for."""
 
-QUEUED_CHANGES = 32
-"""Unfinished changes, beyond which others are refused, and finished ones that are remembered."""
+REMEMBERED_CHANGES = 32
+"""Changes that ended and can still be asked for."""
 
 
 class UpdateResult(ApiObject):
@@ -162,7 +162,6 @@ class Service:
         self.closed = threading.Event()
         self._jobs: dict[str, Job] = {}
         self._at_work: Job  # the change that the thread makes
-        self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "learn")
         blank = torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8)
         # The first call builds or exports the backbone's engine, before several threads embed.
@@ -187,23 +186,13 @@ class Service:
         Args:
             work: method that makes it.
             args: of the method.
-
-        Raises:
-            RequestError: as many changes are unfinished as may be.
         """
-        with self._lock:
-            finished = [key for key, job in self._jobs.items() if job.end.done()]
-            unfinished = len(self._jobs) - len(finished)
-            if unfinished >= QUEUED_CHANGES:
-                waiting = number_of(unfinished, "change")
-                raise RequestError(
-                    503, f"{waiting} are waiting already: try again later"
-                )
-            for key in finished[:-QUEUED_CHANGES]:
-                del self._jobs[key]
-            job = Job(action=work.__name__)
-            job._end = self._thread.submit(self._make, job, work, args)
-            self._jobs[job.job] = job
+        job = Job(action=work.__name__)
+        job._end = self._thread.submit(self._make, job, work, args)
+        self._jobs[job.job] = job
+        ended = [key for key, one in self._jobs.items() if one.end.done()]
+        for key in ended[:-REMEMBERED_CHANGES]:
+            del self._jobs[key]
         return job
 
     def job(self, key: str) -> Job:
@@ -469,12 +458,9 @@ class Service:
             every: all kept images; otherwise those that the served version did not learn.
         """
         counts = self.workspace.purge(every)
-        parts = [number_of(counts.learned, "photo")]
-        if counts.taken_away:
-            away = number_of(counts.taken_away, "photo")
-            parts.append(f"{away} that had been taken away")
-        parts.append(number_of(counts.versions, "other version"))
-        message = f"deleted {' and '.join(parts)} for good"
+        photos = number_of(counts.learned + counts.taken_away, "photo")
+        versions = number_of(counts.versions, "other version")
+        message = f"deleted {photos} and {versions} for good"
         return ChangeResult(version=self.workspace.current, message=message)
 
     def _changed(self, model: Classifier, change: Change) -> ChangeResult:

@@ -1,4 +1,4 @@
-"""Names that come from outside: of classes, and of the splits of a data set.
+"""Names that come from outside: of classes, of the splits of a data set, of backbones.
 
 Every entrance (folders, archives, tables, shards, hubs, Python objects, options, requests, stored
 models) asks these functions, so that no two of them disagree.
@@ -10,6 +10,9 @@ import unicodedata
 from typing import Literal
 
 Split = Literal["train", "val", "test"]
+
+DEFAULT_BACKBONE = "embedded:efficientnet_lite0"
+"""Backbone where none is named; its weights are in an installed package."""
 
 SPLIT_NAMES: dict[str, Split] = {
     "train": "train",

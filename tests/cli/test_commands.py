@@ -3,13 +3,13 @@ help of runs.
 """
 
 import inspect
-import json
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout, suppress
 from importlib import import_module
 from importlib.metadata import version
 
@@ -32,31 +32,20 @@ from tests.command_line import assert_ends, environment
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_is_a_function_whose_options_have_help(name, capsys):
+def test_help_names_every_option_and_its_examples_are_parsed(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     function = getattr(import_module(COMMANDS[name]), name)
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
-    shown = capsys.readouterr().out
     assert end.value.code == 0
-    for parameter in set(inspect.signature(function).parameters) - {
-        *BY_POSITION,
-        OVERRIDES,
-    }:
-        assert re.search(rf"--{parameter.rstrip('_')}\b", shown), parameter
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_fits_a_terminal_and_has_examples_that_are_parsed(
-    name, capsys, monkeypatch
-):
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        main([name, "--help"])
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
+    options = set(inspect.signature(function).parameters) - {*BY_POSITION, OVERRIDES}
+    for parameter in options:
+        assert re.search(rf"--{parameter.rstrip('_')}\b", shown), parameter
     examples = shown.split("examples:\n")[1].partition("\n\n")[0].splitlines()
     assert 1 <= len(examples) <= 2
-    parser = parser_of(getattr(import_module(COMMANDS[name]), name))
+    parser = parser_of(function)
     for line in examples:
         words = shlex.split(line)
         assert words[:2] == ["cifnet", name]
@@ -92,7 +81,7 @@ def test_version(capsys):
         ("fot", 2, "unknown sub-command 'fot': did you mean "),
         ("fit images", 2, "unrecognized arguments: images (images are given as --data"),
         ("info --modle x", 2, "unknown option --modle: did you mean --model?"),
-        ("forget --model.engine=rt", 2, "--engine is 'rt', expected 'auto', 'torch', "),
+        ("forget --engine=rt", 2, "--engine is 'rt', expected 'auto', 'torch', "),
         ("report runs --output", 2, "argument --output: expected one argument\n"),
         ("classify --model x --images y --output z --top few", 2, "--top is 'few'"),
         ("report --extrenal A", 2, "unknown option --extrenal: did you mean --extern"),
@@ -127,17 +116,10 @@ def imported(program: str, *packages: str) -> str:
 
 def test_no_module_of_a_command_imports_torch():
     """So help and errors in options take no longer than Python and the parser."""
-    modules = sorted(set(COMMANDS.values()))
+    modules = ", ".join(COMMANDS.values())
+    program = f"import {modules}\nfrom cifnet_pl.__main__ import main\n"
     packages = ("torch", "lightning", "matplotlib", "pandas", "scipy")
-    assert (
-        imported(f"import cifnet_pl.__main__, {', '.join(modules)}", *packages) == "[]"
-    )
-    assert (
-        imported(
-            "from cifnet_pl.__main__ import main; main(['fit', '--help'])", *packages
-        )
-        == "[]"
-    )
+    assert imported(f"{program}main(['fit', '--help'])", *packages) == "[]"
 
 
 def test_to_classify_needs_neither_lightning_nor_what_only_runs_need():
@@ -227,22 +209,14 @@ def test_options_with_a_dot_hold_for_all_points() -> None:
 
 @pytest.fixture(scope="module")
 def helps():
-    """Topic → what ``fit --help TOPIC`` shows, in the sizes of a wide terminal."""
-    program = "import json, sys, contextlib, io\nfrom cifnet_pl.__main__ import main\nshown = {}\n"
-    program += f"for topic in {TOPICS!r}:\n    out = io.StringIO()\n"
-    program += (
-        "    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
-    )
-    program += "        main(['fit', '--help', topic])\n"
-    program += "    shown[topic] = out.getvalue()\nprint(json.dumps(shown))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    """Topic → what ``fit --help TOPIC`` shows."""
+    shown = {}
+    for topic in TOPICS:
+        text = io.StringIO()
+        with redirect_stdout(text), suppress(SystemExit):
+            main(["fit", "--help", topic])
+        shown[topic] = text.getvalue()
+    return shown
 
 
 def options_in(text):

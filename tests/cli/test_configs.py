@@ -92,16 +92,13 @@ class TestHeads:
         )
 
     @pytest.mark.parametrize(
-        "config", [(), FOLDER, LOCKED], ids=["defaults", "folder", "locked"]
-    )
-    @pytest.mark.parametrize(
-        "spelling",
+        ("config", "spelling"),
         [
-            ["--model.head", "RidgeHead"],
-            ["--model.head=RidgeHead"],
-            ["--model.head", "cifnet_pl.heads.RidgeHead"],
-            ["--model.init_args.head", "RidgeHead"],
-            ["--model.head", '{"class_path": "RidgeHead"}'],
+            ((), ["--model.head", "RidgeHead"]),
+            (FOLDER, ["--model.head=RidgeHead"]),
+            (LOCKED, ["--model.head", "cifnet_pl.heads.RidgeHead"]),
+            (LOCKED, ["--model.init_args.head", "RidgeHead"]),
+            (LOCKED, ["--model.head", '{"class_path": "RidgeHead"}']),
         ],
         ids=str,
     )

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -67,7 +68,15 @@ def test_a_name_on_the_command_line_is_imported(folder: Path):
 
 
 @pytest.mark.parametrize("command", ["fit", "sweep"])
-def test_a_name_in_a_configuration_is_imported(folder: Path, command: str):
+def test_a_name_in_a_configuration_is_imported(
+    folder: Path, command: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The process of a sweep's point is this one, which has imported Lightning."""
+
+    def run_here(words: list[str], **_: object) -> SimpleNamespace:
+        return SimpleNamespace(returncode=main(words[3:]))
+
+    monkeypatch.setattr("cifnet_pl.cli.sweep.subprocess.run", run_here)
     callback = {"class_path": "my_own_parts.OwnCallback"}
     content = {"model": MODEL, "trainer": {"callbacks": [callback]}}
     (folder / "given.yaml").write_text(yaml.safe_dump(content))

@@ -266,10 +266,13 @@ def test_logs_that_cannot_be_written(tmp_path, capsys):
     assert "file/logs" in one_sentence(capsys)
 
 
+GO_ON = ("--ckpt_path", "last", "--data.max_tasks", "2")
+
+
 def go_on_with_files_up_to(limit, folder):
     """Let a run go on that cannot write a file of more than ``limit`` bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return fit(folder, "--ckpt_path", "last")
+    return fit(folder, *GO_ON)
 
 
 def test_full_disk_leaves_the_last_checkpoint_as_it_was(tmp_path):
@@ -289,8 +292,8 @@ def test_full_disk_leaves_the_last_checkpoint_as_it_was(tmp_path):
     assert (folder / "checkpoints" / "last.ckpt").read_bytes() == before
     assert os.listdir(folder / "checkpoints") == ["last.ckpt"]
     assert not (folder / "summary.json").exists()  # the run is not whole
-    assert fit(tmp_path, "--ckpt_path", "last") == 0
-    assert checkpoint(folder)["cifnet"]["task_sizes"] == [2, 2, 2, 2, 2]
+    assert fit(tmp_path, *GO_ON) == 0
+    assert checkpoint(folder)["cifnet"]["task_sizes"] == [2, 2]
 
 
 @pytest.mark.parametrize("name", ["a\nb", "red\x1b[31m"])

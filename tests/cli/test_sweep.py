@@ -213,6 +213,7 @@ def run(tmp_path, monkeypatch, capsys):
     said.
     """
     monkeypatch.setattr(sweep, "run_point", fake_run)
+    monkeypatch.setattr("cifnet_pl.report.figures.all_pictures", lambda _: {})
 
     def run_sweep(*options: str, code: int = 0) -> str:
         capsys.readouterr()

@@ -179,47 +179,6 @@ def test_heads_with_different_projections_do_not_combine() -> None:
     )
 
 
-class Recursion:
-    """Recursive ridge regression by the Woodbury identity: one update for a batch of rows."""
-
-    def __init__(self, width: int, ridge: float):
-        self.inverse = torch.eye(width, dtype=torch.float64) / ridge
-        self.weights = torch.zeros(width, 0, dtype=torch.float64)
-
-    def update(self, x: Tensor, targets: Tensor) -> None:
-        missing = targets.shape[1] - self.weights.shape[1]
-        self.weights = torch.cat(
-            [self.weights, self.weights.new_zeros(len(self.weights), missing)], dim=1
-        )
-        gain = torch.linalg.inv(
-            torch.eye(len(x), dtype=torch.float64) + x @ self.inverse @ x.T
-        )
-        self.inverse = self.inverse - self.inverse @ x.T @ gain @ x @ self.inverse
-        self.weights = self.weights + self.inverse @ x.T @ (targets - x @ self.weights)
-
-
-@pytest.mark.parametrize("ratio", [0.6, 1.5])
-def test_equals_the_recursion_of_two_streams(ratio: float) -> None:
-    head = DSALHead(6, width=50, ridge=0.5, seed=4, compensation_ratio=ratio)
-    main = Recursion(50, 0.5)
-    compensation = Recursion(50, 0.5)
-    tasks = learn_random(head, tasks=4, per_task=25)
-    for k, (z, y) in enumerate(tasks):
-        projected = z @ head.projection.T
-        targets = torch.nn.functional.one_hot(y, 3 * k + 3).double()
-        main.update(projected.relu(), targets)
-        residual = targets - projected.relu() @ main.weights
-        residual[:, : 3 * k] = 0
-        compensation.update(projected.tanh(), residual)
-    z = torch.cat([z for z, _ in tasks])
-    projected = z @ head.projection.T
-    expected = (
-        projected.relu() @ main.weights
-        + ratio * projected.tanh() @ compensation.weights
-    )
-    assert torch.allclose(head(z), expected, rtol=1e-9, atol=1e-9)
-
-
 def test_the_target_energy_for_gcv_is_that_of_the_residuals() -> None:
     head = DSALHead(6, width=20, ridge="gcv")
     energy = 0.0

@@ -49,16 +49,3 @@ def test_an_argument_takes_capabilities_away_from_that_head_only() -> None:
     assert declared(CIFNetHead(WIDTH)) == ABILITIES["CIFNetHead"]
     with pytest.raises(UnsupportedError, match="CIFNetHead cannot"):
         locked.require("tells_novelty")
-
-
-def test_a_head_says_why_it_cannot() -> None:
-    with pytest.raises(
-        UnsupportedError,
-        match=r"CIFNetHead cannot merge whole sites.*: its oversampling",
-    ):
-        HEADS["CIFNetHead"](WIDTH).require("merges_sites")
-    with pytest.raises(
-        UnsupportedError,
-        match="NCMHead cannot leave samples out: it has no closed form",
-    ):
-        HEADS["NCMHead"](WIDTH).require("leaves_one_out")

@@ -13,11 +13,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, KNNHead, LogisticHead, SGDHead
 from cifnet_pl.heads.samples import Samples
 from tests.heads.suite import scans, teach
-from tests.models import learn_digits
 
 (Z, REST), (Y, TRUE) = (part.split([1000, 797]) for part in scans())
 # Pixels have 17 values, so that distances are often equal; a little noise decides.
@@ -142,17 +140,6 @@ def test_logistic_is_that_of_scikit_learn_on_task_and_buffer() -> None:
     assert objective(np.zeros((65, 10))) > 2 * objective(least)
     probabilities = torch.from_numpy(model.predict_proba(REST.numpy()))
     assert torch.allclose(head.probabilities(REST), probabilities, atol=0.02)
-
-
-def test_with_a_buffer_of_everything_it_is_joint_logistic_regression() -> None:
-    """What configs/heads/joint.yaml gives as a bound."""
-    stream = LogisticHead(64)
-    joint = LogisticHead(64)
-    keep = CalibrationBuffer(10_000_000, oversample=False)
-    learn_digits(stream, keep, Z, Y)
-    teach(joint, Z, Y)
-    assert len(keep.items()[0]) == len(Z)
-    assert torch.equal(stream.weights, joint.weights)
 
 
 def test_logistic_never_predicts_a_class_that_the_fit_did_not_see() -> None:

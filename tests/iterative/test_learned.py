@@ -14,7 +14,7 @@ from cifnet_pl.iterative import (
     PODNetModule,
     ReplayModule,
 )
-from cifnet_pl.iterative.learned import learned_model, learned_name
+from cifnet_pl.iterative.learned import learned_model
 from cifnet_pl.utilities.errors import CheckpointError
 from tests.command_line import FAST, assert_ends, make_images
 from tests.iterative.suite import NAMES, data, learner, run
@@ -92,22 +92,3 @@ def test_an_unfinished_run_is_no_model(tmp_path: Path):
     engine.save_checkpoint(path)
     with pytest.raises(CheckpointError, match="finish the run"):
         cifnet_pl.load(path)
-
-
-def test_a_learned_network_needs_no_other_file():
-    assert (
-        learned_name("plain", "file:w.pt", "resnet18")
-        == "learned:plain:random:resnet18"
-    )
-    assert (
-        learned_name("plain", "timm:resnet10t", None)
-        == "learned:plain:random:timm:resnet10t"
-    )
-    assert (
-        learned_name("plain", "torchvision:ResNet18_Weights.DEFAULT", None)
-        == "learned:plain:random:resnet18"
-    )
-    assert (
-        learned_name("branches.3", "random:resnet32_cifar", None)
-        == "learned:branches.3:random:resnet32_cifar"
-    )

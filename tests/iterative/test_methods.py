@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from cifnet_pl.backbones.structures import with_maps
-from cifnet_pl.buffer import select_herding
 from cifnet_pl.iterative import (
     METHODS,
     CREATEModule,
@@ -235,23 +234,6 @@ class TestPODNet:
         assert count == sum(
             p.numel() for p in ReplayModule(backbone=name).network.parameters()
         )
-
-    def test_exemplars_are_chosen_by_the_tuned_network(self, tmp_path):
-        made, _ = run(PODNetModule, tmp_path, epochs=2, tuning=1.0)
-        images = made.data.source.train
-        label = 3
-        rows = images.rows_of[
-            made.data.source.class_names.index(made.class_names[label])
-        ]
-        pixels = torch.stack(
-            [torch.from_numpy(images.image(row).square(8)) for row in rows]
-        ).permute(0, 3, 1, 2)
-        assert not made.network.training
-        z = torch.nn.functional.normalize(made.embed(pixels), dim=1)
-        best = select_herding(z, torch.arange(len(rows)), 0, 15)
-        mine = made.exemplars.image[made.exemplars.label == label]
-        ours = torch.nn.functional.normalize(made.embed(mine), dim=1).mean(0)
-        assert torch.allclose(z[best].mean(0), ours, atol=1e-3)
 
 
 def test_podnet_tunes_its_network_but_not_the_proxies_of_old_classes(tmp_path):

@@ -31,13 +31,12 @@ from cifnet_pl.model.store import load
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
-    DataError,
     UsageError,
 )
-from tests.command_line import FAST, assert_same_model, make_images
+from tests.command_line import FAST, assert_same_model
 from tests.iterative.suite import SIDE, assert_same_weights, data, learner, run
 from tests.killing import Act, Killed, at_call, die
-from tests.lightning_runs import digits, trainer
+from tests.lightning_runs import trainer
 
 CLASSES = list("abcd")
 
@@ -299,22 +298,6 @@ class TestRefused:
         with pytest.raises(CifnetError, match=said):
             run(PODNetModule, tmp_path, epochs=1)
 
-    def test_class_without_a_readable_image(self, tmp_path):
-        make_images(tmp_path / "images", CLASSES, 5)
-        for path in (tmp_path / "images" / "b").iterdir():
-            path.write_bytes(b"no image")
-        images = {
-            "source": "folder",
-            "root": str(tmp_path / "images"),
-            "batch_size": 3,
-            "on_corrupt": "skip",
-        }
-        with pytest.raises(DataError, match="no image of class 'b' was learned"):
-            trainer(tmp_path).fit(
-                learner(ReplayModule),
-                datamodule=digits(**images, max_tasks=1, image_size=SIDE),
-            )
-
     def test_checkpoint_of_other_settings(self, tmp_path):
         made, _ = run(DERModule, tmp_path, epochs=1)
         made.trainer.save_checkpoint(tmp_path / "it.ckpt")
@@ -329,18 +312,6 @@ class TestRefused:
                 trainer(tmp_path).fit(
                     other, datamodule=data(), ckpt_path=tmp_path / "it.ckpt"
                 )
-
-    def test_damaged_checkpoint(self, tmp_path):
-        made, _ = run(DERModule, tmp_path, epochs=1)
-        made.trainer.save_checkpoint(tmp_path / "it.ckpt")
-        content = torch.load(tmp_path / "it.ckpt", weights_only=True)
-        del content["state_dict"]["classifier.weight"]
-        torch.save(content, tmp_path / "it.ckpt")
-        again = learner(DERModule, epochs=1)
-        with pytest.raises(CheckpointError, match="does not fit the network"):
-            trainer(tmp_path).validate(
-                again, datamodule=data(), ckpt_path=tmp_path / "it.ckpt", verbose=False
-            )
 
 
 class TestLossScaling:

@@ -333,23 +333,6 @@ class TestSeveral:
         assert any("cannot read these images" in line for line in said)
         assert "Traceback" not in shown
 
-    def test_what_they_embed_in_evaluation_is_cached(self, alone, tmp_path):
-        words = [
-            "validate",
-            *FAST,
-            *BUFFER,
-            "--logs",
-            str(alone.parents[1]),
-            *LAST,
-            "--data.cache",
-            "true",
-        ]
-        codes, shown = several(
-            2, tmp_path, *words, "--data.cache_folder", str(tmp_path / "cache")
-        )
-        assert codes == [0, 0], shown
-        assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 10
-
     def test_images_that_any_process_left_out_are_reported_once(self, tmp_path):
         images = make_images(tmp_path / "images", ["a", "b"], per_class=20)
         unreadable = sorted(images.rglob("*.png"))[3::4]

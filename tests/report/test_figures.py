@@ -7,12 +7,10 @@ import matplotlib.collections
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from cifnet_pl.report.figures import (
     LARGEST_BUBBLE,
     STYLE,
-    draw_bars,
     draw_lines,
     time_bubbles,
     trajectories,
@@ -22,32 +20,6 @@ from cifnet_pl.report.figures import (
 from cifnet_pl.report.results import Results, read_results
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
-
-
-def bars() -> pd.DataFrame:
-    numbers = {
-        ("Ā (%)", "mean"): [80.0, 79.0],
-        ("Ā (%)", "std"): [1.5, float("nan")],
-        ("A_K (%)", "mean"): [70.0, 64.2],
-        ("A_K (%)", "std"): [float("nan")] * 2,
-    }
-    return pd.DataFrame(numbers, index=["full", "published"])
-
-
-def test_bars_are_as_long_as_their_numbers() -> None:
-    (axes,) = draw_bars(bars(), "An ablation").axes
-    drawn = [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)]
-    assert sorted(drawn) == pytest.approx([64.2, 70.0, 79.0, 80.0])
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "full",
-        "published",
-    ]
-    assert sorted(text.get_text() for text in axes.texts) == [
-        "64.2",
-        "70.0",
-        "79.0",
-        "80.0",
-    ]
 
 
 def test_thirty_lines_differ_and_stay_within_the_axes() -> None:

@@ -34,7 +34,6 @@ FIGURES = {
     "ablation_curves_cifar_100_10_cls_task_cifnet",
     "time_cifar_100_10_cls_task",
     "memory_cifar_100_10_cls_task",
-    "ablation_cifar_100_10_cls_task_cifnet",
     "calibration_cifar_100_10_cls_task_cifnet",
     "buffer_size",
     "by_head_ridge",

@@ -302,6 +302,4 @@ def test_what_a_purge_deletes_is_told_before(http):
     http.post("/inbox/remove", json={"images": gone[:1]})
     assert http.get("/purge").json() == {"learned": 3, "taken_away": 1, "versions": 2}
     message = http.post("/purge", json={}).json()["message"]
-    assert message == (
-        "deleted 3 photos and 1 photo that had been taken away and 2 other versions for good"
-    )
+    assert message == "deleted 4 photos and 2 other versions for good"

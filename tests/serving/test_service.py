@@ -17,8 +17,8 @@ from cifnet_pl.serving import gate
 from cifnet_pl.serving import service as teaching
 from cifnet_pl.serving.answering import ServiceOptions
 from cifnet_pl.serving.gate import HEADERS, Access, Limits
-from cifnet_pl.serving.messages import DISK_FULL, RequestError
-from cifnet_pl.serving.service import QUEUED_CHANGES, Service
+from cifnet_pl.serving.messages import DISK_FULL
+from cifnet_pl.serving.service import REMEMBERED_CHANGES, Service
 from cifnet_pl.serving.workspace import Workspace
 from tests.serving.services import (
     SIDE,
@@ -452,21 +452,16 @@ def test_limits(http, monkeypatch):
         assert (answer.status_code, set(answer.json())) == (413, {"error"})
 
 
-def test_a_fault_or_a_full_queue_stops_nothing(http):
-    """A fault is a refusal; a queue that is full refuses more, and empties."""
+def test_a_fault_stops_nothing(http):
+    """It is a refusal; the next changes are made, and the oldest that ended are forgotten."""
     service = http.app.app.state.service
-    go_on = threading.Event()
-    wait = Mock(side_effect=lambda: go_on.wait(60), __name__="wait")
     failed = service.submit(Mock(side_effect=ZeroDivisionError, __name__="fail"))
     failed.end.result(60)
     assert (failed.status, "log" in failed.error) == (500, True)
-    jobs = [service.submit(wait) for _ in range(QUEUED_CHANGES)]
-    with pytest.raises(RequestError, match="changes are waiting already") as refusal:
-        service.submit(wait)
-    assert refusal.value.status == 503
-    go_on.set()
-    assert all(job.end.result(60) is None for job in jobs)
-    assert http.post("/rename", json={"old": "red", "new": "a"}).status_code == 200
+    for _ in range(REMEMBERED_CHANGES + 1):
+        service.submit(Mock(return_value=None, __name__="nothing")).end.result(60)
+    assert http.get(f"/jobs/{failed.job}").status_code == 404
+    assert changed(http, "/rename", old="red", new="a")["version"] == 2
 
 
 def test_heads_that_cannot_take_more_say_so(logistic):

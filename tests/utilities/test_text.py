@@ -16,7 +16,6 @@ from cifnet_pl.utilities.text import (
     number_of,
     print_text,
     similar_spellings_message,
-    wrapped,
 )
 
 
@@ -99,13 +98,3 @@ def test_commands_and_lines_of_a_log_stay_whole(monkeypatch):
     for text, stream in ((command, Terminal()), (LONG, io.StringIO())):
         print_text(text, stream)
         assert stream.getvalue() == text + "\n"
-
-
-def test_the_second_column_of_a_text_is_wrapped_below_itself(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    text = f"  name        {'some words ' * 8}\n\n{'a paragraph ' * 6}\nnext: {'word ' * 20}"
-    lines = wrapped(text).splitlines()
-    assert [line[:14].strip() for line in lines[:4]] == ["name", "", "", ""]
-    assert lines[-1] == text.splitlines()[-1]
-    assert max(map(len, lines[:-1])) <= 40
-    assert wrapped(text).split() == text.split()
