@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from cifnet_pl.utilities.files import expanded, write_bytes, write_text
 from cifnet_pl.utilities.text import number_of, print_text
 
@@ -34,7 +32,7 @@ def report(
         external: CSV file of methods run elsewhere, or None.
         compare: two methods, named as in the tables, or None.
     """
-    from cifnet_pl.report.comparison import compare_methods, screen_table
+    from cifnet_pl.report.comparison import compare_methods, comparison_lines
     from cifnet_pl.report.results import read_results
 
     results = read_results(runs, external)
@@ -48,7 +46,8 @@ def report(
     target = expanded(output)
     write_report(results, target, comparisons)
     for comparison in comparisons:
-        Console().print(screen_table(comparison))
+        for line in comparison_lines(comparison):
+            print_text(line)
     measured = results.measured
     runs_text = number_of(len(measured), "run")
     count = len(measured.drop_duplicates(["setting", "label"]))

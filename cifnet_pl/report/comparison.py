@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.table import Table
 from scipy import stats
 
 from cifnet_pl.report.results import Results, last_rows
@@ -20,7 +19,6 @@ from cifnet_pl.utilities.errors import (
     unknown_name,
 )
 from cifnet_pl.utilities.plugins import optional
-from cifnet_pl.utilities.text import table
 
 QUANTITIES = {"A_K": "final accuracy A_K", "A_bar": "average accuracy Ā"}
 
@@ -255,6 +253,11 @@ def correct_predictions(path: Path) -> pd.Series:
     return correct.set_axis(pd.MultiIndex.from_frame(last[["label", "image"]]))
 
 
-def screen_table(comparison: ReportTable) -> Table:
-    """Return a comparison for the screen."""
-    return table(list(comparison.texts), comparison.texts.to_numpy().tolist())
+def comparison_lines(comparison: ReportTable) -> list[str]:
+    """Return the rows of a comparison for the screen, one line each."""
+    lines = []
+    for row in comparison.texts.to_dict("records"):
+        name = row.pop("quantity")
+        known = [f"{header} {text}" for header, text in row.items() if text != "–"]
+        lines.append(f"{name}: {'; '.join(known)}")
+    return lines

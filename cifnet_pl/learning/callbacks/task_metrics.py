@@ -135,43 +135,32 @@ class TaskMetrics(Callback):
 
 
 class TrajectoryPlot(Callback):
-    """Draw ``confusion.png`` after the last task, and ``trajectory.png`` when the run ends.
+    """Draw ``trajectory.png`` when a run ends, and ``confusion.png`` once it has learned all tasks.
 
     The trajectory shows A_k, Ā and the accuracy matrix.
     """
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the confusion matrix after the last task."""
-        module = cast(TaskModule, pl_module)
-        last = module.tasks_finished == trainer.max_epochs
-        evaluation = module.evaluation
-        if trainer.state.fn != "fit" or not last or evaluation is None:
-            return
-        folder = run_folder(trainer)
-        if trainer.is_global_zero and folder is not None and evaluation.images:
-            names = module.class_names
-            figure = draw_confusion(evaluation.confusion, names, run_title(folder))
-            write_figure(trainer, folder / "confusion.png", png(figure))
-
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the trajectory."""
+        """Draw both."""
         folder = run_folder(trainer)
-        record = cast(TaskModule, pl_module).record
+        module = cast(TaskModule, pl_module)
+        record = module.record
         if not trainer.is_global_zero or folder is None:
             return
         if not (folder / "tasks.csv").is_file():
             return
+        title = f"{folder.parent.name}, {folder.name.replace('_', ' ')}"
         classes_seen = [row.classes_seen for row in record.rows]
         average = [row.average for row in record.rows]
         figure = draw_trajectory(
-            classes_seen, record.trajectory, average, record.matrix, run_title(folder)
+            classes_seen, record.trajectory, average, record.matrix, title
         )
         write_figure(trainer, folder / "trajectory.png", png(figure))
-
-
-def run_title(folder: Path) -> str:
-    """Return the title of figures of the run in a folder."""
-    return f"{folder.parent.name}, {folder.name.replace('_', ' ')}"
+        evaluation = module.evaluation
+        complete = module.tasks_finished == trainer.max_epochs
+        if complete and evaluation is not None and evaluation.images:
+            figure = draw_confusion(evaluation.confusion, module.class_names, title)
+            write_figure(trainer, folder / "confusion.png", png(figure))
 
 
 def write_figure(trainer: Trainer, path: Path, content: bytes) -> None:
