@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from cifnet_pl.serving.gate import Access, Gate
     from cifnet_pl.serving.service import Service
 
+CONNECTIONS = 1000
+"""Connections at a time; requests on more are refused."""
+
 SHORTEST_TOKEN = 16
 """Characters of a token."""
 
@@ -173,6 +176,7 @@ def _run(app: Gate, listening: socket.socket) -> None:
         app,
         http="h11",
         ws="none",
+        limit_concurrency=CONNECTIONS,
         log_config=None,
         access_log=False,
         server_header=False,

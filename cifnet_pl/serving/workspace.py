@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sqlite3
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import date, datetime, timezone
@@ -51,6 +52,9 @@ TABLES = Path(__file__).with_name("journal.sql")
 RESERVE = "reserve"
 RESERVE_BYTES = 2**20
 """Size of a file that is given up where a full disk would refuse what frees space."""
+
+KEPT_SECONDS = 7 * 24 * 3600
+"""Time for which an image that was taken away can be put back: a week."""
 
 IMAGE_NAME = re.compile(r"[0-9a-f]{64}\.[a-z0-9]{1,5}")
 """File name of a kept image: the SHA-256 of its content, and the extension of its format."""
@@ -304,10 +308,10 @@ class Workspace:
                 failed = f"cannot write the journal of {self.folder}: {error}"
                 raise CifnetError(f"{failed}; nothing was changed") from error
 
-    def _rows(self, query: str) -> list[Any]:
+    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows of a query of the journal."""
         with self._lock:
-            return self._database.execute(query).fetchall()
+            return self._database.execute(query, values).fetchall()
 
     def _value(self, query: str) -> Any:
         """Return the value of a query with one row and one column."""
@@ -608,13 +612,14 @@ class Workspace:
         return new
 
     def remove(self, images: Iterable[str], back: bool = False) -> None:
-        """Take away images that wait; their files stay until the workspace is opened again.
+        """Take away images that wait; their files stay for a week.
 
         Args:
             images: names of their files.
             back: whether to take them back instead.
         """
-        rows = [(None if back else 1, file) for file in images]
+        gone = None if back else time.time()
+        rows = [(gone, file) for file in images]
         with self._transaction() as database:
             database.executemany("UPDATE inbox SET gone = ? WHERE file = ?", rows)
 
@@ -662,18 +667,20 @@ class Workspace:
         rows = [(file,) for file in files]
         with self._transaction() as database:
             database.executemany(
-                "UPDATE inbox SET gone = 1, name = NULL WHERE file = ?", rows
+                "UPDATE inbox SET gone = 0, name = NULL WHERE file = ?", rows
             )
             database.executemany("DELETE FROM sent WHERE file = ?", rows)
         for file in files:
             (self.images_folder / file).unlink(missing_ok=True)
 
     def _remove_unused_images(self) -> None:
-        """Remove images that neither wait nor were learned."""
-        wait = {
-            file for (file,) in self._rows("SELECT file FROM inbox WHERE gone IS NULL")
-        }
-        for file in self._file_names() - wait - self._ever_learned():
+        """Remove images that neither wait nor were learned, nor can be put back."""
+        wait = self._rows(
+            "SELECT file FROM inbox WHERE gone IS NULL OR gone > ?",
+            [time.time() - KEPT_SECONDS],
+        )
+        used = self._ever_learned().union(file for (file,) in wait)
+        for file in self._file_names() - used:
             (self.images_folder / file).unlink()
 
     def _ever_learned(self) -> set[str]:

@@ -202,8 +202,8 @@ def test_a_stored_change_counts_even_if_old_versions_cannot_be_removed(
     assert workspace.stored_versions == [3, 4]
 
 
-def test_images_that_neither_wait_nor_were_learned_are_removed(tmp_path):
-    """Those that were taken away must not fill the disk."""
+def test_images_that_neither_wait_nor_were_learned_are_removed(tmp_path, monkeypatch):
+    """Those that were taken away can be put back for a week, then they free the disk."""
     workspace = Workspace(tmp_path / "w", model())
     files = [f"{number:064x}.png" for number in range(3)]
     images = [Upload(file, b"photo", file) for file in files]
@@ -213,6 +213,10 @@ def test_images_that_neither_wait_nor_were_learned_are_removed(tmp_path):
     )
     workspace.remove(files[:2])
     workspace.close()
+    soon = Workspace(tmp_path / "w", model())
+    assert tree(tmp_path / "w" / "images") == set(files)
+    soon.close()
+    monkeypatch.setattr("cifnet_pl.serving.workspace.KEPT_SECONDS", 0)
     again = Workspace(tmp_path / "w", model())
     assert tree(tmp_path / "w" / "images") == {files[0], files[2]}
     assert [one.file for one in again.waiting()] == files[2:]
