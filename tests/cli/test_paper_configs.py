@@ -243,7 +243,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_real_runs_make_a_report(runs: Path, tmp_path: Path) -> None:
     assert main(["report", str(runs), "--output", str(tmp_path)]) == 0
     figures = {path.name for path in (tmp_path / "figures").glob("*.png")}
-    wanted = {"trajectory", "ablation_curves", "ablation", "calibration", "memory"}
+    wanted = {"trajectory", "ablation_curves", "calibration", "memory"}
     assert {
         figure.split("_digits")[0].removesuffix(".png") for figure in figures
     } >= wanted
