@@ -102,7 +102,7 @@ def test_the_most_uncertain_come_first_and_each_version_answers_anew(http):
     assert last["classes"][0]["name"] == "blue"
 
 
-def test_what_is_taken_away_comes_back_or_goes(tmp_path):
+def test_what_is_taken_away_comes_back_or_goes(tmp_path, monkeypatch):
     with client(tmp_path / "w") as http:
         sent(http, images("blue", 2))
         first, second = [one["image"] for one in waiting(http)["images"]]
@@ -113,6 +113,7 @@ def test_what_is_taken_away_comes_back_or_goes(tmp_path):
             "/inbox/remove?back=true", json={"images": [second]}
         ).json() == {"waiting": 1}
         assert tree(tmp_path / "w" / "images") == {first, second}
+    monkeypatch.setattr("cifnet_pl.serving.workspace.KEPT_SECONDS", 0)  # a week later
     with client(tmp_path / "w") as http:
         assert tree(tmp_path / "w" / "images") == {second}
         watched = [(name, BytesIO(content)) for _, (name, content) in images("blue", 2)]
