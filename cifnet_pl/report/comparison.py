@@ -82,7 +82,8 @@ def _groups_named(results: Results, name: str) -> list[pd.DataFrame]:
 def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
     """Tabulate the differences of two configurations on the same data.
 
-    The rows are: Ā and A_K over seeds, and A_K over seeds and images.
+    The rows are: Ā and A_K over seeds, A_K over seeds and images, and A_K of each seed over its
+    images.
 
     Args:
         a, b: the last rows of their runs; their backbones tell them apart where these differ.
@@ -94,12 +95,12 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
         second = f"{second}, {b['backbone'].iloc[0]}"
     data = a["data"].iloc[0]
     both = a.merge(b, on="pair", suffixes=("_a", "_b"))
-    predictions = []
+    predictions = {}
     notes = [
         f"Difference: {first} minus {second}, over the seeds, class orders and test images that"
         " both have. Interval and p over seeds: paired t-test, empty where all seeds have the same"
         " difference. Interval over images: bootstrap of the test images, the same ones for all"
-        " seeds, and of the seeds."
+        " seeds, and of the seeds. p over images: McNemar's exact test."
     ]
     for pair in both.to_dict("records"):
         correct = {}
@@ -110,16 +111,23 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
         if len(correct) == 2:
             common = pd.concat(correct, axis=1, join="inner")
             if len(common):
-                predictions.append(common)
+                predictions[pair["seed_a"]] = common
     if not predictions:
         notes.append(
             "No test images are compared: run with --predictions.every_task true to keep the"
             " predictions."
         )
     rows = _over_seeds(both)
-    if predictions:
-        rows.append(_over_images(predictions))
-    names = {"first": f"{first} (%)", "second": f"{second} (%)"}
+    if len(predictions) > 1:
+        rows.append(_over_seeds_and_images(list(predictions.values())))
+    for seed, frame in predictions.items():
+        rows.append(_over_images(seed, frame))
+    names = {
+        "first": f"{first} (%)",
+        "second": f"{second} (%)",
+        "only_first": f"only {first}",
+        "only_second": f"only {second}",
+    }
     values = pd.DataFrame(rows, dtype=object).dropna(axis=1, how="all")
     values = values.rename(columns=names)
     return ReportTable(
@@ -185,7 +193,7 @@ def _difference(
 # ---------------------------------------------------------------------- over test images
 
 
-def _over_images(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
+def _over_seeds_and_images(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """Return the difference of A_K over all common seeds and their test images."""
     accuracies = pd.DataFrame([100 * frame.mean() for frame in frames])
     means = accuracies.mean()
@@ -193,6 +201,24 @@ def _over_images(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
     row = _difference("final accuracy A_K, over seeds and images", means, interval)
     row["seeds"] = len(frames)
     row["images"] = min(map(len, frames))
+    return row
+
+
+def _over_images(seed: int, frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the difference of A_K of one seed over its test images."""
+    means = 100 * frame.mean()
+    interval = bootstrap_interval([frame])
+    row = _difference(f"final accuracy A_K, over images, seed {seed}", means, interval)
+    only_first = int((frame["a"] & ~frame["b"]).sum())
+    only_second = int((frame["b"] & ~frame["a"]).sum())
+    row["seeds"] = 1
+    row["images"] = len(frame)
+    row["only_first"] = only_first
+    row["only_second"] = only_second
+    discordant = only_first + only_second
+    if discordant:
+        test = stats.binomtest(only_first, discordant)
+        row["p"] = f"{test.pvalue:.2g}"
     return row
 
 

@@ -179,7 +179,7 @@ def gcv_ridge(
         )
     # Eigenvalues near zero can keep LAPACK from converging: they are moved away from it.
     shift = float(gram.diagonal().mean())
-    shifted = np.array(gram.cpu().double())
+    shifted = gram.cpu().double().numpy().copy()
     shifted[np.diag_indices(len(gram))] += shift
     values, vectors = np.linalg.eigh(shifted)  # faster than PyTorch's
     values = (values - shift).clip(min=0)

@@ -73,6 +73,15 @@ def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
     assert float(over_seeds["p"]) == pytest.approx(wanted.pvalue, rel=0.05)
     both = rows["final accuracy A_K, over seeds and images"]
     assert float(both["95 % from"]) < differences.mean() < float(both["95 % to"])
+    for seed, (a, b) in zip((1, 2, 3), pairs, strict=True):
+        row = rows[f"final accuracy A_K, over images, seed {seed}"]
+        assert float(row["only Exact ridge"]) == np.sum(a & ~b)
+        assert float(row["only CIFNet"]) == np.sum(b & ~a)
+        half = 1.96 * np.std(100.0 * (a.astype(float) - b)) / np.sqrt(IMAGES)
+        width = float(row["95 % to"]) - float(row["95 % from"])
+        assert width == pytest.approx(2 * half, rel=0.06)
+        p = stats.binomtest(int(np.sum(a & ~b)), int(np.sum(a ^ b))).pvalue
+        assert float(row["p"]) == pytest.approx(p, rel=0.05)
     said = capsys.readouterr().out
     assert "final accuracy A_K, over seeds: Exact ridge (%) " in said
     assert "Comparison" in (tmp_path / "out" / "report.html").read_text()
