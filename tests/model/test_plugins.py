@@ -386,7 +386,7 @@ def test_the_parts_of_the_page_pass_the_public_checks(parts: Path):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("os.system", "is no head"),
+        ("os.system", "os.system is no subclass of cifnet_pl.heads.Head"),
         ("no_such_module.Head", "No module named 'no_such_module'"),
         ("my_parts.MyHead; import os", "unknown head"),
     ],
