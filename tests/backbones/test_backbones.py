@@ -134,15 +134,6 @@ def test_side_that_the_network_cannot_take() -> None:
         backbone(images(1, 32))
 
 
-def test_a_fault_at_the_right_side_keeps_its_traceback() -> None:
-    class Broken(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise RuntimeError("a fault of the network")
-
-    with pytest.raises(RuntimeError, match="a fault of the network"):
-        Backbone("broken", Broken(), 4, Preprocessing(16))(images(1, 16))
-
-
 @pytest.mark.parametrize(
     ("name", "fragment"),
     [

@@ -155,9 +155,3 @@ def test_a_thread_embeds_by_torch_while_another_exports():
         done.set()
         embedding.result()
     assert all(agree)
-
-
-def test_a_graph_that_the_runtime_refuses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engines, "exported", lambda backbone: b"nonsense")
-    with pytest.raises(CifnetError, match=r"small.*engine torch"):
-        Backbone("small", Small(), 12, Preprocessing(16), engine="onnxruntime").engine()

@@ -5,13 +5,9 @@ import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.audit import curve_line
-from cifnet_pl.model.audit import CurvePoint, LearningCurve
-from cifnet_pl.model.calibration import Interval
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import groups as near_duplicates
 from tests.cli.test_evaluate import bundle
@@ -106,24 +102,6 @@ def test_single_images_alone_are_refused(
     assert "each class has one image" in capsys.readouterr().err
 
 
-def test_small_classes_are_named_before_anything_is_enough():
-    names = ["ant", "bee", "cat"]
-    flat = LearningCurve([CurvePoint(75, 85.7), CurvePoint(150, 86.0)])
-    assert flat.gain == pytest.approx(0.3)
-    line = curve_line(flat, Interval(-1, 0.3), names)
-    assert line.startswith("150 instead of 75 images per class: +0.3 points; ten more")
-    assert line.endswith("would bring: less than a point")
-    assert curve_line(flat, Interval(0, 6), names).endswith("at most 6 points")
-    assert curve_line(flat, None, names).endswith("too few to say")
-    first = "; add images to 2 classes with fewer than 75 images: ant, cat"
-    assert first in curve_line(flat._replace(short=(0, 2)), None, names)
-    single = LearningCurve(flat.points[1:], (0, 2))
-    assert curve_line(single, None, names).endswith(first)
-    short = flat._replace(short=tuple(range(12)))
-    many = curve_line(short, None, [str(n) for n in range(12)])
-    assert ": 0, 1, 2, 3, 4 and 7 more" in many
-
-
 def test_the_network_is_not_touched_again(made: Path, monkeypatch: pytest.MonkeyPatch):
     (made / "images" / "cat" / "5.png").unlink()
     assert run(made) == 0
@@ -166,42 +144,8 @@ def test_images_of_a_run_and_of_none(
         == 0
     )
     assert "(41 images, 3 classes" in capsys.readouterr().out
-    assert run_cifnet("audit", *common, model=made / "m", output=tmp_path / "b") == 2
+    given = {"model": made / "m", "output": tmp_path / "b"}
+    assert run_cifnet("audit", *common, **given) == 2
     assert "give them with --images" in capsys.readouterr().err
-
-
-def test_what_cannot_be_audited(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert (
-        run_cifnet("audit", model=made / "m", images="none", output=tmp_path / "a") == 2
-    )
+    assert run_cifnet("audit", *common, **given, images="none") == 2
     assert "no folder none: give the images with --images" in capsys.readouterr().err
-    z = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-    np.savez(tmp_path / "z.npz", embeddings=z, labels=np.arange(60) % 3)
-    options = [
-        "--data.source",
-        "embeddings",
-        "--data.root",
-        str(tmp_path / "z.npz"),
-        "--data.classes_per_task",
-        "3",
-    ]
-    options += ["--energy.enabled", "false", "--model.head", "RidgeHead"]
-    assert main(["fit", *options, "--logs", str(tmp_path)]) == 0
-    for images in ([], ["--images", str(made / "images")]):
-        audited = [
-            "audit",
-            "--model",
-            str(tmp_path / "default"),
-            "--output",
-            str(tmp_path / "b"),
-            *images,
-        ]
-        capsys.readouterr()
-        assert_ends(
-            main(audited),
-            2,
-            "an audit needs images",
-            capsys,
-        )

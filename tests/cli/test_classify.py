@@ -347,21 +347,3 @@ def test_too_few_samples_for_the_share(place, capsys):
     shown = capsys.readouterr().out
     assert "6 calibration samples" in shown
     assert "0.14" in shown
-
-
-def test_a_class_name_with_a_semicolon_stays_one_name(place: Path, tmp_path: Path):
-    names = ["bolt; M4", "nut; M4", "back\\slash"]
-    images = make_images(tmp_path / "parts", names, 25)
-    bundle(tmp_path / "model", images, names, 25, 75)
-    words = [
-        "--model",
-        str(tmp_path / "model"),
-        "--images",
-        str(images),
-        "--coverage",
-        "0.9",
-    ]
-    assert main(["classify", *words, "--output", str(tmp_path / "t.csv")]) == 0
-    for row in rows(tmp_path / "t.csv"):
-        assert set(read_list_cell(row["prediction_set"])) <= set(names)
-        assert row["class"] in read_list_cell(row["prediction_set"])

@@ -27,7 +27,6 @@ from cifnet_pl.cli.commands import (
     run_command,
     split_overrides,
 )
-from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import assert_ends, environment
 
 
@@ -191,19 +190,6 @@ def test_an_output_that_cannot_be_written(closed: str, code: int, said: str):
     assert done.stderr.count("\n") == len(said.splitlines())
 
 
-def test_options_with_a_dot_hold_for_all_points() -> None:
-    line = "a.yaml --data.root x --logs l --data.image_size=8 --data.class_order -1"
-    own, overrides = split_overrides(line.split())
-    assert own == ["a.yaml", "--logs", "l"]
-    assert overrides == [
-        ("data.root", "x"),
-        ("data.image_size", "8"),
-        ("data.class_order", "-1"),
-    ]
-    with pytest.raises(UsageError, match=r"--data\.root"):
-        split_overrides(["--data.root"])
-
-
 # ---------------------------------------------------------------------- help of runs
 
 
@@ -254,15 +240,3 @@ def test_topics(helps, capsys):
     lightning = helps["all"].index("  --trainer.devices")
     assert own < lightning
     assert_ends(main(["fit", "--help", "trayner"]), 2, "did you mean trainer?", capsys)
-
-
-def test_no_internal_class_and_no_mark_of_documentation_is_shown(helps):
-    shown = "".join(helps.values())
-    classes = (
-        "TaskModule",
-        "SumsHead",
-        "lightning.LightningModule,",
-        "StatisticsDDPStrategy",
-    )
-    for name in (*classes, ":mod:", ":class:", "``"):
-        assert name not in shown

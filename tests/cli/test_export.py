@@ -149,23 +149,6 @@ def test_every_head_and_names_in_any_language(head: str):
     ]
 
 
-@pytest.mark.system
-def test_what_is_exported_is_a_copy(monkeypatch: pytest.MonkeyPatch):
-    """The exporter replaces the tensors of a network while it runs; a service answers with the same
-    network.
-    """
-    exported = []
-    export = onnx_graph._exported
-    monkeypatch.setattr(
-        onnx_graph, "_exported", lambda graph: exported.append(graph) or export(graph)
-    )
-    model = learned()
-    onnx_bytes(model)
-    own = {tensor.data_ptr() for tensor in model.backbone.buffers()}
-    assert own
-    assert own.isdisjoint(tensor.data_ptr() for tensor in exported[0].buffers())
-
-
 def test_threads_export_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
     """As in a service that gives out a graph while it exports its network: the exporter fails where
     calls overlap.

@@ -206,18 +206,6 @@ def test_a_class_with_one_image(
     assert cifnet_pl.load(tmp_path / "c").history[-1].accuracy is None
 
 
-def test_only_held_out_images_can_be_read(bundle: Path, tmp_path: Path):
-    """Whatever the split says, the trial learns every class of which anything can be read."""
-    images = make_images(tmp_path / "new", NEW, 6)
-    labelled = LabelledImages.find(str(images), "--images")
-    for row in np.flatnonzero(~held_out(labelled)):
-        if labelled.files.names[row].startswith("elk"):
-            (images / labelled.files.names[row]).write_bytes(b"broken")
-    assert extend(bundle, images, tmp_path / "c") == 0
-    assert cifnet_pl.load(tmp_path / "c").counts["elk"] == 1
-    assert cifnet_pl.load(tmp_path / "c").history[-1].images == 7
-
-
 REFUSED = [
     (["elk"], ["--check", "{tmp}/nowhere"], 1, "--check"),
     (["ant"], [], 2, "class 'ant' is already learned: add --more"),
@@ -258,24 +246,3 @@ def test_no_image_of_a_class_can_be_read(
         capsys,
     )
     assert not (tmp_path / "c").exists()
-
-
-def test_more_through_the_command_line(bundle: Path, tmp_path: Path):
-    """Images of one name are alike in ``make_images``, so those of ant and bee are copies, learned
-    only with "keep".
-    """
-    images = make_images(tmp_path / "new", ["ant", "elk"], 5)
-    keep = ("--more", "--duplicates", "keep")
-    assert extend(bundle, images, tmp_path / "c", *keep) == 0
-    model = cifnet_pl.load(tmp_path / "c")
-    assert (model.counts["ant"], model.counts["elk"], model.counts["bee"]) == (11, 5, 6)
-    assert (
-        extend(
-            tmp_path / "c",
-            make_images(tmp_path / "only", ["bee"], 3),
-            tmp_path / "d",
-            *keep,
-        )
-        == 0
-    )
-    assert cifnet_pl.load(tmp_path / "d").counts["bee"] == 9

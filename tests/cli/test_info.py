@@ -1,53 +1,12 @@
 """``info``: what the screen shows of a model."""
 
-import io
-
 import torch
-from rich.console import Console
 
 from cifnet_pl import Classifier, build_backbone
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.info import history_table
 from cifnet_pl.heads import NCMHead
 from cifnet_pl.model.bundle import Event
 from tests.models import learn_embeddings, learned
-
-
-def test_dates_are_whole_in_80_columns():
-    made = Event(
-        "task",
-        12,
-        12345,
-        99.9,
-        seconds=1234.5,
-        energy_kwh=1.2e-5,
-        date="2026-11-23 09:25:15",
-    )
-    extended = Event(
-        "extend",
-        1234,
-        60,
-        97.2,
-        old_accuracy_before=96.9,
-        old_accuracy=96.8,
-        date="2026-11-24 10:00:59",
-    )
-    shown = io.StringIO()
-    Console(file=shown, width=80).print(history_table([made, extended], "images"))
-    lines = shown.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    for whole in (
-        "2026-11-23",
-        "09:25:15",
-        "2026-11-24",
-        "10:00:59",
-        "extend",
-        "1.2e-05",
-        "1234.5",
-        "12345",
-    ):
-        assert whole in shown.getvalue()
-    assert "…" not in shown.getvalue()
 
 
 def test_every_class_and_number_is_said_once(tmp_path, capsys):

@@ -13,7 +13,6 @@ from cifnet_pl.cli.sweep import Point, read_points
 from tests.command_line import rows
 
 PAPER = Path(__file__).parents[2] / "configs" / "paper"
-SWEEPS = PAPER.parent / "sweeps"
 POINTS = {
     "accuracy": 270,
     "curves": 135,
@@ -122,51 +121,6 @@ def test_every_trained_method_is_in(name: str) -> None:
                 data["image_size"]
                 == {"imagenet100": None, "core50": 128}[data["source"]]
             )
-
-
-def test_trained_methods_are_compared_at_equal_epochs() -> None:
-    """The sweep of docs/studies/trained_methods.md: one regime for all, and heads beside them."""
-    points = read_points(SWEEPS / "trained.yaml", [("data.root", "x")])
-    methods = {path.stem for path in (PAPER.parent / "iterative").glob("*.yaml")}
-    assert {p.labels["method"] for p in points} == methods
-    assert len(points) == 2 * len(methods)
-    same = (
-        "epochs",
-        "learning_rate",
-        "weight_decay",
-        "schedule",
-        "milestones",
-        "flip",
-        "crop_padding",
-        "brightness",
-    )
-    assert (
-        len(
-            {
-                tuple(p.config["model"]["init_args"][name] for name in same)
-                for p in points
-            }
-        )
-        == 1
-    )
-    assert {p.config["model"]["init_args"].get("exemplars") for p in points} == {
-        None,
-        400,
-    }
-    heads = read_points(SWEEPS / "trained_heads.yaml", [("data.root", "x")])
-    shared = (
-        "source",
-        "root",
-        "classes_per_task",
-        "max_tasks",
-        "class_order",
-        "batch_size",
-    )
-    streams = [
-        {tuple(p.config["data"].get(name) for name in shared) for p in result}
-        for result in (points, heads)
-    ]
-    assert streams[0] == streams[1]
 
 
 def unlike() -> list[Point]:

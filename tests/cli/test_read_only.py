@@ -152,11 +152,3 @@ def test_what_may_not_be_read(name: str, place: Path) -> None:
         rf"cifnet: error: cannot (use|read) {unreadable}.*ermission denied.*\n",
         said,
     )
-
-
-def test_a_name_that_is_too_long(capsys: pytest.CaptureFixture[str]) -> None:
-    name = "x" * 300
-    assert main(["info", "--model", name]) == 1
-    assert capsys.readouterr().err == (
-        f"cifnet: error: cannot use {name}/config.json: File name too long\n"
-    )

@@ -112,23 +112,3 @@ def test_classes_of_one_image_are_learned_and_not_scored(
     learned(tmp_path / "logs", *RIDGE, "--data.root", str(images))
     assert "Accuracy not measured: no test images" in capsys.readouterr().out
     assert not [warning for warning in recwarn if "compute" in str(warning.message)]
-
-
-def test_extend_refuses_folders_that_are_splits(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for split in ("train", "unlabeled"):
-        make_images(tmp_path / "new" / split, ["elk", "fox"], 2)
-    words = ["extend", "--model", str(model), "--images", str(tmp_path / "new")]
-    assert main([*words, "--output", str(tmp_path / "b")]) == 1
-    assert "expected train and test" in capsys.readouterr().err
-
-
-def test_extend_takes_the_training_split_whatever_its_case(
-    model: Path, tmp_path: Path
-) -> None:
-    make_images(tmp_path / "new" / "Training", ["elk", "fox"], 4)
-    make_images(tmp_path / "new" / "Testing", ["elk", "fox"], 2)
-    words = ["extend", "--model", str(model), "--images", str(tmp_path / "new")]
-    assert main([*words, "--output", str(tmp_path / "b")]) == 0
-    assert cifnet_pl.load(tmp_path / "b").counts["elk"] == 4

@@ -2,14 +2,12 @@
 once.
 """
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 
 import cifnet_pl
@@ -17,7 +15,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.sums import make
 from cifnet_pl.heads import HEADS as REGISTERED
-from cifnet_pl.model.partial_sums import METADATA_KEY, Shard, read_sums, shards_of
+from cifnet_pl.model.partial_sums import Shard, read_sums, shards_of
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.cli.test_option_errors import one_sentence
 from tests.command_line import assert_ends, make_images, run_cifnet
@@ -246,7 +244,7 @@ def test_a_model_is_not_merged_with_sums(
     assert "is no file of sums" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", ["cut", "flipped", "shards", "model", "nothing"])
+@pytest.mark.parametrize("change", ["cut", "flipped", "nothing"])
 def test_a_damaged_file_is_refused(change: str, shards: list[Path], tmp_path: Path):
     path = tmp_path / "d.sums"
     content = bytearray(shards[0].read_bytes())
@@ -255,16 +253,7 @@ def test_a_damaged_file_is_refused(change: str, shards: list[Path], tmp_path: Pa
     elif change == "flipped":
         content[-10] ^= 1
         path.write_bytes(content)
-    elif change == "nothing":
-        path.write_bytes(save({"x": torch.zeros(1)}))
     else:
-        with safe_open(shards[0], framework="pt") as file:
-            header = json.loads(file.metadata()[METADATA_KEY])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        if change == "shards":
-            header["shards"][0]["stop"] = 10**6
-        else:
-            header["model"]["head"]["class"] = "os.system"
-        path.write_bytes(save(tensors, {METADATA_KEY: json.dumps(header)}))
+        path.write_bytes(save({"x": torch.zeros(1)}))
     with pytest.raises(CheckpointError):
         read_sums(path)

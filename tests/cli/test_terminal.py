@@ -1,18 +1,13 @@
 """Terminals that cannot show every character, and Ctrl-C: what a user's machine does to a run."""
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from cifnet_pl.__main__ import SPINS, tune_libraries
 from tests.command_line import FAST, call_in_turn, command, environment, make_images
-from tests.killing import in_a_process
 
 CHANGES_THE_ERROR = """
 import time
@@ -95,71 +90,3 @@ def test_ctrl_c_leaves_with_130(tmp_path: Path, when: str):
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-
-
-# ---------------------------------------------------------------------- memory and threads
-
-SIZE = 2**26
-
-
-def comes_back() -> bool:
-    """Whether a large block that was freed is handed out again as it was; the system would have
-    cleared it.
-    """
-    used_before = False
-    for _ in range(8):  # the first few may lie side by side
-        block = torch.empty(SIZE, dtype=torch.uint8)
-        used_before |= bool((block[SIZE // 4 : -SIZE // 4 : 4096] == 7).all())
-        block.fill_(7)
-        del block
-    return used_before
-
-
-def without() -> int:
-    return int(comes_back())
-
-
-def with_it() -> int:
-    tune_libraries()
-    return int(comes_back())
-
-
-@pytest.mark.system
-@pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="an allocator of Linux"
-)
-def test_large_blocks_stay_with_the_process(tmp_path: Path):
-    assert in_a_process(without, tmp_path / "output") == 0
-    assert in_a_process(with_it, tmp_path / "output") == 1, (
-        tmp_path / "output"
-    ).read_text()
-
-
-@pytest.mark.parametrize(
-    ("given", "turns"),
-    [
-        ({}, str(SPINS)),
-        ({"GOMP_SPINCOUNT": "70000"}, "70000"),
-        ({"OMP_WAIT_POLICY": "passive"}, "None"),
-    ],
-)
-def test_threads_wait_briefly_unless_told_otherwise(given, turns):
-    """How many turns GNU's OpenMP is told to wait for, in a process that begins as the command line
-    does.
-    """
-    code = (
-        "import os; from cifnet_pl.__main__ import main; main(['configs']);"
-        " print(os.environ.get('GOMP_SPINCOUNT'))"
-    )
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("OMP", "GOMP"))
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**kept, **given},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split()[-1] == turns

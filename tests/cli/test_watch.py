@@ -4,7 +4,6 @@ anywhere else.
 
 import json
 import re
-import socket
 import subprocess
 import threading
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.watch import COLUMNS, GrowingFile, Sender, model_source
+from cifnet_pl.cli.watch import COLUMNS, GrowingFile, Sender
 from cifnet_pl.utilities.files import list_cell
 from tests.command_line import command, environment
 from tests.command_line import rows as rows_of
@@ -174,33 +173,6 @@ def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
         assert "late.png" in rows(place)
 
 
-def test_a_receiver_that_replies_garbage_is_tried_again(place, impatient):
-    """Garbage twice, then a receiver that acknowledges: each image is sent once."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = server.getsockname()
-
-        def reply_twice() -> None:
-            for _ in range(2):
-                connection, _ = server.accept()
-                with connection:
-                    connection.recv(65536)
-                    connection.sendall(b"garbage\r\n\r\n")
-
-        thread = threading.Thread(target=reply_twice)
-        thread.start()
-        url = f"http://127.0.0.1:{address[1]}"
-        sender = Sender(url, GrowingFile(place / "a.sent"), [ROW], place)
-        for _ in range(2):
-            sender.send()
-        thread.join(30)
-        assert len(sender.waiting) == 1
-    with Receiver() as receiver:
-        sender.url = receiver.url
-        sender.send()
-        assert [content["id"] for _, content in receiver.got] == ["17"]
-    assert sender.waiting == []
-
-
 @pytest.mark.parametrize("names", [["bolt; M4", "nut"], ["a\\", ";", " b"], []])
 def test_prediction_sets_stay_lists(place, names):
     """Also those whose class names hold what separates the names in the table."""
@@ -297,17 +269,6 @@ def test_the_version_that_a_workspace_serves_classifies(place):
             row for row in rows_watched(place, *options) if "more" in row["file"]
         ]
         assert after["class"] == "crimson"
-
-
-def test_a_followed_model_changes_while_it_is_watched(place):
-    with client(place / "w") as http:
-        source = model_source(None, str(place / "w"), False)
-        assert source().class_names == ["red", "green"]
-        http.post("/rename", json={"old": "red", "new": "crimson"})
-        assert source().class_names == ["crimson", "green"]
-        (place / "w" / "journal.sqlite").rename(place / "w" / "gone")
-        assert source().class_names == ["crimson", "green"]
-        (place / "w" / "gone").rename(place / "w" / "journal.sqlite")
 
 
 @pytest.mark.parametrize("options", [[], ["--model", "m", "--workspace", "w"]])

@@ -11,9 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from torchvision import datasets
 
-from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.samples import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.benchmarks import set_names
@@ -254,38 +252,3 @@ def test_every_set_of_torchvision_answers_in_one_sentence(tmp_path: Path) -> Non
             build(f"torchvision:{name}", tmp_path)
         assert "\n" not in str(caught.value)
         assert name in str(caught.value)
-
-
-class _Fake(datasets.VisionDataset):
-    """A set with one of the shapes that torchvision's sets have."""
-
-    def __init__(self, root: str, train: bool = True):
-        super().__init__(root)
-        self.targets = [0, 1, 2]
-        self.classes = ["crane", "crane", "heron"]
-
-    def __getitem__(self, index: int) -> tuple[object, int]:
-        return "not an image", index
-
-
-@pytest.mark.parametrize("targets", [None, [], [{"boxes": 1}]])
-def test_sets_without_one_label_an_image(targets, tmp_path, monkeypatch):
-    class Unlabelled(_Fake):
-        def __init__(self, root: str, train: bool = True):
-            super().__init__(root)
-            self.targets = targets  # type: ignore[assignment]
-
-    monkeypatch.setattr(datasets, "SVHN", Unlabelled)
-    with pytest.raises(UsageError, match="with one class each"):
-        build("SVHN", tmp_path)
-
-
-def test_an_item_that_is_no_image_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(datasets, "SVHN", _Fake)
-    source = build("SVHN", tmp_path)
-    with pytest.raises(
-        DataError, match=r"item 0 is an image of shape .*, expected uint8 pixels"
-    ):
-        list(ImageLoader(source.train, 4, 1.0, 0).decode([np.array([0, 1])]))

@@ -6,13 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 import cifnet_pl
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.duplicates import find_duplicates
-from cifnet_pl.data.embedding_cache import EmbeddingCache
 from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.image import EncodedImage
@@ -184,29 +181,3 @@ def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
     for tasks in ([[first], [copy]], [[copy], [first]]):
         found = find_duplicates(source, [np.array(task) for task in tasks])
         assert found.of_originals("train") == {tasks[0][0]: tasks[1]}
-
-
-def test_damaged_hashes_are_not_used(tmp_path: Path) -> None:
-    """The cache stores them beside the embeddings, with a checksum over both."""
-    root = make_images(tmp_path / "images", ["ant"], 3)
-    images = build_source("folder", SourceOptions(root)).train
-    rows = np.arange(len(images))
-
-    def fresh() -> EmbeddingCache:
-        return EmbeddingCache(images, ["ant"], tmp_path / "cache")
-
-    cache = fresh()
-    expected = images.hashes(rows).tolist()
-    cache.known(rows)
-    cache.collect(
-        torch.from_numpy(rows), torch.tensor(expected), torch.randn(len(rows), 2)
-    )
-    images.hash_of[rows] = -1
-    assert fresh().known(rows).all()
-    assert images.hashes(rows).tolist() == expected
-    path = next((tmp_path / "cache").glob("*.safetensors"))
-    with safe_open(path, framework="pt") as file:
-        about = file.metadata()
-    tensors = load_file(path)
-    save_file({**tensors, "hashes": tensors["hashes"] + 1}, path, metadata=about)
-    assert not fresh().known(rows).any()

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.backbones import Backbone, build_backbone
+from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.embedding_cache import (
-    OUTPUTS_FILE,
     EmbeddingCache,
-    pipeline_folder,
 )
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
@@ -229,14 +227,3 @@ def test_images_that_change_while_they_are_read_are_not_cached(
     assert (
         EmbeddingCache(images, source.class_names, tmp_path / "cache").known(rows).all()
     )
-
-
-@pytest.mark.parametrize("damaged", [b"", b"no array"])
-def test_damaged_outputs_are_written_anew(damaged: bytes, tmp_path: Path) -> None:
-    backbone = build_backbone("pixels:8")
-    settings = (backbone, 8, 1.0, "32-true", "cpu")
-    folder = pipeline_folder(tmp_path, *settings)
-    file = folder / OUTPUTS_FILE
-    file.write_bytes(damaged)
-    assert pipeline_folder(tmp_path, *settings) == folder
-    assert np.load(file).tolist() == backbone.outputs(8).tolist()

@@ -283,22 +283,3 @@ def test_an_empty_folder_is_no_class(tmp_path: Path) -> None:
     assert source.notes == (
         f"note: class folders without images left out: {root}/amber, {root}/copy",
     )
-
-
-def test_folder_without_permission(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = class_tree(tmp_path, 3)
-    listed = os.scandir
-
-    def refuse(path: Path) -> object:
-        if path.name == "green":
-            raise PermissionError(13, "Permission denied", str(path))
-        return listed(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(
-        DataError,
-        match=r"cannot read .*Permission denied: .*green.; give this account access",
-    ):
-        build_source("folder", SourceOptions(root))

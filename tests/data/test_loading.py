@@ -91,28 +91,6 @@ def test_unreadable_images_are_left_out_and_named(workers: int) -> None:
     assert list(loader.decode([])) == []
 
 
-def test_a_fault_of_ours_is_not_taken_for_a_bad_image() -> None:
-    class Faulty(Numbers):
-        def given(self, index: int) -> Image.Image:
-            raise KeyError("a bug")
-
-    with pytest.raises(KeyError):
-        list(ImageLoader(Faulty(1), 2, 1.0, 2).decode([np.array([0])]))
-
-
-def test_decoding_starts_with_the_first_batch() -> None:
-    images = Numbers(4)
-    plan = [PlannedBatch(np.array(rows), None) for rows in ([0, 1], [2])]
-    loader = StoredLoader(plan, ImageLoader(images, 2, 1.0, 0), learned=True)
-    iterators = [
-        iter(loader),
-        iter(loader),
-    ]  # Lightning makes two for every task after the first
-    assert images.decoded == 0
-    assert next(iterators[1]).row.tolist() == [0, 1]
-    assert images.decoded >= 2
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_batches_are_whole_and_in_order_whatever_reads_them(device: str) -> None:
     """Threads, or processes where a GPU embeds; also where a task is left midway."""

@@ -176,16 +176,6 @@ def test_a_model_learns_classes_that_return_as_with_a_trainer(
         refusing.learn(second)
 
 
-def test_classes_return_with_the_labels_that_they_have() -> None:
-    seen: set[int] = set()
-    for task in CIFNetDataModule(
-        "digits", classes_per_task=2, image_size=8, num_workers=0, stream=Returning()
-    ):
-        labels = {int(label) for _, batch in task.train for label in batch}
-        assert labels == seen | set(task.labels)
-        seen = labels
-
-
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

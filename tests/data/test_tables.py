@@ -271,27 +271,6 @@ def test_an_excel_workbook(tmp_path: Path) -> None:
     assert source.class_names == ["12", "7"]
 
 
-def test_a_parquet_table_with_holes_or_float_labels(tmp_path: Path) -> None:
-    class_tree(tmp_path, 3)
-    paths = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
-    labels = [path.split("/")[0] for path in paths]
-    notes = [None, *range(1, len(paths))]
-    for columns, sentence in (
-        ({"path": [None, *paths[1:]], "label": labels}, "row 1 has nothing for path"),
-        ({"path": paths, "label": [None, *labels[1:]]}, "row 1 has nothing for label"),
-    ):
-        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
-        with pytest.raises(DataError, match=sentence):
-            build_source("manifest", SourceOptions(tmp_path / "t.parquet"))
-    pyarrow.parquet.write_table(
-        pyarrow.table({"path": paths, "label": labels, "note": notes}),
-        tmp_path / "t.parquet",
-    )
-    assert len(
-        build_source("manifest", SourceOptions(tmp_path / "t.parquet")).class_names
-    ) == len(set(labels))
-
-
 # ---------------------------------------------------------------------- through the command line
 
 
@@ -327,6 +306,9 @@ def test_learn_export_and_classify(
     gallery = ["--gallery", str(tmp_path / "a.png"), "--overwrite", "true"]
     assert classify(path, table, *gallery) == 2
     assert "--gallery needs images" in capsys.readouterr().err
+    audit = f"audit --model {bundle} --output {tmp_path}/audit"
+    assert main(audit.split()) == 2
+    assert "an audit needs images" in capsys.readouterr().err
     narrow = tmp_path / "narrow.npz"
     np.savez(narrow, embeddings=z[:, :8])
     assert classify(narrow, tmp_path / "b.csv") == 1

@@ -113,11 +113,6 @@ def test_folder_table_and_shards_are_the_same_run(images: Path, tmp_path: Path):
         )
 
 
-def test_a_task_is_read_in_the_order_of_the_shards(images: Path):
-    assert build(images / "shards").train.sequential
-    assert not build_source("folder", SourceOptions(images / "folder")).train.sequential
-
-
 def test_patterns(images: Path):
     whole = build(images / "shards").train.names
     assert build(images / "shards" / "t*-[0-9].tar").train.names == whole

@@ -350,27 +350,23 @@ def encoded(kind: str) -> bytes:
     return file.getvalue()
 
 
-def decode_damaged(kind: str, folder: Path, draw: st.DataObject) -> None:
-    """Change a few bytes of an image: it is decoded to a square, or refused as unreadable."""
-    content = bytearray(encoded(kind))
-    for _ in range(draw.draw(st.integers(1, 6))):
-        at = draw.draw(st.integers(0, max(0, len(content) - 1)))
-        some = draw.draw(st.binary(min_size=1, max_size=4))
-        if draw.draw(st.booleans()):
-            content[at : at + len(some)] = some
-        else:
-            del content[at : at + draw.draw(st.integers(1, 50))]
-    file = folder / "image"
-    file.write_bytes(content)
-    try:
-        assert read_square(file, 8).shape == (8, 8, 3)
-    except UnreadableImage:
-        return
-
-
 @settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(st.data())
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_images(kind: str, tmp_path: Path, data: st.DataObject):
-    decode_damaged(kind, tmp_path, data)
+    """With a few bytes changed, an image is decoded to a square, or refused as unreadable."""
+    content = bytearray(encoded(kind))
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, max(0, len(content) - 1)))
+        some = data.draw(st.binary(min_size=1, max_size=4))
+        if data.draw(st.booleans()):
+            content[at : at + len(some)] = some
+        else:
+            del content[at : at + data.draw(st.integers(1, 50))]
+    file = tmp_path / "image"
+    file.write_bytes(content)
+    try:
+        assert read_square(file, 8).shape == (8, 8, 3)
+    except UnreadableImage:
+        return

@@ -112,11 +112,6 @@ def test_what_is_left_to_pillow():
     assert (square == by_pillow(four_colours, 32)).all()
 
 
-def test_a_cut_file_is_unreadable():
-    with pytest.raises(UnreadableImage):
-        EncodedImage(encoded()[:-2000]).square(32)
-
-
 def test_pillows_limit_of_pixels_holds(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 640 * 427 // 2 - 1)
     with pytest.raises(UnreadableImage, match="pixels"):

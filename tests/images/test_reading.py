@@ -5,7 +5,6 @@ cannot be read.
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from cifnet_pl.images import reader as reading
@@ -47,16 +46,6 @@ def test_decoding_stops_with_its_consumer(tmp_path: Path):
     next(stream)
     stream.close()
     assert asked <= 2 * decoding_batch_size(2)
-
-
-@pytest.mark.parametrize(
-    ("size", "count"),
-    [(2, 256), (128, 256), (224, 83), (256, 64), (512, 16), (1024, 4), (2048, 1)],
-)
-def test_batches_of_small_squares_are_large_and_those_of_large_ones_small(
-    size: int, count: int
-):
-    assert decoding_batch_size(size) == count
 
 
 def test_looks_at_many_images(tmp_path: Path):

@@ -38,9 +38,6 @@ from tests.iterative.suite import SIDE, assert_same_weights, data, learner, run
 from tests.killing import Act, Killed, at_call, die
 from tests.lightning_runs import trainer
 
-CLASSES = list("abcd")
-
-
 # ---------------------------------------------------------------------- learning
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model import audit as module
@@ -74,17 +73,6 @@ def test_wrong_labels_and_other_things_among_scans_of_digits_are_found():
     found = audit((images / 16).astype(np.float32), right, list("0123456789"))
     assert np.isin(np.arange(20), found.outliers()).all()
     assert len(found.outliers()) < 60
-
-
-def test_calibration_error_is_that_of_all_probabilities():
-    draw = torch.Generator().manual_seed(0)
-    p = torch.softmax(2 * torch.randn(200, 5, generator=draw), dim=1)
-    y = torch.randint(0, 5, (200,), generator=draw)
-    expected = 100 * float(multiclass_calibration_error(p, y, 5, n_bins=15))
-    best = p.max(dim=1)
-    assert calibration_error(
-        best.values.numpy(), (best.indices == y).numpy()
-    ) == pytest.approx(expected, abs=1e-4)
 
 
 def assert_left_out(found, rows: list[int], names: dict[str, int]) -> None:
@@ -212,12 +200,3 @@ def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
     assert learning_curve(z, labels, CLASSES).points[-1][1] <= 50
     monkeypatch.setattr(groups, "NEAR_DUPLICATE", 1.1)  # nothing is a near-duplicate
     assert learning_curve(z, labels, CLASSES).points[-1][1] > 90
-
-
-def test_duplicates_in_two_classes_are_no_near_duplicates(images, monkeypatch):
-    z, labels = with_bursts(images, monkeypatch)
-    labels[48:] = (labels[48:] + np.tile([1, 2, 3], 3)) % CLASSES
-    left_out, duplicated, judged = module.find_near_duplicates(z, labels)
-    assert not duplicated.any()
-    assert judged.all()
-    assert len(np.unique(left_out)) == len(labels)

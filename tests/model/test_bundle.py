@@ -3,8 +3,6 @@ checked strictly.
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import cifnet_pl
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import load_bundle
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
-from tests.command_line import environment
 from tests.models import MAKERS, WIDTH, learn_task, learned
 
 
@@ -69,18 +66,6 @@ def test_content_decides_the_file(tmp_path: Path):
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted(
         p.name for p in (tmp_path / "b").iterdir()
     )
-
-
-def test_two_lines_without_lightning(tmp_path: Path):
-    learned().save(tmp_path / "b")
-    lines = f"import cifnet_pl, sys\nmodel = cifnet_pl.load({str(tmp_path / 'b')!r})\n"
-    lines += (
-        "print([name in sys.modules for name in ('lightning', 'pytorch_lightning')])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", lines], capture_output=True, text=True, env=environment()
-    )
-    assert done.stdout.strip() == "[False, False]", done.stderr
 
 
 def test_existing_bundles_are_kept_unless_asked(tmp_path: Path):

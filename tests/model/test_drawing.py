@@ -2,7 +2,6 @@
 can be read.
 """
 
-import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -11,13 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from cifnet_pl.model.drawing import (
-    MAX_CONFUSION_CLASSES,
     MAX_NUMBERED_TASKS,
     clustered,
     draw_calibration,
     draw_confusion,
     draw_trajectory,
-    png,
 )
 
 
@@ -50,22 +47,6 @@ def test_colours_of_cells():
     assert colours["ba"].tolist() == [255, 255, 255]
 
 
-def test_very_many_classes_take_little_memory():
-    """A matrix that is enlarged to the picture's pixels as floats takes more than ten times its
-    pixels.
-    """
-    draw = np.random.default_rng(0)
-    names = [str(i) for i in range(MAX_CONFUSION_CLASSES)]
-    matrix = draw.integers(0, 3, (MAX_CONFUSION_CLASSES, MAX_CONFUSION_CLASSES))
-    tracemalloc.start()
-    figure = draw_confusion(matrix, names, "title")
-    png(figure)
-    _, largest = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    width, height = figure.get_size_inches() * figure.dpi
-    assert largest < 2 * 4 * width * height
-
-
 def test_classes_without_images_and_answers_are_left_out():
     matrix = np.diag([5, 0, 5])
     figure = draw_confusion(matrix, ["a", "b", "c"], "title")
@@ -88,18 +69,6 @@ def accuracy_matrix(tasks: int) -> Axes:
     matrix = [[100.0] * (k + 1) for k in range(tasks)]
     classes_seen = range(2, 2 * tasks + 2, 2)
     return draw_trajectory(classes_seen, accuracy, accuracy, matrix, "run").axes[1]
-
-
-@pytest.mark.parametrize("tasks", [1, 5, MAX_NUMBERED_TASKS])
-def test_the_ticks_of_a_trajectory_are_at_its_points(tasks: int):
-    upper, lower, _ = accuracy_matrix(tasks).figure.axes
-    assert list(upper.get_xticks()) == list(range(2, 2 * tasks + 2, 2))
-    assert lower.get_title()
-
-
-def test_the_ticks_of_a_long_trajectory_are_few():
-    upper = accuracy_matrix(50).figure.axes[0]
-    assert 1 <= len(upper.get_xticks()) <= 12
 
 
 def confusions(classes: int) -> Axes:

@@ -5,11 +5,9 @@ package.
 import hashlib
 import json
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,13 +16,12 @@ import torch
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import backbone_imports, build_backbone
-from cifnet_pl.backbones.structures import frozen
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.testing import check_backbone, check_head, check_source
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.cli.test_option_errors import one_sentence
 from tests.command_line import FAST, fit, make_images
-from tests.models import config_of, forge
+from tests.models import config_of
 
 PAGE = Path(__file__).parents[2] / "docs/how_to/plugins.md"
 MORE = '''
@@ -238,30 +235,6 @@ def test_trusted_it_is_a_model_like_any_other(
     assert type(model.head).__name__ == "MyHead"
 
 
-def test_the_documented_method_has_the_loss_of_lwf(parts: Path):
-    from my_parts import MyMethod
-
-    made = MyMethod(backbone="pixels:8", weight=3.0)
-    made.n_classes = 3
-    made.expand(3)
-    made.teacher = tuple(map(frozen, made.teachers()))
-    made.old_classes = 3
-    made.n_classes = 5
-    made.expand(2)
-    x = torch.randn(7, 3, 8, 8)
-    y = torch.tensor([3, 4, 4, 3, 3, 4, 3])
-    scores = (
-        (x.flatten(1) @ made.output_layer.weight.T + made.output_layer.bias)
-        .detach()
-        .double()
-    )
-    before = (x.flatten(1) @ made.teacher[1].weight.T + made.teacher[1].bias).double()
-    new = -scores[:, 3:].log_softmax(1)[range(7), y - 3].mean()
-    kept = -((before / 2).softmax(1) * (scores[:, :3] / 2).log_softmax(1)).sum(1).mean()
-    batch = SimpleNamespace(inputs=lambda: x, labels=y)
-    assert float(made.loss(batch)) == pytest.approx(float(new + 3 * kept), rel=1e-5)
-
-
 # ---------------------------------------------------------------------- installed packages
 
 
@@ -381,24 +354,6 @@ def test_the_parts_of_the_page_pass_the_public_checks(parts: Path):
         check_head(my_parts.Misshaped)
     with pytest.raises(AssertionError, match="same embedding"):
         check_backbone("import:my_parts.Constant")
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("os.system", "os.system is no subclass of cifnet_pl.heads.Head"),
-        ("no_such_module.Head", "No module named 'no_such_module'"),
-        ("my_parts.MyHead; import os", "unknown head"),
-    ],
-)
-def test_a_forged_head_is_refused_even_if_trusted(
-    bundle: Path, tmp_path: Path, name: str, sentence: str
-):
-    config = config_of(bundle)
-    forged = Path(shutil.copytree(bundle, tmp_path / "copy"))
-    forge(forged, {**config, "head": {**config["head"], "class": name}})
-    with pytest.raises(CheckpointError, match=sentence):
-        cifnet_pl.load(forged, trust=True)
 
 
 def test_what_a_backbone_would_import_is_known_before_it_is_built():

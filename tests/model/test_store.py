@@ -21,11 +21,10 @@ from cifnet_pl.cli.commands import COMMANDS
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import checkpoint_of, load, load_bundle
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError
-from tests.command_line import BUFFER, checkpoint
+from tests.command_line import BUFFER, checkpoint, fit
 from tests.command_line import learned as learned_run
 from tests.models import (
     SIDE,
-    WIDTH,
     config_of,
     forge,
     learned,
@@ -139,18 +138,12 @@ DESCRIPTIONS = [
     (changed("head", "class", to="Head"), "unknown head"),
     (changed("head", "unheard_of", to=1), "settings of head"),
     (changed("head", "ridge", to=-1), "ridge"),
-    (changed("head", "in_features", to=10**9), "damaged"),
     (changed("backbone", "name", to="pixels:100000"), "sha256"),
-    (changed("backbone", "name", to="file:../../etc/passwd"), "architecture"),
-    (changed("images", "image_size", to=10**6), "image_size"),
-    (changed("precision", to="\x1b[31m"), r"is '\\x1b\[31m', expected '32-true'"),
     (changed("buffer", "capacity", to=-1), "buffer"),
     (changed("buffer", to=None), "Unexpected"),
     (changed("class_names", to=[*"aabcde"]), "twice"),
-    (changed("class_names", to=["../../etc/cron.d/x", *"bcdef"]), "path"),
     (changed("class_names", to=[*"abcde"]), "damaged"),
     (changed("history", to=[{"what": "x"}]), "history"),
-    (changed("history", 0, "accuracy", to="NaN"), "accuracy"),
 ]
 
 
@@ -195,7 +188,6 @@ TENSORS = [
     (put("head.labels", None), "head.labels"),
     (put("head.labels", torch.zeros(6)), "torch.float32"),
     (put("head.cohorts.3.stale", torch.tensor(False)), "damaged"),
-    (put("../../evil", torch.zeros(1)), "Unexpected"),
 ]
 
 
@@ -238,61 +230,36 @@ def mutate(content: bytes, draw: st.DataObject) -> bytes:
     data = bytearray(content)
     for _ in range(draw.draw(st.integers(1, 4))):
         at = draw.draw(st.integers(0, max(0, len(data) - 1)))
-        kind = draw.draw(st.sampled_from(["flip", "cut", "insert", "double", "end"]))
-        some = draw.draw(st.binary(min_size=1, max_size=8))
-        if kind == "flip":
-            data[at : at + len(some)] = some
-        elif kind == "cut":
-            del data[at : at + draw.draw(st.integers(1, 200))]
-        elif kind == "insert":
-            data[at:at] = some
-        elif kind == "double":
-            data[at:at] = data[at : at + 64]
-        else:
-            del data[at:]
+        some = draw.draw(st.binary(max_size=8) | st.just(bytes(data[at : at + 64])))
+        data[at : at + draw.draw(st.sampled_from([0, 1, 8, 200]))] = some
     return bytes(data)
-
-
-def try_to_use(load_it: Callable[[], Any]) -> None:
-    """Either one error of the package, in one line, or a model that answers."""
-
-    def use() -> None:
-        model = load_it()
-        scores = model.head(torch.zeros(2, WIDTH))
-        assert scores.shape == (2, len(model.class_names))
-
-    assert "\n" not in str(refusal(use) or "")
-
-
-def refusal(action: Callable[[], object]) -> CifnetError | None:
-    """The package's error that ``action`` ends with, if it does; any other one fails the test."""
-    try:
-        action()
-    except CifnetError as error:
-        return error
-    return None
-
-
-def bytes_mutated(kind: str, bundle: Path, folder: Path, draw: st.DataObject) -> None:
-    forged = copied(bundle, folder)
-    (tensors,) = forged.glob("tensors-*")
-    if kind == "tensors":
-        forge(forged, config_of(bundle), mutate(tensors.read_bytes(), draw))
-    else:
-        (forged / CONFIG).write_bytes(mutate((forged / CONFIG).read_bytes(), draw))
-    try_to_use(lambda: load_bundle(forged))
-
-
-def checkpoint_mutated(run: Path, folder: Path, draw: st.DataObject) -> None:
-    target = folder / "last.ckpt"
-    target.write_bytes(mutate((run / "checkpoints" / "last.ckpt").read_bytes(), draw))
-    assert "\n" not in str(refusal(lambda: load(target, device="cpu")) or "")
 
 
 @settings(max_examples=30, suppress_health_check=QUIET)
 @given(st.data())
-def test_mutated_checkpoints(run: Path, tmp_path: Path, data: st.DataObject):
-    checkpoint_mutated(run, tmp_path, data)
+@pytest.mark.parametrize("kind", ["tensors", "config", "checkpoint"])
+def test_mutated_bytes(
+    kind: str, run: Path, bundle: Path, tmp_path: Path, data: st.DataObject
+):
+    """Either one error of the package, in one line, or a model that answers."""
+    forged = copied(bundle, tmp_path / "m")
+    (tensors,) = forged.glob("tensors-*")
+    if kind == "tensors":
+        forge(forged, config_of(bundle), mutate(tensors.read_bytes(), data))
+    elif kind == "config":
+        (forged / CONFIG).write_bytes(mutate((forged / CONFIG).read_bytes(), data))
+    else:
+        content = (run / "checkpoints" / "last.ckpt").read_bytes()
+        forged = tmp_path / "last.ckpt"
+        forged.write_bytes(mutate(content, data))
+    said = ""
+    try:
+        model = load(forged, device="cpu")
+        scores = model.head(torch.zeros(2, model.head.in_features))
+        assert scores.shape == (2, len(model.class_names))
+    except CifnetError as error:
+        said = str(error)
+    assert "\n" not in said
 
 
 # ---------------------------------------------------------------------- checkpoints
@@ -318,6 +285,7 @@ CHECKPOINTS = [
         ),
         "FineTune",
     ),
+    (lambda c: c["cifnet"].update(format=99), "has format '99'"),
     (lambda c: c["state_dict"].update(x=1), "damaged"),
     (lambda c: c.update(state_dict=[]), "damaged"),
 ]
@@ -332,15 +300,13 @@ def test_checkpoints_that_do_not_fit(
 
 
 class Evil:
-    """Runs a command when a pickle that holds it is loaded."""
+    """Makes a file when a pickle that holds it is loaded."""
 
-    def __init__(self, command: str):
-        self.command = command
+    def __init__(self, mark: Path):
+        self.mark = mark
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import os
-
-        return os.system, (self.command,)
+        return Path.touch, (self.mark,)
 
 
 def test_a_checkpoint_in_the_current_folder_is_a_model(
@@ -357,19 +323,11 @@ def test_a_checkpoint_in_the_current_folder_is_a_model(
 
 def test_code_in_a_checkpoint_is_never_run(run: Path, tmp_path: Path):
     mark = tmp_path / "executed"
-    target = rewritten(
-        run, tmp_path / "c.ckpt", lambda c: c.update(evil=Evil(f"touch {mark}"))
-    )
+    target = rewritten(run, tmp_path / "c.ckpt", lambda c: c.update(evil=Evil(mark)))
     with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
         load(target)
-    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Evil(f"touch {mark}")))
+    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(Evil(mark)))
     with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
         load(tmp_path / "plain.ckpt")
+    assert fit(tmp_path, *BUFFER, "--ckpt_path", str(target)) == 1
     assert not mark.exists()
-
-
-@settings(max_examples=30, suppress_health_check=QUIET)
-@given(st.data())
-@pytest.mark.parametrize("kind", ["tensors", "config"])
-def test_mutated_bytes(kind: str, bundle: Path, tmp_path: Path, data: st.DataObject):
-    bytes_mutated(kind, bundle, tmp_path / "m", data)

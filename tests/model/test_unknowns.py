@@ -7,7 +7,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import detection
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
-from tests.models import SIDE, empty, learn_task, learned, samples
+from tests.models import empty, learn_task, learned, samples
 
 NAMES = ["ant", "bee", "cat"]
 
@@ -81,30 +81,6 @@ def test_verdicts_follow_every_change() -> None:
     before = model.open_set_predictor(0.1, 0.9)
     learn_task(model, ["bee"], 30, seed=1)
     assert model.open_set_predictor(0.1, 0.9) is not before
-
-
-def test_verdicts_on_images() -> None:
-    from PIL import Image
-
-    model = calibrated()
-    image = Image.new("RGB", (SIDE, SIDE), (250, 10, 10))
-    (result,) = model.classify([image], unknown=0.1, coverage=0.9)
-    (plain,) = model.classify([image])
-    assert result.classes == plain.classes
-    assert (plain.known, plain.novelty, plain.p_value, plain.prediction_set) == (
-        None,
-        None,
-        None,
-        None,
-    )
-    z = model.embed(
-        torch.tensor([250, 10, 10], dtype=torch.uint8)[None, :, None, None].expand(
-            1, 3, SIDE, SIDE
-        )
-    )
-    assert result.novelty == pytest.approx(float(model.head.novelty(z)))
-    assert result.known is False
-    assert result.prediction_set
 
 
 def test_requirements() -> None:

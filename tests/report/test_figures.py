@@ -15,7 +15,6 @@ from cifnet_pl.report.figures import (
     time_bubbles,
     trajectories,
     value_curve,
-    wrapped,
 )
 from cifnet_pl.report.results import Results, read_results
 from tests.report.labels import assert_labels_are_readable
@@ -33,13 +32,6 @@ def test_thirty_lines_differ_and_stay_within_the_axes() -> None:
         line = drawn.lines[0]  # type: ignore[attr-defined]
         looks.add((line.get_color(), line.get_marker(), line.get_linestyle()))
     assert len(looks) == 30
-
-
-def test_names_are_broken_between_words_alone() -> None:
-    name = "CIFAR-100, 10 cls/task: a-method-with-hyphens, width 64"
-    for width in range(23, 40):
-        assert " ".join(wrapped(name, width).split("\n")) == name
-    assert wrapped("two $x_{ and $ formulas", 50) == r"two \$x_{ and \$ formulas"
 
 
 def test_values_over_many_powers_of_ten_have_ticks_apart(tmp_path: Path) -> None:

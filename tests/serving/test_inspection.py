@@ -14,7 +14,6 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import CalibrationSamples, KnownScores
 from cifnet_pl.model.calibration import estimated, forecast
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.serving import inspection
 from cifnet_pl.serving.inspection import (
     AccuracyEstimate,
     accuracy_of_classes,
@@ -71,21 +70,6 @@ def test_what_each_class_is_taken_for():
     assert 20 < pear.accuracy < 80
     assert not any(one.rarely_predicted for one in (pear, plum, quince, rare))
     assert AccuracyEstimate.from_model(model).new_group_accuracy is not None
-
-
-def test_where_nearly_any_share_is_possible_no_number_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    y = torch.arange(3).repeat_interleave(30)
-    model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0])], y)
-    pear, plum, _ = class_predictions(model).classes
-    assert (pear.accuracy is None, plum.accuracy) == (False, 100)
-    monkeypatch.setattr(inspection, "WIDEST_INTERVAL", 20)  # that of plum is 10 wide
-    pear, plum, _ = class_predictions(model).classes
-    assert pear.accuracy is None
-    assert pear.interval is None
-    assert pear.confused_with == ["quince"]
-    assert plum.accuracy == 100
 
 
 @pytest.mark.parametrize("groups", [4, 12, 40])

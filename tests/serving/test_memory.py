@@ -1,6 +1,4 @@
-"""What a service no longer needs is not held: models of earlier versions, embeddings of deleted
-images.
-"""
+"""What a service no longer needs is not held: models of earlier versions."""
 
 import gc
 import weakref
@@ -45,10 +43,3 @@ def test_models_of_earlier_versions(service, caplog):
     replaced = weakref.ref(service.answering.served.model)
     service.submit(service.rename, "blue", "azure").end.result(60)
     assert becomes(lambda: gc.collect() >= 0 and replaced() is None)
-
-
-def test_embeddings_of_deleted_images(service):
-    taught(service).end.result(60)
-    assert becomes(lambda: len(service.inbox.known) == 3)
-    service.submit(service.purge, True).end.result(60)
-    assert becomes(lambda: not service.inbox.known)

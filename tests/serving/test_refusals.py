@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from cifnet_pl.serving.gate import Access
-from tests.serving.services import ThreadServer, image, teach, tree
+from tests.serving.services import ThreadServer, image, teach
 
 
 @pytest.fixture(scope="module")
@@ -139,10 +139,3 @@ def test_a_token_is_never_written_to_the_log(tmp_path, caplog, monkeypatch):
     assert token not in "".join(
         record.getMessage() for record in caplog.records if "httpx" not in record.name
     )
-
-
-def test_nothing_is_left_outside_or_waiting(server):
-    """After all of the above."""
-    root = server.folder
-    assert tree(root / "incoming") == set()
-    assert {path.name for path in root.parent.iterdir()} <= {"w", ".w.lock"}

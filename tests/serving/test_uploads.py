@@ -136,8 +136,3 @@ def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
         with pytest.raises(RequestError) as question:
             check_similar([name], ["kiwi", other])
         assert (question.value.status, question.value.instead) == (409, {name: other})
-
-
-def test_two_names_of_one_update_that_are_nearly_one_are_asked_about():
-    with pytest.raises(RequestError, match="'x' and 'X' differ"):
-        check_similar(["X", "x"], [])

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from cifnet_pl.serving import workspace as module
-from cifnet_pl.serving.gate import Upload
 from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.serving.workspace import Change, Workspace
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
@@ -200,23 +199,3 @@ def test_a_stored_change_counts_even_if_old_versions_cannot_be_removed(
     monkeypatch.undo()
     renamed(workspace, "c")
     assert workspace.stored_versions == [3, 4]
-
-
-def test_images_that_neither_wait_nor_were_learned_are_removed(tmp_path, monkeypatch):
-    """Those that were taken away can be put back for a week, then they free the disk."""
-    workspace = Workspace(tmp_path / "w", model())
-    files = [f"{number:064x}.png" for number in range(3)]
-    images = [Upload(file, b"photo", file) for file in files]
-    workspace.receive(images, set(), again=True)
-    workspace.commit(
-        model(), Change(action="extend", message="", learned={"red": files[:1]})
-    )
-    workspace.remove(files[:2])
-    workspace.close()
-    soon = Workspace(tmp_path / "w", model())
-    assert tree(tmp_path / "w" / "images") == set(files)
-    soon.close()
-    monkeypatch.setattr("cifnet_pl.serving.workspace.KEPT_SECONDS", 0)
-    again = Workspace(tmp_path / "w", model())
-    assert tree(tmp_path / "w" / "images") == {files[0], files[2]}
-    assert [one.file for one in again.waiting()] == files[2:]

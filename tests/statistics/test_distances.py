@@ -6,8 +6,6 @@ import torch
 
 from cifnet_pl.statistics import RidgeFactor, RidgeSystem, augment
 
-CLASSES = 3
-EACH = 8
 WIDTH = 4
 RIDGE = 0.7
 

@@ -1,15 +1,13 @@
 """What a person at a terminal sees."""
 
-import io
 import re
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.learning.callbacks.screen import largest_share, record_table
+from cifnet_pl.learning.callbacks.screen import largest_share
 from tests.command_line import FAST, fit, make_images
 from tests.terminal import seen_at_a_terminal
 
@@ -45,28 +43,6 @@ def test_the_bar_speaks_of_tasks(terminal):
     assert "Epoch" not in terminal
     # The accuracy over all classes seen stands beside the bar of the task that follows.
     assert re.search(r"Task 2/3 .*A_k: 100\.0 %", terminal)
-
-
-SUMMARY = (
-    "Final accuracy A_K",
-    "Forgetting",
-    "Training",
-    "Leave-one-out",
-)
-"""How the lines between the table and the run's folder begin."""
-
-
-def test_a_terminal_shows_the_table_once_and_a_short_summary(terminal, logs):
-    lines = [line for line in terminal.splitlines() if line.strip()]
-    top = [number for number, line in enumerate(lines) if line.startswith("┏")]
-    assert len(top) == 1
-    after = lines[
-        lines.index(next(line for line in lines if line.startswith("└"))) + 1 :
-    ]
-    summary = [line for line in after if line.startswith(SUMMARY)]
-    assert 3 <= len(summary) <= 5
-    assert after[-2].startswith("Run folder ")
-    assert after[-1].startswith("next: cifnet export ")
 
 
 def test_a_log_shows_each_task_once_when_it_ends(tmp_path, capsys):
@@ -126,15 +102,3 @@ def test_class_names_with_brackets_and_two_spellings(tmp_path, capsys, caplog):
     shown = capsys.readouterr()
     assert ": Cup (2), [bold] lid (2), [x] box (2), cup (2)" in shown.out
     assert "'Cup' and 'cup'" in shown.out + shown.err + caplog.text
-
-
-def test_the_table_fits_into_80_columns():
-    values = dict.fromkeys(("A_k", "average", "forgetting", "ece"), 100.0)
-    row = SimpleNamespace(task=10, classes_seen=100, **values, train_seconds=123.4)
-    shown = io.StringIO()
-    screen = Console(file=shown, width=80)
-    screen.print(record_table(SimpleNamespace(rows=[row])))
-    assert "…" not in shown.getvalue()
-    assert max(map(len, shown.getvalue().splitlines())) <= 80
-    words = set(shown.getvalue().split())
-    assert {"10", "100", "100.0", "123.4", "ECE", "forgetting"} <= words
