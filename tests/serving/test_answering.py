@@ -3,12 +3,15 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 import torch
 
+from cifnet_pl.serving import answering as answering_module
 from cifnet_pl.serving.answering import Answering, ServiceOptions
-from tests.serving.services import image, model
+from tests.serving.services import becomes, image, model
 
 IMAGES = [image(name, number) for number in range(6) for name in ("red", "green")]
 
@@ -49,3 +52,39 @@ def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering):
     assert {one.served.version for one in results} == {3}
     assert sizes[:2] == [1, 1]
     assert len(sizes) < 10
+
+
+def test_a_small_request_does_not_wait_for_a_large_one(server, monkeypatch):
+    """Its image comes in turn: all but the first images of the large request wait for its answer.
+
+    The large request has begun, and the small one waits, before any image is decoded.
+    """
+    large, small = IMAGES[:2]
+    go_on, small_is_answered = threading.Event(), threading.Event()
+    decode = answering_module.decoded
+    decoding = server.app.state.decoding
+    before = decoding._value + 2
+    decoded: list[bytes] = []
+
+    def slow(content: bytes, *sizes: float):
+        assert go_on.wait(60)
+        decoded.append(content)
+        if content == large and len(decoded) > before:
+            assert small_is_answered.wait(60)
+        return decode(content, *sizes)
+
+    def ask(content: bytes, count: int) -> httpx.Response:
+        files = [("files", ("a.png", content))] * count
+        return httpx.post(f"{server.url}/classify", files=files, timeout=240)
+
+    monkeypatch.setattr(answering_module, "decoded", slow)
+    with ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(ask, large, before + 20)
+        assert becomes(lambda: len(decoding._waiters or ()) == 1)
+        part = pool.submit(ask, small, 1)
+        assert becomes(lambda: len(decoding._waiters or ()) == 2)
+        go_on.set()
+        assert part.result(60).status_code == 200
+        assert not whole.done()
+        small_is_answered.set()
+        assert len(whole.result(60).json()["images"]) == before + 20
