@@ -155,6 +155,9 @@ def _add(
     spellings = [f"--{name}"]
     if "_" in name:
         spellings.append(f"--{name.replace('_', '-')}")
+    if name == "engine":  # as runs have it
+        spellings.append("--model.engine")
+        options["metavar"] = "ENGINE"  # its values twice would not fit a terminal
     parser.add_argument(*spellings, **options)
 
 

@@ -121,7 +121,7 @@ def _empty_head(record: Mapping[str, Any], where: str) -> Head:
     refused = f"{where}: the settings of head are refused"
     with explained(CheckpointError, refused), prefixed(refused, CheckpointError):
         kind = HEADS.get(name) or import_object(name)
-        if not issubclass(kind, Head):
+        if not isinstance(kind, type) or not issubclass(kind, Head):
             raise TypeError(f"{name} is no subclass of cifnet_pl.heads.Head")
         return kind.from_settings(settings)
 

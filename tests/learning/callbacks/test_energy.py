@@ -205,7 +205,7 @@ def test_a_failure_costs_the_reading_and_not_the_run(
         warnings.simplefilter("always")
         assert fit(tmp_path, *MEASURED) == 0
     sentence = [str(w.message) for w in caught if "energy" in str(w.message)]
-    assert sentence == ["energy is not measured: RuntimeError: no sensor"]
+    assert sentence == ["energy is not measured: RuntimeError: no sensor second line"]
     rows, summary = results(tmp_path)
     measured = {("measure", 5): 1, ("stop", 1): 3}.get(
         where, 0
