@@ -7,7 +7,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from cifnet_pl.__main__ import main
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import groups as near_duplicates
 from tests.cli.test_evaluate import bundle
@@ -30,15 +29,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(made: Path, *options: str) -> int:
-    given = [
-        "--images",
-        str(made / "images"),
-        "--output",
-        str(made / "out"),
-        "--cache_folder",
-        str(made / "cache"),
-    ]
-    return main(["audit", "--model", str(made / "m"), *given, *options])
+    given = {"model": made / "m", "images": made / "images", "output": made / "out"}
+    return run_cifnet("audit", *options, **given, cache_folder=made / "cache")
 
 
 def test_the_page_and_its_tables(made: Path, capsys: pytest.CaptureFixture[str]):
@@ -93,12 +85,9 @@ def test_images_in_two_classes_are_judged_in_neither(
 def test_single_images_alone_are_refused(
     made: Path, capsys: pytest.CaptureFixture[str]
 ):
-    images = make_images(made / "single", ["ant", "cat"], 1)
-    given = ["--output", str(made / "out"), "--cache_folder", str(made / "cache")]
-    assert (
-        main(["audit", "--model", str(made / "m"), "--images", str(images), *given])
-        == 1
-    )
+    shutil.rmtree(made / "images")
+    make_images(made / "images", ["ant", "cat"], 1)
+    assert run(made) == 1
     assert "each class has one image" in capsys.readouterr().err
 
 
@@ -126,23 +115,11 @@ def test_images_of_a_run_and_of_none(
 ):
     (made / "images" / "cat" / "5.png").unlink()
     cache = ["--data.cache", "true", "--data.cache_folder", str(made / "cache")]
-    images = [
-        "--data.source",
-        "folder",
-        "--data.root",
-        str(made / "images"),
-        "--model.head",
-        "RidgeHead",
-    ]
-    folder = learned(tmp_path / "logs", *images, *cache)
+    images = f"--data.source folder --data.root {made}/images --model.head RidgeHead"
+    folder = learned(tmp_path / "logs", *images.split(), *cache)
     common = ["--cache_folder", str(made / "cache")]
     capsys.readouterr()
-    assert (
-        main(
-            ["audit", "--model", str(folder), "--output", str(tmp_path / "a"), *common]
-        )
-        == 0
-    )
+    assert run_cifnet("audit", *common, model=folder, output=tmp_path / "a") == 0
     assert "(41 images, 3 classes" in capsys.readouterr().out
     given = {"model": made / "m", "output": tmp_path / "b"}
     assert run_cifnet("audit", *common, **given) == 2

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 import cifnet_pl
-from cifnet_pl.__main__ import main
 from cifnet_pl.images.image import read_square
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import read_list_cell
@@ -51,15 +50,8 @@ def place(made: Path, tmp_path: Path) -> Path:
 
 
 def classify(place: Path, images: object, *options: str, model: str = "b") -> int:
-    given = [
-        "--model",
-        str(place / model),
-        "--images",
-        str(images),
-        "--output",
-        str(place / "out.csv"),
-    ]
-    return main(["classify", *given, *options])
+    given = {"model": place / model, "images": images, "output": place / "out.csv"}
+    return run_cifnet("classify", *options, **given)
 
 
 def table(place: Path) -> list[dict[str, str]]:
@@ -187,16 +179,8 @@ def test_gallery(place: Path):
     assert (
         len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100
     )  # images, not an empty page
-    assert (
-        classify(
-            place,
-            place / "images" / "ant" / "0.png",
-            "--gallery",
-            str(place / "1.png"),
-            "--overwrite",
-        )
-        == 0
-    )
+    gallery = ["--gallery", str(place / "1.png"), "--overwrite"]
+    assert classify(place, place / "images" / "ant" / "0.png", *gallery) == 0
     with Image.open(place / "1.png") as picture:
         assert picture.size[0] < 400
 

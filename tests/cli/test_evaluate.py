@@ -63,15 +63,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_it_says_and_writes(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    options = [
-        "--model",
-        str(made / "m"),
-        "--images",
-        str(made / "images"),
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    assert main(["evaluate", *options]) == 0
+    given = {"model": made / "m", "images": made / "images", "output": tmp_path / "out"}
+    assert run_cifnet("evaluate", **given) == 0
     shown = capsys.readouterr()
     assert "Accuracy 92.6 % (27 images, 3 classes" in shown.out
     assert "2 of 14 images of bee predicted as ant" in shown.out
@@ -107,8 +100,8 @@ def test_what_it_says_and_writes(
     assert [classes[name]["tested"] for name in CLASSES] == ["true", "true", "false"]
     with Image.open(tmp_path / "out" / "confusion.png") as image:
         image.load()
-    assert_ends(main(["evaluate", *options]), 2, "exists already", capsys)
-    assert main(["evaluate", *options, "--overwrite"]) == 0
+    assert_ends(run_cifnet("evaluate", **given), 2, "exists already", capsys)
+    assert run_cifnet("evaluate", "--overwrite", **given) == 0
 
 
 def test_held_out_images_where_there_are_any(
@@ -116,12 +109,7 @@ def test_held_out_images_where_there_are_any(
 ):
     make_images(tmp_path / "set" / "train", CLASSES, 3)
     make_images(tmp_path / "set" / "val", CLASSES, 6)
-    assert (
-        main(
-            ["evaluate", "--model", str(made / "m"), "--images", str(tmp_path / "set")]
-        )
-        == 0
-    )
+    assert run_cifnet("evaluate", model=made / "m", images=tmp_path / "set") == 0
     assert "Accuracy 100.0 % (18 images, 3 classes" in capsys.readouterr().out
 
 
@@ -129,12 +117,10 @@ def test_no_class_that_the_model_knows(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     images = make_images(tmp_path / "images", ["eel"], 1)
-    assert main(["evaluate", "--model", str(made / "m"), "--images", str(images)]) == 1
+    given = {"model": made / "m", "images": images}
+    assert run_cifnet("evaluate", **given) == 1
     assert "none of the classes of the images (eel)" in capsys.readouterr().err
-    assert (
-        run_cifnet("evaluate", model=made / "m", images=images, output=images / "eel")
-        == 2
-    )
+    assert run_cifnet("evaluate", **given, output=images / "eel") == 2
 
 
 def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(
@@ -153,15 +139,8 @@ def test_images_that_were_learned_or_stand_twice_are_said_beside_the_score(
     shutil.copy(learned / "ant" / "0.png", images / "cat" / "ant.png")
     (images / "cat" / "empty 1.png").touch()
     (images / "cat" / "empty 2.png").touch()
-    options = [
-        "--model",
-        str(tmp_path / "m"),
-        "--images",
-        str(images),
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    assert main(["evaluate", *options]) == 0
+    given = {"model": tmp_path / "m", "images": images, "output": tmp_path / "out"}
+    assert run_cifnet("evaluate", **given) == 0
     shown = capsys.readouterr().out
     assert "3 of 25 images learned already" in shown
     assert "22 others" in shown
@@ -191,27 +170,9 @@ def shifted(tmp_path_factory):
     root = tmp_path_factory.mktemp("made")
     make_images(root / "images" / "train", CLASSES, 25)
     make_images(root / "images" / "val", CLASSES, 5)
-    fast = [
-        "--model.backbone",
-        "pixels:4",
-        "--data.image_size",
-        "4",
-        "--energy.enabled",
-        "false",
-    ]
-    assert (
-        main(
-            [
-                "fit",
-                "--data.root",
-                str(root / "images"),
-                *fast,
-                "--logs",
-                str(root / "logs"),
-            ]
-        )
-        == 0
-    )
+    fast = "--model.backbone pixels:4 --data.image_size 4 --energy.enabled false"
+    words = f"fit --data.root {root}/images --logs {root}/logs {fast}"
+    assert main(words.split()) == 0
     assert run_cifnet("export", model=root / "logs" / "default", output=root / "m") == 0
     draw = np.random.default_rng(0)
     for path in sorted(make_images(root / "new", CLASSES, 40).rglob("*.png")):
@@ -281,17 +242,7 @@ def test_what_does_not_fit(shifted, tmp_path, capsys):
     for path in list(few.iterdir())[10:]:
         path.unlink()
     assert_ends(recalibrate(shifted), 2, "give it a place with --output", capsys)
-    given = [
-        "--images",
-        str(few.parent),
-        "--output",
-        str(tmp_path / "o"),
-        "--recalibrate",
-    ]
-    assert_ends(
-        main(["evaluate", "--model", str(shifted / "m"), *given]),
-        2,
-        "give at least 20",
-        capsys,
-    )
+    given = {"model": shifted / "m", "images": few.parent, "output": tmp_path / "o"}
+    code = run_cifnet("evaluate", **given, recalibrate=True)
+    assert_ends(code, 2, "give at least 20", capsys)
     assert not (tmp_path / "o").exists()

@@ -18,24 +18,16 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.learn import HELD_OUT
 from cifnet_pl.model.metrics import wilson_interval
-from tests.command_line import assert_ends, learned, make_images, run_cifnet
+from tests.command_line import BUFFER, assert_ends, learned, make_images, run_cifnet
 from tests.models import WIDTH
 
-FOLDER = [
-    "--model.backbone",
-    "pixels:4",
-    "--data.source",
-    "folder",
-    "--data.image_size",
-    "4",
-    "--data.batch_size",
-    "7",
-]
+FOLDER = "--model.backbone pixels:4 --data.source folder --data.image_size 4"
 
 
 def fit(root: Path, logs: Path, *options: str) -> Path:
     """A run over ``root``; its folder."""
-    return learned(logs, *FOLDER, "--data.root", str(root), *options)
+    given = f"{FOLDER} --data.batch_size 7 --data.root {root}"
+    return learned(logs, *given.split(), *options)
 
 
 def queries() -> torch.Tensor:
@@ -59,14 +51,7 @@ def assert_same_scores(
 OLD = ["ant", "bee", "cat", "dog"]
 NEW = ["elk", "fox"]
 HEADS = {
-    "cifnet": [
-        "--model.head",
-        "CIFNetHead",
-        "--model.buffer",
-        "CalibrationBuffer",
-        "--model.buffer.capacity",
-        "9",
-    ],
+    "cifnet": ["--model.head", "CIFNetHead", *BUFFER, "--model.buffer.capacity", "9"],
     "ridge": ["--model.head", "RidgeHead"],
 }
 
@@ -116,15 +101,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made")
     make_images(root / "old" / "train", OLD, 6)
     make_images(root / "old" / "val", OLD, 4)
-    run = fit(
-        root / "old",
-        root / "logs",
-        "--model.head",
-        "RidgeHead",
-        "--data.classes_per_task",
-        "2",
-    )
-    assert main(["export", "--model", str(run), "--output", str(root / "b")]) == 0
+    ridge = ["--model.head", "RidgeHead", "--data.classes_per_task", "2"]
+    run = fit(root / "old", root / "logs", *ridge)
+    assert run_cifnet("export", model=run, output=root / "b") == 0
     shutil.rmtree(root / "logs")
     return root
 
@@ -157,10 +136,8 @@ def test_scores_are_taken_before_learning(
 ):
     images = make_images(tmp_path / "new", NEW, 10)
     capsys.readouterr()
-    assert (
-        extend(bundle, images, tmp_path / "c", "--check", str(tmp_path / "old" / "val"))
-        == 0
-    )
+    check = ["--check", str(tmp_path / "old" / "val")]
+    assert extend(bundle, images, tmp_path / "c", *check) == 0
     printed = capsys.readouterr().out
     model = cifnet_pl.load(tmp_path / "c")
     event = model.history[-1]

@@ -40,15 +40,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ridge = ["--model.head", "RidgeHead", "--data.classes_per_task", "2"]
     fit(root / "images", root / "four", *ridge)
     fit(root / "fewer", root / "three", *ridge)
-    cifnet = [
-        "--model.head",
-        "CIFNetHead",
-        "--model.buffer",
-        "CalibrationBuffer",
-        "--data.classes_per_task",
-        "2",
-    ]
-    fit(root / "images", root / "buffered", *cifnet)
+    cifnet = "--model.head CIFNetHead --model.buffer CalibrationBuffer"
+    cifnet += " --data.classes_per_task 2"
+    fit(root / "images", root / "buffered", *cifnet.split())
     return root
 
 

@@ -88,15 +88,8 @@ def test_equals_one_run_over_all_images(head, made, tmp_path, capsys):
     fit(made / "b", tmp_path / "b", *head, "--data.classes_per_task", "2")
     fit(made / "all", tmp_path / "all", *head, "--data.classes_per_task", "4")
     capsys.readouterr()
-    assert (
-        merge(
-            tmp_path / "a" / "default",
-            tmp_path / "b" / "default",
-            "--output",
-            tmp_path / "c",
-        )
-        == 0
-    )
+    sites = [tmp_path / site / "default" for site in ("a", "b")]
+    assert merge(*sites, "--output", tmp_path / "c") == 0
     assert "2 models merged: 4 classes from 32 images" in capsys.readouterr().out
     merged = cifnet_pl.load(tmp_path / "c")
     pooled = cifnet_pl.load(tmp_path / "all" / "default")
@@ -104,15 +97,8 @@ def test_equals_one_run_over_all_images(head, made, tmp_path, capsys):
     assert merged.counts == dict.fromkeys(merged.class_names, 8)
     assert difference(merged, pooled) <= 1e-9
     assert_ends(main(["info", "--model", str(tmp_path / "c")]), 0, "merge", capsys)
-    assert (
-        run_cifnet(
-            "classify",
-            model=tmp_path / "c",
-            images=made / "all" / "val",
-            output=tmp_path / "out.csv",
-        )
-        == 0
-    )
+    given = {"images": made / "all" / "val", "output": tmp_path / "out.csv"}
+    assert run_cifnet("classify", **given, model=tmp_path / "c") == 0
     rows = (tmp_path / "out.csv").read_text().splitlines()[1:]
     assert all(
         Path(row.split(",")[0]).parent.name == row.split(",")[1] for row in rows
@@ -198,15 +184,8 @@ def test_a_class_that_comes_back_after_its_removal_is_mentioned(made, tmp_path, 
         fit(made / site, tmp_path / site, *RIDGE, "--data.classes_per_task", "1")
     site_a = tmp_path / "a" / "default"
     site_b = tmp_path / "b" / "default"
-    arguments = [
-        "--model",
-        str(site_a),
-        "--class",
-        "bee",
-        "--output",
-        str(tmp_path / "without"),
-    ]
-    assert main(["forget", *arguments]) == 0
+    given = {"model": site_a, "class_": "bee", "output": tmp_path / "without"}
+    assert run_cifnet("forget", **given) == 0
     for pair in ((tmp_path / "without", site_b), (site_b, tmp_path / "without")):
         capsys.readouterr()
         assert merge(*pair, "--output", tmp_path / "m", "--overwrite") == 0

@@ -100,6 +100,29 @@ def test_a_text_that_says_the_orientation_is_kept() -> None:
     assert (read_square(content, 6) == PIXELS[::-1, ::-1]).all()
 
 
+# ---------------------------------------------------------------------- formats
+
+
+@pytest.mark.parametrize("format", ["EPS", "PDF", "FITS"])
+def test_decoders_that_run_programs_are_never_asked(
+    format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the name of a file, Ghostscript is not started."""
+    import subprocess
+
+    def started(*arguments: object, **options: object) -> None:
+        raise AssertionError(f"started {arguments}")
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    content = io.BytesIO()
+    if format == "FITS":
+        content.write(b"SIMPLE  =                    T".ljust(2880))
+    else:
+        Image.fromarray(PIXELS).save(content, format)
+    with pytest.raises(UnreadableImage, match="known format"):
+        read_square(content.getvalue(), 6)
+
+
 # ---------------------------------------------------------------------- colours
 
 

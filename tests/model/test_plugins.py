@@ -20,7 +20,7 @@ from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.testing import check_backbone, check_head, check_source
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.cli.test_option_errors import one_sentence
-from tests.command_line import FAST, fit, make_images
+from tests.command_line import FAST, fit, make_images, run_cifnet
 from tests.models import config_of
 
 PAGE = Path(__file__).parents[2] / "docs/how_to/plugins.md"
@@ -112,19 +112,7 @@ def run(parts: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(run: Path, parts: Path) -> Path:
-    assert (
-        main(
-            [
-                "export",
-                "--model",
-                str(run),
-                "--output",
-                str(parts / "bundle"),
-                "--trust",
-            ]
-        )
-        == 0
-    )
+    assert run_cifnet("export", model=run, output=parts / "bundle", trust=True) == 0
     return parts / "bundle"
 
 
@@ -179,57 +167,18 @@ def test_trusted_it_is_a_model_like_any_other(
     assert main(["info", "--model", str(bundle), "--trust"]) == 0
     assert "MyHead (in_features 384, share 0.1)" in capsys.readouterr().out
     extended = str(tmp_path / "extended")
-    assert (
-        main(
-            [
-                "extend",
-                "--model",
-                str(bundle),
-                "--images",
-                images,
-                "--output",
-                extended,
-                "--trust",
-            ]
-        )
-        == 0
-    )
+    given = {"model": bundle, "images": images, "output": extended, "trust": True}
+    assert run_cifnet("extend", **given) == 0
     assert capsys.readouterr().out.endswith(
         "--output out.csv --trust\n"
     )  # the next command needs it, too
     table = tmp_path / "classes.csv"
-    assert (
-        main(
-            [
-                "classify",
-                "--model",
-                extended,
-                "--images",
-                images,
-                "--output",
-                str(table),
-                "--trust",
-            ]
-        )
-        == 0
-    )
+    given |= {"model": extended, "output": table}
+    assert run_cifnet("classify", **given) == 0
     rows = [line.split(",")[:2] for line in table.read_text().splitlines()[1:]]
     assert np.mean([Path(file).parent.name == name for file, name in rows]) > 0.8
-    assert (
-        main(
-            [
-                "forget",
-                "--model",
-                extended,
-                "--class",
-                "ant",
-                "--output",
-                str(tmp_path / "less"),
-                "--trust",
-            ]
-        )
-        == 0
-    )
+    given = {"model": extended, "class_": "ant", "output": tmp_path / "less"}
+    assert run_cifnet("forget", **given, trust=True) == 0
     model = cifnet_pl.load(tmp_path / "less", trust=True)
     assert model.class_names == ["0", "1", "2", "3", "bee"]
     assert type(model.head).__name__ == "MyHead"
@@ -276,21 +225,10 @@ def test_entry_points_have_short_names(installed: None, tmp_path: Path):
     ):
         cifnet_pl.load(run)
     assert cifnet_pl.load(run, trust=True).backbone.name == "mine:8"
-    method = ["--model", "MyMethod", "--model.epochs", "1", *NETWORK]
-    assert (
-        main(
-            [
-                "fit",
-                *method,
-                *FAST[2:],
-                "--logs",
-                str(tmp_path / "b"),
-                "--data.max_tasks",
-                "1",
-            ]
-        )
-        == 0
+    words = (
+        f"fit --model MyMethod --model.epochs 1 --data.max_tasks 1 --logs {tmp_path}/b"
     )
+    assert main([*words.split(), *NETWORK, *FAST[2:]]) == 0
 
 
 # ---------------------------------------------------------------------- what is refused
