@@ -59,7 +59,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return next(iter(error.args), INTERRUPTED)
     except OSError as error:
         sentence = refusal(error)
-        of_output = _error_of_output() if error.filename is None else None
+        if error.filename is None:
+            of_output = _error_of_output()
+        else:
+            of_output = None
         if isinstance(of_output, BrokenPipeError):
             return BROKEN_PIPE
         if of_output is not None:
@@ -81,7 +84,10 @@ def _run(words: list[str]) -> None:
         print(f"cifnet_pl {__version__}")
     elif words[0] in commands.COMMANDS:
         # Lightning and the server of the page have their own ends after SIGTERM.
-        usual = None if words[0] == "serve" else signal.SIG_DFL
+        if words[0] == "serve":
+            usual = None
+        else:
+            usual = signal.SIG_DFL
         with _interrupting(signal.SIGTERM, usual):
             commands.run_command(words[0], words[1:])
     elif words[0] in commands.TRAINER_COMMANDS and commands.topic_of(words[1:]) == "":

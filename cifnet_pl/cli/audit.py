@@ -135,7 +135,9 @@ def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source
     from cifnet_pl.data.samples import SourceOptions
     from cifnet_pl.data.sources import build_source
 
-    given = images if images is not None else images_of_run(expanded(name))
+    given = images
+    if given is None:
+        given = images_of_run(expanded(name))
     if given is None:
         raise UsageError(
             f"{name} does not say where its images are: give them with --images"

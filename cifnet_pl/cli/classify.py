@@ -125,7 +125,10 @@ def classify(
         if picture is not None:
             write_gallery(table.gallery, classifier.image_size, picture)
     count = number_of(table.classified, classifier.sample)
-    stream = sys.stderr if target is None else sys.stdout
+    if target is None:
+        stream = sys.stderr
+    else:
+        stream = sys.stdout
     place = target or "the standard output"
     print_text(f"{count} classified in {place}, {table.unreadable} unreadable", stream)
     for sentence in table.summary():
@@ -231,7 +234,10 @@ class ClassificationTable:
         cells = {"file": str(prediction.file)}
         ranked = zip(prediction.classes, prediction.probabilities, strict=True)
         for rank, (name, probability) in enumerate(islice(ranked, self.top), 1):
-            ending = f"_{rank}" if rank > 1 else ""
+            if rank > 1:
+                ending = f"_{rank}"
+            else:
+                ending = ""
             cells[f"class{ending}"] = name
             cells[f"probability{ending}"] = f"{probability:.6f}"
         if self.unknown is not None:
@@ -349,14 +355,20 @@ def _draw(axes: Any, prediction: Prediction, side: int) -> None:
 
     assert prediction.file is not None  # the command line names files
     unknown = prediction.known is False
-    colour = UNKNOWN_COLOUR if unknown else "black"
+    if unknown:
+        colour = UNKNOWN_COLOUR
+    else:
+        colour = "black"
     axes.imshow(read_square(prediction.file, side), interpolation="nearest")
     for spine in axes.spines.values():
         spine.set(visible=unknown, color=UNKNOWN_COLOUR, linewidth=4)
     name = f"{prediction.file.parent.name}/{prediction.file.name}"
     title = shortened(name, LONGEST_NAME)
     axes.set_title(title, fontsize=7, color="0.4", pad=4, parse_math=False)
-    lines = ["unknown, nearest:"] if unknown else []
+    if unknown:
+        lines = ["unknown, nearest:"]
+    else:
+        lines = []
     ranked = zip(prediction.classes, prediction.probabilities, strict=True)
     for name, probability in ranked:
         lines.append(f"{shortened(name, LONGEST_NAME)}  {100 * probability:.0f} %")

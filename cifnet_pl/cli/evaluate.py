@@ -88,7 +88,10 @@ def evaluate(
     from cifnet_pl.model.metrics import evaluate as evaluate_images
     from cifnet_pl.model.store import load
 
-    target = expanded(output) if output is not None else None
+    if output is not None:
+        target = expanded(output)
+    else:
+        target = None
     if recalibrate and target is None:
         raise UsageError("--recalibrate stores a model: give it a place with --output")
     with writing(target, overwrite, "bundle" if recalibrate else "folder"):
@@ -178,7 +181,10 @@ def duplicate_lines(evaluation: Evaluation) -> list[str]:
         evaluation.learned_message(),
         conflicting_labels_message(evaluation.mislabelled, None),
     ]
-    count = 0 if evaluation.duplicates is None else int(evaluation.duplicates.sum())
+    if evaluation.duplicates is None:
+        count = 0
+    else:
+        count = int(evaluation.duplicates.sum())
     if count:
         images = number_of(len(evaluation.rows), "image")
         lines.append(

@@ -80,12 +80,16 @@ def exact_lines(result: Forgetting, name: str) -> list[str]:
         name: of the class.
     """
     images = number_of(result.images[name], "image")
-    where = (
-        "from the head's memory" if name in result.recalled else "from the statistics"
-    )
+    if name in result.recalled:
+        where = "from the head's memory"
+    else:
+        where = "from the statistics"
     how = "exactly"
     if result.rounding is not None:
-        bound = "1e-5" if result.model.precision == "32-true" else "1e-2"
+        if result.model.precision == "32-true":
+            bound = "1e-5"
+        else:
+            bound = "1e-2"
         how = f"to about {bound} of its share, not to 1e-8 ({result.rounding})"
     lines = [f"Class '{printable(name)}' forgotten {how}: {images} subtracted {where}"]
     if result.earlier_removals:
@@ -105,7 +109,10 @@ def removal_lines(result: Forgetting, name: str) -> list[str]:
     """
     head = result.model.head
     images = number_of(result.images[name], "image")
-    buffer = " and from the buffer" if result.model.buffer is not None else ""
+    if result.model.buffer is not None:
+        buffer = " and from the buffer"
+    else:
+        buffer = ""
     first = f"Class '{printable(name)}' removed from the predictions{buffer}"
     kind = type(head).__name__
     if not head.counterexamples:

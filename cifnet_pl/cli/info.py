@@ -35,7 +35,10 @@ def info(model: str, trust: bool = False) -> None:
 
     loaded = load(model, device="cpu", trust=trust)
     path = expanded(model)
-    versions = read_versions(path) if is_bundle(path) else {}
+    if is_bundle(path):
+        versions = read_versions(path)
+    else:
+        versions = {}
     console = Console()
     count = number_of(sum(loaded.counts.values()), loaded.sample)
     console.print(

@@ -67,9 +67,10 @@ def merge(
             first,
             *(load(path, device=first.device, trust=trust) for path in models[1:]),
         ]
-        ancestor = (
-            load(base, device=first.device, trust=trust) if base is not None else None
-        )
+        if base is not None:
+            ancestor = load(base, device=first.device, trust=trust)
+        else:
+            ancestor = None
         result = merging.merge(loaded, models, ancestor)
         result.model.save(target, overwrite)
     warn(result.warnings)
@@ -92,7 +93,10 @@ def sums_files(paths: list[Path]) -> list[Path]:
     files: list[Path] = []
     models: list[Path] = []
     for path in paths:
-        inside = sorted(path.glob(f"*{FILE_ENDING}")) if path.is_dir() else []
+        if path.is_dir():
+            inside = sorted(path.glob(f"*{FILE_ENDING}"))
+        else:
+            inside = []
         if is_sums(path) and not path.is_dir():
             files.append(path)
         elif inside:

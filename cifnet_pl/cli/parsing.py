@@ -225,7 +225,8 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
         elif found := re.match(
             r"--model\.(?:init_args\.)?head(\.class_path)?(\.|$)", name
         ):
-            first = len(result) if first is None else first
+            if first is None:
+                first = len(result)
             if not found[2]:
                 head = _class_name(yaml_value(name, value))
         if head not in (None, current):

@@ -218,13 +218,17 @@ class CIFNetDataModule(LightningDataModule):
             self.source = tuning_source(self.source, tune, split_seed)
         # A model that is extended later cannot find out again which images were held out in groups.
         by_seed = tune is None and group in (None, NEAR, SINGLE)
-        self._held_out = [val_fraction, split_seed] if by_seed else None
+        self._held_out = None
+        if by_seed:
+            self._held_out = [val_fraction, split_seed]
         self.image_size = image_size
         self.batch_size = batch_size or DEFAULT_BATCH
         self.num_workers = num_workers
         self.on_corrupt = on_corrupt
         self.unknown = unknown
-        self.cache_folder = expanded(cache_folder) if cache else None
+        self.cache_folder = None
+        if cache:
+            self.cache_folder = expanded(cache_folder)
         own_images = self.source_name in OWN_IMAGES
         if duplicates is None and own_images:
             duplicates = "leave_out"

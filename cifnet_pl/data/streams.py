@@ -79,18 +79,30 @@ def task_sizes(
         >>> task_sizes(100, 20, initial=50)
         [50, 20, 20, 10]
     """
-    first = [] if initial is None else [initial]
-    asked = per_task if isinstance(per_task, list) else [per_task]
+    if initial is None:
+        first = []
+    else:
+        first = [initial]
+    if isinstance(per_task, list):
+        asked = per_task
+    else:
+        asked = [per_task]
     sizes = [*first, *asked]
     if not asked or min(sizes) < 1:
-        option = "" if initial is None else f", initial_classes {initial}"
+        if initial is None:
+            option = ""
+        else:
+            option = f", initial_classes {initial}"
         raise UsageError(
             f"classes_per_task is {per_task}{option}: every task needs at least one class"
         )
     sizes = sizes[past:]
     if isinstance(per_task, int):
         # One task of the wanted size at least, unless some were learned before.
-        sizes = [] if past else (first or [per_task])
+        if past:
+            sizes = []
+        else:
+            sizes = first or [per_task]
         full, rest = divmod(max(0, classes - sum(sizes)), per_task)
         sizes += [per_task] * full
         if rest:

@@ -436,4 +436,6 @@ def conversion(profile: bytes) -> Any | None:
     colours = grid.reshape(len(levels), -1, 3)
     converted = np.asarray(ImageCms.applyTransform(Image.fromarray(colours), transform))
     difference = np.abs(converted.astype(int) - colours).max()
-    return transform if difference > COLOUR_TOLERANCE else None
+    if difference > COLOUR_TOLERANCE:
+        return transform
+    return None

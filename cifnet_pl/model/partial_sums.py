@@ -324,7 +324,10 @@ class ShardLearner:
         self.empty.head.require("merges_sites")
         width = self.empty.head.in_features
         train = self.source.train
-        features = width if train.are_images else train.features
+        if train.are_images:
+            features = width
+        else:
+            features = train.features
         if features != width:
             raise UsageError(
                 f"embeddings of width {features}, expected none:{features} as backbone"

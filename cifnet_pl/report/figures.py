@@ -373,7 +373,10 @@ def memory_points(results: Results, setting: str) -> Picture | None:
     axes = figure.subplots()
     places = range(len(kept))
     for component in reversed(kept.columns):
-        filled = "full" if component == "total" else "none"
+        if component == "total":
+            filled = "full"
+        else:
+            filled = "none"
         points = axes.plot(kept[component], places, label=component, fillstyle=filled)
         points[0].set(linestyle="none", markersize=7)
     names = []

@@ -255,7 +255,10 @@ def _listen(host: str, port: int) -> socket.socket:
     check_that(0 <= port < 2**16, "--port", port, f"0 to {2**16 - 1}")
     refused = f"cannot listen on {printable(host)} port {port}"
     with explained(UsageError, refused, OSError, end="; choose another --port"):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        if ":" in host:
+            family = socket.AF_INET6
+        else:
+            family = socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
 
 

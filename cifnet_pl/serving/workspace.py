@@ -212,7 +212,10 @@ class Workspace:
         self.incoming = folder / "incoming"
         self.keep_versions = keep_versions
         self.trust = trust
-        self._empty = None if model.class_names else model.clone()
+        if model.class_names:
+            self._empty = None
+        else:
+            self._empty = model.clone()
         self._backbone = model.backbone
         self._device = model.device
         self._lock = RLock()
@@ -429,7 +432,10 @@ class Workspace:
             CifnetError: the disk is full or not writable; nothing was changed.
         """
         number = max(self.versions, default=0) + 1
-        parent = self.current if number > 1 else None
+        if number > 1:
+            parent = self.current
+        else:
+            parent = None
         bundle = bundle_of_version(self.folder, number)
         with new_folder(bundle) as temporary:
             if model.class_names:
@@ -588,7 +594,10 @@ class Workspace:
         Raises:
             CifnetError: the disk is full or not writable; nothing was changed.
         """
-        statement = WAITS_AGAIN if again else WAITS_ONCE
+        if again:
+            statement = WAITS_AGAIN
+        else:
+            statement = WAITS_ONCE
         new = []
         with self._lock:  # no one removes what is not yet in the journal
             for image in images:
@@ -618,7 +627,10 @@ class Workspace:
             images: names of their files.
             back: whether to take them back instead.
         """
-        gone = None if back else time.time()
+        if back:
+            gone = None
+        else:
+            gone = time.time()
         rows = [(gone, file) for file in images]
         with self._transaction() as database:
             database.executemany("UPDATE inbox SET gone = ? WHERE file = ?", rows)

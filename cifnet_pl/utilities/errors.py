@@ -74,9 +74,10 @@ def refusal(error: OSError) -> str | None:
         return None
     if error.filename is None:
         return f"cannot write a file: {error.strerror}"
-    end = (
-        "; give this account access to it" if isinstance(error, PermissionError) else ""
-    )
+    if isinstance(error, PermissionError):
+        end = "; give this account access to it"
+    else:
+        end = ""
     return f"cannot use {printable(str(error.filename))}: {error.strerror}{end}"
 
 
@@ -173,7 +174,12 @@ def did_you_mean(unknown: str, known: Iterable[str], likeness: float = 0.5) -> s
     near = near or difflib.get_close_matches(unknown, names, n=3, cutoff=likeness)
     if not near:
         return ""
-    shown = [name if name == name.strip() else f"'{name}'" for name in near[:3]]
+    shown = []
+    for name in near[:3]:
+        if name == name.strip():
+            shown.append(name)
+        else:
+            shown.append(f"'{name}'")
     return f"did you mean {' or '.join(shown)}?"
 
 

@@ -331,7 +331,9 @@ def exclusive(output: Path) -> Iterator[None]:
         UsageError: another process is writing it.
         CifnetError: the folder that holds it cannot be written.
     """
-    place = output.resolve() if output.name in ("", "..") else output  # "." has no name
+    place = output
+    if output.name in ("", ".."):  # "." has no name
+        place = output.resolve()
     lock_file = place.parent / f".{place.name}.lock"
     lock = FileLock(lock_file, blocking=False)
     try:

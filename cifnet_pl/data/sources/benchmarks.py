@@ -157,9 +157,12 @@ def _class_names(dataset: Any) -> list[str] | None:
     declared = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
     if declared is None:
         return None
-    names = [
-        ", ".join(name) if isinstance(name, tuple) else str(name) for name in declared
-    ]
+    names = []
+    for name in declared:
+        if isinstance(name, tuple):
+            names.append(", ".join(name))
+        else:
+            names.append(str(name))
     repeated = pd.Series(names, dtype=object).duplicated(keep=False)
     for label in np.flatnonzero(repeated).tolist():
         names[label] = f"{names[label]} ({label})"

@@ -124,7 +124,10 @@ def _check_options(name: str, options: SourceOptions) -> None:
         raise UsageError(
             f"--data.group is for images in class folders: leave it out for data source {name}"
         )
-    kind = "hf" if name.startswith(HUB_PREFIX) else name
+    if name.startswith(HUB_PREFIX):
+        kind = "hf"
+    else:
+        kind = name
     known = OWN_OPTIONS.get(kind, ())
     unknown = [option for option in options.own if option not in known]
     if unknown and known:

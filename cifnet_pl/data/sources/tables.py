@@ -47,7 +47,10 @@ class ArrayFile:
         Raises:
             DataError: there is none; names those that exist.
         """
-        column = name if name in self.columns else ALIASES.get(name, name)
+        if name in self.columns:
+            column = name
+        else:
+            column = ALIASES.get(name, name)
         if column not in self.columns:
             known = ", ".join(map(printable, self.columns)) or "nothing"
             raise DataError(

@@ -109,7 +109,10 @@ def summary_lines(module: TaskModule) -> list[str]:
         count = 0
         if module.evaluation is not None:
             count = module.evaluation.images
-        kind = "held-out" if module.data.learns_held_out else "test"
+        if module.data.learns_held_out:
+            kind = "held-out"
+        else:
+            kind = "test"
         tested = f"({count:,} {kind} {sample_name(module)}s)"
         final = number(summary["A_K"], unit=" %")
         average = number(summary["A_bar"], unit=" %")
@@ -131,7 +134,10 @@ def summary_lines(module: TaskModule) -> list[str]:
     if summary["energy_kwh"] is not None:
         # ``summary.json`` has the source of each part.
         is_estimated = "estimated" in summary["energy_source"]
-        how = "estimated" if is_estimated else "measured"
+        if is_estimated:
+            how = "estimated"
+        else:
+            how = "measured"
         energy = f"{summary['energy_kwh']:.1e} kWh ({how})"
     last = module.record.rows[-1]
     statistics = last.state_elements - last.buffer_elements
@@ -259,7 +265,10 @@ class RunTable(Callback):
             return
         if trainer.world_size > 1:
             device = f"{trainer.world_size} x {device}"
-        start = f", resumed after task {done}" if trainer.ckpt_path else ""
+        if trainer.ckpt_path:
+            start = f", resumed after task {done}"
+        else:
+            start = ""
         print_text(f"{summary} on {device}{start}")
 
     def on_exception(
