@@ -63,8 +63,8 @@ class CIFNetModule(TaskModule):
     """A frozen backbone and a closed-form head: Lightning's side of ``Classifier``.
 
     ``training_step`` embeds a batch and lets the model observe it. At the end of the epoch the
-    statistics are added over processes, the buffer is updated, and the head is solved. Nothing has
-    a gradient.
+    statistics are added over processes, new classes observe the buffer, the head is solved, and the
+    task's samples enter the buffer. Nothing has a gradient.
 
     Args:
         backbone: name of the frozen backbone, see :mod:`cifnet_pl.backbones`.

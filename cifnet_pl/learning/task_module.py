@@ -28,9 +28,9 @@ from cifnet_pl.utilities.files import of_all_processes
 class TaskModule(LightningModule):
     """A module for which a task is an epoch: it opens tasks and evaluates after each one.
 
-    The life of a task is in the order of this class: ``begin_task``, ``training_step`` for each
-    batch, ``end_pass``, ``finish_task`` (add up, buffer, solve, calibrate), the evaluation, the
-    record. Subclasses implement these, and predict in ``probabilities``.
+    A task lives in the order of this class: ``begin_task``, ``training_step`` for each batch,
+    ``end_pass``, ``finish_task`` (add up, show the buffer to new classes, solve, update the buffer,
+    calibrate), evaluation, record. Subclasses implement these and predict in ``probabilities``.
 
     Attributes:
         title: name in tables and figures; by default the class's own without "Module".
