@@ -41,7 +41,9 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 the run failed, 2 wrong usage, 130 interrupted, 143 terminated,
         141 a closed pipe, as after ``| head``. A fault of the package keeps its traceback.
     """
-    words = list(sys.argv[1:] if args is None else args)
+    if args is None:
+        args = sys.argv[1:]
+    words = list(args)
     _open_closed_streams()
     try:
         with _interrupting(signal.SIGINT, signal.default_int_handler):

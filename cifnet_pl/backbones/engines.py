@@ -155,8 +155,10 @@ def stored_runtime(backbone: Embeds) -> Runtime:
         try:
             runtime = Runtime(path.read_bytes())
             side = backbone.preprocessing.image_size
-            gradient = torch.linspace(0, 255, side).byte()
-            images = gradient.expand(torch.get_num_threads(), 3, side, side)
+            gradient = torch.linspace(0, 255, side).byte().expand(side, side)
+            # Colours, rows and columns differ, so that a change of their order shows.
+            image = torch.stack([gradient, gradient.T, gradient.flip(1)])
+            images = image.expand(torch.get_num_threads(), -1, -1, -1)
             check_difference(runtime, backbone, images, 10 * ENGINE_TOLERANCE)
             return runtime
         # ONNX Runtime's own kinds of error for damaged files do not share a base.

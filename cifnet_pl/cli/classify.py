@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import random
 import sys
@@ -24,6 +22,7 @@ from cifnet_pl.cli.outputs import (
 from cifnet_pl.images.files import PassedOver
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
+    csv_line,
     expanded,
     list_cell,
     write_atomic,
@@ -210,20 +209,12 @@ class ClassificationTable:
         Raises:
             DataError: no image can be read.
         """
-        text = io.TextIOWrapper(
-            file,
-            encoding="utf-8",
-            errors="surrogateescape",
-            newline="",
-            write_through=True,
-        )
-        rows = csv.writer(text, lineterminator="\n")
         for prediction in self._predictions():
             cells = self._cells(prediction)
+            text = csv_line(cells.values())
             if self.classified == 1:
-                rows.writerow(cells)
-            rows.writerow(cells.values())
-        text.detach()
+                text = csv_line(cells) + text
+            file.write(text.encode("utf-8", "surrogateescape"))
         if not self.classified:
             where = printable(", ".join(self.images))
             files = number_of(self.unreadable, "file")

@@ -376,7 +376,10 @@ def recalibration_table(result: Recalibration) -> Table:
     }
     rows = []
     for key, name in names.items():
+        form = ".1f"
+        if key == "confident_errors":  # a count
+            form = ""
         before = getattr(result.before, key)
         after = getattr(result.after, key, None)
-        rows.append((name, number(before, ".4g"), number(after, ".4g")))
+        rows.append((name, number(before, form), number(after, form)))
     return table(("", "before", "after"), rows)

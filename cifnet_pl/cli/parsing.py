@@ -122,7 +122,8 @@ def unknown_option(name: str, options: Collection[str]) -> str:
         name: the unknown option.
         options: that exist.
     """
-    known = [option for option in options if re.fullmatch(r"--[\w.]+", option)]
+    named = r"--[\w.]+(?<!\.help)"
+    known = [option for option in options if re.fullmatch(named, option)]
     hint = did_you_mean(name.partition("=")[0], known, likeness=0.8)
     return f"unknown option {name}: {hint or 'see --help'}"
 
@@ -190,6 +191,11 @@ def options_in(
         if not value or (not equals and value.startswith("--")):
             raise UsageError(f"{name} needs a value")
         yield name, value
+
+
+def plain(name: str) -> str:
+    """Return a dotted name without the steps that may be left out."""
+    return name.replace(".init_args", "")
 
 
 def with_clean_heads(args: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from cifnet_pl.cli.parsing import (
     OneSentence,
     choose_backbone,
     own_errors,
+    plain,
     with_clean_heads,
 )
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
@@ -58,6 +59,7 @@ def sums(
         DataError: samples that cannot be read.
         CifnetError: shards failed despite the retries.
     """
+    from cifnet_pl.model.bundle import plugin_imports
     from cifnet_pl.model.partial_sums import Shard
 
     folder = expanded(output)
@@ -82,7 +84,10 @@ def sums(
             f"{len(left)} of {shards} shards failed, the first is {left[0].index}: see above"
         )
     print_text(f"{shards} shards in {folder}")
-    print_text(next_command("merge", str(folder), "--output", "MODEL"))
+    given = dict(overrides)
+    parts = [f"model.{part}" for part in ("head", "backbone", "architecture")]
+    trust = bool(plugin_imports(*[given.get(part, "") for part in parts]))
+    print_text(next_command("merge", str(folder), "--output", "MODEL", trust=trust))
 
 
 def make(
@@ -169,7 +174,7 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
         config = parser.parse_args(words)
     choose_backbone(config)
     head_options = config.get("model.init_args.head.init_args")
-    given = {word.partition("=")[0].replace(".init_args", "") for word in options}
+    given = {plain(word.partition("=")[0]) for word in options}
     has_seed = head_options is not None and "seed" in head_options
     if has_seed and "--model.head.seed" not in given:
         head_options["seed"] = HEAD_SEED

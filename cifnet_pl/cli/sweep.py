@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.outputs import writing
-from cifnet_pl.cli.parsing import arguments_of, yaml_value
+from cifnet_pl.cli.parsing import arguments_of, plain, yaml_value
 from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
@@ -61,6 +61,9 @@ OWN_SETTINGS = ("model.backbone", "model.architecture")
 
 A trained method keeps its backbone where the command line gives the frozen one of the others.
 """
+
+DATA_MODULE = "cifnet_pl.data.datamodule.CIFNetDataModule"
+"""Class of the section ``data``, which names none."""
 
 Overrides = Sequence[tuple[str, str]]
 
@@ -377,7 +380,9 @@ def _point(
     settings = dict(fixed)
     kept: tuple[str, ...] = ()
     for option in options.values():
-        settings |= option.model_extra or {}
+        for name, value in (option.model_extra or {}).items():
+            settings.pop(name, None)  # what comes later is set later
+            settings[name] = value
         if option.config is not None:
             own = _read_config(option.config)
             for name in ("experiment", "logs", "seed_everything"):
@@ -396,11 +401,6 @@ def _point(
             ignored.append(name)
     labels = {axis: option.label for axis, option in options.items()}
     return Point(config, labels, ignored)
-
-
-def plain(name: str) -> str:
-    """Return a dotted name without the steps that may be left out."""
-    return name.replace(".init_args", "")
 
 
 def put(config: dict[str, Any], name: str, value: Any) -> bool:
@@ -422,8 +422,13 @@ def put(config: dict[str, Any], name: str, value: Any) -> bool:
         >>> config["model"]["head"]["init_args"]
         {'ridge': 0.1}
     """
+    steps = plain(name).split(".")
+    if steps[0] == "data" and len(steps) > 1:
+        known = arguments_of(DATA_MODULE)
+        if known is not None and steps[1] not in known:
+            return False
     inner: Any = config
-    for step in plain(name).split("."):
+    for step in steps:
         part = inner
         if not isinstance(part, dict):
             return False

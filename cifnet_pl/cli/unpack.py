@@ -47,9 +47,10 @@ def unpack(
         )
     valid_size = 1 <= size <= IMAGE_SIZE_LIMIT
     check_that(valid_size, "--size", size, f"1 to {IMAGE_SIZE_LIMIT} pixels")
-    data_source = build_source(
-        source, SourceOptions(Path(root) if root else None, download=download)
-    )
+    place = None
+    if root:
+        place = Path(root)
+    data_source = build_source(source, SourceOptions(place, download=download))
     names = class_names(data_source.class_names, source)
     for name in classes or []:
         if name not in names:

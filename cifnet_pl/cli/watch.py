@@ -18,7 +18,13 @@ from urllib.parse import quote
 
 from cifnet_pl.cli.outputs import require_table
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
-from cifnet_pl.utilities.files import exclusive, expanded, list_cell, read_list_cell
+from cifnet_pl.utilities.files import (
+    csv_line,
+    exclusive,
+    expanded,
+    list_cell,
+    read_list_cell,
+)
 from cifnet_pl.utilities.text import number_of, print_text, printable
 
 if TYPE_CHECKING:
@@ -120,7 +126,7 @@ def watch(
             new = {key: image for key, image in new.items() if key not in ids}
             ids.update(new)
             rows = classified(current_model(), new, unknown, coverage)
-            table.append(csv_lines([list(row.values()) for row in rows]))
+            table.append("".join(csv_line(row.values()) for row in rows))
             if sender is not None:
                 sender.waiting += rows
                 sender.send()
@@ -216,17 +222,10 @@ def rows_of(table: GrowingFile) -> list[dict[str, str]]:
     """
     rows = csv.DictReader(io.StringIO(table.text, newline=""), restval="")
     if rows.fieldnames is None:
-        table.append(csv_lines([COLUMNS]))
+        table.append(csv_line(COLUMNS))
     elif tuple(rows.fieldnames) != COLUMNS:
         raise DataError(f"{table.path} is no table of watch: choose another --output")
     return list(rows)
-
-
-def csv_lines(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as lines of a table."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 class NoRedirection(urllib.request.HTTPRedirectHandler):

@@ -203,17 +203,14 @@ class CIFNetDataModule(LightningDataModule):
         elif not isinstance(source, str):
             self.source_name = type(source).__name__
         self.given["source"] = self.source_name
-        self.source = build_source(
-            source,
-            SourceOptions(
-                Path(root) if root else None,
-                val_fraction,
-                split_seed,
-                download,
-                options or {},
-                group,
-            ),
+        place = None
+        if root:
+            place = Path(root)
+        own = options or {}
+        source_options = SourceOptions(
+            place, val_fraction, split_seed, download, own, group
         )
+        self.source = build_source(source, source_options)
         if tune is not None:
             self.source = tuning_source(self.source, tune, split_seed)
         # A model that is extended later cannot find out again which images were held out in groups.

@@ -51,9 +51,9 @@ class Samples(GrowingModule):
         """
         if weight is None:
             weight = torch.ones_like(y)
-        copied = z.detach().to(self.z.dtype, copy=True)
-        labels = y.clone()
-        self._added.append((copied, labels, weight.double()))
+        embeddings = z.detach().to(self.z.dtype, copy=True)
+        weights = weight.to(torch.float64, copy=True)
+        self._added.append((embeddings, y.clone(), weights))
 
     def gather(self) -> None:
         """Copy what was added since the last call into the buffers: one copy for many batches."""
@@ -66,7 +66,8 @@ class Samples(GrowingModule):
         """Append all rows of ``other``."""
         other.gather()
         device = self.y.device
-        self.add(other.z.to(device), other.y.to(device), other.weight.to(device))
+        rows = (other.z.to(device), other.y.to(device), other.weight.to(device))
+        self._added.append(rows)
         self.gather()
 
     def keep(self, rows: Tensor) -> None:

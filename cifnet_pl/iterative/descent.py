@@ -163,15 +163,17 @@ class Regime:
 
     def __init__(self, options: Mapping[str, Any]):
         self._options = options
-        self.epochs: list[int] = first_and_later(options, "epochs")
-        self.learning_rates: list[float] = first_and_later(options, "learning_rate")
-        self.weight_decays: list[float] = first_and_later(options, "weight_decay")
+        rate = options["learning_rate"]
+        decay = options["weight_decay"]
         milestones = options["milestones"]
         if not any(isinstance(shares, list) for shares in milestones):
-            options = {"milestones": [milestones, milestones]}
-        self.milestones: list[list[float]] = first_and_later(options, "milestones")
+            milestones = [milestones, milestones]
+        self.epochs = first_and_later("epochs", options["epochs"])
+        self.learning_rates = first_and_later("learning_rate", rate)
+        self.weight_decays = first_and_later("weight_decay", decay)
+        self.milestones = first_and_later("milestones", milestones)
         self._check()
-        self.augmentation = augmentation_of(self._options)
+        self.augmentation = augmentation_of(options)
 
     def _check(self) -> None:
         for epochs in self.epochs:
@@ -207,17 +209,16 @@ class Regime:
         return float(self._options["decay"] ** passed)
 
 
-def first_and_later(options: Mapping[str, Any], name: str) -> list[Any]:
+def first_and_later(name: str, value: Any) -> list[Any]:
     """Return an option for the first task and for later ones.
 
     Args:
-        options: by name.
-        name: of the option: one value, or a list of two.
+        name: of the option.
+        value: one value, or a list of two.
 
     Raises:
         UsageError: a list of another length.
     """
-    value = options[name]
     if not isinstance(value, list):
         return [value, value]
     if len(value) != 2:

@@ -165,9 +165,9 @@ class Audit:
     @property
     def unjudged(self) -> dict[str, int]:
         """Class name → number of its images that cannot be judged, where there are some."""
-        labels = self.evaluation.target[~self.judged].tolist()
+        counts = np.bincount(self.evaluation.target[~self.judged])
         names = self.evaluation.class_names
-        return {names[label]: labels.count(label) for label in sorted(set(labels))}
+        return {names[label]: int(counts[label]) for label in np.flatnonzero(counts)}
 
     @property
     def accuracy_without_duplicates(self) -> float | None:

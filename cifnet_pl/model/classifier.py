@@ -489,15 +489,15 @@ class Classifier(ModelLearner):
             UsageError, UnsupportedError: as for
                 :class:`~cifnet_pl.model.unknowns.OpenSetPredictor`.
         """
-        shares = (unknown, coverage)
-        if shares not in self._predictors:
+        key = (self.head.revision, unknown, coverage)
+        if key not in self._predictors:
             samples = None
             if unknown is not None or coverage is not None:
                 samples = self.calibration_samples()
-            self._predictors[shares] = OpenSetPredictor(
+            self._predictors[key] = OpenSetPredictor(
                 self.head, self.class_names, samples, unknown, coverage
             )
-        return self._predictors[shares]
+        return self._predictors[key]
 
     # ------------------------------------------------------------------ learning
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from cifnet_pl.utilities.growing_tensors import GrowingModule
+from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 
 
 class ImageHashes(GrowingModule):
@@ -23,10 +22,9 @@ class ImageHashes(GrowingModule):
 
     def __init__(self) -> None:
         super().__init__()
-        none = torch.zeros(0, dtype=torch.int64)
-        self.labels: Tensor = nn.Buffer(none)
-        self.counts: Tensor = nn.Buffer(none.clone())
-        self.content: Tensor = nn.Buffer(none.clone())
+        self.labels = no_rows(torch.int64)
+        self.counts = no_rows(torch.int64)
+        self.content = no_rows(torch.int64)
 
     @property
     def image_labels(self) -> np.ndarray:
@@ -77,8 +75,10 @@ class ImageHashes(GrowingModule):
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename classes, old label → new label."""
-        renamed = [labels[label] for label in self.image_labels.tolist()]
-        self._replace(np.array(renamed, dtype=np.int64), self.hashes)
+        renamed = [labels[label] for label in self.labels.tolist()]
+        counts = self.counts.cpu().numpy()
+        of_images = np.repeat(np.array(renamed, dtype=np.int64), counts)
+        self._replace(of_images, self.hashes)
 
     def _replace(self, labels: np.ndarray, hashes: np.ndarray) -> None:
         order = np.lexsort((hashes, labels))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from torch import Tensor
@@ -132,6 +132,26 @@ class LabelledImages:
             return held_out(names, share, 0)
         looks = [self.looks[row] or UNREAD for row in rows]
         return held_out_together(names, looks, share, 0)
+
+    def all_embedded(
+        self, model: Classifier, *args: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Embed all images that can be read.
+
+        Args:
+            model: its backbone embeds.
+            args: the others of :meth:`embedded`.
+
+        Returns:
+            (n, d) float32 embeddings, and (n,) bool which images could be read.
+        """
+        count = len(self.files)
+        z = np.empty((count, model.head.in_features), np.float32)
+        readable = np.zeros(count, dtype=bool)
+        for rows, batch_z in self.embedded(model, *args):
+            z[rows] = batch_z.cpu().numpy()
+            readable[rows] = True
+        return z, readable
 
     def embedded(
         self,
@@ -262,13 +282,16 @@ def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[
         Content hash → positions in ``names``.
     """
     position = {name: i for i, name in enumerate(names)}
-    name_of = model.name_of
-    classes: dict[int, set[int]] = {}
-    for label, content_hash in model.images.images():
-        name = name_of[label]
+    positions = {}
+    for label, name in model.name_of.items():
         if name in position:
-            of_hash = classes.setdefault(content_hash, set())
-            of_hash.add(position[name])
+            positions[label] = position[name]
+    labels = model.images.image_labels
+    is_own = np.isin(labels, list(positions))
+    hashes = model.images.hashes[is_own].tolist()
+    classes: dict[int, set[int]] = {}
+    for label, content_hash in zip(labels[is_own].tolist(), hashes, strict=True):
+        classes.setdefault(content_hash, set()).add(positions[label])
     return classes
 
 

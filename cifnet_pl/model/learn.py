@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -127,7 +126,9 @@ def extend(
     model = result.model
     model.record_engines([model.engine])
     if check_images is not None:
-        z, kept = _embed(old, check_images, "checking", result.unreadable, progress)
+        z, kept = check_images.all_embedded(
+            old, "checking", result.unreadable, progress
+        )
         rows = np.flatnonzero(kept)
         result = replace(
             result,
@@ -210,7 +211,9 @@ def learn(
     def is_learned(row: int, content_hash: int) -> bool:
         return int(images.files.labels[row]) in known.get(content_hash, ())
 
-    z, kept = _embed(old, images, "learning", unreadable, progress, is_learned)
+    z, kept = images.all_embedded(
+        old, "learning", unreadable, progress, EncodedImage.look, is_learned
+    )
     found = duplicates_among(old, images, duplicates)
     learned = images
     if duplicates == "leave_out":
@@ -239,34 +242,6 @@ def learn(
         duplicates=[images.files.file(row) for row in found.duplicates.tolist()],
         undecided=[images.files.file(row) for row in found.undecided],
     )
-
-
-def _embed(
-    model: Classifier,
-    images: LabelledImages,
-    title: str,
-    unreadable: list[Unreadable],
-    progress: bool,
-    skip: Callable[[int, int], bool] | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Embed images.
-
-    Args:
-        model, images, title, unreadable, progress, skip: as for :meth:`LabelledImages.embedded`.
-
-    Returns:
-        (n, d) float32 embeddings, and (n,) bool which images could be read.
-    """
-    count = len(images.files)
-    z = np.empty((count, model.head.in_features), np.float32)
-    readable = np.zeros(count, dtype=bool)
-    batches = images.embedded(
-        model, title, unreadable, progress, EncodedImage.look, skip
-    )
-    for rows, batch_z in batches:
-        z[rows] = batch_z.cpu().numpy()
-        readable[rows] = True
-    return z, readable
 
 
 def _held_out(images: LabelledImages, readable: np.ndarray) -> np.ndarray:

@@ -217,11 +217,17 @@ def _merge_event(classes: int, images: int, history: Sequence[Event]) -> Event:
     sources = {event.energy_source for event in history if event.energy_source}
     seconds = [event.seconds for event in history if event.seconds is not None]
     energies = [event.energy_kwh for event in history if event.energy_kwh is not None]
+    total_seconds = None
+    if seconds:
+        total_seconds = sum(seconds)
+    total_energy = None
+    if energies:
+        total_energy = sum(energies)
     return Event(
         "merge",
         classes,
         images,
-        seconds=sum(seconds) if seconds else None,
-        energy_kwh=sum(energies) if energies else None,
+        seconds=total_seconds,
+        energy_kwh=total_energy,
         energy_source="; ".join(sorted(sources)) or None,
     )

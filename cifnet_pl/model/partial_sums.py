@@ -324,11 +324,8 @@ class ShardLearner:
         self.empty.head.require("merges_sites")
         width = self.empty.head.in_features
         train = self.source.train
-        if train.are_images:
-            features = width
-        else:
+        if not train.are_images and train.features != width:
             features = train.features
-        if features != width:
             raise UsageError(
                 f"embeddings of width {features}, expected none:{features} as backbone"
             )

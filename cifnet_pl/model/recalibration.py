@@ -49,14 +49,10 @@ class NewSamples:
             images: of classes that it knows.
             unreadable: images that cannot be decoded are appended.
         """
-        row_batches = []
-        embeddings = []
-        for batch_rows, batch_z in images.embedded(
-            model, "evaluating", unreadable, progress=True, look=EncodedImage.look
-        ):
-            row_batches.append(batch_rows)
-            embeddings.append(batch_z)
-        rows = np.concatenate(row_batches)
+        embeddings, readable = images.all_embedded(
+            model, "evaluating", unreadable, True, EncodedImage.look
+        )
+        rows = np.flatnonzero(readable)
         hashes, first = np.unique(images.files.hashes(rows), return_index=True)
         learned = np.isin(hashes, model.images.content.cpu().numpy())
         new = first[~learned]
@@ -67,8 +63,7 @@ class NewSamples:
         files = rows[new]
         label = labels[images.files.labels[files]]
         device = model.device
-        of_new = torch.as_tensor(new, device=device)
-        z = torch.cat(embeddings)[of_new]
+        z = torch.as_tensor(embeddings[files], device=device)
         y = torch.as_tensor(label, device=device)
         key = torch.as_tensor(hashes[~learned], device=device)
         in_fold = torch.as_tensor(fold[files], device=device)

@@ -144,8 +144,7 @@ class TaskEvaluation:
     @property
     def accuracy(self) -> float | None:
         """A_k, over all test images."""
-        correct, images = self.class_counts.sum(dim=1).tolist()
-        return percent(correct, images)
+        return percent(self.correct, self.images)
 
     @property
     def rarely_predicted(self) -> list[int]:

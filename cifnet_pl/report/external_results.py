@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ def row_of(setting: Mapping[str, Any], method: str, origin: str) -> dict[str, An
 # ---------------------------------------------------------------------- the paper's numbers
 
 
+@cache
 def published_numbers() -> pd.DataFrame:
     """Return all numbers of the paper that ship with this package.
 

@@ -144,19 +144,18 @@ def trajectories(results: Results) -> list[Picture]:
     """
     compared = results.compared()
     pictures = []
-    for column, names in (("data", results.data), ("setting", results.settings)):
-        for name in names:
-            file = file_name("trajectory", name)
-            rows = compared[compared[column] == name]
-            pictures.append(line_picture(file, name, rows))
+    # With one backbone a setting has the name of its data, and is one figure.
+    for name in dict.fromkeys([*results.data, *results.settings]):
+        file = file_name("trajectory", name)
+        is_own = (compared["data"] == name) | (compared["setting"] == name)
+        pictures.append(line_picture(file, name, compared[is_own]))
     for family in results.families(*ABLATIONS):
         measured = family[family["origin"] == "measured"]
         title = family_title(family)
         rows = measured.assign(label=measured["variant"])
         file = file_name("ablation_curves", title)
         pictures.append(line_picture(file, title, rows))
-    by_name = {picture.name: picture for picture in pictures if picture is not None}
-    return list(by_name.values())
+    return [picture for picture in pictures if picture is not None]
 
 
 def family_title(family: pd.DataFrame) -> str:
@@ -373,11 +372,10 @@ def memory_points(results: Results, setting: str) -> Picture | None:
     axes = figure.subplots()
     places = range(len(kept))
     for component in reversed(kept.columns):
+        fill = "none"
         if component == "total":
-            filled = "full"
-        else:
-            filled = "none"
-        points = axes.plot(kept[component], places, label=component, fillstyle=filled)
+            fill = "full"
+        points = axes.plot(kept[component], places, label=component, fillstyle=fill)
         points[0].set(linestyle="none", markersize=7)
     names = []
     for name, total in kept["total"].items():

@@ -290,6 +290,9 @@ def _circumstances(run: Run) -> dict[str, Any]:
     order = run.config["data"].get("class_order")
     if isinstance(order, list):
         order = "given"
+    class_order = str(order)
+    if order is None:
+        class_order = "as it is"
     machine = str(summary.get("machine") or summary.get("device") or "")
     if summary.get("threads"):
         machine = f"{machine}, {number_of(summary['threads'], 'thread')}"
@@ -300,7 +303,7 @@ def _circumstances(run: Run) -> dict[str, Any]:
         energy_from += "; embeddings from the cache"
     return {
         "seed": str(seed),
-        "class_order": "as it is" if order is None else str(order),
+        "class_order": class_order,
         "pair": f"{seed} {order}",
         "machine": machine,
         "energy_from": energy_from,

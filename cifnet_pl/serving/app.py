@@ -31,6 +31,7 @@ from jinja2 import Environment
 from PIL import Image
 from pydantic import AfterValidator, Field
 from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from cifnet_pl.images.image import UnreadableImage
@@ -61,6 +62,9 @@ from cifnet_pl.utilities.text import printable
 from cifnet_pl.utilities.version import __version__
 
 PAGE = Path(__file__).parent / "page"
+
+RECEIVED_AT_ONCE = 2
+"""Requests whose images are stored at the same time, so that others keep their threads."""
 
 GROUPED_IMAGES = 500
 """Images that are grouped in one request: the time grows with the square of their number."""
@@ -197,7 +201,7 @@ async def classify(
     check_number(len(files))
     for file in files:
         name = file.filename or "image"
-        content = content_of(name, file.file)
+        content = await run_in_threadpool(content_of, name, file.file)
         await decoding.acquire()
         future = asyncio.wrap_future(service.answering.submit(content))
         future.add_done_callback(lambda _: decoding.release())
@@ -303,9 +307,13 @@ def image(
 
 
 @writes.post("/inbox")
-def receive(service: AskedService, files: SentFiles) -> Received:
+async def receive(
+    request: Request, service: AskedService, files: SentFiles
+) -> Received:
     """Store images, or zip files of images, until they are labelled; the disk has them then."""
-    return service.inbox.receive((one.filename or "image", one.file) for one in files)
+    sent = [(one.filename or "image", one.file) for one in files]
+    async with request.app.state.receiving:
+        return await run_in_threadpool(service.inbox.receive, sent)
 
 
 @routes.get("/inbox")
@@ -391,7 +399,8 @@ class ChangeRequest:
         job = self.service.submit(work, *args)
         if not self.wait:
             return JSONResponse(job.model_dump(), status_code=202)
-        await asyncio.wrap_future(job.end)
+        # A client that goes, or the end of the service, does not cancel the change.
+        await asyncio.shield(asyncio.wrap_future(job.end))
         if job.error is not None:
             raise RequestError(job.status or 500, job.error)
         result = job.update or job.change
@@ -576,6 +585,7 @@ def make_app(service: Service, access: Access) -> Gate:
     app.state.service = service
     # A batch for each core; requests with more images take turns, one image each.
     app.state.decoding = asyncio.Semaphore(LARGEST_BATCH * decoding_cores())
+    app.state.receiving = asyncio.Semaphore(RECEIVED_AT_ONCE)
     for router in (routes, writes, changes):
         app.include_router(router)
     app.mount("/page", StaticFiles(directory=PAGE))

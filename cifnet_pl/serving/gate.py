@@ -413,4 +413,4 @@ def folder_of(path: str) -> str | None:
             parts.append(part)
     if len(parts) < 2 or split_of(parts[-2]) is not None:
         return None
-    return class_name(parts[-2])
+    return tidy(parts[-2]) or None

@@ -31,6 +31,7 @@ from cifnet_pl.serving.answering import (
 from cifnet_pl.serving.gate import (
     ApiObject,
     Upload,
+    bare,
     checked_names,
     folder_of,
     uploads,
@@ -374,13 +375,16 @@ class Inbox:
     def _shown(self, image: WaitingImage, scored: ScoredImage | None) -> InboxImage:
         """Return an image that waits, with its prediction if there is one."""
         folders = image.folders
+        folder = None
+        if len(folders) == 1:
+            folder = folders[0]
         answer = ImageAnswer(file=printable(image.path))
         if scored is not None:
             answer = self.answer(scored, image.path, SHOWN_NAMES)
         return InboxImage(
             **dict(answer),
             image=image.file,
-            folder=folders[0] if len(folders) == 1 else None,
+            folder=folder,
             folders=folders,
             name=image.name,
             seen=scored is not None,
@@ -452,7 +456,7 @@ class Inbox:
                 )
             if name not in names_before:
                 classes.setdefault(name, []).append(file)
-                if name not in image.folders:
+                if bare(name) not in map(bare, image.folders):
                     selected.append(content)
         if not content_of:
             raise RequestError(409, f"{left_out[0].file}: {DAMAGED}")
@@ -488,15 +492,18 @@ def groups_of(z: Tensor) -> list[list[int]]:
     # Scikit-learn loads for seconds, and few ask for groups.
     from sklearn.cluster import AgglomerativeClustering
     from sklearn.metrics import silhouette_score
+    from sklearn.metrics.pairwise import cosine_distances
 
     if len(z) < 3:
         return [list(range(len(z)))]
-    embeddings = z.double().cpu().numpy()
+    distances = cosine_distances(z.double().cpu().numpy())
     choices = []
     for groups in range(2, min(LARGEST_GROUPS, len(z) - 1) + 1):
-        clustering = AgglomerativeClustering(groups, metric="cosine", linkage="average")
-        choices.append(clustering.fit_predict(embeddings))
-    silhouette = partial(silhouette_score, embeddings, metric="cosine")
+        clustering = AgglomerativeClustering(
+            groups, metric="precomputed", linkage="average"
+        )
+        choices.append(clustering.fit_predict(distances))
+    silhouette = partial(silhouette_score, distances, metric="precomputed")
     labels = max(choices, key=silhouette)
     found = [np.flatnonzero(labels == label).tolist() for label in set(labels)]
     return sorted(found, key=len, reverse=True)

@@ -200,9 +200,11 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
     names = model.class_names
     estimates = [ClassEstimate(name=name, accuracy=None) for name in names]
     kind = model.calibration.estimate_kind
+    if kind == "unknown":
+        return estimates
     confusion = left_out_confusion(model)
     samples = model.calibration_samples()
-    if kind == "unknown" or confusion is None or samples is None:
+    if confusion is None or samples is None:
         return estimates
     images = confusion.sum(axis=1)
     rare = rarely_predicted(confusion)

@@ -304,8 +304,10 @@ class Service:
             change.learned = classes
         result.version = self._changed(model, change).version
         if not self.options.keep_images:
+            kept = self.workspace.ever_learned()
             for files in classes.values():
-                self.workspace.delete(files)
+                self.workspace.remove(files)
+                self.workspace.delete(set(files) - kept)
 
     # ------------------------------------------------------------------ changes of classes
 
@@ -318,7 +320,7 @@ class Service:
         old = self._model_with_another(name)
         kept_images = self.workspace.kept_images().get(name, [])
         images = None
-        if old.head.subtracts:
+        if old.head.subtracts and len(kept_images) == old.counts[name]:
             images = self.workspace.unchanged(kept_images)
             if len(images) != old.counts[name]:
                 images = None
@@ -381,10 +383,11 @@ class Service:
         target = checked_names([into], model.class_names, anyway)[into]
         kept_images = self.workspace.kept_images()
         own = kept_images.get(name, [])
-        moved = own
+        chosen = set(own)
         if images is not None:
-            moved = [file for file in own if file in set(images)]
-        rest = [file for file in own if file not in moved]
+            chosen = set(images)
+        moved = [file for file in own if file in chosen]
+        rest = [file for file in own if file not in chosen]
         if target == name or (images is not None and not moved):
             nothing = (
                 f"none of these is a photo of '{name}' that is to be another class"

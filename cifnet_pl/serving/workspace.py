@@ -341,6 +341,8 @@ class Workspace:
             try:
                 content = path.read_bytes()
                 names = classes.get(content_hash(content), set())
+                if not names:
+                    continue
                 file = self.images_folder / file_name(content)
             except (OSError, UnreadableImage):
                 # Within an archive, or of a format that is not kept.
@@ -652,7 +654,7 @@ class Workspace:
             every: as for :meth:`purge`.
         """
         deletable = self._deletable(every)
-        taken_away = len(deletable - self._ever_learned())
+        taken_away = len(deletable - self.ever_learned())
         return DeletedCounts(
             learned=len(deletable) - taken_away,
             taken_away=taken_away,
@@ -677,13 +679,14 @@ class Workspace:
     def delete(self, files: Collection[str]) -> None:
         """Delete images for good; they wait no more."""
         rows = [(file,) for file in files]
-        with self._transaction() as database:
-            database.executemany(
-                "UPDATE inbox SET gone = 0, name = NULL WHERE file = ?", rows
-            )
-            database.executemany("DELETE FROM sent WHERE file = ?", rows)
-        for file in files:
-            (self.images_folder / file).unlink(missing_ok=True)
+        with self._lock:  # nothing is received between the journal and the files
+            with self._transaction() as database:
+                database.executemany(
+                    "UPDATE inbox SET gone = 0, name = NULL WHERE file = ?", rows
+                )
+                database.executemany("DELETE FROM sent WHERE file = ?", rows)
+            for file in files:
+                (self.images_folder / file).unlink(missing_ok=True)
 
     def _remove_unused_images(self) -> None:
         """Remove images that neither wait nor were learned, nor can be put back."""
@@ -691,11 +694,11 @@ class Workspace:
             "SELECT file FROM inbox WHERE gone IS NULL OR gone > ?",
             [time.time() - KEPT_SECONDS],
         )
-        used = self._ever_learned().union(file for (file,) in wait)
+        used = self.ever_learned().union(file for (file,) in wait)
         for file in self._file_names() - used:
             (self.images_folder / file).unlink()
 
-    def _ever_learned(self) -> set[str]:
+    def ever_learned(self) -> set[str]:
         """Return the names of the images that any version learned."""
         versions = self.versions.values()
         return set().union(*(version.learned_files for version in versions))

@@ -256,14 +256,19 @@ def to_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """
     lines = []
     for row in (header, *rows):
-        line = io.StringIO()
-        # Before Python 3.13 only characters of the line's own end are quoted, and a file name may
-        # hold either.
         missing = [None] * (len(header) - len(row))
-        csv.writer(line, lineterminator="\r\n").writerow([*row, *missing])
-        text = line.getvalue().removesuffix("\r\n")
-        lines.append(text + "\n")
+        lines.append(csv_line([*row, *missing]))
     return "".join(lines)
+
+
+def csv_line(cells: Iterable[Any]) -> str:
+    """Return a line of a CSV file, with its end."""
+    line = io.StringIO()
+    # Before Python 3.13 only characters of the line's own end are quoted, and a file name may hold
+    # either.
+    csv.writer(line, lineterminator="\r\n").writerow(cells)
+    text = line.getvalue().removesuffix("\r\n")
+    return f"{text}\n"
 
 
 def list_cell(values: Iterable[str]) -> str:

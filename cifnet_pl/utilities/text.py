@@ -101,10 +101,10 @@ def table(
     """
     made = Table()
     for i, name in enumerate(header):
-        whole = i not in names
-        made.add_column(
-            name, justify="right" if whole else "left", no_wrap=whole, overflow="fold"
-        )
+        if i in names:
+            made.add_column(name, overflow="fold")
+        else:
+            made.add_column(name, justify="right", no_wrap=True, overflow="fold")
     for row in rows:
         made.add_row(*map(escape, row))
     return made

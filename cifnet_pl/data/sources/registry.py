@@ -93,10 +93,12 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
     elif name.startswith(HUB_PREFIX):
         read = partial(hugging_face, name.removeprefix(HUB_PREFIX))
     else:
-        plugin = name
-        if not names_import(name):
-            plugin = entry_point("sources", name) or ""
-        if plugin and not name.startswith(TORCHVISION_PREFIX):
+        plugin = None
+        if names_import(name):
+            plugin = name
+        elif not name.startswith(TORCHVISION_PREFIX):
+            plugin = entry_point("sources", name)
+        if plugin is not None:
             return divided(_from_plugin(plugin, options), options)
         read = partial(torchvision_set, _torchvision_class(name))
     _check_options(name, options)

@@ -8,7 +8,6 @@ is read twice or left out.
 from __future__ import annotations
 
 import json
-import os
 import re
 import tarfile
 from pathlib import Path
@@ -18,7 +17,7 @@ import pandas as pd
 
 from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources.tables import refuse_repeated
-from cifnet_pl.images.files import EXTENSIONS, is_hidden, matching_paths
+from cifnet_pl.images.files import EXTENSIONS, file_identity, is_hidden, matching_paths
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, split_of
@@ -139,7 +138,7 @@ class ShardSample(NamedTuple):
     shard: str
     offset: int
     size: int
-    stamp: int
+    stamp: tuple[int, ...]
 
 
 def read_headers(shard: str, label: str, numbered: bool) -> list[ShardSample]:
@@ -160,7 +159,7 @@ def read_headers(shard: str, label: str, numbered: bool) -> list[ShardSample]:
         explained(DataError, f"shard {shown} is damaged, cut off or no tar file"),
         open(shard, "rb") as file,
     ):
-        stamp = os.fstat(file.fileno()).st_mtime_ns
+        stamp = file_identity(Path(shard))
         for key, members in _members(file, shown).items():
             where = f"{shown}: sample {printable(key)}"
             image = _first(members, IMAGES)
@@ -186,9 +185,9 @@ def read_member(sample: ShardSample) -> bytes:
         explained(DataError, f"cannot read shard {shown}"),
         open(sample.shard, "rb") as file,
     ):
-        stamp = os.fstat(file.fileno()).st_mtime_ns
         file.seek(sample.offset)
         content = file.read(sample.size)
+        stamp = file_identity(Path(sample.shard))
     if stamp != sample.stamp or len(content) != sample.size:
         raise DataError(f"shard {shown} changed while it was read: start the run again")
     return content
