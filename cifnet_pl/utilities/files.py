@@ -182,6 +182,8 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 ConfigDumper.add_representer(str, _represent_text)
+# Members of enumerations, such as the interval of Lightning's Timer, are texts, too.
+ConfigDumper.add_multi_representer(str, _represent_text)
 
 
 def dump_yaml(content: Any) -> str:
