@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
-from cifnet_pl.utilities.errors import DataError, UsageError, explained, prefixed
-from cifnet_pl.utilities.files import read_yaml
+from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.run_folders import FAILURE, POINT
 from cifnet_pl.utilities.text import printable
 
@@ -64,9 +64,8 @@ def read_run(folder: Path) -> Run:
             if number is not None:
                 summary[key] = float(number)
     path = folder / "config.yaml"
-    damaged = f"{path} is damaged"
-    with explained(DataError, damaged), prefixed(damaged, DataError):
-        config = read_yaml(path)
+    with explained(DataError, f"{path} is damaged"):
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
         config["data"]["source"]
         config.setdefault("model", {}).setdefault("init_args", {})
     path = folder / "tasks.csv"
