@@ -275,9 +275,9 @@ def draw_maps(maps: Sequence[np.ndarray]) -> Figure:
         axes.set_title(f"{title}\nabove the diagonal: {later:.0f} %")
         axes.set_xlabel("neurons of task")
         axes.grid(visible=False)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     panels[0].set_ylabel("test images of task")
-    panels[0].yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     label = "mean activation (%)"
     figure.colorbar(image, ax=panels, label=label, location="bottom", shrink=0.6)
     return figure

@@ -45,11 +45,6 @@ def base64_of(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
 
 
-TEMPLATES.filters.update(
-    typeset=typeset, with_symbols=with_symbols, base64=base64_of, png=png
-)
-
-
 # ---------------------------------------------------------------------- the page of an audit
 
 IMAGE_PIXELS = 136
@@ -97,7 +92,14 @@ def thumbnail(file: Path) -> str:
     return base64_of(content.getvalue())
 
 
-TEMPLATES.filters.update(thumbnail=thumbnail, printable=printable)
+TEMPLATES.filters.update(
+    typeset=typeset,
+    with_symbols=with_symbols,
+    base64=base64_of,
+    png=png,
+    thumbnail=thumbnail,
+    printable=printable,
+)
 
 
 def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:

@@ -92,7 +92,7 @@ def natural_order(text: str) -> str:
     return re.sub(r"\d+", lambda digits: digits.group().zfill(20), text)
 
 
-def find_folders(paths: Iterable[str | Path]) -> list[Path]:
+def find_folders(paths: Iterable[Path]) -> list[Path]:
     """Find all run folders at or below some paths, in natural order, each once.
 
     A run folder has one of a run's files, or a folder ``checkpoints``.
@@ -105,7 +105,7 @@ def find_folders(paths: Iterable[str | Path]) -> list[Path]:
     """
     marks = ("summary.json", "config.yaml", "tasks.csv", "checkpoints")
     folders: dict[Path, Path] = {}
-    for path in map(Path, paths):
+    for path in paths:
         if not path.exists():
             raise UsageError(
                 f"no folder {path}: give run folders, or folders that hold them"
@@ -116,7 +116,7 @@ def find_folders(paths: Iterable[str | Path]) -> list[Path]:
     return sorted(folders.values(), key=lambda folder: natural_order(str(folder)))
 
 
-def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
+def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Read all runs at or below some paths.
 
     Args:
@@ -130,7 +130,7 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     """
     runs = []
     left_out = []
-    for path in map(Path, paths):
+    for path in paths:
         if path.is_file():
             left_out.append(f"{path} is a file, not a folder of runs")
     for folder in find_folders(paths):

@@ -100,10 +100,11 @@ class ReportTable:
     def to_markdown(self) -> str:
         """Return a pipe table with the title above and the notes below."""
         escaped = self.texts.map(lambda text: text.replace("|", "\\|"))
-        alignment = ["left"] * self.text_columns
-        alignment += ["right"] * (len(self.texts.columns) - self.text_columns)
         table = escaped.to_markdown(
-            index=False, disable_numparse=True, colalign=alignment
+            index=False,
+            disable_numparse=True,
+            stralign="right",
+            colalign=["left"] * self.text_columns,
         )
         notes = "\n".join(f"{note}  " for note in self.notes)
         return f"**{self.title}**\n\n{table}\n\n{notes}\n"
@@ -253,10 +254,9 @@ def accuracy_table(results: Results) -> ReportTable:
 
     One row is one configuration.
     """
-    compared = results.compared()
-    names = compared["origin"] + compared["label"]
-    every = results.table["origin"] + results.table["label"]
-    rows = results.table[every.isin(names)]
+    names = results.table["origin"] + results.table["label"]
+    is_compared = results.table["changed"] == ""
+    rows = results.table[names.isin(names[is_compared])]
     by = ROW | {"setting": "setting"}
     stats = summarise(rows, by, ACCURACIES)
     columns = side_by_side(stats, "setting", results.settings)
@@ -441,7 +441,7 @@ def runs_table(results: Results) -> ReportTable:
     rows = runs[list(columns)].astype(object)
     for column in ACCURACIES:
         rows[column] = rows[column].map("{:.2f}".format)
-    texts = rows.where(rows.notna(), "").map(str).rename(columns=columns)
+    texts = rows.fillna("").map(str).rename(columns=columns)
     return text_table("runs", "Runs", texts)
 
 
