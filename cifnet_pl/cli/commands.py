@@ -247,11 +247,7 @@ def help_on_topic(text: str, topic: str) -> str:
     sections = text.strip().split("\n\n")
     if topic == "all":
         # Lightning's own options last.
-        sections.sort(key=lambda section: _is_on_topic(section, "trainer"))
+        sections.sort(key=lambda section: "\n  --trainer" in section)
     else:
-        sections = [section for section in sections if _is_on_topic(section, topic)]
+        sections = [section for section in sections if f"\n  --{topic}" in section]
     return "\n\n".join(sections) + "\n"
-
-
-def _is_on_topic(section: str, topic: str) -> bool:
-    return re.search(rf"^  --{topic}\b", section, re.MULTILINE) is not None

@@ -25,7 +25,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-from cifnet_pl.cli.commands import COMMANDS, TRAINER_COMMANDS, help_on_topic, topic_of
+from cifnet_pl.cli.commands import TRAINER_COMMANDS, help_on_topic, topic_of
 from cifnet_pl.cli.configs import with_recommended
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
@@ -62,7 +62,6 @@ from cifnet_pl.utilities.errors import (
     UsageError,
     explained,
     refusal,
-    unknown_name,
 )
 from cifnet_pl.utilities.files import dump_yaml, is_first_process, write_text
 from cifnet_pl.utilities.plugins import current_folder_importable
@@ -280,8 +279,6 @@ def run(args: list[str]) -> None:
         CifnetError: bad input; any other exception is a fault of the package.
     """
     command = args[0]
-    if command not in TRAINER_COMMANDS:
-        raise unknown_name("sub-command", command, [*TRAINER_COMMANDS, *COMMANDS])
     CLIParser.topic = topic_of(args) or "all"
     if CLIParser.topic == "model":
         args = [command, "--model.help", "CIFNetModule"]
