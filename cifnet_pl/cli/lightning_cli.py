@@ -65,7 +65,6 @@ from cifnet_pl.utilities.errors import (
 )
 from cifnet_pl.utilities.files import dump_yaml, is_first_process, write_text
 from cifnet_pl.utilities.plugins import current_folder_importable
-from cifnet_pl.utilities.text import one_line
 
 DEFAULT_MODEL = {
     "class_path": "cifnet_pl.CIFNetModule",
@@ -79,6 +78,9 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
     "logger": False,
 }
+
+
+UNFIT = "the options of trainer do not fit"
 
 
 class CLIParser(OneSentence, LightningArgumentParser):
@@ -219,7 +221,7 @@ class CIFNetCLI(LightningCLI):
             plugins.append(LightningEnvironment())
         kwargs["plugins"] = plugins
         wrong = (ValueError, TypeError, RuntimeError)
-        with explained(UsageError, "the options of trainer do not fit", *wrong):
+        with explained(UsageError, UNFIT, *wrong):
             trainer = super().instantiate_trainer(**kwargs)
         predictions = self.config_init.predictions
         if not predictions.every_task:
@@ -287,7 +289,9 @@ def run(args: list[str]) -> None:
     if "MASTER_PORT" not in os.environ and not SLURMEnvironment.detect():
         become_first_process()  # whoever starts several processes says where they meet
     register_strategy()
-    with run_errors(), leaving_the_group(), ExitStack() as held:
+    # Lightning may refuse an option at any moment.
+    refused = explained(UsageError, UNFIT, MisconfigurationException)
+    with refused, run_errors(), leaving_the_group(), ExitStack() as held:
         words = with_clean_heads(with_recommended(args))
         with own_errors(), current_folder_importable():
             cli = CIFNetCLI(command, words[1:], held)
@@ -315,15 +319,10 @@ LOST_PROCESS_SIGNS = (
 def run_errors() -> Iterator[None]:
     """Within the block, raise CifnetError where a process is lost or a file cannot be written.
 
-    So, too, where Lightning refuses an option, which it may do at any moment. A signal ends the
-    program, as Lightning lets it pass for success or for an error.
+    A signal ends the program, as Lightning lets it pass for success or for an error.
     """
     try:
         yield
-    except MisconfigurationException as error:
-        raise UsageError(
-            f"the options of trainer do not fit: {one_line(error)}"
-        ) from error
     except SIGTERMException as error:
         raise SystemExit(128 + signal.SIGTERM) from error
     except SystemExit as error:
