@@ -12,16 +12,14 @@ import itertools
 import json
 import subprocess
 import sys
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import cached_property
 from pathlib import Path
 from signal import Signals
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import BaseModel, ConfigDict, StrictInt, TypeAdapter, ValidationError
 
 from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.outputs import writing
@@ -42,8 +40,6 @@ from cifnet_pl.utilities.files import (
 )
 from cifnet_pl.utilities.run_folders import FAILURE, POINT, versions
 from cifnet_pl.utilities.text import (
-    listed,
-    number,
     number_of,
     print_text,
     printable,
@@ -62,8 +58,8 @@ OWN_SETTINGS = ("model.backbone", "model.architecture")
 A trained method keeps its backbone where the command line gives the frozen one of the others.
 """
 
-DATA_MODULE = "cifnet_pl.data.datamodule.CIFNetDataModule"
-"""Class of the section ``data``, which names none."""
+CONFIG = dict[str, Any]
+"""Type of a configuration: sections by name."""
 
 Overrides = Sequence[tuple[str, str]]
 
@@ -95,9 +91,9 @@ class SweepBlock(BaseModel):
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
-    label: str | None = None
+    label: str = ""
     fixed: dict[str, Any] = {}
-    axes: dict[str, Annotated[list[Option], Field(min_length=1)]] = {}
+    axes: dict[str, list[Option]] = {}
 
 
 class Sweep(SweepBlock):
@@ -110,7 +106,7 @@ class Sweep(SweepBlock):
     """
 
     base: str
-    seeds: Annotated[list[StrictInt], Field(min_length=1)] | None = None
+    seeds: list[StrictInt] = []
     parts: list[SweepBlock] = [SweepBlock()]
 
 
@@ -129,7 +125,7 @@ class Point:
     labels: Mapping[str, str]
     ignored: Sequence[str] = ()
 
-    @cached_property
+    @property
     def identity(self) -> str:
         """Ten hexadecimal digits that two points share only if they give the same run."""
         settings = flatten(self.config)
@@ -150,7 +146,6 @@ def sweep(
     overrides: Sequence[tuple[str, str]] = (),
     logs: str = "lightning_logs",
     output: str | None = None,
-    external: str | None = None,
     seeds: str | None = None,
     only: list[str] | None = None,
     without: list[str] | None = None,
@@ -169,7 +164,6 @@ def sweep(
         overrides: (name, value) of the options with a dot.
         logs: folder that holds all runs.
         output: folder for a report on the points of these files, or null for none.
-        external: CSV file of methods run elsewhere, for the report.
         seeds: such as 1,2 in place of the files' own, or null.
         only: labels of the points to run, such as ridge s1; of each axis that is named, one of its
             labels.
@@ -179,8 +173,7 @@ def sweep(
 
     Raises:
         UsageError: a file that is not a sweep, a label or an option that no point has, a bad list
-            of seeds, something at ``output``, or no file at ``external``.
-        DataError: ``external`` is not as it should be.
+            of seeds, or something at ``output``.
         CifnetError: some points failed; the others are complete.
     """
     invalid = f"seeds is '{seeds}', expected such as 1,2,3"
@@ -189,28 +182,30 @@ def sweep(
     every: dict[str, Point] = {}
     for file in files:
         for point in read_points(find_config(file), overrides, own_seeds):
-            every[point.identity] = point
-    points = choose(list(every.values()), only or (), without or ())
-    jobs = {folder_of(expanded(logs), point): point for point in points}
+            every.setdefault(point.identity, point)
+    points = choose(list(every.values()), only or [], without or [])
+    place = expanded(logs)
+    jobs = {}
+    for point in points:
+        # An earlier sweep may have run it under another name.
+        present = sorted(place.glob(f"*-{point.identity}"))
+        folder = next(iter(present), place / point.name)
+        jobs[folder] = point
     print_text(number_of(len(jobs), "point"))
-    print_ignored(overrides, points)
+    print_ignored(points)
     if dry_run:
         for folder in jobs:
             print_text(f"{folder.name}: {state(folder) or 'not run yet'}")
         return
-    if external is not None:
-        from cifnet_pl.report.external_results import read_rows
-
-        read_rows(expanded(external))  # refused before hours of work
     target = None
     if output is not None:
         target = expanded(output)
     with writing(target, overwrite, "folder"):
         failed = run_all(jobs)
-        if target is not None and len(failed) < len(jobs):
+        if target is not None and failed != list(jobs):
             from cifnet_pl.report import report
 
-            report([str(folder) for folder in jobs], str(target), external)
+            report(list(jobs), target)
     if failed:
         raise CifnetError(
             f"{len(failed)} of {len(jobs)} points failed, the first is {failed[0]} (see its"
@@ -218,23 +213,12 @@ def sweep(
         )
 
 
-def folder_of(logs: Path, point: Point) -> Path:
-    """Return the folder of a point's experiment, which may have another name in an earlier sweep.
-
-    Args:
-        logs: folder that holds all runs.
-        point: of a sweep.
-    """
-    present = sorted(logs.glob(f"*-{point.identity}"))
-    return next(iter(present), logs / point.name)
-
-
 def state(folder: Path) -> str:
     """Return the final accuracy of the newest run of a point that has a summary; "" for none."""
     for run in reversed(versions(folder)):
         summary = run / "summary.json"
         if summary.is_file():
-            return f"A_K {number(json.loads(summary.read_text())['A_K'], unit=' %')}"
+            return f"A_K {json.loads(summary.read_text())['A_K']:.1f} %"
     return ""
 
 
@@ -245,46 +229,43 @@ def run_all(jobs: Mapping[Path, Point]) -> list[Path]:
         jobs: folder of each point's experiment → the point.
     """
     for folder, point in jobs.items():
-        if not state(folder):
-            names = {"experiment": folder.name, "logs": str(folder.parent)}
-            write_text(folder / POINT, dump_yaml({**point.config, **names}))
+        names = {"experiment": folder.name, "logs": str(folder.parent)}
+        write_text(folder / POINT, dump_yaml(point.config | names))
     failed = []
     for count, folder in enumerate(jobs, 1):
-        how = "complete already"
-        if not state(folder):
-            how = run_point(folder)
-        message = f"{how}, {state(folder)}"
-        if not state(folder):
-            message = f"failed ({how})"
-            write_text(folder / FAILURE, f"{how}\n")
+        try:
+            message = state(folder) or run_point(folder)
+        except CifnetError as error:
+            message = f"failed ({error})"
+            write_text(folder / FAILURE, f"{error}\n")
             failed.append(folder)
         print_text(f"[{count}/{len(jobs)}] {folder.name}: {message}")
     return failed
 
 
 def run_point(folder: Path) -> str:
-    """Run ``fit`` as a process, from the last checkpoint if there is one; return how it ended.
+    """Run ``fit`` as a process, from the last checkpoint if there is one; return its accuracy.
 
     Args:
         folder: of the point.
+
+    Raises:
+        UsageError: another sweep runs this point.
+        CifnetError: it failed; the sentence says how.
     """
     command = [sys.executable, "-m", "cifnet_pl", "fit", "--ckpt_path", "last"]
     command += ["--config", str(folder / POINT)]
-    start = time.monotonic()
-    try:
-        with exclusive(folder / POINT), (folder / OUTPUT_LOG).open("ab") as log:
-            code = subprocess.run(command, stdout=log, stderr=log).returncode
-    except UsageError as error:  # another sweep runs this point
-        return str(error)
-    if code == 0:
-        (folder / FAILURE).unlink(missing_ok=True)
-        duration = timedelta(seconds=round(time.monotonic() - start))
-        return f"done in {duration}"
+    output = folder / OUTPUT_LOG
+    with exclusive(folder / POINT), output.open("ab") as log:
+        code = subprocess.run(command, stdout=log, stderr=log).returncode
     if code < 0:
-        return f"killed by {Signals(-code).name}"
-    said = (folder / OUTPUT_LOG).read_text(encoding="utf-8", errors="replace")
-    last_line = said.strip().rpartition("\n")[2]
-    return f"exit code {code}: {printable(last_line.removeprefix('cifnet: error: '))}"
+        raise CifnetError(f"killed by {Signals(-code).name}")
+    if code > 0:
+        said = output.read_text(encoding="utf-8", errors="replace")
+        last_line = said.strip().rpartition("\n")[2]
+        raise CifnetError(f"exit code {code}: {printable(last_line)}")
+    (folder / FAILURE).unlink(missing_ok=True)
+    return state(folder)
 
 
 # ---------------------------------------------------------------------- points
@@ -293,7 +274,7 @@ def run_point(folder: Path) -> str:
 def read_points(
     path: Path, overrides: Overrides = (), seeds: Sequence[int] = ()
 ) -> list[Point]:
-    """Return the points of a sweep file, in order, each configuration once.
+    """Return the points of a sweep file, in order.
 
     Args:
         path: YAML as :class:`Sweep` has it.
@@ -304,107 +285,98 @@ def read_points(
     Raises:
         UsageError: a file that is missing, is not YAML or is not a sweep; the sentence says where.
     """
-    try:
-        sweep = Sweep.model_validate(read_yaml(path))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "this"
-        raise UsageError(f"{path}: {where}: {first['msg']}") from error
+    sweep = _read(Sweep, path)
     base = {"model": {"class_path": "cifnet_pl.CIFNetModule"}}
-    base |= _read_config(path.parent / sweep.base)
-    seed_axis = []
-    for seed in seeds or sweep.seeds or ():
-        settings = {"seed_everything": seed, "data.class_order": seed}
-        seed_axis.append(Option.model_validate({"label": f"s{seed}", **settings}))
+    base |= _read(CONFIG, path.parent / sweep.base)
     parts = sweep.parts
     if {"data.source", "data.root"} & dict(overrides).keys():
-        parts = [parts[0].model_copy(update={"label": None})]
-    points: dict[str, Point] = {}
+        parts = parts[:1]
+        parts[0].label = ""
+    seed_axis = []
+    for seed in seeds or sweep.seeds:
+        settings: CONFIG = {"seed_everything": seed, "data.class_order": seed}
+        seed_axis.append(Option(label=f"s{seed}", **settings))
+    points = []
     for part in parts:
-        axes = {**part.axes, **sweep.axes}
-        if part.label:
-            axes = {"part": [Option(label=part.label)], **axes}
-        if seed_axis:
-            axes["seed"] = seed_axis
-        every = []
-        for options in axes.values():
-            files = [_of_files(option, path.parent) for option in options]
-            every.append([*itertools.chain.from_iterable(files)])
-        fixed = sweep.fixed | part.fixed
+        shared = Option(label=part.label, **sweep.fixed | part.fixed)
+        axes = {"part": [shared], **part.axes, **sweep.axes}
+        axes["seed"] = seed_axis or [Option()]
+        every = [_with_files(options, path.parent) for options in axes.values()]
         for chosen in itertools.product(*every):
             by_axis = dict(zip(axes, chosen, strict=True))
-            point = _point(base, fixed, by_axis, overrides)
-            points.setdefault(point.identity, point)
-    return list(points.values())
+            points.append(_point(base, by_axis, overrides))
+    return points
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    content = read_yaml(path)
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is not a configuration: expected keys and values")
-    return content
+def _read(kind: Any, path: Path) -> Any:
+    """Return the content of a YAML file as a type; UsageError says where it is none."""
+    try:
+        return TypeAdapter(kind).validate_python(read_yaml(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "content"
+        raise UsageError(f"{path}: {place}: {first['msg']}") from error
 
 
-def _of_files(option: Option, folder: Path) -> list[Option]:
-    """Return an option for each file of its pattern; UsageError for no such file."""
-    if option.config is None:
-        return [option]
-    pattern = folder / option.config
-    options = []
-    for file in sorted(pattern.parent.glob(pattern.name)):
-        update = {"config": file, "label": option.label or file.stem}
-        options.append(option.model_copy(update=update))
-    if not options:
-        raise UsageError(f"no file is called {pattern}")
-    return options
+def _with_files(options: Sequence[Option], folder: Path) -> list[Option]:
+    """Return the options of an axis, with one for each file of a pattern.
+
+    Raises:
+        UsageError: a pattern that no file has.
+    """
+    found = []
+    for option in options:
+        if option.config is None:
+            found.append(option)
+            continue
+        pattern = folder / option.config
+        files = sorted(pattern.parent.glob(pattern.name))
+        if not files:
+            raise UsageError(f"no file is called {pattern}")
+        for file in files:
+            update = {"config": file, "label": option.label or file.stem}
+            found.append(option.model_copy(update=update))
+    return found
 
 
-def _point(
-    base: Mapping[str, Any],
-    fixed: Mapping[str, Any],
-    options: Mapping[str, Option],
-    overrides: Overrides,
-) -> Point:
+def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) -> Point:
     """Return the point of some options.
 
     Args:
         base: configuration that it starts from.
-        fixed: settings by dotted name.
-        options: by axis; names and seeds of their files are not taken over.
+        options: by axis; seeds of their files are not taken over.
         overrides: those that do not hold for the point are ignored.
 
     Raises:
         UsageError: a class has no such setting.
     """
-    config = dict(base)
-    settings = dict(fixed)
-    kept: tuple[str, ...] = ()
+    config = copy.deepcopy(base)
+    settings: list[tuple[str, Any]] = []
+    has_own = False
     for option in options.values():
-        for name, value in (option.model_extra or {}).items():
-            settings.pop(name, None)  # what comes later is set later
-            settings[name] = value
+        settings += option.model_dump(exclude={"label", "config"}).items()
         if option.config is not None:
-            own = _read_config(option.config)
-            for name in ("experiment", "logs", "seed_everything"):
-                own.pop(name, None)
-            data = {**config.get("data", {}), **own.get("data", {})}
-            config |= {**own, "data": data}
-            kept = OWN_SETTINGS
-    config = copy.deepcopy(config)
-    for name, value in settings.items():
-        if not put(config, name, copy.deepcopy(value)):
+            own = _read(CONFIG, option.config)
+            own.pop("seed_everything", None)
+            own["data"] = config.get("data", {}) | own.get("data", {})
+            config |= own
+            has_own = True
+    for name, value in settings:
+        if not put(config, plain(name), value):
             raise UsageError(f"{name} cannot be set: there is no such option")
     ignored = []
     for name, text in overrides:
         value = yaml_value(f"--{name}", text)
-        if plain(name) in kept or not put(config, name, value):
+        path = plain(name)
+        is_kept = has_own and path in OWN_SETTINGS
+        if is_kept or not put(config, path, value):
             ignored.append(name)
-    labels = {axis: option.label for axis, option in options.items()}
+    labels = {axis: option.label for axis, option in options.items() if option.label}
     return Point(config, labels, ignored)
 
 
-def put(config: dict[str, Any], name: str, value: Any) -> bool:
-    """Set a dotted name in a configuration; ``init_args`` may be left out of the name.
+def put(config: CONFIG, name: str, value: Any) -> bool:
+    """Set a dotted name in a configuration; ``init_args`` is left out of the name.
 
     Args:
         config: the configuration; it is changed in place.
@@ -422,25 +394,17 @@ def put(config: dict[str, Any], name: str, value: Any) -> bool:
         >>> config["model"]["head"]["init_args"]
         {'ridge': 0.1}
     """
-    steps = plain(name).split(".")
-    if steps[0] == "data" and len(steps) > 1:
-        known = arguments_of(DATA_MODULE)
-        if known is not None and steps[1] not in known:
+    step, _, rest = name.partition(".")
+    if "class_path" in config and step != "class_path":
+        known = arguments_of(str(config["class_path"]))
+        if known is not None and step not in known:
             return False
-    inner: Any = config
-    for step in steps:
-        part = inner
-        if not isinstance(part, dict):
-            return False
-        if "class_path" in part and step != "class_path":
-            known = arguments_of(str(part["class_path"]))
-            if known is not None and step not in known:
-                return False
-            part["init_args"] = part.get("init_args") or {}
-            part = part["init_args"]
-        inner = part.setdefault(step, {})
-    part[step] = value
-    return True
+        config = config.setdefault("init_args", {})
+    if not rest:
+        config[step] = value
+        return True
+    inner = config.setdefault(step, {})
+    return isinstance(inner, dict) and put(inner, rest, value)
 
 
 def choose(
@@ -456,35 +420,32 @@ def choose(
     Raises:
         UsageError: a label that no point has, or no point that has these labels.
     """
-    known = {label for point in points for label in point.labels.values()}
-    for label in (*only, *without):
-        if label not in known:
-            raise unknown_name("label of the sweep", label, known)
-    named = set()
-    for point in points:
-        named |= {axis for axis, label in point.labels.items() if label in only}
-    chosen = []
-    for point in points:
-        is_wanted = all(point.labels.get(axis) in only for axis in named)
-        if is_wanted and set(without).isdisjoint(point.labels.values()):
-            chosen.append(point)
+    import pandas as pd  # here: help need not wait for it
+
+    labels = pd.DataFrame([point.labels for point in points])
+    known = set(labels.stack())
+    for label in {*only, *without} - known:
+        raise unknown_name("label of the sweep", label, known)
+    has_label = labels.isin(only)
+    is_wanted = has_label.loc[:, has_label.any()].all(axis="columns")
+    is_left_out = labels.isin(without).any(axis="columns")
+    chosen = list(itertools.compress(points, is_wanted & ~is_left_out))
     if not chosen:
         raise UsageError("no point has these labels: see --dry_run without them")
     return chosen
 
 
-def print_ignored(overrides: Overrides, points: Sequence[Point]) -> None:
+def print_ignored(points: Sequence[Point]) -> None:
     """Print a sentence for each override that does not hold for some points.
 
     Raises:
         UsageError: one that holds for no point.
     """
-    for name, _ in overrides:
-        without = [point.name for point in points if name in point.ignored]
-        if len(without) == len(points):
+    every = itertools.chain.from_iterable(point.ignored for point in points)
+    for name, count in Counter(every).items():
+        if count == len(points):
             raise UsageError(
                 f"--{name} fits no point: their classes have no such option, or their own"
                 " configurations set it"
             )
-        if without:
-            print_text(f"--{name} is not for {len(without)} points: {listed(without)}")
+        print_text(f"--{name} is not for {number_of(count, 'point')}")

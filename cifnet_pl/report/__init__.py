@@ -17,10 +17,10 @@ TITLE = "Class-incremental learning: results"
 
 
 def report(
-    runs: list[str],
-    output: str = "report",
+    runs: Sequence[str | Path],
+    output: str | Path = "report",
     external: str | None = None,
-    compare: list[str] | None = None,
+    compare: Sequence[str] | None = None,
 ) -> None:
     """Make tables and figures of finished runs, and replace an earlier report at ``output``.
 
