@@ -58,6 +58,9 @@ OWN_SETTINGS = ("model.backbone", "model.architecture")
 A trained method keeps its backbone where the command line gives the frozen one of the others.
 """
 
+DATA_MODULE = "cifnet_pl.data.datamodule.CIFNetDataModule"
+"""Class of the section ``data``, which names none."""
+
 CONFIG = dict[str, Any]
 """Type of a configuration: sections by name."""
 
@@ -376,13 +379,14 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     return Point(config, labels, ignored)
 
 
-def put(config: CONFIG, name: str, value: Any) -> bool:
+def put(config: CONFIG, name: str, value: Any, kind: str = "") -> bool:
     """Set a dotted name in a configuration; ``init_args`` is left out of the name.
 
     Args:
         config: the configuration; it is changed in place.
         name: dotted name.
         value: of the setting.
+        kind: class of the configuration where it names none.
 
     Returns:
         Whether there is such a setting: no class on the way lacks it, as RidgeHead lacks
@@ -397,15 +401,21 @@ def put(config: CONFIG, name: str, value: Any) -> bool:
     """
     step, _, rest = name.partition(".")
     if "class_path" in config and step != "class_path":
-        known = arguments_of(str(config["class_path"]))
+        kind = str(config["class_path"])
+        config = config.setdefault("init_args", {})
+    if kind:
+        known = arguments_of(kind)
         if known is not None and step not in known:
             return False
-        config = config.setdefault("init_args", {})
     if not rest:
         config[step] = value
         return True
     inner = config.setdefault(step, {})
-    return isinstance(inner, dict) and put(inner, rest, value)
+    if step == "data":
+        kind = DATA_MODULE
+    else:
+        kind = ""
+    return isinstance(inner, dict) and put(inner, rest, value, kind)
 
 
 def choose(

@@ -190,6 +190,7 @@ def test_overrides_win(tmp_path: Path, capsys) -> None:
         ({"seeds": [1.5]}, "seeds.0: .* integer"),
         ({"base": None}, "base: "),
         ({"fixed": {"data.source.name": 1}}, "source.name cannot be set"),
+        ({"fixed": {"data.clases_per_task": 1}}, "clases_per_task cannot be set"),
         ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "no file is called .*none_"),
     ],
 )
