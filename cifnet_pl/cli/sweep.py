@@ -137,8 +137,8 @@ class Point:
     @property
     def name(self) -> str:
         """The name of its experiment; it ends in ``identity``."""
-        labels = [slug(label, keep="A-Z.+") for label in self.labels.values()]
-        return "-".join([*labels, self.identity])
+        words = [*self.labels.values(), self.identity]
+        return slug("-".join(words), keep="A-Z.+-")
 
 
 def sweep(
@@ -253,11 +253,12 @@ def run_point(folder: Path) -> str:
         UsageError: another sweep runs this point.
         CifnetError: it failed; the sentence says how.
     """
+    point = folder / POINT
     command = [sys.executable, "-m", "cifnet_pl", "fit", "--ckpt_path", "last"]
-    command += ["--config", str(folder / POINT)]
     output = folder / OUTPUT_LOG
-    with exclusive(folder / POINT), output.open("ab") as log:
-        code = subprocess.run(command, stdout=log, stderr=log).returncode
+    with exclusive(point), output.open("ab") as log:
+        words = [*command, "--config", str(point)]
+        code = subprocess.run(words, stdout=log, stderr=log).returncode
     if code < 0:
         raise CifnetError(f"killed by {Signals(-code).name}")
     if code > 0:

@@ -74,9 +74,11 @@ def decode_square(
 def _resized(pixels: np.ndarray, scale: float) -> np.ndarray:
     """Resize pixels (h, w, 3) uint8 by torch, bicubic and antialiased."""
     # NumPy copies and transposes: torch would divide a copy among its threads, which wait for each
-    # other. In this order of steps torch knows the channels to be last, which is fast.
+    # other. By the strides of this order of steps torch knows the channels to be last, which is
+    # fast; ``whole[None]`` has another first stride.
     whole = np.ascontiguousarray(pixels)
-    image = torch.from_numpy(whole[None].transpose(0, 3, 1, 2))
+    batch = whole.reshape(1, *whole.shape)
+    image = torch.from_numpy(batch.transpose(0, 3, 1, 2))
     safe = scale * (1 + 1e-9)  # lest torch round the size of the result down
     small = interpolate(
         image, scale_factor=(safe, safe), mode="bicubic", antialias=True

@@ -21,6 +21,8 @@ def test_class_order(tmp_path: Path, monkeypatch, capsys):
     style = {"default_style": "'", "default_flow_style": True, "width": 1000}
     order = yaml.safe_dump(NAMES, **style).strip()
     names = ["--data.class_order", order, "--experiment", "1e5", "--logs", "010"]
+    # A callback of Lightning that has a member of an enumeration among its options.
+    names += ["--trainer.callbacks+=Timer", "--trainer.callbacks.duration=01:00:00:00"]
     assert main(["fit", *SMALL.split(), *names]) == 0
     run = Path("010") / "1e5" / "version_0"
     config = yaml.safe_load((run / "config.yaml").read_text())
