@@ -264,7 +264,7 @@ def run_point(folder: Path) -> str:
         code = subprocess.run(words, stdout=log, stderr=log).returncode
     if code < 0:
         raise CifnetError(f"killed by {Signals(-code).name}")
-    if code > 0:
+    if code or not state(folder):
         said = output.read_text(encoding="utf-8", errors="replace")
         last_line = said.strip().rpartition("\n")[2]
         raise CifnetError(f"exit code {code}: {printable(last_line)}")
@@ -436,7 +436,7 @@ def choose(
     import pandas as pd  # here: help need not wait for it
 
     labels = pd.DataFrame([point.labels for point in points])
-    known = set(labels.stack())
+    known = set(labels.stack().dropna())
     for label in {*only, *without} - known:
         raise unknown_name("label of the sweep", label, known)
     has_label = labels.isin(only)
