@@ -155,7 +155,8 @@ def _add(
         spellings.append("--model.engine")
         options["metavar"] = "ENGINE"  # its values twice would not fit a terminal
     once = dict.fromkeys(spellings)
-    parser.add_argument(*once, dest=parameter.name, **options)
+    action = parser.add_argument(*once, dest=parameter.name, **options)
+    action.metavar = action.metavar or name.upper()
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

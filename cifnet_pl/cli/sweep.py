@@ -379,14 +379,13 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     return Point(config, labels, ignored)
 
 
-def put(config: CONFIG, name: str, value: Any, kind: str = "") -> bool:
+def put(config: CONFIG, name: str, value: Any) -> bool:
     """Set a dotted name in a configuration; ``init_args`` is left out of the name.
 
     Args:
         config: the configuration; it is changed in place.
         name: dotted name.
         value: of the setting.
-        kind: class of the configuration where it names none.
 
     Returns:
         Whether there is such a setting: no class on the way lacks it, as RidgeHead lacks
@@ -400,22 +399,25 @@ def put(config: CONFIG, name: str, value: Any, kind: str = "") -> bool:
         {'ridge': 0.1}
     """
     step, _, rest = name.partition(".")
+    option = rest.partition(".")[0]
+    if step == "data" and rest and not _is_option(DATA_MODULE, option):
+        return False
     if "class_path" in config and step != "class_path":
-        kind = str(config["class_path"])
-        config = config.setdefault("init_args", {})
-    if kind:
-        known = arguments_of(kind)
-        if known is not None and step not in known:
+        if not _is_option(str(config["class_path"]), step):
             return False
+        config["init_args"] = config.get("init_args") or {}
+        config = config["init_args"]
     if not rest:
         config[step] = value
         return True
     inner = config.setdefault(step, {})
-    if step == "data":
-        kind = DATA_MODULE
-    else:
-        kind = ""
-    return isinstance(inner, dict) and put(inner, rest, value, kind)
+    return isinstance(inner, dict) and put(inner, rest, value)
+
+
+def _is_option(class_path: str, name: str) -> bool:
+    """Return whether a class has an option; a class that cannot be imported has any."""
+    known = arguments_of(class_path)
+    return known is None or name in known
 
 
 def choose(

@@ -349,8 +349,6 @@ def interval_text(interval: Interval | None, *facts: str) -> str:
     parts = list(facts)
     if interval is not None:
         parts.insert(0, f"{interval.low:.0f} to {interval.high:.0f}")
-    if not parts:
-        return ""
     return f" ({'; '.join(parts)})"
 
 
@@ -415,7 +413,7 @@ def forecast(share: float, groups: int) -> Interval:
     return Interval(100 * low / groups, 100 * high / groups)
 
 
-def of_groups(estimate: Estimate | None, groups: Tensor | None) -> Estimate | None:
+def of_groups(estimate: Estimate | None, groups: Tensor) -> Estimate | None:
     """Return an accuracy with the interval that as few groups as there may be would show.
 
     Where hardly any sample is predicted wrongly, errors do not tell whether images come in groups.
@@ -424,7 +422,7 @@ def of_groups(estimate: Estimate | None, groups: Tensor | None) -> Estimate | No
         estimate: of an accuracy.
         groups: (n,) of the samples.
     """
-    if estimate is None or groups is None:
+    if estimate is None:
         return estimate
     expected = forecast(estimate.accuracy / 100, len(torch.unique(groups)))
     return Estimate(estimate.accuracy, expected)

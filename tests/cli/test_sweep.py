@@ -190,7 +190,6 @@ def test_overrides_win(tmp_path: Path, capsys) -> None:
         ({"seeds": [1.5]}, "seeds.0: .* integer"),
         ({"base": None}, "base: "),
         ({"fixed": {"data.source.name": 1}}, "source.name cannot be set"),
-        ({"fixed": {"data.clases_per_task": 1}}, "clases_per_task cannot be set"),
         ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "no file is called .*none_"),
     ],
 )
@@ -376,9 +375,9 @@ def test_an_option_of_some_points_is_for_those(tmp_path, run):
     assert made["wide"]["init_args"]["head"]["init_args"] == {"width": 64}
     assert "width" not in made["own"]["init_args"]["head"]["init_args"]
     assert made["bare"]["init_args"]["buffer"] is None
-    assert "--model.head.width fits no point" in run(
-        "--model.head.width", "64", "--only", "own", code=2
-    )
+    for name in ("model.head.width", "data.colour"):
+        words = (f"--{name}", "64", "--only", "own")
+        assert f"--{name} fits no point" in run(*words, code=2)
 
 
 def test_a_killed_point_says_what_happened(tmp_path, monkeypatch, capsys):
