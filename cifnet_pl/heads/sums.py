@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cifnet_pl.heads.base import Dtype, Head
 from cifnet_pl.statistics import ClassDistances, Sums, augment
+from cifnet_pl.statistics.leaving_out import ROWS_PER_STEP
 from cifnet_pl.utilities.errors import UsageError
 
 
@@ -77,7 +78,11 @@ class SumsHead(Head):
         self.sums.grow(new)
 
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
-        self._open_increment().add(self._features(z), columns, weight)
+        increment = self._open_increment()
+        # Features may be many times as wide as embeddings.
+        parts = [rows.split(ROWS_PER_STEP) for rows in (z, columns, weight)]
+        for part, own_columns, own_weight in zip(*parts, strict=True):
+            increment.add(self._features(part), own_columns, own_weight)
 
     def _count_duplicates(self, count: int) -> None:
         increment = self._open_increment()

@@ -22,17 +22,47 @@ PER_CLASS = ("class_sums", "counts", "class_grams")
 """Buffers of :class:`Sums` with a row for each class; the last is None without ``per_class``."""
 
 
-def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the symmetric ``leftᵀ right`` to ``gram`` on and below the diagonal, block by block.
+def add_product_(packed: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the symmetric ``leftᵀ right`` (p, p) to a packed matrix, in place, block by block.
+
+    The format is LAPACK's rectangular full packed one (``TRANSR = N, UPLO = L``): the last columns
+    of the lower triangle are as short as the free corner above its first ones, which holds them
+    transposed.
 
     Args:
-        gram: (p, p).
-        left, right: (n, p), in the dtype of ``gram``.
+        packed: (rows, columns) of :func:`packed_shape`.
+        left, right: (n, p), in the dtype of ``packed``.
+
+    Example:
+        >>> rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> packed = torch.zeros(packed_shape(2))
+        >>> add_product_(packed, rows, rows)
+        >>> unpack(packed, 2).equal(rows.T @ rows)
+        True
     """
-    for start, stop in _blocks(len(gram)):
-        left_columns = left[:, start:stop]
-        right_columns = right[:, :stop]
-        gram[start:stop, :stop].addmm_(left_columns.T, right_columns)
+    width = left.shape[1]
+    rows, columns = packed.shape
+    rest = width - columns
+    # The first columns as they are, the last ones transposed.
+    first_columns = packed[rows - width :]
+    _add_triangle_(first_columns.T, right, left)
+    corner = packed[:rest, columns - rest :]
+    _add_triangle_(corner, left[:, columns:], right[:, columns:])
+
+
+def _add_triangle_(target: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``leftᵀ right`` to ``target`` on and above the diagonal; what is below is not changed.
+
+    Args:
+        target: (r, p), a view of a packed matrix that holds other numbers below the diagonal.
+        left: (n, r) or more columns, of which the first r are used.
+        right: (n, p).
+    """
+    for start, stop in _blocks(len(target)):
+        own = left[:, start:stop].T
+        block = own @ right[:, start:stop]
+        target[start:stop, start:stop] += block.triu()
+        target[start:stop, stop:].addmm_(own, right[:, stop:])
 
 
 def mirror_(gram: Tensor) -> Tensor:
@@ -61,37 +91,6 @@ def packed_shape(width: int) -> tuple[int, int]:
     rows = width + 1 - width % 2
     columns = (width + 1) // 2
     return rows, columns
-
-
-def pack(matrix: Tensor) -> Tensor:
-    """Pack the lower triangle of a symmetric matrix, in LAPACK's rectangular full packed format.
-
-    The last columns of a triangle are as short as the free corner above its first ones, which holds
-    them transposed (``TRANSR = N, UPLO = L``).
-
-    Args:
-        matrix: (p, p); only the lower triangle is read.
-
-    Returns:
-        (rows, columns) of :func:`packed_shape`.
-
-    Example:
-        >>> square = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
-        >>> pack(square).shape
-        torch.Size([3, 1])
-        >>> unpack(pack(square), 2).equal(square)
-        True
-    """
-    width = len(matrix)
-    rows, columns = packed_shape(width)
-    shift = rows - width
-    rest = width - columns
-    packed = matrix.new_empty(rows, columns)
-    packed[shift:] = matrix[:, :columns]
-    corner = packed[:rest, columns - rest :]
-    other_half = matrix[columns:, columns:].T
-    corner.copy_(other_half.triu() + corner.tril(-1))
-    return packed
 
 
 def unpack(packed: Tensor, width: int) -> Tensor:
@@ -137,8 +136,8 @@ class Sums(GrowingModule):
         seen: () int64, number of distinct rows in all, whether or not they belong to one of the
             classes; known duplicates do not count.
         mass: () ``Σ ω`` over all rows.
-        packed_gram: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed (:func:`pack`). Read
-            ``gram``.
+        packed_gram: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed as
+            :func:`add_product_` has it. Read ``gram``.
         class_grams: with ``per_class`` only, (C, …), ``Σ_{y=c} ω x xᵀ``, packed. Dropped with their
             class.
 
@@ -251,16 +250,13 @@ class Sums(GrowingModule):
         weighted = x * weight[:, None]
         self.mass += weight.sum()
         if self.has_gram:
-            square = self.gram
-            add_lower_(square, weighted, x)
-            self.packed_gram = pack(square)
+            add_product_(self.packed_gram, weighted, x)
         self.class_sums.index_add_(0, index, weighted)
         self.counts += torch.bincount(index, minlength=len(self.counts))
         if self.per_class:
             for c in torch.unique(index).tolist():
                 rows = index == c
-                products = weighted[rows].T @ x[rows]
-                self.class_grams[c] += pack(products)
+                add_product_(self.class_grams[c], weighted[rows], x[rows])
 
     # ------------------------------------------------------------------ other sums
 
@@ -308,8 +304,7 @@ class Sums(GrowingModule):
         Args:
             rows: (n, p).
         """
-        products = rows.T @ rows
-        self.packed_gram.sub_(pack(products))
+        add_product_(self.packed_gram, -rows, rows)
 
     def keep(self, columns: Tensor) -> None:
         """Drop all classes but those in ``columns``; their rows stay in ``gram``, without class."""
