@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from cifnet_pl.utilities.files import CACHE_VARIABLE, user_cache, write_bytes
+from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, one_line
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,9 @@ EngineChoice = Literal["auto", "torch", "onnxruntime"]
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 """Packages that running a network of torch in ONNX Runtime needs."""
+
+CACHE_VARIABLE = "CIFNET_CACHE"
+"""Environment variable that names another folder than ``~/.cache/cifnet_pl``."""
 
 ENGINE_TOLERANCE = 1e-4
 """Largest difference between the engines, relative to the largest value of the embeddings."""
@@ -190,8 +193,9 @@ def graph_file(backbone: Embeds) -> Path | None:
     identity = f"{backbone.name} {backbone.architecture} {backbone.sha256}"
     parts = (identity, *versions, platform.machine())
     digest = hashlib.sha256(repr(parts).encode())
+    cache = os.environ.get(CACHE_VARIABLE) or "~/.cache/cifnet_pl"
     try:
-        return user_cache() / "graphs" / f"{digest.hexdigest()[:32]}.onnx"
+        return expanded(cache) / "graphs" / f"{digest.hexdigest()[:32]}.onnx"
     except UsageError:
         return None
 

@@ -198,10 +198,10 @@ class CIFNetHead(Head):
             latest.stale.fill_(True)
             if self.update_past:
                 for cohort in self._cohorts[:-1]:
-                    cohort.sums.add_gram_of(self.increment)
+                    cohort.sums.add_rows_of(self.increment)
                     cohort.stale.fill_(True)
         if self.past_increment is not None:
-            latest.sums.add_gram_of(self.past_increment)
+            latest.sums.add_rows_of(self.past_increment)
             latest.past += self.past_increment.seen
             latest.past_weight = self.past_shown
             latest.stale.fill_(True)

@@ -117,28 +117,6 @@ class Calibration(GrowingModule):
 
     # ------------------------------------------------------------------ which samples calibrate
 
-    def samples(
-        self, head: Head, stored: BufferSamples | None
-    ) -> CalibrationSamples | None:
-        """Return the samples to calibrate a head by: images not learned, else buffer samples.
-
-        Args:
-            head: solved.
-            stored: the samples in the buffer; None without any.
-
-        Returns:
-            None without any.
-        """
-        if len(self.y):
-            return CalibrationSamples(head, self.z, self.y, learned=False)
-        if stored is None:
-            return None
-        counted = self.counted(stored.y, stored.key)
-        groups = None
-        if len(self.groups) == len(stored.y):
-            groups = self.groups
-        return CalibrationSamples(head, stored.z, stored.y, groups, counted=counted)
-
     def exclude_selected(self, key: Tensor) -> None:
         """Exclude learned images that were selected among others from the calibration.
 
