@@ -207,25 +207,27 @@ class CIFNetHead(Head):
             latest.stale.fill_(True)
         self._discard()
 
+    @in_full_precision
     def refresh(self) -> None:
         """Solve the cohorts that are out of date."""
-        self.weights()
+        if self._weights is not None:
+            return
+        size = (self.in_features + 1, 0)
+        none = torch.zeros(size, dtype=self.dtype, device=self.labels.device)
+        parts = [none]
+        for cohort in self._cohorts:
+            if cohort.stale:
+                self._solve_cohort(cohort)
+            parts.append(cohort.weights)
+        self._weights = torch.cat(parts, dim=1)
 
-    @in_full_precision
     def weights(self) -> Tensor:
         """Return (d+1, C) weights of all classes in column order, row 0 the bias.
 
         Cohorts that are out of date are solved first.
         """
-        if self._weights is None:
-            size = (self.in_features + 1, 0)
-            none = torch.zeros(size, dtype=self.dtype, device=self.labels.device)
-            parts = [none]
-            for cohort in self._cohorts:
-                if cohort.stale:
-                    self._solve_cohort(cohort)
-                parts.append(cohort.weights)
-            self._weights = torch.cat(parts, dim=1)
+        self.refresh()
+        assert self._weights is not None
         return self._weights
 
     def _solve_cohort(self, cohort: Cohort) -> None:
@@ -279,7 +281,7 @@ class CIFNetHead(Head):
 
     def ridge_choices(self) -> list[RidgeChoice]:
         """Return the ridge of each class, in column order; solves cohorts that are out of date."""
-        self.weights()
+        self.refresh()
         choices = []
         for cohort in self._cohorts:
             for ridge in cohort.ridge_used.tolist():
@@ -290,39 +292,24 @@ class CIFNetHead(Head):
         scores = self._scores(z)
         x = augment(z)
         targets = signed_targets(columns, len(self.labels), self.limit)
+        positive, negative = self.slopes
         parts: list[LeftOut] = []
         start = 0
         for cohort in self._cohorts:
             own = slice(start, start + len(cohort.sums.counts))
             weight = self._weights_in(cohort, columns, own)
-            parts += self._leaving_out_of(
-                cohort, x, scores[:, own], targets[:, own], weight
-            )
             start = own.stop
+            for served, gram in self._gram_per_columns(cohort):
+                ridge = cohort.ridge_used[served][0].item()
+                whitened = whitened_rows(gram, self._penalty(gram, ridge), x)
+                own_targets = targets[:, own][:, served]
+                # Both slopes are equal unless each class has a system of its own, of one column.
+                is_positive = (own_targets[:, 0] > 0).double()
+                slope = negative + (positive - negative) * is_positive
+                learned = LearnedRows(whitened, weight=slope * weight)
+                own_scores = scores[:, own][:, served]
+                parts.append(partial(learned.scores, own_scores, own_targets))
         return lambda groups: torch.cat([left_out(groups) for left_out in parts], dim=1)
-
-    def _leaving_out_of(
-        self, cohort: Cohort, x: Tensor, scores: Tensor, targets: Tensor, weight: Tensor
-    ) -> Iterator[LeftOut]:
-        """Yield the leave-one-group-out scores of learned samples, for each Gram matrix.
-
-        Args:
-            cohort: solved.
-            x: (n, d+1) ``[1; z]`` of the samples.
-            scores: (n, C_j) of the cohort's classes.
-            targets: (n, C_j), ±L.
-            weight: (n,) of each sample in the cohort's sums; 0 where it was never seen.
-        """
-        positive, negative = self.slopes
-        for columns, gram in self._gram_per_columns(cohort):
-            ridge = cohort.ridge_used[columns][0].item()
-            whitened = whitened_rows(gram, self._penalty(gram, ridge), x)
-            own_targets = targets[:, columns]
-            # Both slopes are equal unless each class has a system of its own, of one column.
-            is_positive = (own_targets[:, 0] > 0).double()
-            slope = negative + (positive - negative) * is_positive
-            learned = LearnedRows(whitened, weight=slope * weight)
-            yield partial(learned.scores, scores[:, columns], own_targets)
 
     def _weights_in(self, cohort: Cohort, columns: Tensor, own: slice) -> Tensor:
         """Return the weight (n,) float64 of samples in the sums of a cohort.

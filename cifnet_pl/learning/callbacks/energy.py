@@ -74,9 +74,30 @@ class EnergyMonitor(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the node's tracker."""
         is_first = trainer.local_rank == 0 and self._tracker is None
-        if self.enabled and stage == "fit" and is_first:
-            with self._guarded():
-                self._start(trainer)
+        if not self.enabled or stage != "fit" or not is_first:
+            return
+        with self._guarded():
+            logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
+            from codecarbon import OfflineEmissionsTracker
+
+            gpus = None
+            if trainer.strategy.root_device.type == "cuda":
+                gpus = physical_gpus(trainer.device_ids)
+            self._tracker = OfflineEmissionsTracker(
+                country_iso_code=self.country_iso_code,
+                save_to_file=False,
+                allow_multiple_runs=True,
+                log_level=logging.CRITICAL,
+                tracking_mode=self.tracking_mode,
+                gpu_ids=gpus,
+            )
+            self._tracker.start()
+            hardware = self._tracker._hardware
+            if gpus is None:
+                # Not by an empty ``gpu_ids``, which means all GPUs to CodeCarbon.
+                hardware = [part for part in hardware if type(part).__name__ != "GPU"]
+                self._tracker._hardware = hardware
+            self.source = energy_source(hardware)
 
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
@@ -142,29 +163,6 @@ class EnergyMonitor(Callback):
             self._tracker = None
 
     # ------------------------------------------------------------------ the tracker
-
-    def _start(self, trainer: Trainer) -> None:
-        logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
-        from codecarbon import OfflineEmissionsTracker
-
-        gpus = None
-        if trainer.strategy.root_device.type == "cuda":
-            gpus = physical_gpus(trainer.device_ids)
-        self._tracker = OfflineEmissionsTracker(
-            country_iso_code=self.country_iso_code,
-            save_to_file=False,
-            allow_multiple_runs=True,
-            log_level=logging.CRITICAL,
-            tracking_mode=self.tracking_mode,
-            gpu_ids=gpus,
-        )
-        self._tracker.start()
-        hardware = self._tracker._hardware
-        if gpus is None:
-            # Not by an empty ``gpu_ids``, which means all GPUs to CodeCarbon.
-            hardware = [part for part in hardware if type(part).__name__ != "GPU"]
-            self._tracker._hardware = hardware
-        self.source = energy_source(hardware)
 
     def _since_last(self) -> Tensor:
         """Return the energy since the last call, by component; NaN if nothing is measured."""
