@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from cifnet_pl.utilities.errors import CifnetError, refusal
+from cifnet_pl.utilities.errors import CifnetError, refusal, unknown_name
 from cifnet_pl.utilities.text import print_text
 from cifnet_pl.utilities.version import __version__
 
@@ -92,7 +92,10 @@ def _run(words: list[str]) -> None:
             usual = signal.SIG_DFL
         with _interrupting(signal.SIGTERM, usual):
             commands.run_command(words[0], words[1:])
-    elif words[0] in commands.TRAINER_COMMANDS and commands.topic_of(words[1:]) == "":
+    elif words[0] not in commands.TRAINER_COMMANDS:
+        known = [*commands.TRAINER_COMMANDS, *commands.COMMANDS]
+        raise unknown_name("sub-command", words[0], known)
+    elif commands.topic_of(words[1:]) == "":
         print(commands.usual_help(words[0]))
     else:
         from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import

@@ -32,7 +32,7 @@ from cifnet_pl.report.runs import read_runs
 
 def curves(name: str, runs: str) -> pd.DataFrame:
     """Mean and deviation of A_k over the runs, by name and classes seen; prints Ā and A_K."""
-    complete, _ = read_runs([runs])
+    complete, _ = read_runs([Path(runs)])
     tasks = pd.concat([run.tasks for run in complete])
     finals = pd.DataFrame([run.summary for run in complete])[["A_bar", "A_K", "ece"]]
     print(name, len(complete), "runs", finals.agg(["mean", "std"]).round(2).to_dict())

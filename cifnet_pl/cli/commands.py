@@ -88,9 +88,7 @@ def run_command(command: str, args: Sequence[str]) -> None:
     options = vars(parser_of(function).parse_args(args))
     for name, value in options.items():
         if value == "" or (isinstance(value, list) and "" in value):
-            raise UsageError(f"'{name}' is empty: give a value")
-    if "class" in options:
-        options["class_"] = options.pop("class")  # a keyword of Python
+            raise UsageError(f"'{name.rstrip('_')}' is empty: give a value")
     function(**options, **more)
 
 
@@ -144,7 +142,7 @@ def _add(
         options |= {"type": str, "nargs": "+", "action": "extend"}
     elif kind is bool:
         options |= {"nargs": "?", "const": True}
-    name = parameter.name.rstrip("_")
+    name = parameter.name.rstrip("_")  # of class_, as class is a keyword of Python
     if name in BY_POSITION:
         parser.add_argument(name, **options)
         return
@@ -152,13 +150,13 @@ def _add(
         options["required"] = True
     else:
         options["default"] = parameter.default
-    spellings = [f"--{name}"]
-    if "_" in name:
-        spellings.append(f"--{name.replace('_', '-')}")
+    spellings = [f"--{name}", f"--{name.replace('_', '-')}"]
     if name == "engine":  # as runs have it
         spellings.append("--model.engine")
         options["metavar"] = "ENGINE"  # its values twice would not fit a terminal
-    parser.add_argument(*spellings, **options)
+    once = dict.fromkeys(spellings)
+    action = parser.add_argument(*once, dest=parameter.name, **options)
+    action.metavar = action.metavar or name.upper()
 
 
 def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -247,11 +245,7 @@ def help_on_topic(text: str, topic: str) -> str:
     sections = text.strip().split("\n\n")
     if topic == "all":
         # Lightning's own options last.
-        sections.sort(key=lambda section: _is_on_topic(section, "trainer"))
+        sections.sort(key=lambda section: "\n  --trainer" in section)
     else:
-        sections = [section for section in sections if _is_on_topic(section, topic)]
+        sections = [section for section in sections if f"\n  --{topic}" in section]
     return "\n\n".join(sections) + "\n"
-
-
-def _is_on_topic(section: str, topic: str) -> bool:
-    return re.search(rf"^  --{topic}\b", section, re.MULTILINE) is not None

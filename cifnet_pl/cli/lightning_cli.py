@@ -25,7 +25,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-from cifnet_pl.cli.commands import COMMANDS, TRAINER_COMMANDS, help_on_topic, topic_of
+from cifnet_pl.cli.commands import TRAINER_COMMANDS, help_on_topic, topic_of
 from cifnet_pl.cli.configs import with_recommended
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
@@ -62,11 +62,9 @@ from cifnet_pl.utilities.errors import (
     UsageError,
     explained,
     refusal,
-    unknown_name,
 )
 from cifnet_pl.utilities.files import dump_yaml, is_first_process, write_text
 from cifnet_pl.utilities.plugins import current_folder_importable
-from cifnet_pl.utilities.text import one_line
 
 DEFAULT_MODEL = {
     "class_path": "cifnet_pl.CIFNetModule",
@@ -80,6 +78,9 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
     "logger": False,
 }
+
+
+UNFIT = "the options of trainer do not fit"
 
 
 class CLIParser(OneSentence, LightningArgumentParser):
@@ -220,7 +221,7 @@ class CIFNetCLI(LightningCLI):
             plugins.append(LightningEnvironment())
         kwargs["plugins"] = plugins
         wrong = (ValueError, TypeError, RuntimeError)
-        with explained(UsageError, "the options of trainer do not fit", *wrong):
+        with explained(UsageError, UNFIT, *wrong):
             trainer = super().instantiate_trainer(**kwargs)
         predictions = self.config_init.predictions
         if not predictions.every_task:
@@ -280,8 +281,6 @@ def run(args: list[str]) -> None:
         CifnetError: bad input; any other exception is a fault of the package.
     """
     command = args[0]
-    if command not in TRAINER_COMMANDS:
-        raise unknown_name("sub-command", command, [*TRAINER_COMMANDS, *COMMANDS])
     CLIParser.topic = topic_of(args) or "all"
     if CLIParser.topic == "model":
         args = [command, "--model.help", "CIFNetModule"]
@@ -290,7 +289,9 @@ def run(args: list[str]) -> None:
     if "MASTER_PORT" not in os.environ and not SLURMEnvironment.detect():
         become_first_process()  # whoever starts several processes says where they meet
     register_strategy()
-    with run_errors(), leaving_the_group(), ExitStack() as held:
+    # Lightning may refuse an option at any moment.
+    refused = explained(UsageError, UNFIT, MisconfigurationException)
+    with refused, run_errors(), leaving_the_group(), ExitStack() as held:
         words = with_clean_heads(with_recommended(args))
         with own_errors(), current_folder_importable():
             cli = CIFNetCLI(command, words[1:], held)
@@ -318,15 +319,10 @@ LOST_PROCESS_SIGNS = (
 def run_errors() -> Iterator[None]:
     """Within the block, raise CifnetError where a process is lost or a file cannot be written.
 
-    So, too, where Lightning refuses an option, which it may do at any moment. A signal ends the
-    program, as Lightning lets it pass for success or for an error.
+    A signal ends the program, as Lightning lets it pass for success or for an error.
     """
     try:
         yield
-    except MisconfigurationException as error:
-        raise UsageError(
-            f"the options of trainer do not fit: {one_line(error)}"
-        ) from error
     except SIGTERMException as error:
         raise SystemExit(128 + signal.SIGTERM) from error
     except SystemExit as error:

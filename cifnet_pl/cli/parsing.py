@@ -155,13 +155,14 @@ def own_errors() -> Iterator[None]:
         yield
     except (ValueError, TypeError) as error:
         cause: BaseException = error
-        inner: BaseException | None = error
-        while inner is not None and not isinstance(inner, CifnetError):
+        while inner := cause.__cause__ or cause.__context__:
             cause = inner
-            inner = inner.__cause__ or inner.__context__
-        if inner is None and "does not validate" in str(error).lower():
-            inner = UsageError(f"the model cannot be made: {failure(cause)}")
-        raise inner or error from None
+            if isinstance(cause, CifnetError):
+                raise cause from None
+        if "does not validate" in str(error).lower():
+            made = f"the model cannot be made: {failure(cause)}"
+            raise UsageError(made) from None
+        raise
 
 
 # ---------------------------------------------------------------------- arguments of a run

@@ -58,6 +58,9 @@ OWN_SETTINGS = ("model.backbone", "model.architecture")
 A trained method keeps its backbone where the command line gives the frozen one of the others.
 """
 
+DATA_MODULE = "cifnet_pl.data.datamodule.CIFNetDataModule"
+"""Class of the section ``data``, which names none."""
+
 CONFIG = dict[str, Any]
 """Type of a configuration: sections by name."""
 
@@ -137,8 +140,8 @@ class Point:
     @property
     def name(self) -> str:
         """The name of its experiment; it ends in ``identity``."""
-        labels = [slug(label, keep="A-Z.+") for label in self.labels.values()]
-        return "-".join([*labels, self.identity])
+        words = [*self.labels.values(), self.identity]
+        return slug("-".join(words), keep="A-Z.+-")
 
 
 def sweep(
@@ -253,14 +256,15 @@ def run_point(folder: Path) -> str:
         UsageError: another sweep runs this point.
         CifnetError: it failed; the sentence says how.
     """
+    point = folder / POINT
     command = [sys.executable, "-m", "cifnet_pl", "fit", "--ckpt_path", "last"]
-    command += ["--config", str(folder / POINT)]
     output = folder / OUTPUT_LOG
-    with exclusive(folder / POINT), output.open("ab") as log:
-        code = subprocess.run(command, stdout=log, stderr=log).returncode
+    with exclusive(point), output.open("ab") as log:
+        words = [*command, "--config", str(point)]
+        code = subprocess.run(words, stdout=log, stderr=log).returncode
     if code < 0:
         raise CifnetError(f"killed by {Signals(-code).name}")
-    if code > 0:
+    if code or not state(folder):
         said = output.read_text(encoding="utf-8", errors="replace")
         last_line = said.strip().rpartition("\n")[2]
         raise CifnetError(f"exit code {code}: {printable(last_line)}")
@@ -395,16 +399,25 @@ def put(config: CONFIG, name: str, value: Any) -> bool:
         {'ridge': 0.1}
     """
     step, _, rest = name.partition(".")
+    option = rest.partition(".")[0]
+    if step == "data" and rest and not _is_option(DATA_MODULE, option):
+        return False
     if "class_path" in config and step != "class_path":
-        known = arguments_of(str(config["class_path"]))
-        if known is not None and step not in known:
+        if not _is_option(str(config["class_path"]), step):
             return False
-        config = config.setdefault("init_args", {})
+        config["init_args"] = config.get("init_args") or {}
+        config = config["init_args"]
     if not rest:
         config[step] = value
         return True
     inner = config.setdefault(step, {})
     return isinstance(inner, dict) and put(inner, rest, value)
+
+
+def _is_option(class_path: str, name: str) -> bool:
+    """Return whether a class has an option; a class that cannot be imported has any."""
+    known = arguments_of(class_path)
+    return known is None or name in known
 
 
 def choose(
@@ -423,7 +436,7 @@ def choose(
     import pandas as pd  # here: help need not wait for it
 
     labels = pd.DataFrame([point.labels for point in points])
-    known = set(labels.stack())
+    known = set(labels.stack().dropna())
     for label in {*only, *without} - known:
         raise unknown_name("label of the sweep", label, known)
     has_label = labels.isin(only)

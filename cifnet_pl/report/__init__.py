@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cifnet_pl.utilities.files import expanded, write_bytes, write_text
+from cifnet_pl.utilities.files import expanded, rendered, write_bytes, write_text
 from cifnet_pl.utilities.text import number_of, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.report.results import Results
     from cifnet_pl.report.tables import ReportTable
+
+MARKDOWN = Path(__file__).parent / "templates" / "report.md"
 
 TITLE = "Class-incremental learning: results"
 
@@ -66,7 +68,7 @@ def write_report(
         comparisons: tables of :func:`cifnet_pl.report.comparison.compare_methods`.
     """
     from cifnet_pl.report.figures import all_pictures, render
-    from cifnet_pl.report.page import report_markdown, report_page
+    from cifnet_pl.report.page import TEMPLATES
     from cifnet_pl.report.results import warnings
     from cifnet_pl.report.tables import all_tables, report_notes
 
@@ -78,16 +80,16 @@ def write_report(
     for section in dict.fromkeys([*tables, *pictures]):
         own = tables.get(section, [])
         for table in own:
-            path = f"{folder}/tables/{table.name}"
-            write_text(Path(f"{path}.csv"), table.values.to_csv(index=False))
-            write_text(Path(f"{path}.tex"), table.to_latex())
-            write_text(Path(f"{path}.md"), table.to_markdown())
+            path = folder / "tables" / table.name
+            write_text(path.with_suffix(".csv"), table.values.to_csv(index=False))
+            write_text(path.with_suffix(".tex"), table.to_latex())
+            write_text(path.with_suffix(".md"), table.to_markdown())
         drawn = []
         for picture in pictures.get(section, []):
-            path = f"{folder}/figures/{picture.name}"
+            path = folder / "figures" / picture.name
             svg = render(picture.figure, "svg")
-            write_bytes(Path(f"{path}.svg"), svg)
-            write_bytes(Path(f"{path}.png"), render(picture.figure, "png"))
+            write_bytes(path.with_suffix(".svg"), svg)
+            write_bytes(path.with_suffix(".png"), render(picture.figure, "png"))
             drawn.append({"picture": picture, "svg": svg})
         if own or drawn:
             parts.append({"name": section, "tables": own, "pictures": drawn})
@@ -99,5 +101,6 @@ def write_report(
         "parts": parts,
         "notes": report_notes(results),
     }
-    write_text(folder / "report.md", report_markdown(content))
-    write_text(folder / "report.html", report_page(content))
+    write_text(folder / "report.md", rendered(MARKDOWN, **content))
+    page = TEMPLATES.get_template("page.html")
+    write_text(folder / "report.html", page.render(content))

@@ -28,9 +28,6 @@ RESAMPLES = 10_000
 SAME = 1e-8
 """Points of accuracy that are only rounding."""
 
-NOT_TESTED = 2
-"""In place of a difference, where a seed was not tested on an image."""
-
 
 def compare_methods(results: Results, names: Sequence[str]) -> list[ReportTable]:
     """Compare two methods wherever both were run on the same data.
@@ -70,8 +67,8 @@ def _groups_named(results: Results, name: str) -> list[pd.DataFrame]:
     """Return the last rows of the runs that one of two compared names stands for, by setting."""
     rows = last_rows(results.table)
     rows = rows[rows["origin"] != "published"]
-    with_backbone = rows["label"] + ", " + rows["backbone"]
-    named = rows[(rows["label"] == name) | (with_backbone == name)]
+    rows = rows.assign(with_backbone=rows["label"] + ", " + rows["backbone"])
+    named = rows[(rows["label"] == name) | (rows["with_backbone"] == name)]
     if named.empty:
         raise unknown_name("method for --compare", name, set(rows["label"]))
     # A seed that ran on two machines, or with and without the cache, counts once.
@@ -88,11 +85,11 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
     Args:
         a, b: the last rows of their runs; their backbones tell them apart where these differ.
     """
-    first = a["label"].iloc[0]
-    second = b["label"].iloc[0]
+    name = "label"
     if a["backbone"].iloc[0] != b["backbone"].iloc[0]:
-        first = f"{first}, {a['backbone'].iloc[0]}"
-        second = f"{second}, {b['backbone'].iloc[0]}"
+        name = "with_backbone"
+    first = a[name].iloc[0]
+    second = b[name].iloc[0]
     data = a["data"].iloc[0]
     both = a.merge(b, on="pair", suffixes=("_a", "_b"))
     predictions = {}
@@ -119,9 +116,9 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
         )
     rows = _over_seeds(both)
     if len(predictions) > 1:
-        rows.append(_over_seeds_and_images(list(predictions.values())))
+        rows.append(_over_images("seeds and images", list(predictions.values())))
     for seed, frame in predictions.items():
-        rows.append(_over_images(seed, frame))
+        rows.append(_over_images(f"images, seed {seed}", [frame]))
     names = {
         "first": f"{first} (%)",
         "second": f"{second} (%)",
@@ -193,28 +190,19 @@ def _difference(
 # ---------------------------------------------------------------------- over test images
 
 
-def _over_seeds_and_images(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
-    """Return the difference of A_K over all common seeds and their test images."""
+def _over_images(over: str, frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
+    """Return the difference of A_K over common seeds and their test images, of one seed with p."""
     accuracies = pd.DataFrame([100 * frame.mean() for frame in frames])
-    means = accuracies.mean()
     interval = bootstrap_interval(frames)
-    row = _difference("final accuracy A_K, over seeds and images", means, interval)
-    row["seeds"] = len(frames)
-    row["images"] = min(map(len, frames))
-    return row
-
-
-def _over_images(seed: int, frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the difference of A_K of one seed over its test images."""
-    means = 100 * frame.mean()
-    interval = bootstrap_interval([frame])
-    row = _difference(f"final accuracy A_K, over images, seed {seed}", means, interval)
-    only_first = int((frame["a"] & ~frame["b"]).sum())
-    only_second = int((frame["b"] & ~frame["a"]).sum())
-    row["seeds"] = 1
-    row["images"] = len(frame)
-    row["only_first"] = only_first
-    row["only_second"] = only_second
+    row = _difference(f"final accuracy A_K, over {over}", accuracies.mean(), interval)
+    row |= {"seeds": len(frames), "images": min(map(len, frames))}
+    if len(frames) > 1:
+        return row
+    first = frames[0]["a"]
+    second = frames[0]["b"]
+    only_first = int((first & ~second).sum())
+    only_second = int((second & ~first).sum())
+    row |= {"only_first": only_first, "only_second": only_second}
     discordant = only_first + only_second
     if discordant:
         test = stats.binomtest(only_first, discordant)
@@ -237,11 +225,11 @@ def bootstrap_interval(frames: Sequence[pd.DataFrame]) -> np.ndarray:
     """
     columns = [frame["a"].astype(int) - frame["b"].astype(int) for frame in frames]
     # A row for each image, a column for each seed, NaN where a seed was not tested on the image.
-    differences = pd.concat(columns, axis=1).fillna(NOT_TESTED)
+    differences = pd.concat(columns, axis=1)
     # Images with the same row are alike: how many of each kind are drawn is enough.
-    counts = differences.value_counts()
+    counts = differences.value_counts(dropna=False)
     kinds = np.array(counts.index.to_list())
-    is_tested = kinds != NOT_TESTED
+    is_tested = ~np.isnan(kinds)
     n_images = len(differences)
     n_seeds = len(frames)
     generator = np.random.default_rng(0)
@@ -249,7 +237,7 @@ def bootstrap_interval(frames: Sequence[pd.DataFrame]) -> np.ndarray:
     images = generator.multinomial(n_images, shares, size=RESAMPLES)
     equal = np.full(n_seeds, 1 / n_seeds)
     seeds = generator.multinomial(n_seeds, equal, size=RESAMPLES)
-    sums = images @ np.where(is_tested, kinds, 0)
+    sums = images @ np.nan_to_num(kinds)
     by_seed = sums / np.maximum(images @ is_tested, 1)
     means = (seeds * by_seed).sum(axis=1) / n_seeds
     ends: np.ndarray = 100 * np.percentile(means, [2.5, 97.5])

@@ -22,9 +22,9 @@ from matplotlib.ticker import MaxNLocator
 
 from cifnet_pl.report.results import ABLATIONS, Results, last_rows
 from cifnet_pl.report.tables import (
+    HEADINGS,
     file_name,
     filled,
-    heading,
     kept_elements,
     memory_rows,
     number_text,
@@ -132,7 +132,7 @@ def render(figure: Figure, kind: str) -> bytes:
 # ---------------------------------------------------------------------- lines over tasks
 
 
-def trajectories(results: Results) -> list[Picture]:
+def trajectories(results: Results) -> list[Picture | None]:
     """Draw A_k over classes seen.
 
     There is a figure of all methods on the same data (fig:curves, fig:long_tail), one of those on
@@ -146,16 +146,13 @@ def trajectories(results: Results) -> list[Picture]:
     pictures = []
     # With one backbone a setting has the name of its data, and is one figure.
     for name in dict.fromkeys([*results.data, *results.settings]):
-        file = file_name("trajectory", name)
         is_own = (compared["data"] == name) | (compared["setting"] == name)
-        pictures.append(line_picture(file, name, compared[is_own]))
+        pictures.append(line_picture("trajectory", name, compared[is_own]))
     for family in results.families(*ABLATIONS):
         measured = family[family["origin"] == "measured"]
-        title = family_title(family)
         rows = measured.assign(label=measured["variant"])
-        file = file_name("ablation_curves", title)
-        pictures.append(line_picture(file, title, rows))
-    return [picture for picture in pictures if picture is not None]
+        pictures.append(line_picture("ablation_curves", family_title(family), rows))
+    return pictures
 
 
 def family_title(family: pd.DataFrame) -> str:
@@ -163,11 +160,11 @@ def family_title(family: pd.DataFrame) -> str:
     return f"{family['setting'].iloc[0]}, {family['method'].iloc[0]}"
 
 
-def line_picture(file: str, title: str, rows: pd.DataFrame) -> Picture | None:
+def line_picture(kind: str, title: str, rows: pd.DataFrame) -> Picture | None:
     """Return a figure with a line of A_k for each label; None where no line has two tasks.
 
     Args:
-        file: name of its files.
+        kind: first word in the name of its files.
         title: of the figure.
         rows: of results.
     """
@@ -182,7 +179,7 @@ def line_picture(file: str, title: str, rows: pd.DataFrame) -> Picture | None:
     caption = (
         f"{title}: accuracy A_k over all classes seen, after each task.{DEVIATIONS}"
     )
-    return Picture(file, caption, figure)
+    return Picture(file_name(kind, title), caption, figure)
 
 
 def line_names(rows: pd.DataFrame) -> pd.Series:
@@ -211,19 +208,18 @@ def value_curve(results: Results, key: str, name: str) -> Picture | None:
     Returns:
         None if there are fewer than two numbers.
     """
-    rows = value_rows(results, key)
-    numbers = pd.to_numeric(rows["value"].astype(str), errors="coerce")
-    known = rows.assign(value=numbers).dropna(subset=["value", "A_K"])
-    values = sorted(known["value"].unique())
+    known = value_rows(results, key).dropna(subset=["number", "A_K"])
+    values = sorted(known["number"].unique())
     if len(values) < 2:
         return None
-    places = known.assign(place=known["value"].map(values.index))
+    places = known.assign(place=known["number"].map(values.index))
     stats = summarise(places, {"line": "line", "place": "place"}, {"A_K": "A_K"})
-    title = f"Final accuracy by {heading(key)}"
+    heading = HEADINGS.get(key, key)
+    title = f"Final accuracy by {heading}"
     figure, axes = draw_lines(stats["A_K"].sort_index(level=1), title)
     texts = [f"{value:g}" for value in values]
     axes.set_xticks(range(len(values)), texts, rotation="vertical")
-    axes.set(xlabel=heading(key), ylabel="final accuracy $A_K$ (%)")
+    axes.set(xlabel=heading, ylabel="final accuracy $A_K$ (%)")
     return Picture(name, f"{title}.{DEVIATIONS}", figure)
 
 
@@ -279,9 +275,9 @@ def draw_maps(maps: Sequence[np.ndarray]) -> Figure:
         axes.set_title(f"{title}\nabove the diagonal: {later:.0f} %")
         axes.set_xlabel("neurons of task")
         axes.grid(visible=False)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     panels[0].set_ylabel("test images of task")
-    panels[0].yaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     label = "mean activation (%)"
     figure.colorbar(image, ax=panels, label=label, location="bottom", shrink=0.6)
     return figure
@@ -397,12 +393,10 @@ def all_pictures(results: Results) -> dict[str, list[Picture]]:
     """Draw all figures.
 
     Returns:
-        Section of the report → its figures.
+        Section of the report → its figures, which may be none.
     """
     with matplotlib.rc_context(STYLE):
-        others = []
-        for key in results.other_keys():
-            others.append(value_curve(results, key, file_name("by", key)))
+        keys = results.other_keys()
         return filled(
             {
                 "Accuracy": trajectories(results),
@@ -410,6 +404,8 @@ def all_pictures(results: Results) -> dict[str, list[Picture]]:
                 "Memory": [memory_points(results, name) for name in results.settings],
                 "Ablation": calibration_maps(results),
                 "Buffer": [value_curve(results, "buffer.capacity", "buffer_size")],
-                "Other settings": others,
+                "Other settings": [
+                    value_curve(results, key, file_name("by", key)) for key in keys
+                ],
             }
         )

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jinja2
 import numpy as np
@@ -19,10 +19,7 @@ from PIL import Image
 from cifnet_pl.images.image import UnreadableImage, read_square
 from cifnet_pl.model.audit import LearningCurve
 from cifnet_pl.model.drawing import png
-from cifnet_pl.utilities.files import rendered
 from cifnet_pl.utilities.text import printable
-
-MARKDOWN_TEMPLATE = Path(__file__).parent / "templates" / "report.md"
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("cifnet_pl.report"),
@@ -46,27 +43,6 @@ def with_symbols(html: str) -> Markup:
 def base64_of(content: bytes) -> str:
     """Return bytes as text, for an address that holds them."""
     return base64.b64encode(content).decode("ascii")
-
-
-TEMPLATES.filters.update(
-    typeset=typeset, with_symbols=with_symbols, base64=base64_of, png=png
-)
-
-
-def report_page(content: Mapping[str, Any]) -> str:
-    """Return the page of a report.
-
-    Figures are images and not elements of the page, so that identifiers of two cannot clash.
-
-    Args:
-        content: what the template uses, see :func:`cifnet_pl.report.write_report`.
-    """
-    return TEMPLATES.get_template("page.html").render(content)
-
-
-def report_markdown(content: Mapping[str, Any]) -> str:
-    """Return the same in Markdown, with the figures as files beside it."""
-    return rendered(MARKDOWN_TEMPLATE, **content)
 
 
 # ---------------------------------------------------------------------- the page of an audit
@@ -116,7 +92,14 @@ def thumbnail(file: Path) -> str:
     return base64_of(content.getvalue())
 
 
-TEMPLATES.filters.update(thumbnail=thumbnail, printable=printable)
+TEMPLATES.filters.update(
+    typeset=typeset,
+    with_symbols=with_symbols,
+    base64=base64_of,
+    png=png,
+    thumbnail=thumbnail,
+    printable=printable,
+)
 
 
 def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:

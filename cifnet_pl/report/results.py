@@ -155,9 +155,10 @@ class Results:
         families = []
         inner = self.table[self.table["origin"] != "external"]
         for _, rows in inner.groupby(["setting", "method"], sort=False):
-            is_variant = rows["changed"].isin(keys)
-            if (is_variant & (rows["origin"] == "measured")).any():
-                families.append(rows[is_variant | (rows["changed"] == "")])
+            family = rows[rows["changed"].isin(["", *keys])]
+            is_measured = family["origin"] == "measured"
+            if family["changed"][is_measured].any():
+                families.append(family)
         return families
 
     def other_keys(self) -> list[str]:
@@ -196,14 +197,13 @@ def read_results(
     # The same seed on another machine, or with the cache, is another measurement of costs.
     identity = ["setting", "configuration", "pair", "machine", "energy_from"]
     runs = every.drop_duplicates(identity, keep="last")
-    for folder in every["run"][~every.index.isin(runs.index)]:
+    for folder in every["run"].drop(runs.index):
         left_out.append(f"{folder}: a later run of the same configuration and seed")
     runs = with_labels(runs)
-    tasks = []
-    for run in complete:
-        own = run.tasks[["task", "classes_seen", "A_k"]]
-        tasks.append(own.assign(run=str(run.folder)))
-    measured = runs.merge(pd.concat(tasks), on="run", how="left")
+    columns = ["task", "classes_seen", "A_k"]
+    tasks = {str(run.folder): run.tasks[columns] for run in complete}
+    by_run = pd.concat(tasks, names=["run"]).reset_index("run")
+    measured = runs.merge(by_run, on="run", how="left")
     rows = measured.to_dict("records")
     settings = runs.drop_duplicates("setting")
     if external is not None:
@@ -432,9 +432,7 @@ def with_labels(runs: pd.DataFrame) -> pd.DataFrame:
     found = {}
     for method, family in runs.groupby("method", sort=False):
         usual = usual_settings(family)
-        position = len(known)
-        if method in known:
-            position = known.index(method)
+        position = [*known, method].index(method)  # last where it is not known
         for _, same in family.groupby("setting", sort=False):
             sizes = [len(differences(usual, config)) for config in same["config"]]
             reference = same["config"].iloc[sizes.index(min(sizes))]
@@ -521,18 +519,13 @@ def value_text(value: Any) -> str:
 
 def warnings(results: Results) -> list[str]:
     """Return the sentences at the top of a report: what is missing, and what to be careful of."""
-    mixed = []
-    for setting, rows in results.measured.groupby("setting"):
-        known = rows.dropna(subset="data_fingerprint")
-        firsts = known.drop_duplicates("data_fingerprint")["run"]
-        if len(firsts) > 1:
-            mixed.append((setting, " and ".join(firsts)))
-    backbones = results.measured["backbone"].unique()
+    known = results.measured.dropna(subset="data_fingerprint")
+    firsts = known.drop_duplicates(["setting", "data_fingerprint"])
     text = rendered(
         WARNINGS,
         missing=results.missing,
-        mixed=mixed,
-        backbones=backbones,
+        runs_by_setting=firsts.groupby("setting")["run"].agg(list),
+        backbones=results.measured["backbone"].unique(),
         left_out=results.left_out,
     )
     return text.splitlines()

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
-from cifnet_pl.utilities.errors import DataError, UsageError, explained, prefixed
-from cifnet_pl.utilities.files import read_yaml
+from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.run_folders import FAILURE, POINT
 from cifnet_pl.utilities.text import printable
 
@@ -64,9 +64,8 @@ def read_run(folder: Path) -> Run:
             if number is not None:
                 summary[key] = float(number)
     path = folder / "config.yaml"
-    damaged = f"{path} is damaged"
-    with explained(DataError, damaged), prefixed(damaged, DataError):
-        config = read_yaml(path)
+    with explained(DataError, f"{path} is damaged"):
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
         config["data"]["source"]
         config.setdefault("model", {}).setdefault("init_args", {})
     path = folder / "tasks.csv"
@@ -93,7 +92,7 @@ def natural_order(text: str) -> str:
     return re.sub(r"\d+", lambda digits: digits.group().zfill(20), text)
 
 
-def find_folders(paths: Iterable[str | Path]) -> list[Path]:
+def find_folders(paths: Iterable[Path]) -> list[Path]:
     """Find all run folders at or below some paths, in natural order, each once.
 
     A run folder has one of a run's files, or a folder ``checkpoints``.
@@ -106,7 +105,7 @@ def find_folders(paths: Iterable[str | Path]) -> list[Path]:
     """
     marks = ("summary.json", "config.yaml", "tasks.csv", "checkpoints")
     folders: dict[Path, Path] = {}
-    for path in map(Path, paths):
+    for path in paths:
         if not path.exists():
             raise UsageError(
                 f"no folder {path}: give run folders, or folders that hold them"
@@ -117,7 +116,7 @@ def find_folders(paths: Iterable[str | Path]) -> list[Path]:
     return sorted(folders.values(), key=lambda folder: natural_order(str(folder)))
 
 
-def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
+def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Read all runs at or below some paths.
 
     Args:
@@ -131,7 +130,7 @@ def read_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     """
     runs = []
     left_out = []
-    for path in map(Path, paths):
+    for path in paths:
         if path.is_file():
             left_out.append(f"{path} is a file, not a folder of runs")
     for folder in find_folders(paths):

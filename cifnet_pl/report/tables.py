@@ -100,10 +100,11 @@ class ReportTable:
     def to_markdown(self) -> str:
         """Return a pipe table with the title above and the notes below."""
         escaped = self.texts.map(lambda text: text.replace("|", "\\|"))
-        alignment = ["left"] * self.text_columns
-        alignment += ["right"] * (len(self.texts.columns) - self.text_columns)
         table = escaped.to_markdown(
-            index=False, disable_numparse=True, colalign=alignment
+            index=False,
+            disable_numparse=True,
+            stralign="right",
+            colalign=["left"] * self.text_columns,
         )
         notes = "\n".join(f"{note}  " for note in self.notes)
         return f"**{self.title}**\n\n{table}\n\n{notes}\n"
@@ -253,10 +254,9 @@ def accuracy_table(results: Results) -> ReportTable:
 
     One row is one configuration.
     """
-    compared = results.compared()
-    names = compared["origin"] + compared["label"]
-    every = results.table["origin"] + results.table["label"]
-    rows = results.table[every.isin(names)]
+    names = results.table["origin"] + results.table["label"]
+    is_compared = results.table["changed"] == ""
+    rows = results.table[names.isin(names[is_compared])]
     by = ROW | {"setting": "setting"}
     stats = summarise(rows, by, ACCURACIES)
     columns = side_by_side(stats, "setting", results.settings)
@@ -287,25 +287,27 @@ def ablation_table(results: Results) -> ReportTable | None:
     return table_of("ablation", "The method without one of its parts", columns)
 
 
-def heading(key: str) -> str:
-    """Return a setting as a heading or the label of an axis."""
-    return HEADINGS.get(key, key)
-
-
 def value_rows(results: Results, key: str) -> pd.DataFrame:
-    """Return the rows of results that vary one setting, with their ``value`` and ``line``.
+    """Return the rows of results that vary one setting.
+
+    The new columns are its ``value``, that as a ``number``, and the name of the ``line``.
 
     Args:
         results: of the report.
         key: dotted name of the setting.
     """
     rows = pd.concat([results.table.head(0), *results.families(key)])
-    is_set = rows["config"].map(lambda config: key in config)
-    rows = rows[is_set.astype(bool)]
+    found = {}
+    for index, config in rows["config"].items():
+        if key in config:
+            found[index] = config[key]
+    values = pd.Series(found, dtype=object)
+    rows = rows.loc[values.index]
     line = rows["setting"] + ": " + rows["method"]
     is_published = rows["origin"] == "published"
     return rows.assign(
-        value=rows["config"].map(lambda config: config[key]),
+        value=values,
+        number=pd.to_numeric(values.map(str), errors="coerce"),
         line=line.where(~is_published, line + " (published)"),
     )
 
@@ -321,10 +323,9 @@ def value_table(results: Results, key: str, name: str) -> ReportTable | None:
     rows = value_rows(results, key)
     if rows.empty:
         return None
-    numbers = pd.to_numeric(rows["value"].astype(str), errors="coerce")
-    rows = rows.assign(value=rows["value"].map(value_text), number=numbers)
+    rows = rows.assign(value=rows["value"].map(value_text))
     rows = rows.sort_values(["number", "value"])
-    title = heading(key)
+    title = HEADINGS.get(key, key)
     by = {"value": title, "line": "line", "origin": "origin"}
     stats = summarise(rows, by, {"A_K": "A_K (%)"}).droplevel("origin")
     lines = rows["line"].sort_index().unique()
@@ -440,7 +441,7 @@ def runs_table(results: Results) -> ReportTable:
     rows = runs[list(columns)].astype(object)
     for column in ACCURACIES:
         rows[column] = rows[column].map("{:.2f}".format)
-    texts = rows.where(rows.notna(), "").map(str).rename(columns=columns)
+    texts = rows.fillna("").map(str).rename(columns=columns)
     return text_table("runs", "Runs", texts)
 
 
@@ -451,12 +452,10 @@ def all_tables(results: Results) -> dict[str, list[ReportTable]]:
     """Make all tables.
 
     Returns:
-        Section of the report → its tables; sections without tables are left out.
+        Section of the report → its tables, which may be none.
     """
     settings = results.settings
-    others = []
-    for key in results.other_keys():
-        others.append(value_table(results, key, key.replace(".", "_")))
+    keys = results.other_keys()
     return filled(
         {
             "Accuracy": [accuracy_table(results)],
@@ -467,7 +466,9 @@ def all_tables(results: Results) -> dict[str, list[ReportTable]]:
                 value_table(results, "buffer.capacity", "buffer_size"),
                 value_table(results, "buffer.strategy", "sampling"),
             ],
-            "Other settings": others,
+            "Other settings": [
+                value_table(results, key, file_name(key)) for key in keys
+            ],
             "All results": [results_table(results, setting) for setting in settings],
             "Settings": [settings_table(results)],
             "Runs": [runs_table(results)],
@@ -476,12 +477,10 @@ def all_tables(results: Results) -> dict[str, list[ReportTable]]:
 
 
 def filled(sections: Mapping[str, Sequence[T | None]]) -> dict[str, list[T]]:
-    """Return sections of a report without what could not be made; empty ones are left out."""
-    found: dict[str, list[T]] = {}
+    """Return sections of a report without what could not be made."""
+    found = {}
     for name, parts in sections.items():
-        for part in parts:
-            if part is not None:
-                found.setdefault(name, []).append(part)
+        found[name] = [part for part in parts if part is not None]
     return found
 
 

@@ -342,6 +342,15 @@ def test_labels_and_seeds_choose_the_points(tmp_path, run):
         "--only", "b", code=2
     )
     assert "no point has these labels" in run("--without", "a", "b c", code=2)
+    parts = [{"label": "one"}, {"label": "two", "axes": {"way": AXES["head"]}}]
+    write(tmp_path, parts=parts)
+    assert "unknown label of the sweep 'tow': did you mean two?" in run(
+        "--only", "tow", code=2
+    )
+    assert run("--only", "b c", "--dry_run").count("two-b_c-") == 1
+    write(tmp_path, axes={"head": []})
+    assert "no point has these labels" in run(code=2)
+    write(tmp_path, axes=AXES)
     assert "expected such as 1,2,3" in run("--seeds", "1;2", code=2)
 
 
@@ -366,9 +375,9 @@ def test_an_option_of_some_points_is_for_those(tmp_path, run):
     assert made["wide"]["init_args"]["head"]["init_args"] == {"width": 64}
     assert "width" not in made["own"]["init_args"]["head"]["init_args"]
     assert made["bare"]["init_args"]["buffer"] is None
-    assert "--model.head.width fits no point" in run(
-        "--model.head.width", "64", "--only", "own", code=2
-    )
+    for name in ("model.head.width", "data.colour"):
+        words = (f"--{name}", "64", "--only", "own")
+        assert f"--{name} fits no point" in run(*words, code=2)
 
 
 def test_a_killed_point_says_what_happened(tmp_path, monkeypatch, capsys):
