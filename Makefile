@@ -39,15 +39,16 @@ demo-extend: setup
 	@echo "pictures: lightning_logs/quickstart/*/trajectory.png and $(DEMO)/gallery.png"
 	@echo "next: $(BIN)/cifnet serve --model $(DEMO)/ten-digits"
 
-# Three workers on two cores: many tests wait for a program, a browser or the disk.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
+PYTEST := $(BIN)/python -m pytest --dist worksteal
 
+# As many workers as cores: each spends fifteen seconds on imports.
 test: setup-dev
-	$(PYTEST) -m "not soak and not scale and not system"
+	$(PYTEST) -n 2 -m "not soak and not scale and not system"
 
 # Tests that start whole programs or a browser, or export or train whole networks: half the time of all tests is theirs.
+# Three workers on two cores: many wait for a program or a browser.
 test-system: setup-dev
-	$(PYTEST) -m system
+	$(PYTEST) -n 3 -m system tests
 
 # Large packages that most users do without: Ray, Hugging Face datasets.
 test-scale: setup-dev

@@ -34,13 +34,22 @@ import pytest
 import torch
 from hypothesis import settings
 from lightning.fabric.utilities import registry
+from lightning.pytorch.cli import LightningCLI
+
+from cifnet_pl.utilities import plugins
 
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=15)
 settings.register_profile("soak", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
-# For each Trainer Lightning looks through hundreds of folders for packages that add callbacks.
+# For each Trainer Lightning looks through hundreds of folders for packages that add callbacks, and
+# each run for packages that add parts.
 registry.entry_points = functools.cache(registry.entry_points)
+plugins.entry_points = functools.cache(plugins.entry_points)
+
+# Lightning writes the configuration once more, for modules that save their hyper-parameters: none
+# of these tests has one, and it takes an eighth of a small run's time.
+LightningCLI._dump_config = lambda cli: setattr(cli, "config_dump", {})
 
 os.fsync = lambda descriptor: None
 """No test cuts the power, and a small run would wait 30 times for the disk."""
@@ -52,6 +61,18 @@ def pytest_runtest_setup() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002, of libraries that draw from it
     torch.default_generator.manual_seed(0)
+    read_operators_once()
+
+
+def read_operators_once() -> None:
+    """Let torch's exporter, once it is imported, not read the signatures of 500 operators anew for
+    each graph, which takes half the time of a small one.
+    """
+    registration = sys.modules.get("torch.onnx._internal.exporter._registration")
+    if registration is not None:
+        kind = registration.ONNXRegistry
+        if not hasattr(kind.from_torchlib, "cache_info"):
+            kind.from_torchlib = staticmethod(functools.cache(kind.from_torchlib))
 
 
 @pytest.fixture(autouse=True)

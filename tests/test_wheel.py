@@ -55,21 +55,20 @@ def test_it_runs_in_another_folder(
         "-c", "import cifnet_pl; print(cifnet_pl.__file__)", cwd=tmp_path, **environment
     ).stdout
     assert imported_from.startswith(str(installed))
-    words = "-m cifnet_pl fit --config quickstart --model.backbone pixels:8"
+    words = "fit --config quickstart --model.backbone pixels:8"
     words += " --data.image_size 8 --energy.enabled false"
-    run(*words.split(), cwd=tmp_path, **environment)
     run_folder = "lightning_logs/quickstart/version_0"
-    assert (tmp_path / run_folder / "summary.json").is_file()
     monkeypatch.chdir(tmp_path)
-    configs, info, report = call_in_turn(
+    fit, configs, info, report = call_in_turn(
+        words.split(),
         ["configs"],
         ["info", "--model", run_folder],
         ["report", run_folder],
         **environment,
     )
-    assert [done.returncode for done in (configs, info, report)] == [0, 0, 0], (
-        report.stderr
-    )
+    for done in (fit, configs, info, report):
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / run_folder / "summary.json").is_file()
     for path in (REPOSITORY / "configs").rglob("*.yaml"):
         assert (
             path.relative_to(REPOSITORY / "configs").with_suffix("").as_posix()

@@ -106,7 +106,7 @@ class SaveConfig(SaveConfigCallback):
         if trainer.is_global_zero and folder:
             config = self.config.clone()
             config.pop("ckpt_path")
-            text = self.parser.dump(config, skip_none=False)
+            text = self.parser.dump(config, skip_none=False, skip_validation=True)
             write_text(Path(folder) / "config.yaml", text)
 
 

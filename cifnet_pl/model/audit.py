@@ -22,8 +22,7 @@ from cifnet_pl.data.embedding_cache import EmbeddingCache, log, pipeline_folder
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.probabilities import CalibrationSamples
-from cifnet_pl.heads.probabilities import fit_probabilities
+from cifnet_pl.heads.probabilities import CalibrationSamples, fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.calibration import Calibration, Interval
 from cifnet_pl.model.classifier import Classifier

@@ -333,8 +333,6 @@ def interval_text(interval: Interval | None, *facts: str) -> str:
     parts = list(facts)
     if interval is not None:
         parts.insert(0, f"{interval.low:.0f} to {interval.high:.0f}")
-    if not parts:
-        return ""
     return f" ({'; '.join(parts)})"
 
 

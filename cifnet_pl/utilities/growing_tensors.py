@@ -63,22 +63,24 @@ def make_room(module: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
         prefix: of its names, for errors.
 
     Raises:
-        CheckpointError: a stored tensor has another number of dimensions, or another kind of
-            numbers.
+        CheckpointError: a stored tensor differs in more than the number of its rows, or has another
+            kind of numbers. A dimension of size 0 takes any size.
     """
     for name, buffer in module.named_buffers(recurse=False):
         incoming = state.get(name)
         if not isinstance(incoming, Tensor):
             continue
+        sizes = zip(incoming.shape[1:], buffer.shape[1:], strict=False)
         if (
             incoming.ndim != buffer.ndim
+            or any(own not in (0, stored) for stored, own in sizes)
             or incoming.is_floating_point() != buffer.is_floating_point()
         ):
             incoming_shape = tuple(incoming.shape)
             raise CheckpointError(
                 f"stored tensor '{prefix}{name}' has shape {incoming_shape} and dtype"
-                f" {incoming.dtype}, expected {buffer.ndim} dimensions of {buffer.dtype}: the file"
-                " is of another model or damaged"
+                f" {incoming.dtype}, expected {tuple(buffer.shape)} with any number of rows and"
+                f" {buffer.dtype}: the file is of another model or backbone, or damaged"
             )
         setattr(module, name, buffer.new_zeros(incoming.shape))
 

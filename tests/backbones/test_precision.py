@@ -21,6 +21,7 @@ from tests.command_line import assert_ends, make_images
 from tests.models import learned
 
 NETWORK = ["--model.backbone", "small", "--model.head", "RidgeHead"]
+TORCH = ["--model.engine", "torch"]
 BF16 = ["--trainer.precision", "bf16-mixed"]
 SIZES = ["--data.initial_classes", "3", "--data.classes_per_task", "1"]
 
@@ -50,7 +51,7 @@ def made(
         make_images(root / name / "val", classes, 2)
         fit(root / name, root / "runs" / name, *NETWORK, *SIZES, *BF16)
     make_images(root / "new", ["dog"], 8)
-    fit(root / "three", root / "runs" / "float32", *NETWORK, *SIZES)
+    fit(root / "three", root / "runs" / "float32", *NETWORK, *SIZES, *TORCH)
     return root
 
 
@@ -111,7 +112,7 @@ def test_models_of_two_precisions_are_not_merged(made: Path, tmp_path: Path, cap
 
 def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
     line = ["classify", "--model", str(made / "runs" / "four" / "default")]
-    line += ["--images", str(made / "four" / "val"), "--output"]
+    line += ["--images", str(made / "four" / "val"), "--engine", "torch", "--output"]
     tables = {}
     for name in ("own", "bf16-mixed", FLOAT32):
         more = [] if name == "own" else ["--precision", name]

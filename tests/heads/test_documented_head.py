@@ -17,11 +17,11 @@ PAGE = (REPOSITORY / "docs/how_to/custom_head.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package with the head that the page adds."""
+    """The package with the head that the page adds, compiled; files half written are left."""
     root = tmp_path_factory.mktemp("copy")
     for part in ("cifnet_pl", "tests", "configs", "docs"):
         shutil.copytree(
-            REPOSITORY / part, root / part, ignore=shutil.ignore_patterns("__pycache__")
+            REPOSITORY / part, root / part, ignore=shutil.ignore_patterns("*.pyc.*")
         )
     shutil.copy(REPOSITORY / "pyproject.toml", root)
     code, line = re.findall(r"```python\n(.*?)```", PAGE, re.S)

@@ -21,7 +21,7 @@ TINY += " --energy.enabled false"
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), ["a", "b", "c", "d"], 20)
+    return make_images(tmp_path_factory.mktemp("images"), ["a", "b", "c", "d"], 8)
 
 
 def test_every_method_has_one():

@@ -172,7 +172,7 @@ def test_foster_goes_on_from_any_phase(batches, tmp_path):
     assert_goes_on(FOSTERModule, tmp_path, batches, epochs=2, compression=0.5)
 
 
-def test_foster_can_be_evaluated_before_compression(tmp_path):
+def test_foster_can_be_evaluated_before_compression(short, tmp_path):
     options = {"epochs": 2, "evaluated": "branches"}
     made = assert_goes_on(
         FOSTERModule, tmp_path, 4, given={"max_tasks": 3}, task=2, **options
@@ -180,7 +180,7 @@ def test_foster_can_be_evaluated_before_compression(tmp_path):
     assert made.exemplars.mean.shape == (6, 64)
     assert len(made.branches) == 2
     assert sum(p.numel() for p in made.counted_module().parameters()) == 5184
-    student, _ = run(FOSTERModule, tmp_path, epochs=2)
+    student, _, _ = short(FOSTERModule)
     assert student.exemplars.mean.shape == (4, 32)
     compressed = learner(FOSTERModule, **options)
     trainer(tmp_path).fit(compressed, datamodule=data())

@@ -184,8 +184,8 @@ class TestCommandLine:
     def test_after_a_kill_inside_a_task(self, tmp_path, monkeypatch):
         line = ["--model", "cifnet_pl.iterative.FOSTERModule", *OPTIONS]
         line += ["--model.epochs", "1", "--seed_everything", "5"]
+        assert main(["fit", *line, "--logs", str(tmp_path / "whole")]) == 0
         line += ["--checkpoint.every_minutes", "0", "--logs"]
-        assert main(["fit", *line, str(tmp_path / "whole")]) == 0
         whole = tmp_path / "whole" / "default" / "version_0"
         config = yaml.safe_load((whole / "config.yaml").read_text())
         assert config["model"]["init_args"]["seed"] == 5

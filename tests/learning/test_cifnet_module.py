@@ -133,7 +133,7 @@ class TestBackbone:
         before = {
             key: value.clone() for key, value in convolutional.state_dict().items()
         }
-        learner = module(backbone="convolutional")
+        learner = module(backbone="convolutional", engine="torch")
         recorder = Recorder()
         digest = learner.backbone.sha256
         learner.train()
@@ -151,7 +151,7 @@ class TestBackbone:
         )
 
     def test_is_not_in_the_checkpoint(self, convolutional, tmp_path):
-        learner = module(backbone="convolutional")
+        learner = module(backbone="convolutional", engine="torch")
         run = trainer(tmp_path)
         run.fit(learner, datamodule=digits(max_tasks=2))
         run.save_checkpoint(tmp_path / "it.ckpt")
@@ -162,7 +162,7 @@ class TestBackbone:
             convolutional[0].weight[0, 0, 0, 0] += 1e-3
         with pytest.raises(CheckpointError, match="made with backbone ="):
             trainer(tmp_path).validate(
-                module(backbone="convolutional"),
+                module(backbone="convolutional", engine="torch"),
                 datamodule=digits(),
                 ckpt_path=tmp_path / "it.ckpt",
                 verbose=False,

@@ -22,13 +22,16 @@ RIDGE = ["--model.head", "RidgeHead"]
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [Returning(0.5), Blurry(40, 30), TaskFree(400)],
-    ids=lambda kind: type(kind).__name__,
-)
-@pytest.mark.parametrize(
-    "head",
-    [RidgeHead, NCMHead, SLDAHead, KNNHead, partial(ACILHead, width=64)],
+    ("kind", "head"),
+    [
+        (Returning(0.5), RidgeHead),
+        (Blurry(40, 30), RidgeHead),
+        (TaskFree(400), RidgeHead),
+        (TaskFree(400), NCMHead),
+        (Returning(0.5), SLDAHead),
+        (Blurry(40, 30), KNNHead),
+        (Blurry(40, 30), partial(ACILHead, width=64)),
+    ],
     ids=str,
 )
 def test_what_returns_is_learned_as_if_it_had_come_at_once(

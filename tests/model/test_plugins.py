@@ -3,6 +3,7 @@ package.
 """
 
 import hashlib
+import importlib.metadata
 import json
 import re
 import sys
@@ -18,6 +19,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import backbone_imports, build_backbone
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.testing import check_backbone, check_head, check_source
+from cifnet_pl.utilities import plugins
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.cli.test_option_errors import one_sentence
 from tests.command_line import FAST, fit, make_images, run_cifnet
@@ -205,6 +207,7 @@ def installed(parts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         " architecture, download):\n    return MyNet(), 384, Preprocessing(int(rest))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(plugins, "entry_points", importlib.metadata.entry_points)
 
 
 def test_entry_points_have_short_names(installed: None, tmp_path: Path):

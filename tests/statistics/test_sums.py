@@ -21,7 +21,7 @@ def samples(
 ) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, width, generator=generator, dtype=torch.float64)
-    index = torch.randint(-1, classes, (n,), generator=generator)
+    index = torch.randint(0, classes, (n,), generator=generator)
     return x, index, torch.rand(n, generator=generator, dtype=torch.float64) + 0.5
 
 
@@ -91,7 +91,7 @@ def test_what_is_stored_does_not_depend_on_what_was_read() -> None:
     for sums in (one, other):
         sums.add(x, index, weight)
         assert sums is other or len(sums.gram)
-        sums.add(x, index)
+        sums.add(x, index, weight)
     stored = other.state_dict()
     assert all(
         torch.equal(value, stored[name]) for name, value in one.state_dict().items()
