@@ -27,8 +27,8 @@ from cifnet_pl.utilities.errors import (
     check_that,
 )
 from cifnet_pl.utilities.growing_tensors import (
-    keeping_dtypes,
     make_room,
+    moved,
     no_rows,
     state_of,
 )
@@ -815,7 +815,7 @@ class Head(nn.Module, ABC):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._statistics_changed()
-        return cast(Any, super())._apply(keeping_dtypes(fn), recurse)
+        return cast(Any, super())._apply(functools.partial(moved, fn), recurse)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
