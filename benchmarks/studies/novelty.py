@@ -31,7 +31,6 @@ from benchmarks.studies.images import (
 )
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
-from cifnet_pl.heads.base import NOVELTY_RIDGE
 from cifnet_pl.heads.probabilities import (
     CalibrationSamples,
     PredictionSets,
@@ -74,7 +73,7 @@ def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
     return samples.grouped(found.clusters if found.dependent else None)
 
 
-def learned(images: Images, classes: list[int]) -> tuple[Head, CalibrationBuffer]:
+def learned(images: Images, classes: list[int]) -> tuple[RidgeHead, CalibrationBuffer]:
     """The exact head on some classes, calibrated on 2000 samples."""
     head = RidgeHead(images.z.shape[1])
     buffer = CalibrationBuffer(2000)
@@ -84,15 +83,16 @@ def learned(images: Images, classes: list[int]) -> tuple[Head, CalibrationBuffer
 
 
 def novelty_scores(
-    head: Head, buffer: CalibrationBuffer, z: Tensor
+    head: RidgeHead, buffer: CalibrationBuffer, z: Tensor
 ) -> Iterator[Tensor]:
     """(n,) of each column: larger is more novel."""
     yield -head(z).max(dim=1).values
     yield -head.probabilities(z).max(dim=1).values
-    distances: ClassDistances = head.distances()
     rows = head._novelty_features(z)
+    sums = head.sums
     for overall in (0.0, 1.0):
-        yield ClassDistances(distances.moments, NOVELTY_RIDGE, overall).relative(rows)
+        distances = ClassDistances(sums.gram, sums.class_sums, sums.mass, overall)
+        yield distances.relative(rows)
     yield head.novelty(z)
     unit = torch.nn.functional.normalize
     yield -(unit(z, dim=1) @ unit(buffer.z, dim=1).T).topk(10, dim=1).values[:, -1]

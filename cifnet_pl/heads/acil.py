@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from cifnet_pl.heads.base import Dtype, Head, scalar
+from cifnet_pl.heads.base import Dtype, scalar
 from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
-    ClassMoments,
+    ClassDistances,
     LearnedRows,
     LeftOut,
     Ridge,
     RidgeChoice,
     Sums,
-    check_projection,
     check_ridge,
     draw_projection,
     gcv_ridge,
@@ -96,12 +95,12 @@ class ACILHead(SumsHead):
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments that a stored state depends on.
 
-        Of a projection that was given, only that it was given.
+        Of a projection that was given, only its fingerprint.
         """
         settings = super().settings()
         del settings["projection"]
         if self.given:
-            settings["projection"] = "given"
+            settings["projection"] = int(self.fingerprint)
         return settings
 
     @classmethod
@@ -115,13 +114,14 @@ class ACILHead(SumsHead):
         shape = (int(settings["width"]), int(settings["in_features"]))
         arguments = dict(settings)
         arguments["projection"] = torch.zeros(shape, dtype=torch.float64)
-        return cls(**arguments)
+        head = cls(**arguments)
+        head.fingerprint.fill_(settings["projection"])
+        return head
 
     def fresh(self) -> ACILHead:
         """Return an empty head with the same projection."""
         empty = super().fresh()
         empty.projection.copy_(self.projection)
-        empty.fingerprint.copy_(self.fingerprint)
         return empty
 
     def _projected(self, z: Tensor) -> Tensor:
@@ -133,14 +133,14 @@ class ACILHead(SumsHead):
     def _novelty_features(self, z: Tensor) -> Tensor:
         return self._features(z)
 
-    def _moments(self) -> ClassMoments:
+    def _class_distances(self) -> ClassDistances:
         sums = self.sums
+        class_sums = torch.cat([sums.class_mass[:, None], sums.class_sums], dim=1)
         # Of rows of removed classes the sum is not known: it is taken to be zero.
-        total = sums.class_sums.sum(dim=0)
-        mass = sums.mass
-        return ClassMoments.of(
-            sums.gram, sums.class_sums, sums.class_mass, total, mass, mass
-        )
+        total = class_sums.sum(dim=0, keepdim=True)
+        total[0, 0] = sums.mass
+        below = torch.cat([total[:, 1:].T, sums.gram], dim=1)
+        return ClassDistances(torch.cat([total, below]), class_sums, sums.mass)
 
     def _solve(self) -> None:
         self._commit_increment()
@@ -159,14 +159,6 @@ class ACILHead(SumsHead):
             self.sums, self.ridge_used, self.weights, self._features(z), targets
         )
 
-    def _same_kind(self, other: Head) -> None:
-        super()._same_kind(other)
-        assert isinstance(other, ACILHead)
-        if int(self.fingerprint) != int(other.fingerprint):
-            raise UsageError(
-                "cannot combine heads with different projections: use the same seed or matrix"
-            )
-
     def state_elements(self) -> dict[str, int]:
         """Count the values kept between tasks: B(B+1)/2 + 2CB, and Bd for a given projection."""
         elements = {"projection": 0}
@@ -176,14 +168,12 @@ class ACILHead(SumsHead):
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
-        if not self.given:
-            arguments = f"width {self.width} and seed {self.seed}"
-            check_projection(state, self.fingerprint, arguments)
-        stored = state.get("projection")
-        if isinstance(stored, Tensor) and stored.shape != self.projection.shape:
+        stored = int(state.get("fingerprint", self.fingerprint))
+        if not self.given and stored != int(self.fingerprint):
             raise CheckpointError(
-                f"stored projection has shape {tuple(stored.shape)}, expected"
-                f" {tuple(self.projection.shape)}"
+                f"the stored head used another projection than width {self.width} and seed"
+                f" {self.seed} give for embeddings of this width: use the arguments that it was"
+                " made with"
             )
 
 
@@ -302,7 +292,7 @@ class DSALHead(ACILHead):
             self.cross = self.sums.packed_gram.new_zeros(self.width, self.width)
         return super()._open_increment()
 
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         main = self._open_increment()
         assert self.compensation_increment is not None
         projected = self._projected(z)
@@ -310,9 +300,7 @@ class DSALHead(ACILHead):
         phi = projected.tanh_()
         main.add(h, columns, weight)
         self.compensation_increment.add(phi, columns, weight)
-        weighted = phi
-        if weight is not None:
-            weighted = phi * weight.to(phi)[:, None]
+        weighted = phi * weight.to(phi)[:, None]
         self.cross.addmm_(weighted.T, h)
 
     def _count_duplicates(self, count: int) -> None:
@@ -338,9 +326,6 @@ class DSALHead(ACILHead):
         if self.compensation_increment is not None:
             self.compensation.merge(self.compensation_increment)
             self.compensation_increment = None
-        self._commit_increment()
-        if observed is not None and self.ridge != "gcv":
-            observed.drop_gram()  # only the residual sum of squares for gcv needs it
         super()._solve()
         if observed is not None:
             self._fit_residuals(observed)

@@ -7,22 +7,13 @@ import inspect
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import (
-    Any,
-    ClassVar,
-    Concatenate,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    cast,
-)
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from cifnet_pl.statistics import (
     ClassDistances,
-    ClassMoments,
     LeftOut,
     RidgeChoice,
     to_probabilities,
@@ -36,17 +27,13 @@ from cifnet_pl.utilities.errors import (
     check_that,
 )
 from cifnet_pl.utilities.growing_tensors import (
-    keeping_dtypes,
     make_room,
+    moved,
     no_rows,
     state_of,
 )
 
-Capability = Literal[
-    "merges", "merges_sites", "subtracts", "reduces", "leaves_one_out", "tells_novelty"
-]
-
-ACTIONS: dict[Capability, str] = {
+ACTIONS: dict[str, str] = {
     "merges": "merge",
     "merges_sites": "merge whole sites, or add samples to a class that is learned already",
     "subtracts": "subtract",
@@ -56,21 +43,11 @@ ACTIONS: dict[Capability, str] = {
 }
 """Capability → what a head without it cannot do, for error messages."""
 
-REASONS: dict[Capability, str] = {
-    "leaves_one_out": "it has no closed form for that, so it cannot be calibrated",
-    "tells_novelty": "it keeps no Gram matrix of all samples and their class sums; RidgeHead does",
-}
-"""Capability → why a head lacks it; where heads differ, see ``Head.reason``."""
-
-
 H = TypeVar("H", bound="Head")
-P = ParamSpec("P")
-R = TypeVar("R")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def in_full_precision(
-    method: Callable[Concatenate[H, P], R],
-) -> Callable[Concatenate[H, P], R]:
+def in_full_precision(method: Method) -> Method:
     """Decorator: run a method without autograd, autocast or inference mode.
 
     No setting of the caller changes the statistics then: an autograd graph would keep memory,
@@ -79,16 +56,16 @@ def in_full_precision(
     """
 
     @functools.wraps(method)
-    def wrapped(self: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        autocast = torch.autocast(self.labels.device.type, enabled=False)
+    def wrapped(self: Head, *args: Any, **kwargs: Any) -> Any:
+        device = self.labels.device.type
         with (
             torch.inference_mode(False),
             torch.no_grad(),
-            autocast,
+            torch.autocast(device, enabled=False),
         ):
             return method(self, *args, **kwargs)
 
-    return wrapped
+    return cast(Method, wrapped)
 
 
 Dtype = Literal["float64", "float32"]
@@ -98,8 +75,8 @@ Metric = Literal["cosine", "euclidean"]
 """Metric by which two embeddings are compared."""
 
 
-def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> None:
-    """Check a batch at the boundary.
+def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> Tensor:
+    """Check a batch at the boundary, and return its weights.
 
     Args:
         z: (n, ``width``) finite float embeddings.
@@ -116,31 +93,20 @@ def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> No
         raise UsageError(
             f"labels have shape {tuple(y.shape)} and dtype {y.dtype}, expected ({len(z)},) int64"
         )
-    if weight is not None:
-        if weight.shape != (len(z),):
-            raise UsageError(
-                f"weights have shape {tuple(weight.shape)}, expected ({len(z)},)"
-            )
-        if not (torch.isfinite(weight) & (weight > 0)).all():
-            raise UsageError("sample weights must be positive and finite")
+    if weight is None:
+        return torch.ones_like(y, dtype=torch.float64)
+    if weight.shape != (len(z),):
+        raise UsageError(
+            f"weights have shape {tuple(weight.shape)}, expected ({len(z)},)"
+        )
+    if not (torch.isfinite(weight) & (weight > 0)).all():
+        raise UsageError("sample weights must be positive and finite")
+    return weight
 
 
 def scalar(value: float) -> Tensor:
     """Return a buffer of a single float64 number."""
     return nn.Buffer(torch.tensor(value, dtype=torch.float64))
-
-
-NOVELTY_RIDGE = 3.0
-"""λ of the novelty score, as a share of the mean eigenvalue of the scatter within classes.
-
-Chosen by the mean AUROC of four pairs of sets (``docs/studies/unknowns.md``).
-"""
-
-OVERALL_SHARE = 0.5
-"""Share of the distance to the mean of all that is subtracted: 0 plain, 1 relative distance.
-
-Mean AUROC of four pairs of sets: 87.3 with a half, 85.8 with 0, 80.7 with 1
-(``docs/studies/unknowns.md``)."""
 
 
 class Head(nn.Module, ABC):
@@ -224,7 +190,7 @@ class Head(nn.Module, ABC):
         """Make room for ``new`` classes."""
 
     @abstractmethod
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         """Add checked samples; ``columns`` are positions in ``labels``."""
 
     @abstractmethod
@@ -254,7 +220,7 @@ class Head(nn.Module, ABC):
         Duplicates are included, and samples that are not yet solved.
         """
 
-    def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+    def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         """Add checked samples of earlier classes."""
 
     def _count_duplicates(self, count: int) -> None:
@@ -331,8 +297,8 @@ class Head(nn.Module, ABC):
         """
         raise NotImplementedError
 
-    def _moments(self) -> ClassMoments:
-        """Return the moments of :meth:`_novelty_features` over all that was learned."""
+    def _class_distances(self) -> ClassDistances:
+        """Return the distances of :meth:`_novelty_features` to all that was learned."""
         raise NotImplementedError
 
     def _statistics_changed(self) -> None:
@@ -399,7 +365,7 @@ class Head(nn.Module, ABC):
         Raises:
             UsageError: a label that is not of the current task.
         """
-        check_samples(z, y, weight, self.in_features)
+        weight = check_samples(z, y, weight, self.in_features)
         columns = self._columns(y)
         earlier = y[self.task_of[columns] < self.task_of.max()]
         if len(earlier):
@@ -425,7 +391,7 @@ class Head(nn.Module, ABC):
         Raises:
             UsageError: a label of the current task.
         """
-        check_samples(z, y, weight, self.in_features)
+        weight = check_samples(z, y, weight, self.in_features)
         columns = self._columns(y)
         if (self.task_of[columns] == self.task_of.max()).any():
             raise UsageError(
@@ -467,12 +433,9 @@ class Head(nn.Module, ABC):
     def solve(self) -> None:
         """Commit the current task: everything observed so far is in the statistics then.
 
-        Most heads compute their weights now. Heads that solve lazily, such as CIFNet's, compute
-        them at the first prediction or in :meth:`refresh`.
-
         Raises:
             CifnetError: no task yet, a class without samples, or a system that is not positive
-                definite. Of heads that solve lazily, :meth:`refresh` raises the last.
+                definite.
         """
         if not len(self.labels):
             raise CifnetError("nothing to solve: call begin_task() and observe() first")
@@ -586,18 +549,17 @@ class Head(nn.Module, ABC):
                     f"cannot combine heads with different {name}: {value} and {theirs[name]}"
                 )
 
-    def require(self, capability: Capability) -> None:
+    def require(self, capability: str) -> None:
         """Check that this head has a capability.
 
         Raises:
             UnsupportedError: it has not; the message says why.
         """
         if not getattr(self, capability):
-            reason = REASONS.get(capability, self.reason)
-            raise self._unsupported(ACTIONS[capability], reason)
-
-    def _unsupported(self, action: str, reason: str) -> UnsupportedError:
-        return UnsupportedError(f"{type(self).__name__} cannot {action}: {reason}")
+            action = ACTIONS[capability]
+            raise UnsupportedError(
+                f"{type(self).__name__} cannot {action}: {self.reason}"
+            )
 
     # ------------------------------------------------------------------ prediction
 
@@ -658,7 +620,7 @@ class Head(nn.Module, ABC):
         Args:
             z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's
                 task, and that were among the buffer samples of every later task where the head
-                uses those.
+                uses those, with one weight for each class.
             y: (n,) int64 labels.
             groups: (n,) int64, equal for samples that are left out together; None to leave out each
                 alone.
@@ -668,16 +630,17 @@ class Head(nn.Module, ABC):
             such as the only sample of all.
 
         Raises:
-            UnsupportedError: this head has no closed form for it, or cannot tell the weight of a
-                sample.
+            UnsupportedError: this head has no closed form for it.
             CifnetError: the head is not solved, or embeddings of another width.
         """
-        rules = zip(self.weights_of_rules, self.rules_left_out(z, y), strict=True)
-        scores = torch.zeros(1, dtype=torch.float64, device=y.device)
-        for weight, left_out in rules:
-            if weight:
-                scores = scores + weight * left_out(groups)
-        return scores
+        rules = self.rules_left_out(z, y)
+        return self.sum_of_rules([left_out(groups) for left_out in rules])
+
+    def sum_of_rules(self, scores: Sequence[Tensor]) -> Tensor:
+        """Return the scores (n, C): the sum of those of each rule, each times its weight."""
+        pairs = zip(self.weights_of_rules, scores, strict=True)
+        weighted = [weight * part for weight, part in pairs]
+        return torch.stack(weighted).sum(dim=0)
 
     @in_full_precision
     def rules_left_out(self, z: Tensor, y: Tensor) -> tuple[LeftOut, ...]:
@@ -711,11 +674,10 @@ class Head(nn.Module, ABC):
         self.require("tells_novelty")
         self._require_solved()
         if self._distances is None:
-            self._distances = ClassDistances(
-                self._moments(), NOVELTY_RIDGE, OVERALL_SHARE
-            )
+            self._distances = self._class_distances()
         return self._distances
 
+    @in_full_precision
     def novelty(self, z: Tensor) -> Tensor:
         """Measure how far embeddings are from everything learned.
 
@@ -732,9 +694,7 @@ class Head(nn.Module, ABC):
             UnsupportedError, CifnetError: as for :meth:`distances`.
         """
         check_embeddings(z, self.in_features)
-        measure = self.novelty_function()
-        with torch.autocast(z.device.type, enabled=False):
-            return measure(z)
+        return self.novelty_function()(z)
 
     @in_full_precision
     def novelty_function(self) -> Callable[[Tensor], Tensor]:
@@ -819,18 +779,13 @@ class Head(nn.Module, ABC):
         Raises:
             UsageError: a label that is not known.
         """
-        if not len(self.labels):
-            raise UsageError("no task has begun: call begin_task() first")
-        order = torch.argsort(self.labels)
-        ascending = self.labels[order]
-        position = torch.searchsorted(ascending, y.contiguous())
-        columns = order[position.clamp_max(len(order) - 1)]
-        wrong = self.labels[columns] != y
-        if wrong.any():
+        is_own = y[:, None] == self.labels
+        unknown = y[~is_own.any(dim=1)]
+        if len(unknown):
             raise UsageError(
-                f"label {y[wrong][0].item()} was not introduced by begin_task()"
+                f"label {int(unknown[0])} was not introduced by begin_task()"
             )
-        return columns
+        return is_own.nonzero()[:, 1]
 
     # ------------------------------------------------------------------ storing
 
@@ -860,7 +815,7 @@ class Head(nn.Module, ABC):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._statistics_changed()
-        return cast(Any, super())._apply(keeping_dtypes(fn), recurse)
+        return cast(Any, super())._apply(functools.partial(moved, fn), recurse)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.heads.base import ACTIONS, Dtype, Head, in_full_precision
+from cifnet_pl.heads.base import Dtype, Head
 from cifnet_pl.statistics import (
-    ClassMoments,
+    ClassDistances,
     LearnedRows,
     LeftOut,
     Ridge,
@@ -28,7 +28,7 @@ from cifnet_pl.statistics import (
     whitened_rows,
 )
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
+from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 
 class Cohort(GrowingModule):
@@ -36,11 +36,10 @@ class Cohort(GrowingModule):
 
     Buffers:
         sums: over ``x̃`` (not scaled by the slope).
-        weights: (d+1, C_j).
-        stale: () bool, whether the sums have changed since the weights were solved.
+        weights: (d+1, C_j), zero until solved.
         past: () number of buffer samples in the sums.
-        past_weight: (classes before this cohort,) weight that the buffer samples of each class
-            had; 0: none were shown; −1: they had different weights.
+        past_weight: (classes before this cohort,) float64, mean weight that the buffer samples of
+            each class had; 0 where none were shown.
         ridge_used: (C_j,) float64, λ of each class.
 
     Attributes:
@@ -51,15 +50,16 @@ class Cohort(GrowingModule):
     def __init__(self, sums: Sums, before: int = 0):
         super().__init__()
         self.sums = sums
-        weights = sums.packed_gram.new_zeros(sums.width, 0)
+        classes = len(sums.counts)
+        weights = sums.class_sums.new_zeros(sums.width, classes)
         self.weights: Tensor = nn.Buffer(weights)
-        self.stale: Tensor = nn.Buffer(torch.tensor(True))
         self.past: Tensor = nn.Buffer(torch.tensor(0))
         past_weight = torch.zeros(before, dtype=torch.float64)
         self.past_weight: Tensor = nn.Buffer(past_weight)
-        self.ridge_used = no_rows(torch.float64)
+        ridges = torch.zeros(classes, dtype=torch.float64)
+        self.ridge_used: Tensor = nn.Buffer(ridges)
         self.at_limit = False
-        self.to(sums.packed_gram.device)
+        self.to(sums.class_sums.device)
 
 
 class CIFNetHead(Head):
@@ -90,14 +90,9 @@ class CIFNetHead(Head):
         cohorts: one :class:`Cohort` for each task.
         increment: sums over the samples of the current task, until it is solved.
         past_increment: sums over the buffer samples that the current task showed, likewise.
-
-    Buffers:
-        past_shown: (past classes,) float64 weight that the buffer samples of a class, shown in the
-            current task, have in common; 0 without any, -1 where their weights differ.
     """
 
     title = "CIFNet"
-    computed = (*Head.computed, "_weights")
     merges = True
     reduces = True
     leaves_one_out = True
@@ -123,28 +118,27 @@ class CIFNetHead(Head):
         self.epsilon = epsilon
         self.update_past = update_past
         self.weighting = weighting
+        self.per_class = weighting == "released"
         self.tells_novelty = (
             update_past  # else no cohort has seen the samples of all classes
         )
         self.cohorts = nn.ModuleList()
         self.increment: Sums | None = None
         self.past_increment: Sums | None = None
-        self.past_shown = no_rows(torch.float64)
-        self._weights: Tensor | None = None  # (d+1, C), since the sums changed
 
     # ------------------------------------------------------------------ sums
 
-    def _new_sums(self, classes: int) -> Sums:
-        per_class = self.weighting == "released"
+    def _new_sums(self, classes: int, per_class: bool) -> Sums:
         sums = Sums(
             self.in_features + 1, classes, per_class=per_class, dtype=self.dtype
         )
         return sums.to(self.labels.device)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
-        self.cohorts.append(Cohort(self._new_sums(new), len(self.labels) - new))
+        sums = self._new_sums(new, self.per_class)
+        self.cohorts.append(Cohort(sums, len(self.labels) - new))
 
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         increment = self._open_increment()
         first = len(self.labels) - len(increment.counts)
         increment.add(augment(z), columns - first, weight)
@@ -155,25 +149,15 @@ class CIFNetHead(Head):
 
     def _open_increment(self) -> Sums:
         if self.increment is None:
-            self.increment = self._new_sums(len(self._cohorts[-1].sums.counts))
+            sums = self._cohorts[-1].sums
+            self.increment = sums.empty(len(sums.counts))
         return self.increment
 
-    def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+    def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         if self.past_increment is None:
-            self.past_increment = self._new_sums(0)
-        no_class = torch.full_like(columns, -1)
-        self.past_increment.add(augment(z), no_class, weight)
-        if not len(self.past_shown):
-            self.past_shown = self._cohorts[-1].past_weight.clone()
-        if weight is None:
-            weight = torch.ones_like(z[:, 0])
-        weight = weight.to(self.past_shown)
-        before = self.past_shown[columns]
-        self.past_shown[columns] = weight
-        same_here = self.past_shown[columns] == weight
-        same_before = (before == 0) | (before == weight)
-        same = same_here & same_before
-        self.past_shown[columns[~same]] = -1
+            earlier = len(self._cohorts[-1].past_weight)
+            self.past_increment = self._new_sums(earlier, per_class=False)
+        self.past_increment.add(augment(z), columns, weight)
 
     @property
     def _cohorts(self) -> list[Cohort]:
@@ -186,47 +170,34 @@ class CIFNetHead(Head):
     # ------------------------------------------------------------------ solve and score
 
     def _solve(self) -> None:
+        self._commit()
+        for cohort in self._cohorts:
+            self._solve_cohort(cohort)
+
+    def _commit(self) -> None:
         """Add what the current task observed to the cohorts; it cannot be discarded then.
 
-        eq:moment_update and, as sums of Gram matrices without truncation, eq:svd_update. A cohort
-        is solved when a prediction first needs its weights, or by :meth:`refresh`.
+        eq:moment_update and, as sums of Gram matrices without truncation, eq:svd_update.
         """
         self.under_way.fill_(False)
         latest = self._cohorts[-1]
         if self.increment is not None:
             latest.sums.merge(self.increment)
-            latest.stale.fill_(True)
             if self.update_past:
                 for cohort in self._cohorts[:-1]:
-                    cohort.sums.add_gram_of(self.increment)
-                    cohort.stale.fill_(True)
-        if self.past_increment is not None:
-            latest.sums.add_gram_of(self.past_increment)
-            latest.past += self.past_increment.seen
-            latest.past_weight = self.past_shown
-            latest.stale.fill_(True)
+                    cohort.sums.add_rows_of(self.increment)
+        past = self.past_increment
+        if past is not None:
+            latest.sums.add_rows_of(past)
+            latest.past += past.seen
+            mean_weight = past.class_sums[:, 0].double() / past.counts
+            shown = past.counts > 0
+            latest.past_weight = torch.where(shown, mean_weight, latest.past_weight)
         self._discard()
 
-    def refresh(self) -> None:
-        """Solve the cohorts that are out of date."""
-        self.weights()
-
-    @in_full_precision
     def weights(self) -> Tensor:
-        """Return (d+1, C) weights of all classes in column order, row 0 the bias.
-
-        Cohorts that are out of date are solved first.
-        """
-        if self._weights is None:
-            size = (self.in_features + 1, 0)
-            none = torch.zeros(size, dtype=self.dtype, device=self.labels.device)
-            parts = [none]
-            for cohort in self._cohorts:
-                if cohort.stale:
-                    self._solve_cohort(cohort)
-                parts.append(cohort.weights)
-            self._weights = torch.cat(parts, dim=1)
-        return self._weights
+        """Return (d+1, C) weights of all classes in column order, row 0 the bias."""
+        return torch.cat([cohort.weights for cohort in self._cohorts], dim=1)
 
     def _solve_cohort(self, cohort: Cohort) -> None:
         """Solve ``(A_j + λI)⁻¹M_j``; a sample counts ω times the squared slope at its target."""
@@ -251,7 +222,6 @@ class CIFNetHead(Head):
             [choice.ridge for choice in choices]
         )
         cohort.at_limit = any(choice.at_limit for choice in choices)
-        cohort.stale.fill_(False)
 
     def _penalty(self, gram: Tensor, ridge: float) -> Tensor:
         """Return the penalty (d+1,) of a solve; with "gcv" the bias is free."""
@@ -264,7 +234,7 @@ class CIFNetHead(Head):
         """Yield each slope-weighted Gram matrix (d+1, d+1) with the columns it serves."""
         sums = cohort.sums
         gram = self.slopes.negative * sums.gram
-        if self.weighting == "derivative":
+        if not self.per_class:
             yield slice(None), gram
             return
         difference = self.slopes.positive - self.slopes.negative
@@ -272,14 +242,10 @@ class CIFNetHead(Head):
             yield slice(column, column + 1), gram + difference * sums.class_gram(column)
 
     def _scores(self, z: Tensor) -> Tensor:
-        weights = self._weights
-        if weights is None:
-            weights = self.weights()
-        return (augment(z.to(self.dtype)) @ weights).double()
+        return (augment(z.to(self.dtype)) @ self.weights()).double()
 
     def ridge_choices(self) -> list[RidgeChoice]:
-        """Return the ridge of each class, in column order; solves cohorts that are out of date."""
-        self.weights()
+        """Return the ridge of each class, in column order."""
         choices = []
         for cohort in self._cohorts:
             for ridge in cohort.ridge_used.tolist():
@@ -290,67 +256,37 @@ class CIFNetHead(Head):
         scores = self._scores(z)
         x = augment(z)
         targets = signed_targets(columns, len(self.labels), self.limit)
+        positive, negative = self.slopes
         parts: list[LeftOut] = []
         start = 0
         for cohort in self._cohorts:
-            own = slice(start, start + len(cohort.sums.counts))
-            weight = self._weights_in(cohort, columns, own)
-            parts += self._leaving_out_of(
-                cohort, x, scores[:, own], targets[:, own], weight
-            )
-            start = own.stop
+            stop = start + len(cohort.sums.counts)
+            # Of each class: of earlier tasks, of this one, and of later ones.
+            own_weight = cohort.past_weight.new_ones(stop - start)
+            later = len(self.labels) - stop
+            later_weight = own_weight.new_full((later,), float(self.update_past))
+            weights = torch.cat([cohort.past_weight, own_weight, later_weight])
+            for own, gram in self._gram_per_columns(cohort):
+                ridge = cohort.ridge_used[own][0].item()
+                whitened = whitened_rows(gram, self._penalty(gram, ridge), x)
+                own_scores = scores[:, start:stop][:, own]
+                own_targets = targets[:, start:stop][:, own]
+                # Both slopes are equal unless each class has a system of its own, of one column.
+                is_positive = (own_targets[:, 0] > 0).double()
+                slope = negative + (positive - negative) * is_positive
+                learned = LearnedRows(whitened, weight=slope * weights[columns])
+                parts.append(partial(learned.scores, own_scores, own_targets))
+            start = stop
         return lambda groups: torch.cat([left_out(groups) for left_out in parts], dim=1)
-
-    def _leaving_out_of(
-        self, cohort: Cohort, x: Tensor, scores: Tensor, targets: Tensor, weight: Tensor
-    ) -> Iterator[LeftOut]:
-        """Yield the leave-one-group-out scores of learned samples, for each Gram matrix.
-
-        Args:
-            cohort: solved.
-            x: (n, d+1) ``[1; z]`` of the samples.
-            scores: (n, C_j) of the cohort's classes.
-            targets: (n, C_j), ±L.
-            weight: (n,) of each sample in the cohort's sums; 0 where it was never seen.
-        """
-        positive, negative = self.slopes
-        for columns, gram in self._gram_per_columns(cohort):
-            ridge = cohort.ridge_used[columns][0].item()
-            whitened = whitened_rows(gram, self._penalty(gram, ridge), x)
-            own_targets = targets[:, columns]
-            # Both slopes are equal unless each class has a system of its own, of one column.
-            is_positive = (own_targets[:, 0] > 0).double()
-            slope = negative + (positive - negative) * is_positive
-            learned = LearnedRows(whitened, weight=slope * weight)
-            yield partial(learned.scores, scores[:, columns], own_targets)
-
-    def _weights_in(self, cohort: Cohort, columns: Tensor, own: slice) -> Tensor:
-        """Return the weight (n,) float64 of samples in the sums of a cohort.
-
-        Args:
-            cohort: solved.
-            columns: (n,) column of each sample's class.
-            own: columns of the cohort.
-        """
-        weight = torch.ones(len(columns), dtype=torch.float64, device=columns.device)
-        earlier = columns < own.start
-        weight[earlier] = cohort.past_weight[columns[earlier]]
-        weight[columns >= own.stop] = float(self.update_past)
-        unknown = columns[weight < 0]
-        if len(unknown):
-            label = int(self.labels[unknown[0]])
-            reason = f"buffer samples of class {label} had different weights"
-            raise self._unsupported(ACTIONS["leaves_one_out"], reason)
-        return weight
 
     def _novelty_features(self, z: Tensor) -> Tensor:
         return z.to(self.dtype)
 
-    def _moments(self) -> ClassMoments:
+    def _class_distances(self) -> ClassDistances:
         # The first cohort has seen the samples of all classes, each once.
         first = self._cohorts[0].sums
         sums = torch.cat([cohort.sums.class_sums for cohort in self._cohorts])
-        return ClassMoments.of_augmented(first.gram, sums, first.mass)
+        return ClassDistances(first.gram, sums, first.mass)
 
     # ------------------------------------------------------------------ the life of a model
 
@@ -369,8 +305,8 @@ class CIFNetHead(Head):
                 "CIFNetHead merges shards of the same task sequence only: its oversampling and its"
                 " negatives depend on which classes were learned when"
             )
-        self._solve()
-        other._solve()
+        self._commit()
+        other._commit()
         if any(int(cohort.past) for cohort in [*self._cohorts, *other._cohorts]):
             raise UsageError(
                 "cannot merge CIFNet runs after calibration: the buffer's samples would count"
@@ -378,16 +314,14 @@ class CIFNetHead(Head):
             )
         for mine, yours in zip(self._cohorts, other._cohorts, strict=True):
             mine.sums.merge(yours.sums)
-            mine.stale.fill_(True)
         self.solved.fill_(False)
 
     def _discard(self) -> None:
         self.increment = None
         self.past_increment = None
-        self.past_shown = self.past_shown[:0]
 
     def _keep(self, columns: Tensor) -> None:
-        self._solve()
+        self._commit()
         cohorts = nn.ModuleList()
         start = 0
         for cohort in self._cohorts:
@@ -397,9 +331,8 @@ class CIFNetHead(Head):
             start = stop
             if not len(own):
                 continue
-            if not cohort.stale:
-                cohort.weights = cohort.weights[:, own]
-                cohort.ridge_used = cohort.ridge_used[own]
+            cohort.weights = cohort.weights[:, own]
+            cohort.ridge_used = cohort.ridge_used[own]
             cohort.past_weight = cohort.past_weight[earlier]
             cohort.sums.keep(own)
             cohorts.append(cohort)
@@ -413,7 +346,7 @@ class CIFNetHead(Head):
         width = self.in_features + 1
         classes = len(self.labels)
         grams = len(self.cohorts)
-        if self.weighting == "released":
+        if self.per_class:
             grams += classes
         per_class = classes * width
         factors = grams * width * (width + 1) // 2
@@ -422,11 +355,11 @@ class CIFNetHead(Head):
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
         tasks = {key.split(".")[1] for key in state if key.startswith("cohorts.")}
-        self.cohorts = nn.ModuleList(Cohort(self._new_sums(0)) for _ in tasks)
-        self.increment = None
-        self.past_increment = None
+        empty = self._new_sums(0, self.per_class)
+        self.cohorts = nn.ModuleList(Cohort(empty.empty(0)) for _ in tasks)
+        self._discard()
         children = {key.split(".")[0] for key in state}
         if "increment" in children:
-            self.increment = self._new_sums(0)
+            self.increment = empty
         if "past_increment" in children:
-            self.past_increment = self._new_sums(0)
+            self.past_increment = self._new_sums(0, per_class=False)

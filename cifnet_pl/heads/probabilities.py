@@ -137,11 +137,7 @@ class CalibrationSamples:
         """Return (n, C) float64 scores of the head (see :attr:`scores_of_rules`)."""
         if not self.learned:
             return self.scores_of_rules[0]
-        total = torch.zeros_like(self.scores_of_rules[0])
-        weights = self.head.weights_of_rules
-        for weight, scores in zip(weights, self.scores_of_rules, strict=True):
-            total = total + weight * scores
-        return total
+        return self.head.sum_of_rules(self.scores_of_rules)
 
     def known_scores(self) -> KnownScores:
         """Return the scores that are known, and the true columns of their samples."""
@@ -205,46 +201,38 @@ def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFi
     """
     from scipy.optimize import minimize  # to classify needs none of it
 
-    scaled = []
-    spreads = []
-    for scores in rules:
-        here = scores.cpu()  # for many small steps
-        centred = here - here.mean(dim=1, keepdim=True)
-        variance = centred.square().mean()
-        spread = float(variance.sqrt()) or 1.0
-        scaled.append(centred / spread)
-        spreads.append(spread)
-    samples, classes = scaled[0].shape
+    scores = torch.stack(list(rules)).cpu()  # for many small steps
+    centred = scores - scores.mean(dim=2, keepdim=True)
+    spreads = centred.square().mean(dim=(1, 2), keepdim=True).sqrt()
+    spreads[spreads == 0] = 1.0
+    scaled = centred / spreads
+    samples, classes = scores.shape[1:]
     certain = one_hot(columns.cpu(), classes).double()
     even = torch.full_like(certain, 1 / classes)
     target = torch.lerp(certain, even, 1 / (samples + 2))
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean negative log likelihood, and its gradient."""
-        parameters = torch.from_numpy(values).to(target).requires_grad_()
+        parameters = torch.from_numpy(values).requires_grad_()
         with torch.enable_grad():
-            *weights, power = parameters
-            logits = torch.zeros_like(target)
-            for weight, part in zip(weights, scaled, strict=True):
-                logits = logits + weight * part
-            log_likelihoods = target * log_probabilities(logits, power)
+            weighted = parameters[:-1, None, None] * scaled
+            logits = weighted.sum(dim=0)
+            log_likelihoods = target * log_probabilities(logits, parameters[-1])
             mean = -log_likelihoods.sum() / samples
         (gradient,) = torch.autograd.grad(mean, [parameters])
         return mean.item(), gradient.numpy()
 
-    weights = [1.0] * len(rules)
-    power = 1.0
+    values = np.ones(len(rules) + 1)
     if classes > 1:
         smallest_power = SMALLEST_POWER
         if classes == 2:
             smallest_power = 1.0
         weight_bounds = [(SMALLEST_WEIGHT, None)] + [(0.0, None)] * (len(rules) - 1)
         bounds = [*weight_bounds, (smallest_power, 1.0)]
-        start = np.ones(len(bounds))
-        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
-        *weights, power = found.x.tolist()
-    scaled_back = [w / spread for w, spread in zip(weights, spreads, strict=True)]
-    return ProbabilityFit(tuple(scaled_back), power)
+        found = minimize(loss, values, jac=True, method="L-BFGS-B", bounds=bounds)
+        values = found.x
+    weights = values[:-1] / spreads.flatten().numpy()
+    return ProbabilityFit(tuple(weights.tolist()), float(values[-1]))
 
 
 def calibrate(samples: CalibrationSamples) -> None:
@@ -327,29 +315,19 @@ def check_share(name: str, share: float, example: float = 0.05) -> float:
     return share
 
 
-@dataclass(frozen=True)
 class ReferenceScores:
     """Scores of buffer samples in ascending order, and how many images each stands for.
 
-    Attributes:
-        scores: (n,) float64.
-        weights: (n,) float64.
+    Args:
+        scores: (n,) float64; those that are NaN are left out.
+        weights: (n,) float64 number of images that each stands for.
     """
 
-    scores: Tensor
-    weights: Tensor
-
-    @classmethod
-    def of(cls, scores: Tensor, weights: Tensor) -> ReferenceScores:
-        """Sort scores with their weights.
-
-        Args:
-            scores: (n,) float64; those that are NaN are left out.
-            weights: (n,) float64.
-        """
+    def __init__(self, scores: Tensor, weights: Tensor):
         known = ~scores.isnan()
         order = torch.argsort(scores[known])
-        return cls(scores[known][order], weights[known][order])
+        self.scores = scores[known][order]
+        self.weights = weights[known][order]
 
     def p_values(self, scores: Tensor) -> Tensor:
         """Compute the share of images of known classes whose score is at least as large.
@@ -363,7 +341,7 @@ class ReferenceScores:
             (n,) float64.
 
         Example:
-            >>> reference = ReferenceScores.of(torch.arange(9.0).double(), torch.ones(9).double())
+            >>> reference = ReferenceScores(torch.arange(9.0).double(), torch.ones(9).double())
             >>> reference.p_values(torch.tensor([100.0, 4.5], dtype=torch.float64)).tolist()
             [0.1, 0.5]
         """
@@ -402,7 +380,7 @@ def novelty_reference(samples: CalibrationSamples) -> ReferenceScores:
         UnsupportedError: this head cannot (``tells_novelty``).
         CifnetError: the head is not solved, or embeddings of another width.
     """
-    return ReferenceScores.of(samples.novelty(), samples.weights())
+    return ReferenceScores(samples.novelty(), samples.weights())
 
 
 @dataclass(frozen=True)
@@ -431,7 +409,7 @@ class PredictionSets:
         probabilities = to_probabilities(scores, head.temperature, head.odds_power)
         of_true = probabilities.gather(1, columns[:, None])[:, 0]
         weights = samples.weights()[known]
-        improbability = ReferenceScores.of(-of_true, weights)
+        improbability = ReferenceScores(-of_true, weights)
         return cls(-improbability.threshold(coverage))
 
     def of_probabilities(self, probabilities: Tensor) -> Tensor:

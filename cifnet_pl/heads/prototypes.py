@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +13,16 @@ from cifnet_pl.heads.acil import ACILHead
 from cifnet_pl.heads.base import Dtype, Metric, in_full_precision, scalar
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
-    ClassMoments,
+    ClassDistances,
     LeftOut,
     Ridge,
     ScatteredRows,
     Sums,
     augment,
-    check_projection,
-    check_ridge,
     draw_normal,
     draw_phases,
     factorise,
     gcv_ridge_of_free_bias,
-    projection_fingerprint,
     solve_ridge,
     whiten,
 )
@@ -157,9 +153,7 @@ class SLDAHead(SumsHead):
         scattered = ScatteredRows(rows, means, columns, class_mass)
 
         def left_out(groups: Tensor | None) -> Tensor:
-            found = scattered.distances(groups)
-            others = mass - found.left_out
-            return others * (found.length - found.square) / (2 * (1 - alpha))
+            return scattered.discriminant(groups, mass) / (1 - alpha)
 
         return left_out
 
@@ -184,7 +178,11 @@ class SLDAHead(SumsHead):
 
 def check_shrinkage(shrinkage: Ridge) -> Ridge:
     """Check a shrinkage, and return it."""
-    return check_ridge(shrinkage, "shrinkage", 1.0, "a number in (0, 1] or gcv")
+    if shrinkage == "gcv":
+        return "gcv"
+    fits = isinstance(shrinkage, int | float) and 0 < shrinkage <= 1
+    check_that(fits, "shrinkage", shrinkage, "a number in (0, 1] or gcv")
+    return float(shrinkage)
 
 
 def class_means(sums: Sums) -> Tensor:
@@ -268,20 +266,12 @@ class KLDAHead(SLDAHead):
         directions = math.sqrt(2 * gamma) * draw_normal(width, in_features, seed)
         self.shrinkage_used = scalar(0.0)
         self.directions: Tensor = nn.Buffer(directions.to(self.dtype), persistent=False)
-        self.fingerprint: Tensor = nn.Buffer(
-            torch.tensor(projection_fingerprint(directions))
-        )
         self.phases: Tensor = nn.Buffer(phases.to(self.dtype), persistent=False)
 
     def _features(self, z: Tensor) -> Tensor:
         unit = normalize(z.to(self.dtype), dim=1)
         waves = (unit @ self.directions.T + self.phases).cos()
         return augment(waves * math.sqrt(2 / self.width))
-
-    def _before_load(self, state: Mapping[str, Any]) -> None:
-        super()._before_load(state)
-        arguments = f"width {self.width}, gamma {self.gamma:g} and seed {self.seed}"
-        check_projection(state, self.fingerprint, arguments)
 
 
 class FeCAMHead(SumsHead):
@@ -327,9 +317,9 @@ class FeCAMHead(SumsHead):
         z = z.to(self.dtype)
         return augment(z.sign() * z.abs() ** self.power)
 
-    def _moments(self) -> ClassMoments:
+    def _class_distances(self) -> ClassDistances:
         gram = unpack(self.sums.class_grams.sum(dim=0), self.sums.width)
-        return ClassMoments.of_augmented(gram, self.sums.class_sums, gram[0, 0])
+        return ClassDistances(gram, self.sums.class_sums, gram[0, 0])
 
     def _correlation(self, column: int) -> Tensor:
         """Return (d, d) shrunk correlation matrix of the class at ``column``, float64."""
@@ -365,8 +355,7 @@ class FeCAMHead(SumsHead):
         self._inverses = torch.stack(inverses)
 
     def _scores(self, z: Tensor) -> Tensor:
-        if self._inverses is None:
-            self.refresh()
+        self.refresh()
         assert self._inverses is not None
         means = normalize(class_means(self.sums).double(), dim=1)
         features = self._features(z)[:, 1:].double()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cifnet_pl.heads.base import Dtype, in_full_precision, scalar
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
-    ClassMoments,
+    ClassDistances,
     LeftOut,
     Ridge,
     RidgeChoice,
@@ -155,11 +155,11 @@ class RidgeHead(SumsHead):
     def _novelty_features(self, z: Tensor) -> Tensor:
         return z.to(self.dtype)  # product features do not help to tell novelty
 
-    def _moments(self) -> ClassMoments:
+    def _class_distances(self) -> ClassDistances:
         rows = 1 + self.in_features
         gram = self.sums.gram[:rows, :rows]
         sums = self.sums.class_sums[:, :rows]
-        return ClassMoments.of_augmented(gram, sums, self.sums.mass)
+        return ClassDistances(gram, sums, self.sums.mass)
 
     # ------------------------------------------------------------------ solve
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from cifnet_pl.heads.base import Dtype, Head, Metric
 from cifnet_pl.heads.sums import kept_weights
 from cifnet_pl.statistics import augment
 from cifnet_pl.statistics.leaving_out import ROWS_PER_STEP
-from cifnet_pl.utilities.errors import CheckpointError, check_choice, check_that
+from cifnet_pl.utilities.errors import check_choice, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 
 
@@ -30,65 +29,45 @@ class Samples(GrowingModule):
 
     def __init__(self, width: int, dtype: torch.dtype):
         super().__init__()
-        self.width = width
         self.z = no_rows(dtype, width)
         self.y = no_rows(torch.int64)
         self.weight = no_rows(torch.float64)
-        # Columns z, y and weight of what was added and is not in the buffers yet.
-        self._added: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def __len__(self) -> int:
-        self.gather()
         return len(self.y)
 
-    def add(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
-        """Append copies of rows.
+    def add(self, z: Tensor, y: Tensor, weight: Tensor) -> None:
+        """Append rows.
 
         Args:
             z: (n, d) embeddings.
             y: (n,) int64 labels.
-            weight: (n,) weights, or None for ones.
+            weight: (n,) sample weights.
         """
-        if weight is None:
-            weight = torch.ones_like(y)
-        embeddings = z.detach().to(self.z.dtype, copy=True)
-        weights = weight.to(torch.float64, copy=True)
-        self._added.append((embeddings, y.clone(), weights))
-
-    def gather(self) -> None:
-        """Copy what was added since the last call into the buffers: one copy for many batches."""
-        if self._added:
-            parts = [(self.z, self.y, self.weight), *self._added]
-            self.z, self.y, self.weight = map(torch.cat, zip(*parts, strict=True))
-            self._added = []
+        self.z = torch.cat([self.z, z.to(self.z)])
+        self.y = torch.cat([self.y, y.to(self.y)])
+        self.weight = torch.cat([self.weight, weight.to(self.weight)])
 
     def extend(self, other: Samples) -> None:
         """Append all rows of ``other``."""
-        other.gather()
-        device = self.y.device
-        rows = (other.z.to(device), other.y.to(device), other.weight.to(device))
-        self._added.append(rows)
-        self.gather()
+        self.add(other.z, other.y, other.weight)
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but those at ``rows``, a mask over gathered rows or positions of them."""
+        """Drop all rows but those at ``rows``, a mask over them or their positions."""
         self.z = self.z[rows]
         self.y = self.y[rows]
         self.weight = self.weight[rows]
 
     def keep_labels(self, labels: Tensor) -> None:
         """Drop all rows but those with one of ``labels``."""
-        self.gather()
         self.keep(torch.isin(self.y, labels))
 
     def rename(self, new: Callable[[Tensor], Tensor]) -> None:
         """Rename all labels; ``new`` maps (n,) old ones to (n,) new ones."""
-        self.gather()
         self.y = new(self.y)
 
     def clear(self) -> None:
         """Drop all rows."""
-        self._added = []
         self.keep(self.y.new_zeros(0))
 
     def sort(self) -> None:
@@ -98,7 +77,6 @@ class Samples(GrowingModule):
         comes last, so that it matters between equal embeddings only: renaming classes changes
         nothing else.
         """
-        self.gather()
         label_bits = self.y.view(torch.float64)
         weight_and_label = torch.stack([self.weight, label_bits], dim=1)
         content = torch.cat([self.z.double(), weight_and_label], dim=1)
@@ -110,27 +88,7 @@ class Samples(GrowingModule):
 
     def counts(self, labels: Tensor) -> Tensor:
         """Return (C,) int64 number of rows of each of ``labels`` (C,)."""
-        self.gather()
         return (self.y[:, None] == labels).sum(dim=0)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self.gather()
-        return super()._apply(fn, recurse)
-
-    def _save_to_state_dict(
-        self, destination: Any, prefix: str, keep_vars: bool
-    ) -> None:
-        self.gather()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
-    def _before_load(self, state: Mapping[str, Any]) -> None:
-        self._added = []
-        stored = state.get("z")
-        if isinstance(stored, Tensor) and stored.shape[1:] != (self.width,):
-            raise CheckpointError(
-                f"stored embeddings have shape {tuple(stored.shape)}, expected (n, {self.width}): "
-                "they are of another backbone"
-            )
 
 
 class SamplesHead(Head):
@@ -147,7 +105,7 @@ class SamplesHead(Head):
     def _samples(self) -> list[Samples]:
         return [child for child in self.children() if isinstance(child, Samples)]
 
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         self.pending.add(z, self.labels[columns], weight)
 
     def _discard(self) -> None:
@@ -303,7 +261,7 @@ class ReplayHead(SamplesHead):
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.counts = torch.cat([self.counts, self.counts.new_zeros(new)])
 
-    def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
+    def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         self.past.add(z, self.labels[columns], weight)
 
     def _solve(self) -> None:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.heads.base import Dtype, Head
-from cifnet_pl.statistics import ClassMoments, Sums, augment
-from cifnet_pl.statistics.leaving_out import ROWS_PER_STEP
+from cifnet_pl.statistics import ClassDistances, Sums, augment
 from cifnet_pl.utilities.errors import UsageError
 
 
@@ -39,6 +38,7 @@ class SumsHead(Head):
     subtracts = True
     reduces = True
     tells_novelty = True
+    reason = "it keeps no Gram matrix of all samples"
     linear: ClassVar[bool] = True
 
     def __init__(
@@ -69,23 +69,15 @@ class SumsHead(Head):
     def _novelty_features(self, z: Tensor) -> Tensor:
         return self._features(z)[:, 1:]
 
-    def _moments(self) -> ClassMoments:
+    def _class_distances(self) -> ClassDistances:
         sums = self.sums
-        return ClassMoments.of_augmented(sums.gram, sums.class_sums, sums.mass)
+        return ClassDistances(sums.gram, sums.class_sums, sums.mass)
 
     def _begin(self, new: int, counts: Sequence[int] | None) -> None:
         self.sums.grow(new)
 
-    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor | None) -> None:
-        increment = self._open_increment()
-        # Features may be many times as wide as embeddings.
-        for start in range(0, len(z), ROWS_PER_STEP):
-            rows = slice(start, start + ROWS_PER_STEP)
-            features = self._features(z[rows])
-            if weight is None:
-                increment.add(features, columns[rows])
-            else:
-                increment.add(features, columns[rows], weight[rows])
+    def _observe(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
+        self._open_increment().add(self._features(z), columns, weight)
 
     def _count_duplicates(self, count: int) -> None:
         increment = self._open_increment()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -93,12 +94,8 @@ def _all_but_the_last(z: Tensor, y: Tensor, left_out: Tensor) -> Tensor:
     # The same images are drawn in whatever order they came.
     by_content = z.double().sum(dim=1).argsort()
     order = by_content[drawn.to(y.device)]
-    by_class = y[order].argsort(stable=True)
-    order = order[by_class]
     column = y[order]
-    count = y.bincount(minlength=len(left_out))
-    first = count.cumsum(0) - count
-    position = torch.arange(len(y), device=y.device)
-    rank = position - first[column]
-    stays = rank >= left_out[column]
+    labels = pd.Series(column.cpu().numpy())
+    rank = torch.from_numpy(labels.groupby(labels).cumcount().to_numpy())
+    stays = rank.to(y.device) >= left_out[column]
     return order[stays]

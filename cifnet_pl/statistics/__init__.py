@@ -1,7 +1,6 @@
 """Sums that everything is learned from, and solves on them: linear algebra without tasks."""
 
 from cifnet_pl.statistics.distances import ClassDistances as ClassDistances
-from cifnet_pl.statistics.distances import ClassMoments as ClassMoments
 from cifnet_pl.statistics.groups import FoundGroups as FoundGroups
 from cifnet_pl.statistics.groups import find_groups as find_groups
 from cifnet_pl.statistics.groups import near_duplicates as near_duplicates
@@ -9,7 +8,6 @@ from cifnet_pl.statistics.leaving_out import LearnedRows as LearnedRows
 from cifnet_pl.statistics.leaving_out import LeftOut as LeftOut
 from cifnet_pl.statistics.leaving_out import ScatteredRows as ScatteredRows
 from cifnet_pl.statistics.leaving_out import equal_groups as equal_groups
-from cifnet_pl.statistics.projections import check_projection as check_projection
 from cifnet_pl.statistics.projections import draw_normal as draw_normal
 from cifnet_pl.statistics.projections import draw_phases as draw_phases
 from cifnet_pl.statistics.projections import (

@@ -119,9 +119,7 @@ class Clusters:
         sum_of_parts = len(self.trees) + all_rises[order].cumsum()
         mean_parts = sum_of_parts / self.count
         merges = int((mean_parts <= part).sum())
-        if merges == len(order):
-            return self.within(np.inf)
-        rising = np.concatenate([[0.0], all_distances[order]])
+        rising = np.concatenate([[0.0], all_distances[order], [np.inf]])
         last_merge = rising[merges]
         next_merge = rising[merges + 1]
         return self.within(float(last_merge + next_merge) / 2)

@@ -248,3 +248,21 @@ class ScatteredRows(LearnedRows):
             length[members] = query_square
             left_out[members] = float(size)
         return LeftOutDistances(square, length, remaining, left_out)
+
+    def discriminant(
+        self, groups: Tensor | None, mass: Tensor, freedom: float = 0.0
+    ) -> Tensor:
+        """Return the scores (n, C) of the discriminant for each row without its group.
+
+        They are ``½ (df/n_c + n‖x‖² − n‖x − μ_c‖²)`` with n, n_c and the distances of the rows that
+        are left.
+
+        Args:
+            groups: (n,) int64 group of each row; None where each is its own.
+            mass: () number n of all rows.
+            freedom: degrees of freedom df, which stay as they are.
+        """
+        found = self.distances(groups)
+        others = mass - found.left_out
+        excess = freedom / found.remaining
+        return (excess + others * (found.length - found.square)) / 2

@@ -6,16 +6,13 @@ not hold its projection can be loaded under any later release.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cifnet_pl.utilities.errors import CheckpointError
+from cifnet_pl.utilities.growing_tensors import fingerprint
 
 
 def random_bits(generator: np.random.PCG64, *shape: int) -> np.ndarray:
@@ -75,31 +72,8 @@ def draw_phases(width: int, seed: int) -> Tensor:
 
 
 def projection_fingerprint(matrix: Tensor) -> int:
-    """Return 63 bits of the SHA-256 of a float64 matrix and its shape."""
-    shape = str(tuple(matrix.shape)).encode()
-    contiguous = matrix.detach().cpu().contiguous()
-    values = contiguous.numpy().tobytes()
-    digest = hashlib.sha256(shape + values).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
-def check_projection(state: Mapping[str, Any], own: Tensor, arguments: str) -> None:
-    """Check that a stored head drew the same projection.
-
-    Args:
-        state: of the head, with the fingerprint of its projection.
-        own: () fingerprint of the projection that was drawn now.
-        arguments: of which it was drawn, for the error.
-
-    Raises:
-        CheckpointError: the fingerprints differ.
-    """
-    stored = state.get("fingerprint")
-    if isinstance(stored, Tensor) and int(stored) != int(own):
-        raise CheckpointError(
-            f"the stored head used another projection than {arguments} give for embeddings of this"
-            " width: use the arguments that it was made with"
-        )
+    """Return 60 bits of the SHA-256 of a float64 matrix and its shape."""
+    return int(fingerprint("", {"projection": matrix})[:15], 16)
 
 
 PRODUCT_NORM = 0.5

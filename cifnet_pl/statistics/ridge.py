@@ -5,7 +5,6 @@ Ridges are chosen by generalised cross-validation, from the sums alone."""
 from __future__ import annotations
 
 import math
-import sys
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -43,27 +42,16 @@ class RidgeChoice(NamedTuple):
     at_limit: bool = False
 
 
-def check_ridge(
-    ridge: Ridge,
-    name: str = "ridge",
-    largest: float = sys.float_info.max,
-    expected: str = "a positive number or gcv",
-) -> Ridge:
+def check_ridge(ridge: Ridge) -> Ridge:
     """Check an argument that is a positive number, or "gcv", and return it.
-
-    Args:
-        ridge: the argument.
-        name: its name, for the error.
-        largest: the largest number allowed.
-        expected: what the error says was expected.
 
     Raises:
         UsageError: neither.
     """
     if ridge == "gcv":
         return "gcv"
-    fits = isinstance(ridge, int | float) and 0 < ridge <= largest
-    check_that(fits, name, ridge, expected)
+    fits = isinstance(ridge, int | float) and 0 < ridge < math.inf
+    check_that(fits, "ridge", ridge, "a positive number or gcv")
     return float(ridge)
 
 
@@ -246,13 +234,10 @@ def gcv_ridge_of_free_bias(
         target_square: () ``Σ ω t²`` over all samples and classes.
         samples: number of distinct samples.
     """
-    total = gram[0, 0]
-    mean = gram[0, 1:] / total
-    target_mean = moment[0] / total
-    of_mean = total * torch.outer(mean, mean)
-    of_both_means = total * torch.outer(mean, target_mean)
-    of_target_mean = total * target_mean.square().sum()
-    centred_gram = gram[1:, 1:] - of_mean
-    centred_moment = moment[1:] - of_both_means
-    tss = target_square - of_target_mean
+    share = gram[:, :1] / gram[0, 0]  # [1; mean of z]
+    of_mean = share @ gram[:1]
+    of_both_means = share @ moment[:1]
+    centred_gram = (gram - of_mean)[1:, 1:]
+    centred_moment = (moment - of_both_means)[1:]
+    tss = target_square - moment[0].square().sum() / gram[0, 0]
     return gcv_ridge(centred_gram, centred_moment, tss, samples, free=1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import cached_property, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -170,31 +171,29 @@ class RidgeFactor:
         return torch.cat([bias[:, None], directions], dim=1).T.contiguous()
 
     @cached_property
-    def degrees_of_freedom(self) -> Tensor:
-        """() degrees of freedom ``tr (S + λI)⁻¹S`` of the discriminant."""
-        return len(self.factor) - self.ridge * trace_of_inverse(self.factor)
+    def degrees_of_freedom(self) -> float:
+        """Degrees of freedom ``tr (S + λI)⁻¹S`` of the discriminant."""
+        from scipy.linalg.lapack import dtrtri  # to classify needs none of it
+
+        upper = self.factor.cpu().numpy().T
+        inverse, _ = dtrtri(upper)
+        trace_of_inverse = float(np.square(inverse).sum())
+        return len(upper) - self.ridge * trace_of_inverse
 
     def discriminant_left_out(self, rows: Tensor, columns: Tensor) -> LeftOut:
         """Prepare the scores of the discriminant for learned rows without their groups.
 
-        ``½ (df/n_c + n‖z − μ‖² − n‖z − μ_c‖²)``, with n, n_c and the distances of the rows that
-        are left. μ and df stay those of all rows, as λ and D do. μ moves the scores of all classes
-        alike.
+        μ and df stay those of all rows, as λ and D do. μ moves the scores of all classes alike.
 
         Args:
             rows: (m, p) :meth:`whitened`, each of weight 1 in the sums.
             columns: (m,) int64 class of each.
         """
         mass = self.system.mass
+        freedom = self.degrees_of_freedom
         scattered = ScatteredRows(rows, self.means, columns, self.system.class_mass)
 
-        def left_out(groups: Tensor | None) -> Tensor:
-            found = scattered.distances(groups)
-            others = mass - found.left_out
-            length = self.degrees_of_freedom / found.remaining
-            return (length + others * (found.length - found.square)) / 2
-
-        return left_out
+        return partial(scattered.discriminant, mass=mass, freedom=freedom)
 
     def regression_left_out(self, rows: Tensor, columns: Tensor) -> LeftOut:
         """Prepare the scores of ridge regression for learned rows without their groups.
@@ -219,20 +218,3 @@ class RidgeFactor:
         design = torch.cat([bias, rows], dim=1)
         learned = LearnedRows(design, between)
         return partial(learned.scores, scores, targets)
-
-
-def trace_of_inverse(factor: Tensor) -> Tensor:
-    """Return ``tr (LLᵀ)⁻¹`` (), with a lower triangular L (p, p).
-
-    By halves, with ``L = [[A, 0], [B, C]]``: ``L⁻¹`` has ``−C⁻¹BA⁻¹`` below its diagonal blocks.
-    Without the inverse of the whole it takes half of the time.
-    """
-    half = (len(factor) + 1) // 2
-    first = factor[:half, :half]
-    last = factor[half:, half:]
-    solved = torch.linalg.solve_triangular(last, factor[half:, :half], upper=False)
-    below = torch.linalg.solve_triangular(first, solved, upper=False, left=False)
-    of_first = torch.cholesky_inverse(first).trace()
-    of_last = torch.cholesky_inverse(last).trace()
-    of_below: Tensor = below.square().sum()
-    return of_first + of_last + of_below

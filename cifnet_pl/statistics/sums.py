@@ -6,14 +6,12 @@ same statistics up to rounding. Nothing here knows about tasks, labels or Lightn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 BLOCK = 256
@@ -39,8 +37,7 @@ def add_lower_(gram: Tensor, left: Tensor, right: Tensor) -> None:
 
 def mirror_(gram: Tensor) -> Tensor:
     """Fill ``gram`` (p, p) above the diagonal from below it, in place, and return it."""
-    size = BLOCK // 4
-    for start, stop in _blocks(len(gram), size):
+    for start, stop in _blocks(len(gram)):
         left_of_block = gram[start:stop, :start]
         gram[:start, start:stop] = left_of_block.T
         block = gram[start:stop, start:stop]
@@ -50,9 +47,9 @@ def mirror_(gram: Tensor) -> Tensor:
     return gram
 
 
-def _blocks(width: int, size: int = BLOCK) -> list[tuple[int, int]]:
+def _blocks(width: int) -> list[tuple[int, int]]:
     """Return the first column of each block, and the one after its last."""
-    parts = max(1, round(width / size))
+    parts = max(1, round(width / BLOCK))
     return list(pairwise(width * i // parts for i in range(parts + 1)))
 
 
@@ -67,16 +64,16 @@ def packed_shape(width: int) -> tuple[int, int]:
 
 
 def pack(matrix: Tensor) -> Tensor:
-    """Pack the lower triangles of symmetric matrices, in LAPACK's rectangular full packed format.
+    """Pack the lower triangle of a symmetric matrix, in LAPACK's rectangular full packed format.
 
     The last columns of a triangle are as short as the free corner above its first ones, which holds
     them transposed (``TRANSR = N, UPLO = L``).
 
     Args:
-        matrix: (…, p, p); only the lower triangles are read.
+        matrix: (p, p); only the lower triangle is read.
 
     Returns:
-        (…, rows, columns) of :func:`packed_shape`.
+        (rows, columns) of :func:`packed_shape`.
 
     Example:
         >>> square = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
@@ -85,19 +82,15 @@ def pack(matrix: Tensor) -> Tensor:
         >>> unpack(pack(square), 2).equal(square)
         True
     """
-    width = matrix.shape[-1]
+    width = len(matrix)
     rows, columns = packed_shape(width)
     shift = rows - width
     rest = width - columns
-    shape = matrix.shape[:-2]
-    packed = matrix.new_empty(*shape, rows, columns)
-    packed[..., shift:, :] = matrix[..., :columns]
-    corner = packed[..., :rest, columns - rest :]
-    ones = torch.ones(rest, rest, dtype=torch.bool, device=matrix.device)
-    upper = ones.triu()
-    other_half = matrix[..., columns:, columns:].mT
-    merged = torch.where(upper, other_half, corner)
-    corner.copy_(merged)
+    packed = matrix.new_empty(rows, columns)
+    packed[shift:] = matrix[:, :columns]
+    corner = packed[:rest, columns - rest :]
+    other_half = matrix[columns:, columns:].T
+    corner.copy_(other_half.triu() + corner.tril(-1))
     return packed
 
 
@@ -144,8 +137,7 @@ class Sums(GrowingModule):
         seen: () int64, number of distinct rows in all, whether or not they belong to one of the
             classes; known duplicates do not count.
         mass: () ``Σ ω`` over all rows.
-        packed_gram: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed (:func:`pack`). While
-            rows are added they are summed up in a square, which is packed in ``pack_gram``. Read
+        packed_gram: with ``gram`` only, ``Σ ω x xᵀ`` over all rows, packed (:func:`pack`). Read
             ``gram``.
         class_grams: with ``per_class`` only, (C, …), ``Σ_{y=c} ω x xᵀ``, packed. Dropped with their
             class.
@@ -191,13 +183,10 @@ class Sums(GrowingModule):
             class_grams = torch.zeros(classes, *shape, dtype=dtype)
         self.register_buffer("packed_gram", empty_gram)
         self.register_buffer("class_grams", class_grams)
-        # (p, p) while rows are being added: then it holds the whole Gram matrix.
-        self._square: Tensor | None = None
 
     @property
     def gram(self) -> Tensor:
         """(p, p) ``Σ ω x xᵀ`` over all rows; a copy, made at each reading."""
-        self.pack_gram()
         return unpack(self.packed_gram, self.width)
 
     def class_gram(self, column: int) -> Tensor:
@@ -230,14 +219,12 @@ class Sums(GrowingModule):
         Args:
             column: of the class.
         """
-        sums = self.empty(1)
-        sums.class_sums[0] = self.class_sums[column]
-        sums.counts[0] = self.counts[column]
-        sums.seen += self.counts[column]
-        weight = self.class_sums[column, 0]
-        sums.mass += weight
-        sums.class_grams[0] = self.class_grams[column]
-        sums.packed_gram = self.class_grams[column].clone()
+        sums = self.empty(0)
+        for name in PER_CLASS:
+            setattr(sums, name, getattr(self, name)[[column]])
+        sums.seen += sums.counts[0]
+        sums.mass += sums.class_sums[0, 0]
+        sums.packed_gram = sums.class_grams[0].clone()
         return sums
 
     # ------------------------------------------------------------------ rows
@@ -250,35 +237,23 @@ class Sums(GrowingModule):
                 new = known.new_zeros(classes, *known.shape[1:])
                 setattr(self, name, torch.cat([known, new]))
 
-    def add(self, x: Tensor, index: Tensor, weight: Tensor | None = None) -> None:
+    def add(self, x: Tensor, index: Tensor, weight: Tensor) -> None:
         """Add rows.
 
         Args:
             x: (n, p), any floating dtype; converted to the dtype of the sums before any product.
-            index: (n,) int64, class column of each row, or -1 for a row that belongs to none of the
-                classes.
-            weight: (n,) non-negative, or None for all ones. Weights do not change ``counts`` and
-                ``seen``.
+            index: (n,) int64, class column of each row.
+            weight: (n,) non-negative; weights do not change ``counts`` and ``seen``.
         """
         x = x.to(self.class_sums.dtype)
         self.seen += len(x)
-        weighted = x
-        if weight is None:
-            self.mass += len(x)
-        else:
-            weight = weight.to(x)
-            weighted = x * weight[:, None]
-            self.mass += weight.sum()
+        weight = weight.to(x)
+        weighted = x * weight[:, None]
+        self.mass += weight.sum()
         if self.has_gram:
-            if self._square is None:
-                self._square = unpack(self.packed_gram, self.width)
-                self.packed_gram = self.packed_gram.new_zeros(0, 0)
-            add_lower_(self._square, weighted, x)
-        is_member = index >= 0
-        if not is_member.all():
-            x = x[is_member]
-            weighted = weighted[is_member]
-            index = index[is_member]
+            square = self.gram
+            add_lower_(square, weighted, x)
+            self.packed_gram = pack(square)
         self.class_sums.index_add_(0, index, weighted)
         self.counts += torch.bincount(index, minlength=len(self.counts))
         if self.per_class:
@@ -286,17 +261,6 @@ class Sums(GrowingModule):
                 rows = index == c
                 products = weighted[rows].T @ x[rows]
                 self.class_grams[c] += pack(products)
-
-    def pack_gram(self) -> None:
-        """Pack the square matrix that rows were added to into a triangle, and free the square."""
-        if self._square is not None:
-            self.packed_gram = pack(self._square)
-            self._square = None
-
-    def drop_gram(self) -> None:
-        """Free the memory of the Gram matrix; only the class sums can be used afterwards."""
-        self.packed_gram = self.packed_gram.new_zeros(0, 0)
-        self._square = None
 
     # ------------------------------------------------------------------ other sums
 
@@ -312,34 +276,27 @@ class Sums(GrowingModule):
         """
         device = self.class_sums.device
         if columns is None:
-            classes = len(other.counts)
-            columns = torch.arange(classes, device=device)
+            columns = torch.arange(len(other.counts), device=device)
         for name in PER_CLASS:
             own = getattr(self, name)
             if own is not None:
                 theirs = sign * getattr(other, name).to(device)
                 own.index_add_(0, columns, theirs)
-        self.seen += sign * other.seen.to(device)
-        self.mass += sign * other.mass.to(device)
-        if self.has_gram:
-            self._add_gram(other, sign)
+        self.add_rows_of(other, sign)
 
-    def add_gram_of(self, other: Sums) -> None:
+    def add_rows_of(self, other: Sums, sign: int = 1) -> None:
         """Add the rows of ``other`` as rows that belong to none of these classes.
 
         Args:
             other: sums of the same width; only its Gram matrix, number of rows and total weight are
                 read.
+            sign: 1 to add, -1 to subtract.
         """
-        self._add_gram(other, 1)
-        self.seen += other.seen
-        self.mass += other.mass
-
-    def _add_gram(self, other: Sums, sign: int) -> None:
-        self.pack_gram()
-        other.pack_gram()
-        others = other.packed_gram.to(self.packed_gram.device)
-        self.packed_gram.add_(others, alpha=sign)
+        device = self.mass.device
+        self.seen += sign * other.seen.to(device)
+        self.mass += sign * other.mass.to(device)
+        if self.has_gram:
+            self.packed_gram.add_(other.packed_gram.to(device), alpha=sign)
 
     def subtract_products(self, rows: Tensor) -> None:
         """Subtract ``rowsᵀ rows`` from the Gram matrix.
@@ -347,7 +304,6 @@ class Sums(GrowingModule):
         Args:
             rows: (n, p).
         """
-        self.pack_gram()
         products = rows.T @ rows
         self.packed_gram.sub_(pack(products))
 
@@ -365,38 +321,5 @@ class Sums(GrowingModule):
             sum_in_place: replaces a tensor by its sum over processes; called for every tensor, in a
                 fixed order.
         """
-        self.pack_gram()
         for tensor in self.buffers():
             sum_in_place(tensor)
-
-    # ------------------------------------------------------------------ storing
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self.pack_gram()
-        return super()._apply(fn, recurse)
-
-    def _save_to_state_dict(
-        self, destination: Any, prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        # Not packed in place: nothing that is computed may depend on when a state was stored.
-        if self._square is not None:
-            packed = pack(self._square)
-            destination[prefix + "packed_gram"] = packed
-
-    def _before_load(self, state: Mapping[str, Any]) -> None:
-        self._square = None
-        packed = packed_shape(self.width)
-        shapes: dict[str, tuple[int, ...]] = {
-            "class_sums": (self.width,),
-            "packed_gram": packed,
-            "class_grams": packed,
-        }
-        for name, shape in shapes.items():
-            stored = state.get(name)
-            if isinstance(stored, Tensor) and stored.shape[-len(shape) :] != shape:
-                stored_shape = tuple(stored.shape)
-                raise CheckpointError(
-                    f"stored sums '{name}' have shape {stored_shape}, expected {shape} at"
-                    " its end: they are of embeddings of another width"
-                )

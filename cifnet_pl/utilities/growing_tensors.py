@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -31,16 +32,12 @@ def fingerprint(about: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def keeping_dtypes(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function that moves a tensor as ``fn`` does, but never changes its dtype."""
-
-    def moved(tensor: Tensor) -> Tensor:
-        new = fn(tensor)
-        if new.dtype == tensor.dtype:
-            return new
-        return tensor.to(new.device)
-
-    return moved
+def moved(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """Return a tensor moved as ``fn`` does, but with its own dtype."""
+    new = fn(tensor)
+    if new.dtype == tensor.dtype:
+        return new
+    return tensor.to(new.device)
 
 
 def state_of(state_dict: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -66,22 +63,24 @@ def make_room(module: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
         prefix: of its names, for errors.
 
     Raises:
-        CheckpointError: a stored tensor has another number of dimensions, or another kind of
-            numbers.
+        CheckpointError: a stored tensor differs in more than the number of its rows, or has another
+            kind of numbers. A dimension of size 0 takes any size.
     """
     for name, buffer in module.named_buffers(recurse=False):
         incoming = state.get(name)
         if not isinstance(incoming, Tensor):
             continue
+        sizes = zip(incoming.shape[1:], buffer.shape[1:], strict=False)
         if (
             incoming.ndim != buffer.ndim
+            or any(own not in (0, stored) for stored, own in sizes)
             or incoming.is_floating_point() != buffer.is_floating_point()
         ):
             incoming_shape = tuple(incoming.shape)
             raise CheckpointError(
                 f"stored tensor '{prefix}{name}' has shape {incoming_shape} and dtype"
-                f" {incoming.dtype}, expected {buffer.ndim} dimensions of {buffer.dtype}: the file"
-                " is of another model or damaged"
+                f" {incoming.dtype}, expected {tuple(buffer.shape)} with any number of rows and"
+                f" {buffer.dtype}: the file is of another model or backbone, or damaged"
             )
         setattr(module, name, buffer.new_zeros(incoming.shape))
 
@@ -94,7 +93,7 @@ class GrowingModule(nn.Module):
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        return cast(Any, super())._apply(keeping_dtypes(fn), recurse)
+        return cast(Any, super())._apply(partial(moved, fn), recurse)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any

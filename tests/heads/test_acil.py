@@ -172,7 +172,7 @@ def test_heads_with_different_projections_do_not_combine() -> None:
         here.merge_(ACILHead(4, width=10, seed=1))
     one, two = (ACILHead(4, projection=draw_projection(10, 4, seed)) for seed in (1, 2))
     for combine in (one.merge_, one.subtract_):
-        with pytest.raises(UsageError, match="different projections"):
+        with pytest.raises(UsageError, match="different projection"):
             combine(two)
     assert all(
         torch.equal(value, before[key]) for key, value in here.state_dict().items()

@@ -516,7 +516,7 @@ def test_p_values_and_thresholds_by_counting() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 9, (30,), generator=generator).double()  # with ties
     weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.5
-    reference = ReferenceScores.of(
+    reference = ReferenceScores(
         torch.cat([scores, torch.tensor([torch.nan])]),
         torch.cat([weights, weights[:1]]),
     )
@@ -534,7 +534,7 @@ def test_p_values_and_thresholds_by_counting() -> None:
         assert weights[scores < limit].sum() < share * (weights.sum() + new_weight)
     assert reference.threshold(0.99) == math.inf  # 30 samples cannot promise that
     assert (
-        ReferenceScores.of(scores[:19], torch.ones(19)).threshold(0.95)
+        ReferenceScores(scores[:19], torch.ones(19)).threshold(0.95)
         == scores[:19].max()
     )
 

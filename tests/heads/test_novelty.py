@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cifnet_pl.heads import ACILHead, FeCAMHead, Head, SLDAHead
-from cifnet_pl.heads.base import NOVELTY_RIDGE, OVERALL_SHARE
+from cifnet_pl.statistics.distances import NOVELTY_RIDGE, OVERALL_SHARE
 from cifnet_pl.testing import (
     WIDTH,
     Case,

@@ -52,8 +52,8 @@ def test_sorting_forgets_order_and_batches(seed: int, batch: int) -> None:
     distinct = z + 3 * torch.arange(12)[:, None]
     renamed = Samples(3, torch.float64)
     once.clear()
-    once.add(distinct, torch.arange(12))
-    renamed.add(distinct, y)
+    once.add(distinct, torch.arange(12), weight)
+    renamed.add(distinct, y, weight)
     for each in (once, renamed):
         each.sort()
     assert torch.equal(y[once.y], renamed.y)

@@ -211,7 +211,7 @@ def test_recalibration_replaces_the_buffer_samples(
         reference = again.open_set_predictor(0.1).reference
         weights = torch.ones(len(y), dtype=torch.float64)
         assert torch.equal(
-            reference.scores, ReferenceScores.of(model.head.novelty(z), weights).scores
+            reference.scores, ReferenceScores(model.head.novelty(z), weights).scores
         )
 
 

@@ -187,7 +187,7 @@ TENSORS = [
     (poke("head.under_way", 1), "middle of a task"),
     (put("head.labels", None), "head.labels"),
     (put("head.labels", torch.zeros(6)), "torch.float32"),
-    (put("head.cohorts.3.stale", torch.tensor(False)), "damaged"),
+    (put("head.cohorts.3.past", torch.tensor(0)), "damaged"),
 ]
 
 
