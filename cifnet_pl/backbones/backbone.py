@@ -84,6 +84,10 @@ class Backbone(nn.Module):
         engine: what runs the network: "torch", "onnxruntime", or
             "auto" for ONNX Runtime on a CPU where the network can be exported, and torch elsewhere
             (:mod:`cifnet_pl.backbones.engines`).
+
+    Attributes:
+        takes_images: whether there is a network, and not embeddings from elsewhere.
+        sample: noun for what is embedded: "image", or "sample" without a network.
     """
 
     def __init__(
@@ -114,6 +118,10 @@ class Backbone(nn.Module):
         self._engine = engine
         self._runtime: Runtime | None = None
         self._is_prepared = False  # whether a runtime was made, or cannot be
+        self.takes_images = not isinstance(network, NoNetwork)
+        self.sample = "sample"
+        if self.takes_images:
+            self.sample = "image"
         self.eval()
 
     def train(self, mode: bool = True) -> Backbone:
@@ -258,11 +266,6 @@ class Backbone(nn.Module):
             self._engine = before
 
     # ------------------------------------------------------------------ identity
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether there is a network; false where the embeddings were computed elsewhere."""
-        return not isinstance(self.network, NoNetwork)
 
     @property
     def learnable_patches(self) -> Patches | None:

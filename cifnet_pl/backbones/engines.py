@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from cifnet_pl.utilities.files import CACHE_VARIABLE, user_cache, write_bytes
+from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, one_line
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,9 @@ EngineChoice = Literal["auto", "torch", "onnxruntime"]
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 """Packages that running a network of torch in ONNX Runtime needs."""
+
+CACHE_VARIABLE = "CIFNET_CACHE"
+"""Environment variable that names another folder than ``~/.cache/cifnet_pl``."""
 
 ENGINE_TOLERANCE = 1e-4
 """Largest difference between the engines, relative to the largest value of the embeddings."""
@@ -190,8 +193,9 @@ def graph_file(backbone: Embeds) -> Path | None:
     identity = f"{backbone.name} {backbone.architecture} {backbone.sha256}"
     parts = (identity, *versions, platform.machine())
     digest = hashlib.sha256(repr(parts).encode())
+    cache = os.environ.get(CACHE_VARIABLE) or "~/.cache/cifnet_pl"
     try:
-        return user_cache() / "graphs" / f"{digest.hexdigest()[:32]}.onnx"
+        return expanded(cache) / "graphs" / f"{digest.hexdigest()[:32]}.onnx"
     except UsageError:
         return None
 
@@ -455,17 +459,24 @@ class Runtime:
         count, height, width = pixels.shape[:3]
         area = height * width
         threads = torch.get_num_threads()
+        embeddings = []
         try:
             if 1 < threads <= count and area <= PIXELS_FOR_SHARED_WORK:
                 largest = max(1, PIXELS_PER_PIECE // area)
                 pieces = np.split(pixels, piece_ends(count, largest, threads))
-                embed = partial(_embedded, self._session(1))
-                embeddings = list(_threads(threads).map(embed, pieces))
+                session = self._session(1)
+                pool = _threads(threads)
+                runs = []
+                for piece in pieces:
+                    runs.append(pool.submit(session.run, None, {"images": piece}))
+                for run in runs:
+                    embeddings += run.result()
             else:
                 largest = max(1, threads * PIXELS_PER_PIECE // area)
                 pieces = np.split(pixels, range(largest, count, largest))
                 session = self._session(threads)
-                embeddings = [_embedded(session, piece) for piece in pieces]
+                for piece in pieces:
+                    embeddings += session.run(None, {"images": piece})
         except Exception as error:  # its own kinds of error, which do not share a base
             if not self._has_failed:
                 log.warning(
@@ -483,11 +494,6 @@ class Runtime:
 def _threads(count: int) -> ThreadPoolExecutor:
     """Return threads that stay: starting them for every batch takes a twentieth of its time."""
     return ThreadPoolExecutor(count, "embed")
-
-
-def _embedded(session: Any, pixels: np.ndarray) -> np.ndarray:
-    z: np.ndarray = session.run(None, {"images": pixels})[0]
-    return z
 
 
 def piece_ends(count: int, largest: int, threads: int) -> list[int]:

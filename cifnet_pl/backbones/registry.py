@@ -36,7 +36,7 @@ from cifnet_pl.backbones.backbone import (
 )
 from cifnet_pl.backbones.cifar_resnets import ResNet32, small_stem_resnet18
 from cifnet_pl.backbones.patches import Patches
-from cifnet_pl.backbones.structures import VIEWS, split_views, structured
+from cifnet_pl.backbones.structures import VIEWS, structured
 from cifnet_pl.backbones.weight_files import fill, read_tensors
 from cifnet_pl.utilities import plugins
 from cifnet_pl.utilities.errors import (
@@ -93,6 +93,25 @@ def build_backbone(
             f" {engine} out"
         )
     return backbone
+
+
+def split_views(name: str) -> tuple[str, list[str]]:
+    """Split the name of a backbone into the name without views, and its views.
+
+    The views are in the order of ``VIEWS``. One that is named twice stays in the name, which is
+    then refused as unknown.
+
+    Example:
+        >>> split_views("file:a+b.pth+mirror+layers")
+        ('file:a+b.pth', ['layers', 'mirror'])
+    """
+    found: set[str] = set()
+    rest, plus, last = name.rpartition("+")
+    while plus and last in VIEWS and last not in found:
+        found.add(last)
+        name = rest
+        rest, plus, last = name.rpartition("+")
+    return name, [view for view in VIEWS if view in found]
 
 
 def _builder(family: str) -> Builder:

@@ -312,22 +312,3 @@ VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {
     "mirror": mirror,
 }
 """Suffix of a backbone's name → function (network, width) → (network with the view, width)."""
-
-
-def split_views(name: str) -> tuple[str, list[str]]:
-    """Split the name of a backbone into the name without views, and its views.
-
-    The views are in the order of ``VIEWS``. One that is named twice stays in the name, which is
-    then refused as unknown.
-
-    Example:
-        >>> split_views("file:a+b.pth+mirror+layers")
-        ('file:a+b.pth', ['layers', 'mirror'])
-    """
-    found: set[str] = set()
-    rest, plus, last = name.rpartition("+")
-    while plus and last in VIEWS and last not in found:
-        found.add(last)
-        name = rest
-        rest, plus, last = name.rpartition("+")
-    return name, [view for view in VIEWS if view in found]

@@ -305,7 +305,7 @@ class CalibrationBuffer(GrowingModule):
         """
         pending = self.pending()
         stored = self.samples
-        labels = [*self.classes, *torch.unique(pending.y).tolist()]
+        labels = [*self.y.tolist(), *torch.unique(pending.y).tolist()]
         classes = list(dict.fromkeys(labels))
         if not classes:
             return
@@ -398,7 +398,7 @@ class CalibrationBuffer(GrowingModule):
         """Select among the candidates: no class can keep more than its current quota."""
         pending = self.pending()
         present = torch.unique(pending.y).tolist()
-        every_class = {*present, *self.classes}
+        every_class = {*present, *self.y.tolist()}
         quota = self.quota(len(every_class))
         of_classes = [pending.at(pending.y == label) for label in present]
         selected = concatenate([self._best(part, quota) for part in of_classes])

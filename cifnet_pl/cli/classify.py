@@ -123,7 +123,7 @@ def classify(
         _write(table, target)
         if picture is not None:
             write_gallery(table.gallery, classifier.image_size, picture)
-    count = number_of(table.classified, classifier.sample)
+    count = number_of(table.classified, classifier.backbone.sample)
     if target is None:
         stream = sys.stderr
     else:
@@ -292,7 +292,8 @@ class ClassificationTable:
         Prediction sets have no guaranteed coverage where many images are unlike all that was
         learned: unknown classes, or a distribution shift.
         """
-        unknown = f"{self.unknown_count} of {number_of(self.classified, self.model.sample)} unknown"
+        samples = number_of(self.classified, self.model.backbone.sample)
+        unknown = f"{self.unknown_count} of {samples} unknown"
         if self.unknown is not None:
             yield f"{unknown} (expected of known classes: {100 * self.unknown:g} %)"
             if self._warning is not None:

@@ -62,7 +62,9 @@ def extend(
         )
         result.model.save(target, overwrite)
     warn(result.warnings, result.unreadable)
-    images_learned = number_of(sum(result.learned.values()), result.model.sample)
+    images_learned = number_of(
+        sum(result.learned.values()), result.model.backbone.sample
+    )
     classes_learned = number_of(len(result.learned), "class")
     total = number_of(len(result.model.class_names), "class")
     print_text(
@@ -85,7 +87,7 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
     from cifnet_pl.model.metrics import rarely_predicted_message, wilson_interval
 
     lines = []
-    sample = result.model.sample
+    sample = result.model.backbone.sample
     if result.score.images:
         held_out = number_of(result.score.images, f"held-out {sample}")
         bounds = wilson_interval(result.score.correct, result.score.images)

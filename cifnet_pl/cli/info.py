@@ -40,13 +40,13 @@ def info(model: str, trust: bool = False) -> None:
     else:
         versions = {}
     console = Console()
-    count = number_of(sum(loaded.counts.values()), loaded.sample)
+    count = number_of(sum(loaded.counts.values()), loaded.backbone.sample)
     console.print(
         f"{number_of(len(loaded.class_names), 'class')}, learned from {count}"
     )
     console.print(class_table(loaded))
     if loaded.history:
-        console.print(history_table(loaded.history, f"{loaded.sample}s"))
+        console.print(history_table(loaded.history, f"{loaded.backbone.sample}s"))
     for line in summary_lines(loaded, versions):
         print_text(line)
 
@@ -103,7 +103,7 @@ def summary_lines(model: Classifier, versions: dict[str, str]) -> list[str]:
     lines.append(f"Model {model.identity}")
     if model.remembers_removed:
         lines.append(REMOVED)
-    rarely = rarely_predicted_message(rarely_predicted_by(model), model.sample)
+    rarely = rarely_predicted_message(rarely_predicted_by(model), model.backbone.sample)
     if rarely is not None:
         lines.append(rarely)
     lines += model.accuracy_sentences()

@@ -43,7 +43,7 @@ from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.files import use_zip_encoding
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
-from cifnet_pl.utilities.files import expanded, of_all_processes, rank_and_world
+from cifnet_pl.utilities.files import expanded, of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
 
 CLASSES_PER_TASK = 10
@@ -472,12 +472,12 @@ class CIFNetDataModule(LightningDataModule):
 
     def share_collected(self) -> None:
         """Write the classes of which every process has embedded a part; call on all processes."""
-        rank, world = rank_and_world()
-        if world == 1:
+        trainer = self.learner.trainer
+        if trainer.world_size == 1:
             return
         for cache in self._caches.values():
             parts = of_all_processes(cache.take_incomplete())
-            if rank == 0:
+            if trainer.is_global_zero:
                 for part in chain.from_iterable(parts):
                     cache.collect(*part)
 
@@ -496,11 +496,13 @@ class CIFNetDataModule(LightningDataModule):
             # Embeddings take little memory, and a Gram matrix is faster over many of them.
             size = max(size, EMBEDDED_BATCH)
         module = self.learner
-        number = module.trainer.current_epoch
+        trainer = module.trainer
+        number = trainer.current_epoch
+        process = (trainer.global_rank, trainer.world_size)
         task = self.task(number, module.learned_tasks)
         plan = []
         for order in module.passes(task.rows, number):
-            for rows in shard_batches(order, size, *rank_and_world()):
+            for rows in shard_batches(order, size, *process):
                 stored = store is not None and len(rows) and store.known(rows).all()
                 plan.append(PlannedBatch(rows, store if stored else None))
         return StoredLoader(plan, self._loaders["train"], learned=True)
@@ -513,11 +515,11 @@ class CIFNetDataModule(LightningDataModule):
         samples = self.source.val
         tasks = self.learner.learned_tasks
         learned = list(chain.from_iterable(tasks))
-        rank, world = rank_and_world()
+        trainer = self.learner.trainer
         # Dealt out class by class, so that an image stays with one process over all tasks.
         shares = [np.zeros(0, dtype=np.int64)]
         for rows in self.test_rows(learned, len(tasks)):
-            shares.append(rows[rank::world])
+            shares.append(rows[trainer.global_rank :: trainer.world_size])
         left = np.concatenate(shares)
         stores: list[Store] = [self._memory]
         if not samples.are_images:

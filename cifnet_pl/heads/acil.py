@@ -19,6 +19,7 @@ from cifnet_pl.statistics import (
     Ridge,
     RidgeChoice,
     Sums,
+    check_projection,
     check_ridge,
     draw_projection,
     gcv_ridge,
@@ -26,7 +27,7 @@ from cifnet_pl.statistics import (
     solve_ridge,
     whitened_rows,
 )
-from cifnet_pl.utilities.errors import CheckpointError, UsageError, check_that
+from cifnet_pl.utilities.errors import UsageError, check_that
 from cifnet_pl.utilities.growing_tensors import no_rows
 
 
@@ -168,13 +169,9 @@ class ACILHead(SumsHead):
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
-        stored = int(state.get("fingerprint", self.fingerprint))
-        if not self.given and stored != int(self.fingerprint):
-            raise CheckpointError(
-                f"the stored head used another projection than width {self.width} and seed"
-                f" {self.seed} give for embeddings of this width: use the arguments that it was"
-                " made with"
-            )
+        if not self.given:
+            arguments = f"width {self.width} and seed {self.seed}"
+            check_projection(state, self.fingerprint, arguments)
 
 
 def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, RidgeChoice]:

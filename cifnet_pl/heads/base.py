@@ -27,8 +27,8 @@ from cifnet_pl.utilities.errors import (
     check_that,
 )
 from cifnet_pl.utilities.growing_tensors import (
-    keeping_dtypes,
     make_room,
+    moved,
     no_rows,
     state_of,
 )
@@ -433,12 +433,9 @@ class Head(nn.Module, ABC):
     def solve(self) -> None:
         """Commit the current task: everything observed so far is in the statistics then.
 
-        Most heads compute their weights now. Heads that solve lazily, such as CIFNet's, compute
-        them at the first prediction or in :meth:`refresh`.
-
         Raises:
             CifnetError: no task yet, a class without samples, or a system that is not positive
-                definite. Of heads that solve lazily, :meth:`refresh` raises the last.
+                definite.
         """
         if not len(self.labels):
             raise CifnetError("nothing to solve: call begin_task() and observe() first")
@@ -623,7 +620,7 @@ class Head(nn.Module, ABC):
         Args:
             z: (n, d) embeddings of samples that were observed once, with weight 1, in their class's
                 task, and that were among the buffer samples of every later task where the head
-                uses those.
+                uses those, with one weight for each class.
             y: (n,) int64 labels.
             groups: (n,) int64, equal for samples that are left out together; None to leave out each
                 alone.
@@ -633,8 +630,7 @@ class Head(nn.Module, ABC):
             such as the only sample of all.
 
         Raises:
-            UnsupportedError: this head has no closed form for it, or cannot tell the weight of a
-                sample.
+            UnsupportedError: this head has no closed form for it.
             CifnetError: the head is not solved, or embeddings of another width.
         """
         rules = self.rules_left_out(z, y)
@@ -819,7 +815,7 @@ class Head(nn.Module, ABC):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._statistics_changed()
-        return cast(Any, super())._apply(keeping_dtypes(fn), recurse)
+        return cast(Any, super())._apply(functools.partial(moved, fn), recurse)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any

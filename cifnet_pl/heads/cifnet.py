@@ -185,10 +185,10 @@ class CIFNetHead(Head):
             latest.sums.merge(self.increment)
             if self.update_past:
                 for cohort in self._cohorts[:-1]:
-                    cohort.sums.add_gram_of(self.increment)
+                    cohort.sums.add_rows_of(self.increment)
         past = self.past_increment
         if past is not None:
-            latest.sums.add_gram_of(past)
+            latest.sums.add_rows_of(past)
             latest.past += past.seen
             mean_weight = past.class_sums[:, 0].double() / past.counts
             shown = past.counts > 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +20,12 @@ from cifnet_pl.statistics import (
     ScatteredRows,
     Sums,
     augment,
+    check_projection,
     draw_normal,
     draw_phases,
     factorise,
     gcv_ridge_of_free_bias,
+    projection_fingerprint,
     solve_ridge,
     whiten,
 )
@@ -266,12 +269,19 @@ class KLDAHead(SLDAHead):
         directions = math.sqrt(2 * gamma) * draw_normal(width, in_features, seed)
         self.shrinkage_used = scalar(0.0)
         self.directions: Tensor = nn.Buffer(directions.to(self.dtype), persistent=False)
+        drawn = torch.tensor(projection_fingerprint(directions))
+        self.fingerprint: Tensor = nn.Buffer(drawn)
         self.phases: Tensor = nn.Buffer(phases.to(self.dtype), persistent=False)
 
     def _features(self, z: Tensor) -> Tensor:
         unit = normalize(z.to(self.dtype), dim=1)
         waves = (unit @ self.directions.T + self.phases).cos()
         return augment(waves * math.sqrt(2 / self.width))
+
+    def _before_load(self, state: Mapping[str, Any]) -> None:
+        super()._before_load(state)
+        arguments = f"width {self.width}, gamma {self.gamma:g} and seed {self.seed}"
+        check_projection(state, self.fingerprint, arguments)
 
 
 class FeCAMHead(SumsHead):

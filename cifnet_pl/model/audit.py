@@ -22,7 +22,7 @@ from cifnet_pl.data.embedding_cache import EmbeddingCache, log, pipeline_folder
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.probabilities import fit_probabilities
+from cifnet_pl.heads.probabilities import CalibrationSamples, fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.calibration import Calibration, Interval
 from cifnet_pl.model.classifier import Classifier
@@ -72,7 +72,8 @@ def gain_of_ten_more(
     stored = BufferSamples(torch.from_numpy(z), y, torch.arange(len(y)))
     calibration = Calibration()
     calibration.assess_buffer(head, stored)
-    return gain_of_more_images(calibration.samples(head, stored))
+    samples = CalibrationSamples(head, stored.z, stored.y, calibration.groups)
+    return gain_of_more_images(samples)
 
 
 def left_out_scores(

@@ -117,28 +117,6 @@ class Calibration(GrowingModule):
 
     # ------------------------------------------------------------------ which samples calibrate
 
-    def samples(
-        self, head: Head, stored: BufferSamples | None
-    ) -> CalibrationSamples | None:
-        """Return the samples to calibrate a head by: images not learned, else buffer samples.
-
-        Args:
-            head: solved.
-            stored: the samples in the buffer; None without any.
-
-        Returns:
-            None without any.
-        """
-        if len(self.y):
-            return CalibrationSamples(head, self.z, self.y, learned=False)
-        if stored is None:
-            return None
-        counted = self.counted(stored.y, stored.key)
-        groups = None
-        if len(self.groups) == len(stored.y):
-            groups = self.groups
-        return CalibrationSamples(head, stored.z, stored.y, groups, counted=counted)
-
     def exclude_selected(self, key: Tensor) -> None:
         """Exclude learned images that were selected among others from the calibration.
 
@@ -233,7 +211,13 @@ class Calibration(GrowingModule):
         elif kind == "few":
             self._record(kind, loo, None)
         elif kind == "independent":
-            self._record(kind, loo, of_groups(loo, clusters))
+            if loo is not None:
+                # The interval that as few groups as there may be would show: where hardly any
+                # sample is predicted wrongly, errors do not tell whether images come in groups.
+                groups = len(torch.unique(clusters))
+                expected = forecast(loo.accuracy / 100, groups)
+                new_groups = Estimate(loo.accuracy, expected)
+            self._record(kind, loo, new_groups)
         elif 2 * known_classes < len(head.classes):
             self._record("one_group", loo, None)
         else:
@@ -411,21 +395,6 @@ def forecast(share: float, groups: int) -> Interval:
     cumulative = probabilities.cumsum()
     low, high = np.searchsorted(cumulative, [0.025, 0.975]).tolist()
     return Interval(100 * low / groups, 100 * high / groups)
-
-
-def of_groups(estimate: Estimate | None, groups: Tensor) -> Estimate | None:
-    """Return an accuracy with the interval that as few groups as there may be would show.
-
-    Where hardly any sample is predicted wrongly, errors do not tell whether images come in groups.
-
-    Args:
-        estimate: of an accuracy.
-        groups: (n,) of the samples.
-    """
-    if estimate is None:
-        return estimate
-    expected = forecast(estimate.accuracy / 100, len(torch.unique(groups)))
-    return Estimate(estimate.accuracy, expected)
 
 
 def widened(estimate: Estimate | None, loo: Estimate | None) -> Estimate | None:

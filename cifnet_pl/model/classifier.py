@@ -25,7 +25,7 @@ from cifnet_pl.images.reader import (
     image_location,
     iterate_images,
 )
-from cifnet_pl.model.bundle import Event, class_names, now, plugin_imports, write_bundle
+from cifnet_pl.model.bundle import Event, class_names, now, write_bundle
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.task_learner import ModelLearner
 from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
@@ -146,19 +146,6 @@ class Classifier(ModelLearner):
         for name in self.images.state_dict(prefix="images."):
             del tensors[name]
         return fingerprint(repr(self.class_names), tensors)[:16]
-
-    @property
-    def sample(self) -> str:
-        """Noun for a sample: "image", or "sample" where the model learned embeddings."""
-        if self.backbone.takes_images:
-            return "image"
-        return "sample"
-
-    @property
-    def plugin_imports(self) -> list[str]:
-        """Imports from outside the package that loading this model from a file executes."""
-        head = import_name(type(self.head))
-        return plugin_imports(head, self.backbone.name, self.backbone.architecture)
 
     @property
     def engine(self) -> str:

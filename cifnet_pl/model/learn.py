@@ -22,6 +22,7 @@ from cifnet_pl.model.labelled_images import (
     duplicates_among,
     samples_of,
 )
+from cifnet_pl.model.metrics import rarely_predicted
 from cifnet_pl.model.task_evaluation import TaskEvaluation
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
@@ -66,7 +67,8 @@ class Extension:
     @property
     def rarely_predicted(self) -> list[str]:
         """Rarely predicted classes among those that were scored."""
-        columns = self.score.rarely_predicted + self.old_after.rarely_predicted
+        columns = rarely_predicted(self.score.confusion)
+        columns += rarely_predicted(self.old_after.confusion)
         return [self.model.class_names[column] for column in columns]
 
 

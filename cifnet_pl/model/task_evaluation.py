@@ -15,7 +15,6 @@ from cifnet_pl.model.metrics import (
     binned_calibration_error,
     confidence_bins,
     percent,
-    rarely_predicted,
     top_classes,
 )
 
@@ -145,11 +144,6 @@ class TaskEvaluation:
     def accuracy(self) -> float | None:
         """A_k, over all test images."""
         return percent(self.correct, self.images)
-
-    @property
-    def rarely_predicted(self) -> list[int]:
-        """Columns of the rarely predicted classes."""
-        return rarely_predicted(self.confusion)
 
     @property
     def task_accuracy(self) -> list[float | None]:

@@ -295,8 +295,23 @@ class ModelLearner:
             self.calibration.assess_new_images(head, learned, fits_temperature)
 
     def calibration_samples(self) -> CalibrationSamples | None:
-        """Return the samples by which this model is calibrated; None if there are none."""
-        return self.calibration.samples(self.head, self.buffer_samples)
+        """Return the samples by which this model is calibrated; None if there are none.
+
+        These are the images that it has not learned, else the buffer samples.
+        """
+        new = self.calibration
+        stored = self.buffer_samples
+        if len(new.y):
+            return CalibrationSamples(self.head, new.z, new.y, learned=False)
+        if stored is None:
+            return None
+        counted = new.counted(stored.y, stored.key)
+        groups = None
+        if len(new.groups) == len(stored.y):
+            groups = new.groups
+        return CalibrationSamples(
+            self.head, stored.z, stored.y, groups, counted=counted
+        )
 
     @property
     def buffer_samples(self) -> BufferSamples | None:

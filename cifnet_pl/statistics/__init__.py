@@ -8,6 +8,7 @@ from cifnet_pl.statistics.leaving_out import LearnedRows as LearnedRows
 from cifnet_pl.statistics.leaving_out import LeftOut as LeftOut
 from cifnet_pl.statistics.leaving_out import ScatteredRows as ScatteredRows
 from cifnet_pl.statistics.leaving_out import equal_groups as equal_groups
+from cifnet_pl.statistics.projections import check_projection as check_projection
 from cifnet_pl.statistics.projections import draw_normal as draw_normal
 from cifnet_pl.statistics.projections import draw_phases as draw_phases
 from cifnet_pl.statistics.projections import (

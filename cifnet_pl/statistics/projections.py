@@ -7,11 +7,14 @@ not hold its projection can be loaded under any later release.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cifnet_pl.utilities.errors import CheckpointError
 from cifnet_pl.utilities.growing_tensors import fingerprint
 
 
@@ -74,6 +77,25 @@ def draw_phases(width: int, seed: int) -> Tensor:
 def projection_fingerprint(matrix: Tensor) -> int:
     """Return 60 bits of the SHA-256 of a float64 matrix and its shape."""
     return int(fingerprint("", {"projection": matrix})[:15], 16)
+
+
+def check_projection(state: Mapping[str, Any], own: Tensor, arguments: str) -> None:
+    """Check that a stored head drew the same projection.
+
+    Args:
+        state: of the head, with the fingerprint of its projection.
+        own: () fingerprint of the projection that was drawn now.
+        arguments: of which it was drawn, for the error.
+
+    Raises:
+        CheckpointError: the fingerprints differ.
+    """
+    stored = int(state.get("fingerprint", own))
+    if stored != int(own):
+        raise CheckpointError(
+            f"the stored head used another projection than {arguments} give for embeddings of this"
+            " width: use the arguments that it was made with"
+        )
 
 
 PRODUCT_NORM = 0.5

@@ -278,25 +278,21 @@ class Sums(GrowingModule):
             if own is not None:
                 theirs = sign * getattr(other, name).to(device)
                 own.index_add_(0, columns, theirs)
-        self.seen += sign * other.seen.to(device)
-        self.mass += sign * other.mass.to(device)
-        if self.has_gram:
-            self._add_gram(other, sign)
+        self.add_rows_of(other, sign)
 
-    def add_gram_of(self, other: Sums) -> None:
+    def add_rows_of(self, other: Sums, sign: int = 1) -> None:
         """Add the rows of ``other`` as rows that belong to none of these classes.
 
         Args:
             other: sums of the same width; only its Gram matrix, number of rows and total weight are
                 read.
+            sign: 1 to add, -1 to subtract.
         """
-        self._add_gram(other, 1)
-        self.seen += other.seen
-        self.mass += other.mass
-
-    def _add_gram(self, other: Sums, sign: int) -> None:
-        others = other.packed_gram.to(self.packed_gram.device)
-        self.packed_gram.add_(others, alpha=sign)
+        device = self.mass.device
+        self.seen += sign * other.seen.to(device)
+        self.mass += sign * other.mass.to(device)
+        if self.has_gram:
+            self.packed_gram.add_(other.packed_gram.to(device), alpha=sign)
 
     def subtract_products(self, rows: Tensor) -> None:
         """Subtract ``rowsᵀ rows`` from the Gram matrix.

@@ -23,10 +23,6 @@ RECOMMENDED = "folder"
 """The configuration of ``fit --data.root IMAGES`` alone."""
 
 
-CACHE_VARIABLE = "CIFNET_CACHE"
-"""Environment variable that names another folder than ``~/.cache/cifnet_pl``."""
-
-
 def expanded(path: Path | str) -> Path:
     """Replace a leading ``~`` by the home folder; names that only begin with ``~`` stay.
 
@@ -40,15 +36,6 @@ def expanded(path: Path | str) -> Path:
             " without ~"
         )
     return Path(whole)
-
-
-def user_cache() -> Path:
-    """Return the folder of what this user's commands compute once.
-
-    Raises:
-        UsageError: this account has no home folder, and ``CIFNET_CACHE`` names none.
-    """
-    return expanded(os.environ.get(CACHE_VARIABLE) or "~/.cache/cifnet_pl")
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:

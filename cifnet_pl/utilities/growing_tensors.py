@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -31,16 +32,12 @@ def fingerprint(about: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def keeping_dtypes(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function that moves a tensor as ``fn`` does, but never changes its dtype."""
-
-    def moved(tensor: Tensor) -> Tensor:
-        new = fn(tensor)
-        if new.dtype == tensor.dtype:
-            return new
-        return tensor.to(new.device)
-
-    return moved
+def moved(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """Return a tensor moved as ``fn`` does, but with its own dtype."""
+    new = fn(tensor)
+    if new.dtype == tensor.dtype:
+        return new
+    return tensor.to(new.device)
 
 
 def state_of(state_dict: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -96,7 +93,7 @@ class GrowingModule(nn.Module):
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        return cast(Any, super())._apply(keeping_dtypes(fn), recurse)
+        return cast(Any, super())._apply(partial(moved, fn), recurse)
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any

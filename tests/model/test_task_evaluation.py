@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from cifnet_pl.model.metrics import top_classes
+from cifnet_pl.model.metrics import rarely_predicted, top_classes
 from cifnet_pl.model.task_evaluation import TaskEvaluation
 
 
@@ -82,7 +82,7 @@ def test_rarely_predicted_columns():
     evaluation = TaskEvaluation([2])
     evaluation.update(torch.tensor([[0.9, 0.1]] * 12).double(), torch.arange(12) % 2)
     assert (evaluation.correct, evaluation.images, evaluation.accuracy) == (6, 12, 50)
-    assert evaluation.rarely_predicted == [1]
+    assert rarely_predicted(evaluation.confusion) == [1]
 
 
 def test_nothing_tested():

@@ -68,7 +68,7 @@ def test_the_gram_matrix_is_whole_whenever_it_is_read() -> None:
     loaded = Sums(width, 2)
     reduced = added()
     merged.merge(added())
-    shown.add_gram_of(added())
+    shown.add_rows_of(added())
     assert torch.allclose(taken.gram, expected, rtol=1e-12, atol=1e-12)
     taken.merge(added(), sign=-1)
     loaded.load_state_dict(added().state_dict())

@@ -14,7 +14,6 @@ import pytest
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
-    user_cache,
     write_atomic,
     write_json,
     write_text,
@@ -52,9 +51,6 @@ def test_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("~", "~/a", Path("~/a")):
         with pytest.raises(UsageError, match="set the variable HOME, or give a path"):
             expanded(path)
-    monkeypatch.delenv("CIFNET_CACHE", raising=False)
-    with pytest.raises(UsageError, match=r"~/\.cache/cifnet_pl: this account has no"):
-        user_cache()
 
 
 def test_readable_as_the_umask_says(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -390,7 +391,8 @@ def domains(options: SourceOptions) -> SampleTable:
     held = held_out_rows(
         whole, options.val_fraction, options.split_seed, by=("label", "domain")
     )
-    return whole.with_columns(split=np.where(held, "test", "train"))
+    split = np.where(held, "test", "train")
+    return replace(whole, table=whole.table.assign(split=split))
 
 
 # ---------------------------------------------------------------------- CIFAR-100

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import torch
@@ -72,13 +73,31 @@ class EnergyMonitor(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the node's tracker."""
-        if (
-            self.enabled
-            and stage == "fit"
-            and trainer.local_rank == 0
-            and self._tracker is None
-        ):
-            self._guard(lambda: self._start(trainer))
+        is_first = trainer.local_rank == 0 and self._tracker is None
+        if not self.enabled or stage != "fit" or not is_first:
+            return
+        with self._guarded():
+            logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
+            from codecarbon import OfflineEmissionsTracker
+
+            gpus = None
+            if trainer.strategy.root_device.type == "cuda":
+                gpus = physical_gpus(trainer.device_ids)
+            self._tracker = OfflineEmissionsTracker(
+                country_iso_code=self.country_iso_code,
+                save_to_file=False,
+                allow_multiple_runs=True,
+                log_level=logging.CRITICAL,
+                tracking_mode=self.tracking_mode,
+                gpu_ids=gpus,
+            )
+            self._tracker.start()
+            hardware = self._tracker._hardware
+            if gpus is None:
+                # Not by an empty ``gpu_ids``, which means all GPUs to CodeCarbon.
+                hardware = [part for part in hardware if type(part).__name__ != "GPU"]
+                self._tracker._hardware = hardware
+            self.source = energy_source(hardware)
 
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
@@ -139,55 +158,33 @@ class EnergyMonitor(Callback):
     ) -> None:
         """Stop the tracker."""
         if self._tracker is not None:
-            self._guard(self._tracker.stop)
+            with self._guarded():
+                self._tracker.stop()
             self._tracker = None
 
     # ------------------------------------------------------------------ the tracker
-
-    def _start(self, trainer: Trainer) -> None:
-        logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
-        from codecarbon import OfflineEmissionsTracker
-
-        gpus = None
-        if trainer.strategy.root_device.type == "cuda":
-            gpus = physical_gpus(trainer.device_ids)
-        self._tracker = OfflineEmissionsTracker(
-            country_iso_code=self.country_iso_code,
-            save_to_file=False,
-            allow_multiple_runs=True,
-            log_level=logging.CRITICAL,
-            tracking_mode=self.tracking_mode,
-            gpu_ids=gpus,
-        )
-        self._tracker.start()
-        hardware = self._tracker._hardware
-        if gpus is None:
-            # Not by an empty ``gpu_ids``, which means all GPUs to CodeCarbon.
-            hardware = [part for part in hardware if type(part).__name__ != "GPU"]
-            self._tracker._hardware = hardware
-        self.source = energy_source(hardware)
 
     def _since_last(self) -> Tensor:
         """Return the energy since the last call, by component; NaN if nothing is measured."""
         before = self._last_total
         if self._tracker is not None:
-            self._guard(self._read)
+            with self._guarded():
+                # Not flush(), which leaves out what took less than 50 ms.
+                self._tracker._measure_power_and_energy()
+                data = self._tracker._prepare_emissions_data()
+                kwh = [data.cpu_energy, data.gpu_energy, data.ram_energy]
+                total = [*kwh, data.emissions]
+                self._last_total = torch.tensor(total, dtype=torch.float64)
         if self._tracker is None:
             return torch.full_like(before, torch.nan)
         return self._last_total - before
 
-    def _read(self) -> None:
-        # Not flush(), which leaves out what took less than 50 ms.
-        self._tracker._measure_power_and_energy()
-        data = self._tracker._prepare_emissions_data()
-        total = [data.cpu_energy, data.gpu_energy, data.ram_energy, data.emissions]
-        self._last_total = torch.tensor(total, dtype=torch.float64)
-
-    def _guard(self, action: Callable[[], object]) -> None:
-        """Call a function of the tracker; after an error, warn once and measure no more."""
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Within the block the tracker works; after an error, warn once and measure no more."""
         # Any exception: CodeCarbon probes hardware in many ways.
         try:
-            action()
+            yield
         except Exception as error:
             if not self._warned:
                 rank_zero_warn(
@@ -198,7 +195,8 @@ class EnergyMonitor(Callback):
             self.source = None
             self._warned = True
             if tracker is not None:
-                self._guard(tracker.stop)
+                with self._guarded():
+                    tracker.stop()
 
 
 def physical_gpus(device_ids: Sequence[int]) -> list[int | str]:

@@ -8,19 +8,20 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 from rich.console import Console
-from rich.table import Table
 
-from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import RunRecord, run_folder
 from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.model.bundle import plugin_imports
 from cifnet_pl.model.metrics import (
     ECE_BINS,
     MIN_TEST_IMAGES,
+    rarely_predicted,
     rarely_predicted_message,
 )
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import to_csv, write_text
+from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.run_folders import COMPLETE, DUPLICATES_FILE
 from cifnet_pl.utilities.text import (
     LISTED_NAMES,
@@ -86,15 +87,6 @@ class TaskProgressBar(RichProgressBar):
         return {}
 
 
-def record_table(record: RunRecord) -> Table:
-    """Return the table of a run with a row per task; it fits into 80 columns."""
-    rows = []
-    for row in record.rows:
-        metrics = (row.A_k, row.average, row.forgetting, row.ece, row.train_seconds)
-        rows.append((str(row.task), str(row.classes_seen), *map(number, metrics)))
-    return table(COLUMNS, rows, names=())
-
-
 def summary_lines(module: TaskModule) -> list[str]:
     """Return one line each for accuracy, forgetting with calibration error, and costs.
 
@@ -113,7 +105,7 @@ def summary_lines(module: TaskModule) -> list[str]:
             kind = "held-out"
         else:
             kind = "test"
-        tested = f"({count:,} {kind} {sample_name(module)}s)"
+        tested = f"({count:,} {kind} {module.backbone.sample}s)"
         final = number(summary["A_K"], unit=" %")
         average = number(summary["A_bar"], unit=" %")
         lines.append(
@@ -165,17 +157,10 @@ def largest_share(record: RunRecord) -> str:
     return f" ({slowest} {100 * seconds[slowest] / total:.0f} %)"
 
 
-def sample_name(module: TaskModule) -> str:
-    """Return "image", or "sample" where the module learns from embeddings."""
-    if module.backbone.takes_images:
-        return "image"
-    return "sample"
-
-
 def class_warnings(module: TaskModule) -> list[str]:
     """Return warnings about classes with few test samples, or hardly ever predicted."""
     lines: list[str] = []
-    sample = sample_name(module)
+    sample = module.backbone.sample
     evaluation = module.evaluation
     if evaluation is None:
         return lines
@@ -186,7 +171,7 @@ def class_warnings(module: TaskModule) -> list[str]:
             few.append(f"{printable(name)} ({count})")
     if few:
         lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few)}")
-    rare = [names[label] for label in evaluation.rarely_predicted]
+    rare = [names[label] for label in rarely_predicted(evaluation.confusion)]
     sentence = rarely_predicted_message(rare, sample)
     if sentence is not None:
         lines.append(sentence)
@@ -211,9 +196,16 @@ class RunTable(Callback):
             self._print_table(cast(TaskModule, pl_module).record, borders=1)
 
     def _print_table(self, record: RunRecord, borders: int = 0) -> None:
-        """Print the lines of a table that were not printed yet, but for its lowest ones."""
+        """Print the lines of the run's table that were not printed yet, but for its lowest ones.
+
+        It fits into 80 columns.
+        """
+        rows = []
+        for row in record.rows:
+            metrics = (row.A_k, row.average, row.forgetting, row.ece, row.train_seconds)
+            rows.append((str(row.task), str(row.classes_seen), *map(number, metrics)))
         with self.console.capture() as capture:
-            self.console.print(record_table(record))
+            self.console.print(table(COLUMNS, rows, names=()))
         lines = capture.get().splitlines()
         lines = lines[: len(lines) - borders]
         for line in lines[self._printed_lines :]:
@@ -300,11 +292,11 @@ class RunTable(Callback):
         advice = None
         is_exportable = isinstance(module, CIFNetModule)
         backbone = module.backbone
-        needs_trust = bool(backbone_imports(backbone.name, backbone.architecture))
+        head = ""
         if isinstance(module, CIFNetModule):
+            head = import_name(type(module.head))
             lines += module.model.accuracy_sentences()
             advice = module.model.calibration.advice()
-            needs_trust = bool(module.model.plugin_imports)
         if folder is not None:
             lines.append(f"Run folder {folder}{record.remarks.get('folder', '')}")
         lines += class_warnings(module)
@@ -312,6 +304,7 @@ class RunTable(Callback):
             lines.append(advice)
         if folder is not None and (is_exportable or (folder / COMPLETE).is_dir()):
             words = ("export", "--model", str(folder), "--output", "MODEL")
-            lines.append(next_command(*words, trust=needs_trust))
+            imports = plugin_imports(head, backbone.name, backbone.architecture)
+            lines.append(next_command(*words, trust=bool(imports)))
         for line in lines:
             print_text(line)
