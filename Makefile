@@ -39,7 +39,7 @@ demo-extend: setup
 	@echo "pictures: lightning_logs/quickstart/*/trajectory.png and $(DEMO)/gallery.png"
 	@echo "next: $(BIN)/cifnet serve --model $(DEMO)/ten-digits"
 
-PYTEST := $(BIN)/python -m pytest --dist worksteal
+PYTEST := $(BIN)/python -m pytest --dist worksteal --ignore tests/scale --ignore tests/soak
 
 # As many workers as cores: each spends fifteen seconds on imports.
 test: setup-dev
