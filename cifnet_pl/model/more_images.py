@@ -96,6 +96,6 @@ def _all_but_the_last(z: Tensor, y: Tensor, left_out: Tensor) -> Tensor:
     order = by_content[drawn.to(y.device)]
     column = y[order]
     labels = pd.Series(column.cpu().numpy())
-    rank = torch.from_numpy(labels.groupby(labels).cumcount().to_numpy())
+    rank = torch.from_numpy(labels.groupby(labels).cumcount().to_numpy(copy=True))
     stays = rank.to(y.device) >= left_out[column]
     return order[stays]
