@@ -80,7 +80,7 @@ class SumsHead(Head):
     def _observe(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         increment = self._open_increment()
         # Features may be many times as wide as embeddings.
-        parts = [rows.split(ROWS_PER_STEP) for rows in (z, columns, weight)]
+        parts = [torch.split(rows, ROWS_PER_STEP) for rows in (z, columns, weight)]
         for part, own_columns, own_weight in zip(*parts, strict=True):
             increment.add(self._features(part), own_columns, own_weight)
 
