@@ -32,7 +32,6 @@ RIDGE = ["--model.head", "RidgeHead"]
         (Blurry(40, 30), KNNHead),
         (Blurry(40, 30), partial(ACILHead, width=64)),
     ],
-    ids=str,
 )
 def test_what_returns_is_learned_as_if_it_had_come_at_once(
     kind: Stream, head: Any, tmp_path: Path
