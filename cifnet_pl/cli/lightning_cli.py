@@ -173,7 +173,13 @@ class CIFNetCLI(LightningCLI):
                     options["seed"] = config.seed_everything
         choose_backbone(config)
         check_strategy(config.trainer.strategy)
-        base = runs.experiment_folder(str(config.logs), str(config.experiment))
+        experiment = str(config.experiment)
+        if Path(experiment).name != experiment or experiment in ("", ".."):
+            raise UsageError(
+                f"experiment '{experiment}' is not a plain name: give the folder above it with"
+                " --logs"
+            )
+        base = Path(str(config.logs)) / experiment
         if self.command == "fit":
             self.place = runs.place_fit(base, config.ckpt_path)
             names = ["class_order", "initial_classes"]

@@ -351,6 +351,10 @@ class FeCAMHead(SumsHead):
         scale = shrunk.diagonal().rsqrt()
         return scale[:, None] * shrunk * scale
 
+    def _solve(self) -> None:
+        super()._solve()
+        self.refresh()
+
     @in_full_precision
     def refresh(self) -> None:
         """Invert the correlation matrices, if they are not inverted yet."""

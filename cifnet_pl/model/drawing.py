@@ -40,15 +40,17 @@ class CellSize:
         inches: side of a cell.
         label_points: font size of the class names.
         number_points: font size of the numbers in the cells.
+        smallest_number: percentage from which on a number is written.
     """
 
     inches: float
     label_points: float
     number_points: float
+    smallest_number: float
 
 
-FEW_CLASSES = CellSize(0.42, 10.5, 10.5)
-MANY_CLASSES = CellSize(0.18, 9.0, 6.5)
+FEW_CLASSES = CellSize(0.42, 10.5, 10.5, 0.5)
+MANY_CLASSES = CellSize(0.18, 9.0, 6.5, 5.0)
 
 
 def png(figure: Figure) -> bytes:
@@ -140,7 +142,13 @@ def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figu
     axes.set_title(title, parse_math=False)
     axes.hlines(edges, *across, color="0.9", linewidth=0.4)
     axes.vlines(edges, *across, color="0.9", linewidth=0.4)
-    _write_percentages(axes, percent, cell.number_points)
+    for i, j in np.argwhere(percent >= cell.smallest_number):
+        value = percent[i, j]
+        # Black can be read on the darkest green, but not on the darkest red.
+        colour = "black"
+        if i != j and value > 40:
+            colour = "white"
+        _write_number(axes, j, i, value, colour, cell.number_points)
     left = 1 + 0.25 / side
     width = 0.14 / side
     height = min(1.0, 4 / side)
@@ -154,21 +162,6 @@ def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figu
         format="%d",
     )
     return figure
-
-
-def _write_percentages(axes: Axes, percent: np.ndarray, points: float) -> None:
-    """Write the numbers into the cells of a confusion matrix."""
-    smallest = 5.0
-    if len(percent) <= MAX_NUMBERED_CLASSES:
-        smallest = 0.5
-    shown = np.argwhere(percent >= smallest)
-    for i, j in shown:
-        value = percent[i, j]
-        # Black can be read on the darkest green, but not on the darkest red.
-        colour = "black"
-        if i != j and value > 40:
-            colour = "white"
-        _write_number(axes, j, i, value, colour, points)
 
 
 def _write_number(

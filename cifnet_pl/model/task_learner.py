@@ -272,7 +272,6 @@ class ModelLearner:
     def solve(self) -> None:
         """Solve the head, let the buffer select among its candidates, and calibrate again."""
         self.head.solve()
-        self.head.refresh()
         if self.buffer is not None:
             self.buffer.commit()
         self.calibrate()
@@ -286,10 +285,11 @@ class ModelLearner:
         stored = self.buffer_samples
         head = self.head
         fits_temperature = self.calibrated or float(head.temperature) != 1
-        self.calibration.forget_buffer()
         calibrates = fits_temperature or head.selects_rule
         if stored is not None and head.leaves_one_out and calibrates:
             self.calibration.assess_buffer(head, stored)
+        else:
+            self.calibration.forget_buffer()
         if len(self.calibration.y):
             learned = self.images.content
             self.calibration.assess_new_images(head, learned, fits_temperature)

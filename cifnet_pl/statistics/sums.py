@@ -65,18 +65,6 @@ def _add_triangle_(target: Tensor, left: Tensor, right: Tensor) -> None:
         target[start:stop, stop:].addmm_(own, right[:, stop:])
 
 
-def mirror_(gram: Tensor) -> Tensor:
-    """Fill ``gram`` (p, p) above the diagonal from below it, in place, and return it."""
-    for start, stop in _blocks(len(gram)):
-        left_of_block = gram[start:stop, :start]
-        gram[:start, start:stop] = left_of_block.T
-        block = gram[start:stop, start:stop]
-        lower = block.tril()
-        upper = block.tril(-1).T
-        block.copy_(lower + upper)
-    return gram
-
-
 def _blocks(width: int) -> list[tuple[int, int]]:
     """Return the first column of each block, and the one after its last."""
     parts = max(1, round(width / BLOCK))
@@ -102,7 +90,14 @@ def unpack(packed: Tensor, width: int) -> Tensor:
     matrix[:, :columns] = packed[shift:]
     corner = packed[:rest, columns - rest :]
     matrix[columns:, columns:] = corner.T
-    return mirror_(matrix)
+    # What is above the diagonal is copied from below it.
+    for start, stop in _blocks(width):
+        matrix[:start, start:stop] = matrix[start:stop, :start].T
+        block = matrix[start:stop, start:stop]
+        lower = block.tril()
+        upper = block.tril(-1).T
+        block.copy_(lower + upper)
+    return matrix
 
 
 def augment(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:

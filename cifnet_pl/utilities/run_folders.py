@@ -43,23 +43,6 @@ class RunChoice:
     resumes: bool = False
 
 
-def experiment_folder(logs: str, experiment: str) -> Path:
-    """Return the folder that holds all versions of an experiment.
-
-    Args:
-        logs: the folder of all runs.
-        experiment: name of the experiment.
-
-    Raises:
-        UsageError: it is not a plain name.
-    """
-    if Path(experiment).name != experiment or experiment in ("", ".."):
-        raise UsageError(
-            f"experiment '{experiment}' is not a plain name: give the folder above it with --logs"
-        )
-    return Path(logs) / experiment
-
-
 def versions(base: Path) -> list[Path]:
     """Return the folders ``version_N`` in ``base``, oldest first."""
     numbers = []
