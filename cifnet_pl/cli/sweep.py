@@ -232,8 +232,9 @@ def run_all(jobs: Mapping[Path, Point]) -> list[Path]:
         jobs: folder of each point's experiment → the point.
     """
     for folder, point in jobs.items():
-        names = {"experiment": folder.name, "logs": str(folder.parent)}
-        write_text(folder / POINT, dump_yaml(point.config | names))
+        if not state(folder):
+            names = {"experiment": folder.name, "logs": str(folder.parent)}
+            write_text(folder / POINT, dump_yaml(point.config | names))
     failed = []
     for count, folder in enumerate(jobs, 1):
         try:

@@ -119,6 +119,10 @@ class SampleTable:
         table = self.table.iloc[rows].reset_index(drop=True)
         return replace(self, table=table, hash_of=self.hash_of[rows])
 
+    def with_columns(self, **columns: Any) -> SampleTable:
+        """Return the samples with other columns; their hashes are shared."""
+        return replace(self, table=self.table.assign(**columns))
+
     # ------------------------------------------------------------------ embeddings
 
     @property
@@ -388,8 +392,7 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     require_class_names(class_names, where)
     position = {label: i for i, label in enumerate(distinct)}
     positions = np.array([position[label] for label in read], dtype=np.int64)
-    table = samples.table.assign(label=positions[codes])
-    return class_names, replace(samples, table=table)
+    return class_names, samples.with_columns(label=positions[codes])
 
 
 def require_class_names(names: Sequence[str], where: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -73,8 +72,7 @@ def divided(
     class_names, whole = labelled(samples)
     for column in ("domain", "task"):
         if column in whole.table:
-            in_order = {column: _sorted(whole.table[column])}
-            whole = replace(whole, table=whole.table.assign(**in_order))
+            whole = whole.with_columns(**{column: _sorted(whole.table[column])})
     if "split" not in whole.table:
         return _held_out_source(class_names, whole, options, options.group or group)
     if options.group is not None:
@@ -148,7 +146,7 @@ def _held_out_source(
         for label, group in zip(whole.labels.tolist(), groups, strict=True):
             digest = _hash(f"{class_names[label]}\0{group}")
             numbers.append(int.from_bytes(digest, "big", signed=True))
-        whole = replace(whole, table=whole.table.assign(group=numbers))
+        whole = whole.with_columns(group=numbers)
         is_named = groups != np.array(whole.names, dtype=object)
         notes += _group_notes(class_names, whole, is_named, kind)
     train = whole.subset(np.flatnonzero(~held))

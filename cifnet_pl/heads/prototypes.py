@@ -21,6 +21,7 @@ from cifnet_pl.statistics import (
     Sums,
     augment,
     check_projection,
+    check_ridge,
     draw_normal,
     draw_phases,
     factorise,
@@ -181,11 +182,7 @@ class SLDAHead(SumsHead):
 
 def check_shrinkage(shrinkage: Ridge) -> Ridge:
     """Check a shrinkage, and return it."""
-    if shrinkage == "gcv":
-        return "gcv"
-    fits = isinstance(shrinkage, int | float) and 0 < shrinkage <= 1
-    check_that(fits, "shrinkage", shrinkage, "a number in (0, 1] or gcv")
-    return float(shrinkage)
+    return check_ridge(shrinkage, "shrinkage", 1.0, "a number in (0, 1] or gcv")
 
 
 def class_means(sums: Sums) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -108,8 +108,7 @@ class LabelledImages:
         labels = self.files.labels[rows]
         classes = np.unique(labels)
         places = np.searchsorted(classes, labels)
-        files = self.files.subset(rows)
-        files = replace(files, table=files.table.assign(label=places))
+        files = self.files.subset(rows).with_columns(label=places)
         names = [self.class_names[label] for label in classes]
         looks = []
         if self.looks:

@@ -5,6 +5,7 @@ Ridges are chosen by generalised cross-validation, from the sums alone."""
 from __future__ import annotations
 
 import math
+import sys
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -42,16 +43,27 @@ class RidgeChoice(NamedTuple):
     at_limit: bool = False
 
 
-def check_ridge(ridge: Ridge) -> Ridge:
+def check_ridge(
+    ridge: Ridge,
+    name: str = "ridge",
+    largest: float = sys.float_info.max,
+    expected: str = "a positive number or gcv",
+) -> Ridge:
     """Check an argument that is a positive number, or "gcv", and return it.
+
+    Args:
+        ridge: the argument.
+        name: its name, for the error.
+        largest: the largest number allowed.
+        expected: what the error says was expected.
 
     Raises:
         UsageError: neither.
     """
     if ridge == "gcv":
         return "gcv"
-    fits = isinstance(ridge, int | float) and 0 < ridge < math.inf
-    check_that(fits, "ridge", ridge, "a positive number or gcv")
+    fits = isinstance(ridge, int | float) and 0 < ridge <= largest
+    check_that(fits, name, ridge, expected)
     return float(ridge)
 
 

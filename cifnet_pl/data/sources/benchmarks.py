@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -391,8 +390,7 @@ def domains(options: SourceOptions) -> SampleTable:
     held = held_out_rows(
         whole, options.val_fraction, options.split_seed, by=("label", "domain")
     )
-    split = np.where(held, "test", "train")
-    return replace(whole, table=whole.table.assign(split=split))
+    return whole.with_columns(split=np.where(held, "test", "train"))
 
 
 # ---------------------------------------------------------------------- CIFAR-100
