@@ -43,6 +43,12 @@ ACTIONS: dict[str, str] = {
 }
 """Capability → what a head without it cannot do, for error messages."""
 
+REASONS = {
+    "leaves_one_out": "it has no closed form for that, so it cannot be calibrated",
+    "tells_novelty": "it keeps no Gram matrix of all samples and their class sums; RidgeHead does",
+}
+"""Capability → why a head lacks it; where heads differ, see ``Head.reason``."""
+
 H = TypeVar("H", bound="Head")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -557,9 +563,8 @@ class Head(nn.Module, ABC):
         """
         if not getattr(self, capability):
             action = ACTIONS[capability]
-            raise UnsupportedError(
-                f"{type(self).__name__} cannot {action}: {self.reason}"
-            )
+            reason = REASONS.get(capability, self.reason)
+            raise UnsupportedError(f"{type(self).__name__} cannot {action}: {reason}")
 
     # ------------------------------------------------------------------ prediction
 

@@ -39,7 +39,6 @@ class SumsHead(Head):
     subtracts = True
     reduces = True
     tells_novelty = True
-    reason = "it keeps no Gram matrix of all samples"
     linear: ClassVar[bool] = True
 
     def __init__(
