@@ -7,15 +7,17 @@ same statistics up to rounding. Nothing here knows about tasks, labels or Lightn
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
-BLOCK = 256
-"""Columns of a Gram matrix computed at a time: narrower blocks skip more, but are slower."""
+BLOCK = 96
+"""Columns of a Gram matrix computed at a time.
+
+Narrower blocks skip more, but are slower; a power of two is slower, too, as its columns fall on the
+same lines of the processor's cache."""
 
 
 PER_CLASS = ("class_sums", "counts", "class_grams")
@@ -43,32 +45,32 @@ def add_product_(packed: Tensor, left: Tensor, right: Tensor) -> None:
     width = left.shape[1]
     rows, columns = packed.shape
     rest = width - columns
-    # The first columns as they are, the last ones transposed.
     first_columns = packed[rows - width :]
-    _add_triangle_(first_columns.T, right, left)
+    first_rows = first_columns[:columns]
     corner = packed[:rest, columns - rest :]
+    _add_triangle_(first_rows.T, right[:, :columns], left[:, :columns])
     _add_triangle_(corner, left[:, columns:], right[:, columns:])
+    first_columns[columns:].addmm_(left[:, columns:].T, right[:, :columns])
 
 
 def _add_triangle_(target: Tensor, left: Tensor, right: Tensor) -> None:
     """Add ``leftᵀ right`` to ``target`` on and above the diagonal; what is below is not changed.
 
     Args:
-        target: (r, p), a view of a packed matrix that holds other numbers below the diagonal.
-        left: (n, r) or more columns, of which the first r are used.
-        right: (n, p).
+        target: (p, p), a view of a packed matrix that holds other numbers below the diagonal.
+        left, right: (n, p).
     """
     for start, stop in _blocks(len(target)):
         own = left[:, start:stop].T
         block = own @ right[:, start:stop]
-        target[start:stop, start:stop] += block.triu()
+        target[start:stop, start:stop] += block.triu_()
         target[start:stop, stop:].addmm_(own, right[:, stop:])
 
 
 def _blocks(width: int) -> list[tuple[int, int]]:
     """Return the first column of each block, and the one after its last."""
-    parts = max(1, round(width / BLOCK))
-    return list(pairwise(width * i // parts for i in range(parts + 1)))
+    starts = range(0, width, BLOCK)
+    return [(start, min(start + BLOCK, width)) for start in starts]
 
 
 def packed_shape(width: int) -> tuple[int, int]:
