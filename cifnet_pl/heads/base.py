@@ -220,8 +220,8 @@ class Head(nn.Module, ABC):
         """Count the values kept between tasks, by component (tab:memory_breakdown of the paper)."""
 
     @abstractmethod
-    def class_counts(self) -> dict[int, int]:
-        """Return the number of samples observed of each class, by label.
+    def _class_counts(self) -> Tensor:
+        """Return (C,) int64 number of samples observed of each class.
 
         Duplicates are included, and samples that are not yet solved.
         """
@@ -445,10 +445,10 @@ class Head(nn.Module, ABC):
         """
         if not len(self.labels):
             raise CifnetError("nothing to solve: call begin_task() and observe() first")
-        empty = [label for label, count in self.class_counts().items() if count == 0]
-        if empty:
+        empty = self.labels[self._class_counts() == 0]
+        if len(empty):
             raise CifnetError(
-                f"class {empty[0]} has no samples: observe some, or leave the class out"
+                f"class {int(empty[0])} has no samples: observe some, or leave the class out"
             )
         self._statistics_changed()
         self._solve()
@@ -744,6 +744,11 @@ class Head(nn.Module, ABC):
         """Labels in column order, those of a task that is under way included."""
         labels: list[int] = self.labels.tolist()
         return labels
+
+    def class_counts(self) -> dict[int, int]:
+        """Return the number of samples observed of each class, by label."""
+        counts: list[int] = self._class_counts().tolist()
+        return dict(zip(self.classes, counts, strict=True))
 
     @property
     def tasks(self) -> list[list[int]]:

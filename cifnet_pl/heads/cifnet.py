@@ -290,14 +290,13 @@ class CIFNetHead(Head):
 
     # ------------------------------------------------------------------ the life of a model
 
-    def class_counts(self) -> dict[int, int]:
-        """Return the number of samples observed of each class, duplicates included."""
+    def _class_counts(self) -> Tensor:
         of_cohorts = [cohort.sums.counts for cohort in self._cohorts]
         counts = torch.cat([self.labels[:0], *of_cohorts])
         if self.increment is not None:
             new = self.increment.counts
             counts[-len(new) :] += new
-        return dict(zip(self.classes, counts.tolist(), strict=True))
+        return counts
 
     def _merge(self, other: CIFNetHead) -> None:
         if self.tasks != other.tasks:

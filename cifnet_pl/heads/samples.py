@@ -62,10 +62,7 @@ class Samples(GrowingModule):
     def extend(self, other: Samples) -> None:
         """Append all rows of ``other``."""
         other.gather()
-        device = self.y.device
-        rows = (other.z.to(device), other.y.to(device), other.weight.to(device))
-        self._added.append(rows)
-        self.gather()
+        self.add(other.z, other.y, other.weight)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but those at ``rows``, a mask over them or their positions."""
@@ -255,10 +252,8 @@ class KNNHead(SamplesHead):
         self.solved.fill_(False)
         self.under_way.fill_(False)
 
-    def class_counts(self) -> dict[int, int]:
-        """Return the number of samples kept of each class, by label."""
-        counts = self.samples.counts(self.labels) + self.pending.counts(self.labels)
-        return dict(zip(self.classes, counts.tolist(), strict=True))
+    def _class_counts(self) -> Tensor:
+        return self.samples.counts(self.labels) + self.pending.counts(self.labels)
 
     def state_elements(self) -> dict[str, int]:
         """Count the values kept between tasks: N·d, with N the number of all samples seen."""
@@ -308,10 +303,8 @@ class ReplayHead(SamplesHead):
     def _scores(self, z: Tensor) -> Tensor:
         return (augment(z.to(self.dtype)) @ self.weights).double()
 
-    def class_counts(self) -> dict[int, int]:
-        """Return the number of samples of each class in its task, duplicates included."""
-        counts = self.counts + self.pending.counts(self.labels)
-        return dict(zip(self.classes, counts.tolist(), strict=True))
+    def _class_counts(self) -> Tensor:
+        return self.counts + self.pending.counts(self.labels)
 
     def _discard(self) -> None:
         super()._discard()

@@ -105,12 +105,10 @@ class SumsHead(Head):
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         self._open_increment().reduce(sum_in_place)
 
-    def class_counts(self) -> dict[int, int]:
-        """Return the number of samples observed of each class, duplicates included."""
-        counts = self.sums.counts.clone()
-        if self.increment is not None:
-            counts += self.increment.counts
-        return dict(zip(self.classes, counts.tolist(), strict=True))
+    def _class_counts(self) -> Tensor:
+        if self.increment is None:
+            return self.sums.counts
+        return self.sums.counts + self.increment.counts
 
     def _merge(self, other: SumsHead) -> None:
         self._commit_increment()

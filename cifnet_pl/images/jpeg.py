@@ -8,6 +8,7 @@ pixels in one call, and torch resizes in another, together in 1.0 ms.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -120,6 +121,7 @@ class Window(NamedTuple):
     skip: int
 
 
+@lru_cache  # many images of a camera have one size
 def _window(length: float, side: float, size: int) -> Window | None:
     """Choose the window of a centred square; None if each would shift it visibly.
 

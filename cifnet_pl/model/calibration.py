@@ -166,12 +166,11 @@ class Calibration(GrowingModule):
         self.given = self.given[stored][order]
         if not len(self.given):
             return None
-        groups = torch.unique(self.given, return_inverse=True)[1]
-        position = torch.searchsorted(self.given_key, key)
-        place = position.clamp_max(len(groups) - 1)
-        is_given = self.given_key[place] == key
-        alone = len(groups) + torch.arange(len(key), device=key.device)
-        return torch.where(is_given, groups[place], alone)
+        images = self.given_key.tolist()
+        group_of = dict(zip(images, self.given.tolist(), strict=True))
+        # An image without a group has its own hash for one.
+        groups = key.new_tensor([group_of.get(image, image) for image in key.tolist()])
+        return torch.unique(groups, return_inverse=True)[1]
 
     # ------------------------------------------------------------------ accuracy
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -94,8 +93,8 @@ def _all_but_the_last(z: Tensor, y: Tensor, left_out: Tensor) -> Tensor:
     # The same images are drawn in whatever order they came.
     by_content = z.double().sum(dim=1).argsort()
     order = by_content[drawn.to(y.device)]
-    column = y[order]
-    labels = pd.Series(column.cpu().numpy())
-    rank = torch.from_numpy(labels.groupby(labels).cumcount().to_numpy(copy=True))
-    stays = rank.to(y.device) >= left_out[column]
-    return order[stays]
+    rows = []
+    for column, count in enumerate(left_out.tolist()):
+        of_class = order[y[order] == column]
+        rows.append(of_class[count:])
+    return torch.cat(rows)

@@ -119,10 +119,8 @@ class Clusters:
         sum_of_parts = len(self.trees) + all_rises[order].cumsum()
         mean_parts = sum_of_parts / self.count
         merges = int((mean_parts <= part).sum())
-        rising = np.concatenate([[0.0], all_distances[order], [np.inf]])
-        last_merge = rising[merges]
-        next_merge = rising[merges + 1]
-        return self.within(float(last_merge + next_merge) / 2)
+        rising = np.concatenate([[0.0], all_distances[order]])
+        return self.within(float(rising[merges]))
 
     def dealt(self, groups: Tensor, draw: int) -> Tensor:
         """Return groups (n,) of the same sizes, of images of the same classes at random."""
