@@ -82,7 +82,9 @@ def accuracy(images: Images, ridge: float | str) -> Tensor:
     head.solve()
     samples = CalibrationSamples(head, images.z, images.y)
     found = find_groups(samples.z, samples.columns, samples.rules[0])
-    calibrate(samples.grouped(found.clusters if found.dependent else None))
+    if found.dependent:
+        samples = samples.grouped(found.clusters)
+    calibrate(samples)
     right = (head.predict(images.val_z) == images.val_y).double().mean()
     return torch.stack([100 * right, head.ridge_used])
 

@@ -70,7 +70,9 @@ def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
     """The samples of a buffer, those of one group together."""
     samples = CalibrationSamples(head, *buffer.items())
     found = find_groups(samples.z, samples.columns, samples.rules[0])
-    return samples.grouped(found.clusters if found.dependent else None)
+    if found.dependent:
+        return samples.grouped(found.clusters)
+    return samples
 
 
 def learned(images: Images, classes: list[int]) -> tuple[RidgeHead, CalibrationBuffer]:

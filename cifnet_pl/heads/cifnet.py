@@ -342,13 +342,12 @@ class CIFNetHead(Head):
 
         With weighting "released" there are C(d+1)(d+2)/2 more.
         """
-        width = self.in_features + 1
-        classes = len(self.labels)
-        grams = len(self.cohorts)
-        if self.per_class:
-            grams += classes
-        per_class = classes * width
-        factors = grams * width * (width + 1) // 2
+        per_class = len(self.labels) * (self.in_features + 1)
+        factors = 0
+        for cohort in self._cohorts:
+            factors += cohort.sums.packed_gram.numel()
+            if self.per_class:
+                factors += cohort.sums.class_grams.numel()
         return {"factors": factors, "moments": per_class, "weights": per_class}
 
     def _before_load(self, state: Mapping[str, Any]) -> None:

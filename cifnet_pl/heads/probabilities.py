@@ -67,7 +67,7 @@ class CalibrationSamples:
         z: (n, d) embeddings.
         y: (n,) int64 labels of classes that the head knows.
         groups: (n,) int64, equal for samples that are left out together; None to leave out each
-            alone.
+            alone. As an attribute never None.
         learned: whether the head has learned them, so that they must be left out; see
             :meth:`Head.leave_one_out`.
         counted: (n,) bool, whether a sample calibrates the head; the others are left out with their
@@ -86,6 +86,8 @@ class CalibrationSamples:
         self.head = head
         self.z = z
         self.y = y
+        if groups is None:
+            groups = torch.arange(len(y), device=y.device)
         self.groups = groups
         self.learned = learned
         if counted is None:
@@ -101,7 +103,7 @@ class CalibrationSamples:
         scores = self.head(self.z)
         return (lambda groups: scores,)
 
-    def grouped(self, groups: Tensor | None) -> CalibrationSamples:
+    def grouped(self, groups: Tensor) -> CalibrationSamples:
         """Return the same samples in other groups; what does not depend on these is shared."""
         result = CalibrationSamples(
             self.head, self.z, self.y, groups, self.learned, self.counted
@@ -117,7 +119,7 @@ class CalibrationSamples:
         for samples that are not counted.
         """
         unknown = ~self.counted
-        if self.learned and self.groups is not None:
+        if self.learned:
             group = torch.unique(self.groups, return_inverse=True)[1]
             group_and_class = group * len(self.head.labels) + self.columns
             left_out = group_and_class.bincount()[group_and_class]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,18 +33,6 @@ from cifnet_pl.statistics import (
 from cifnet_pl.statistics.leaving_out import ROUNDING
 from cifnet_pl.statistics.sums import unpack
 from cifnet_pl.utilities.errors import check_choice, check_that
-
-
-class Covariance(NamedTuple):
-    """Covariance within classes.
-
-    Attributes:
-        within: (d, d) S.
-        scale: () s, the mean of its diagonal.
-    """
-
-    within: Tensor
-    scale: Tensor
 
 
 class NCMHead(SumsHead):
@@ -108,13 +96,15 @@ class SLDAHead(SumsHead):
         self, in_features: int, shrinkage: Ridge = "gcv", dtype: Dtype = "float64"
     ):
         super().__init__(in_features, in_features + 1, dtype)
-        self.shrinkage = check_shrinkage(shrinkage)
+        expected = "a number in (0, 1] or gcv"
+        self.shrinkage = check_ridge(shrinkage, "shrinkage", 1.0, expected)
         self.shrinkage_used = scalar(0.0)
 
     def _solve(self) -> None:
         self._commit_increment()
         means = class_means(self.sums)
         covariance = self._covariance()
+        scale = covariance.diagonal().mean()
         alpha = self.shrinkage
         if alpha == "gcv":
             gram = self.sums.gram
@@ -123,37 +113,33 @@ class SLDAHead(SumsHead):
             samples = int(self.sums.seen)
             moment = self.sums.class_sums.T
             ridge = gcv_ridge_of_free_bias(gram, moment, target_square, samples).ridge
-            scatter_scale = float(self.sums.mass * covariance.scale)
+            scatter_scale = float(self.sums.mass * scale)
             alpha = ridge / (ridge + scatter_scale)
-        gram = (1 - alpha) * covariance.within
-        inverse_means = solve_ridge(gram, means.T, alpha * covariance.scale)
+        gram = (1 - alpha) * covariance
+        inverse_means = solve_ridge(gram, means.T, alpha * scale)
         bias = -0.5 * (means.T * inverse_means).sum(dim=0)
         self.weights = torch.cat([bias[None], inverse_means])
         self.shrinkage_used.fill_(alpha)
 
-    def _covariance(self) -> Covariance:
+    def _covariance(self) -> Tensor:
+        """Return (d, d) S; the identity where every class is a single point."""
         within = self.within_scatter() / self.sums.mass
-        scale = within.diagonal().mean()
-        # Where every class is a single point, nothing is known about directions.
-        if scale <= 0:
-            return Covariance(torch.zeros_like(within), torch.ones_like(scale))
-        return Covariance(within, scale)
+        if within.trace() > 0:
+            return within
+        return torch.eye(len(within)).to(within)
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
-        sums = self.sums
-        covariance = self._covariance()
+        mass = self.sums.mass.double()
+        scatter = mass * self._covariance().double()
         # With a shrinkage of 1 the scatter would be lost.
         alpha = min(self.shrinkage_used.item(), 1 - ROUNDING)
-        # That of the scatter; it stays as it is.
-        scale = sums.mass * covariance.scale
-        ridge = alpha / (1 - alpha) * scale.double()
-        mass = sums.mass.double()
-        scatter = mass * covariance.within.double()
+        # It stays as it is.
+        ridge = alpha / (1 - alpha) * scatter.diagonal().mean()
         factor = factorise(scatter, ridge)
         features = self._novelty_features(z).double()
         rows = whiten(factor, features)
-        means = whiten(factor, class_means(sums).double())
-        class_mass = sums.class_sums[:, 0].double()
+        means = whiten(factor, class_means(self.sums).double())
+        class_mass = self.sums.class_sums[:, 0].double()
         scattered = ScatteredRows(rows, means, columns, class_mass)
 
         def left_out(groups: Tensor | None) -> Tensor:
@@ -178,11 +164,6 @@ class SLDAHead(SumsHead):
         sums = self.sums.class_sums[removed]
         self.sums.subtract_products(sums / sums[:, :1].sqrt())
         super()._keep(columns)
-
-
-def check_shrinkage(shrinkage: Ridge) -> Ridge:
-    """Check a shrinkage, and return it."""
-    return check_ridge(shrinkage, "shrinkage", 1.0, "a number in (0, 1] or gcv")
 
 
 def class_means(sums: Sums) -> Tensor:
@@ -257,14 +238,14 @@ class KLDAHead(SLDAHead):
     ):
         check_that(width >= 1, "width", width, "at least 1")
         check_that(0 < gamma < float("inf"), "gamma", gamma, "a positive number")
-        SumsHead.__init__(self, in_features, width + 1, dtype)
-        self.shrinkage = check_shrinkage(shrinkage)
+        super().__init__(in_features, shrinkage, dtype)
+        self.sums = Sums(width + 1, dtype=self.dtype)
+        self.weights = self.weights.new_zeros(width + 1, 0)
         self.width = width
         self.gamma = float(gamma)
         self.seed = seed
         phases = draw_phases(width, seed)
         directions = math.sqrt(2 * gamma) * draw_normal(width, in_features, seed)
-        self.shrinkage_used = scalar(0.0)
         self.directions: Tensor = nn.Buffer(directions.to(self.dtype), persistent=False)
         drawn = torch.tensor(projection_fingerprint(directions))
         self.fingerprint: Tensor = nn.Buffer(drawn)

@@ -169,8 +169,7 @@ class Calibration(GrowingModule):
         images = self.given_key.tolist()
         group_of = dict(zip(images, self.given.tolist(), strict=True))
         # An image without a group has its own hash for one.
-        groups = key.new_tensor([group_of.get(image, image) for image in key.tolist()])
-        return torch.unique(groups, return_inverse=True)[1]
+        return key.new_tensor([group_of.get(image, image) for image in key.tolist()])
 
     # ------------------------------------------------------------------ accuracy
 
@@ -181,9 +180,8 @@ class Calibration(GrowingModule):
             head: solved, with leave-one-out scores.
             stored: the samples in the buffer.
         """
-        alone = torch.arange(len(stored.y), device=stored.y.device)
         counted = self.counted(stored.y, stored.key)
-        samples = CalibrationSamples(head, stored.z, stored.y, alone, counted=counted)
+        samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
         grouped = samples
         kind: Kind = "independent"
         clusters = self._groups_given_for(stored.key)
@@ -194,10 +192,9 @@ class Calibration(GrowingModule):
             clusters = found.clusters
             if found.dependent:
                 kind = "found"
-        self.groups = alone
         if kind != "independent":
-            self.groups = clusters
             grouped = samples.grouped(clusters)
+        self.groups = grouped.groups
         calibrate(grouped)
         few = MIN_IMAGES_PER_CLASS * len(head.classes)
         if kind != "given" and len(stored.y) < few:
@@ -359,14 +356,12 @@ def estimated(samples: CalibrationSamples) -> Estimate | None:
     if not len(columns):
         return None
     correct = (scores.argmax(dim=1) == columns).double()
-    groups = len(columns)
     share = float(correct.mean())
     if samples.learned:
         count = columns.bincount()
         class_accuracy = columns.bincount(correct)[count > 0] / count[count > 0]
         share = float(class_accuracy.mean())
-    if samples.groups is not None:
-        groups = len(torch.unique(samples.groups[known]))
+    groups = len(torch.unique(samples.groups[known]))
     return Estimate(100 * share, forecast(share, groups))
 
 

@@ -43,11 +43,8 @@ def gain_of_more_images(samples: CalibrationSamples | None) -> Interval | None:
     fewer.begin_task(head.classes, (count - added).tolist())
     fewer.observe(samples.z[rows], samples.y[rows])
     fewer.solve()
-    groups = None
-    if samples.groups is not None:
-        groups = samples.groups[rows]
     learned_by_fewer = CalibrationSamples(
-        fewer, samples.z[rows], samples.y[rows], groups
+        fewer, samples.z[rows], samples.y[rows], samples.groups[rows]
     )
     calibrate(learned_by_fewer)
     columns = y[rows]

@@ -178,12 +178,9 @@ def _accuracy(
 
 def count_groups(samples: CalibrationSamples, columns: Sequence[int]) -> int:
     """Return the number of groups of the samples that count of some classes."""
-    groups = samples.groups
-    if groups is None:  # each sample is one
-        groups = torch.arange(len(samples.y))
     wanted = torch.tensor(columns, device=samples.columns.device)
     counted = samples.counted & torch.isin(samples.columns, wanted)
-    return len(torch.unique(groups[counted.to(groups.device)]))
+    return len(torch.unique(samples.groups[counted]))
 
 
 def class_predictions(model: Classifier) -> ClassPredictions:
