@@ -13,13 +13,13 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, StrictInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.outputs import writing
@@ -58,8 +58,8 @@ OWN_SETTINGS = ("model.backbone", "model.architecture")
 A trained method keeps its backbone where the command line gives the frozen one of the others.
 """
 
-DATA_MODULE = "cifnet_pl.data.datamodule.CIFNetDataModule"
-"""Class of the section ``data``, which names none."""
+SECTIONS = {"data": "cifnet_pl.data.datamodule.CIFNetDataModule"}
+"""Section of a configuration that names no class → its class."""
 
 CONFIG = dict[str, Any]
 """Type of a configuration: sections by name."""
@@ -67,36 +67,23 @@ CONFIG = dict[str, Any]
 Overrides = Sequence[tuple[str, str]]
 
 
-class Option(BaseModel):
-    """An option of an axis; all other entries are settings by dotted name.
-
-    Attributes:
-        label: in the name of a point; that of the file where ``config`` is given.
-        config: a configuration file, relative to the sweep's, or a pattern for several of them. A
-            point takes its model, trainer and preparation of images from it, instead of from the
-            base, and keeps its ``OWN_SETTINGS``.
-    """
-
-    model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
-
-    label: str = ""
-    config: Path | None = None
-
-
-class SweepBlock(BaseModel):
+class SweepBlock(BaseModel, extra="forbid", coerce_numbers_to_str=True):
     """A part of a sweep, such as that of one data set.
 
     Attributes:
         label: in the names of its points.
         fixed: dotted name → value, for all points.
-        axes: name → options; a point has one option of each axis.
+        axes: name → options; a point has one option of each axis. An option is a mapping of
+            settings by dotted name, in which two names are others: its ``label`` in the names of
+            points, and ``config``, a configuration file relative to the sweep's, or a pattern for
+            several of them, which are options named as the files. A point takes its model, trainer
+            and preparation of images from it, instead of from the base, and keeps its
+            ``OWN_SETTINGS``.
     """
 
-    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
-
     label: str = ""
-    fixed: dict[str, Any] = {}
-    axes: dict[str, list[Option]] = {}
+    fixed: CONFIG = {}
+    axes: dict[str, list[CONFIG]] = {}
 
 
 class Sweep(SweepBlock):
@@ -109,7 +96,7 @@ class Sweep(SweepBlock):
     """
 
     base: str
-    seeds: list[StrictInt] = []
+    seeds: list[int] = []
     parts: list[SweepBlock] = [SweepBlock()]
 
 
@@ -124,7 +111,7 @@ class Point:
             its option has settings of its own.
     """
 
-    config: dict[str, Any]
+    config: CONFIG
     labels: Mapping[str, str]
     ignored: Sequence[str] = ()
 
@@ -146,7 +133,7 @@ class Point:
 
 def sweep(
     files: list[str],
-    overrides: Sequence[tuple[str, str]] = (),
+    overrides: Overrides = (),
     logs: str = "lightning_logs",
     output: str | None = None,
     seeds: str | None = None,
@@ -186,14 +173,15 @@ def sweep(
     for file in files:
         for point in read_points(find_config(file), overrides, own_seeds):
             every.setdefault(point.identity, point)
-    points = choose(list(every.values()), only or [], without or [])
+    points = choose(every.values(), only or [], without or [])
     place = expanded(logs)
     jobs = {}
     for point in points:
         # An earlier sweep may have run it under another name.
-        present = sorted(place.glob(f"*-{point.identity}"))
-        folder = next(iter(present), place / point.name)
-        jobs[folder] = point
+        present = place.glob(f"*-{point.identity}")
+        folder = min(present, default=place / point.name)
+        names = {"experiment": folder.name, "logs": str(place)}
+        jobs[folder] = point.config | names
     print_text(number_of(len(jobs), "point"))
     print_ignored(points)
     if dry_run:
@@ -225,16 +213,15 @@ def state(folder: Path) -> str:
     return ""
 
 
-def run_all(jobs: Mapping[Path, Point]) -> list[Path]:
+def run_all(jobs: Mapping[Path, CONFIG]) -> list[Path]:
     """Run all points that are not complete; return the folders of those that failed.
 
     Args:
-        jobs: folder of each point's experiment → the point.
+        jobs: folder of each point's experiment → its configuration.
     """
-    for folder, point in jobs.items():
+    for folder, config in jobs.items():
         if not state(folder):
-            names = {"experiment": folder.name, "logs": str(folder.parent)}
-            write_text(folder / POINT, dump_yaml(point.config | names))
+            write_text(folder / POINT, dump_yaml(config))
     failed = []
     for count, folder in enumerate(jobs, 1):
         try:
@@ -258,15 +245,23 @@ def run_point(folder: Path) -> str:
         CifnetError: it failed; the sentence says how.
     """
     point = folder / POINT
-    command = [sys.executable, "-m", "cifnet_pl", "fit", "--ckpt_path", "last"]
+    words = [
+        sys.executable,
+        "-m",
+        "cifnet_pl",
+        "fit",
+        "--config",
+        str(point),
+        "--ckpt_path",
+        "last",
+    ]
     output = folder / OUTPUT_LOG
     with exclusive(point), output.open("ab") as log:
-        words = [*command, "--config", str(point)]
-        code = subprocess.run(words, stdout=log, stderr=log).returncode
+        code = subprocess.call(words, stdout=log, stderr=log)
     if code < 0:
         raise CifnetError(f"killed by {Signals(-code).name}")
     if code or not state(folder):
-        said = output.read_text(encoding="utf-8", errors="replace")
+        said = output.read_text(errors="replace")
         last_line = said.strip().rpartition("\n")[2]
         raise CifnetError(f"exit code {code}: {printable(last_line)}")
     (folder / FAILURE).unlink(missing_ok=True)
@@ -293,19 +288,26 @@ def read_points(
     sweep = _read(Sweep, path)
     base = {"model": {"class_path": "cifnet_pl.CIFNetModule"}}
     base |= _read(CONFIG, path.parent / sweep.base)
-    parts = sweep.parts
     if {"data.source", "data.root"} & dict(overrides).keys():
-        parts = parts[:1]
-        parts[0].label = ""
+        del sweep.parts[1:]
+        sweep.parts[0].label = ""
     seed_axis = []
     for seed in seeds or sweep.seeds:
-        settings: CONFIG = {"seed_everything": seed, "data.class_order": seed}
-        seed_axis.append(Option(label=f"s{seed}", **settings))
+        option = {
+            "label": f"s{seed}",
+            "seed_everything": seed,
+            "data.class_order": seed,
+        }
+        seed_axis.append(option)
     points = []
-    for part in parts:
-        shared = Option(label=part.label, **sweep.fixed | part.fixed)
-        axes = {"part": [shared], **part.axes, **sweep.axes}
-        axes["seed"] = seed_axis or [Option()]
+    for part in sweep.parts:
+        shared = {"label": part.label, **sweep.fixed, **part.fixed}
+        axes = {
+            "part": [shared],
+            **part.axes,
+            **sweep.axes,
+            "seed": seed_axis or [{}],
+        }
         every = [_with_files(options, path.parent) for options in axes.values()]
         for chosen in itertools.product(*every):
             by_axis = dict(zip(axes, chosen, strict=True))
@@ -323,28 +325,19 @@ def _read(kind: Any, path: Path) -> Any:
         raise UsageError(f"{path}: {place}: {first['msg']}") from error
 
 
-def _with_files(options: Sequence[Option], folder: Path) -> list[Option]:
-    """Return the options of an axis, with one for each file of a pattern.
-
-    Raises:
-        UsageError: a pattern that no file has.
-    """
-    found = []
+def _with_files(options: Sequence[CONFIG], folder: Path) -> Iterator[CONFIG]:
+    """Yield the options of an axis, with one for each file of a pattern."""
     for option in options:
-        if option.config is None:
-            found.append(option)
+        if not option.get("config"):
+            yield option
             continue
-        pattern = folder / option.config
-        files = sorted(pattern.parent.glob(pattern.name))
-        if not files:
-            raise UsageError(f"no file is called {pattern}")
-        for file in files:
-            update = {"config": file, "label": option.label or file.stem}
-            found.append(option.model_copy(update=update))
-    return found
+        pattern = folder / str(option["config"])
+        found = sorted(pattern.parent.glob(pattern.name))
+        for file in found or [pattern]:  # which is reported where it is read
+            yield {"label": file.stem, **option, "config": file}
 
 
-def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) -> Point:
+def _point(base: CONFIG, options: Mapping[str, CONFIG], overrides: Overrides) -> Point:
     """Return the point of some options.
 
     Args:
@@ -353,22 +346,26 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
         overrides: those that do not hold for the point are ignored.
 
     Raises:
-        UsageError: a class has no such setting.
+        UsageError: a class has no such setting, or the file of an option does not exist.
     """
     config = copy.deepcopy(base)
-    settings: list[tuple[str, Any]] = []
     has_own = False
     for option in options.values():
-        settings += option.model_dump(exclude={"label", "config"}).items()
-        if option.config is not None:
-            own = _read(CONFIG, option.config)
+        if option.get("config"):
+            own = _read(CONFIG, option["config"])
             own.pop("seed_everything", None)
             own["data"] = config.get("data", {}) | own.get("data", {})
             config |= own
             has_own = True
-    for name, value in settings:
-        if not put(config, plain(name), value):
-            raise UsageError(f"{name} cannot be set: there is no such option")
+    labels = {}
+    for axis, option in options.items():
+        label = str(option.get("label", ""))
+        if label:
+            labels[axis] = label
+        for name, value in copy.deepcopy(option).items():
+            is_setting = name not in ("label", "config")
+            if is_setting and not put(config, plain(name), value):
+                raise UsageError(f"{name} cannot be set: there is no such option")
     ignored = []
     for name, text in overrides:
         value = yaml_value(f"--{name}", text)
@@ -376,17 +373,17 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
         is_kept = has_own and path in OWN_SETTINGS
         if is_kept or not put(config, path, value):
             ignored.append(name)
-    labels = {axis: option.label for axis, option in options.items() if option.label}
     return Point(config, labels, ignored)
 
 
-def put(config: CONFIG, name: str, value: Any) -> bool:
+def put(config: CONFIG, name: str, value: Any, kind: str | None = None) -> bool:
     """Set a dotted name in a configuration; ``init_args`` is left out of the name.
 
     Args:
         config: the configuration; it is changed in place.
         name: dotted name.
         value: of the setting.
+        kind: class of the configuration, where it names none; None if it has none.
 
     Returns:
         Whether there is such a setting: no class on the way lacks it, as RidgeHead lacks
@@ -400,29 +397,23 @@ def put(config: CONFIG, name: str, value: Any) -> bool:
         {'ridge': 0.1}
     """
     step, _, rest = name.partition(".")
-    option = rest.partition(".")[0]
-    if step == "data" and rest and not _is_option(DATA_MODULE, option):
-        return False
-    if "class_path" in config and step != "class_path":
-        if not _is_option(str(config["class_path"]), step):
+    kind = config.get("class_path", kind)
+    if kind is not None and step != "class_path":
+        known = arguments_of(str(kind))
+        if known is not None and step not in known:
             return False
-        config["init_args"] = config.get("init_args") or {}
-        config = config["init_args"]
+        if "class_path" in config:
+            config["init_args"] = config.get("init_args") or {}
+            config = config["init_args"]
     if not rest:
         config[step] = value
         return True
     inner = config.setdefault(step, {})
-    return isinstance(inner, dict) and put(inner, rest, value)
-
-
-def _is_option(class_path: str, name: str) -> bool:
-    """Return whether a class has an option; a class that cannot be imported has any."""
-    known = arguments_of(class_path)
-    return known is None or name in known
+    return isinstance(inner, dict) and put(inner, rest, value, SECTIONS.get(step))
 
 
 def choose(
-    points: Sequence[Point], only: Sequence[str], without: Sequence[str]
+    points: Collection[Point], only: Sequence[str], without: Sequence[str]
 ) -> list[Point]:
     """Choose points by the labels of their options.
 
@@ -441,7 +432,8 @@ def choose(
     for label in {*only, *without} - known:
         raise unknown_name("label of the sweep", label, known)
     has_label = labels.isin(only)
-    is_wanted = has_label.loc[:, has_label.any()].all(axis="columns")
+    # An axis of which no label is named leaves out no point.
+    is_wanted = (has_label | ~has_label.any()).all(axis="columns")
     is_left_out = labels.isin(without).any(axis="columns")
     chosen = list(itertools.compress(points, is_wanted & ~is_left_out))
     if not chosen:

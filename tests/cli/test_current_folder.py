@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -73,10 +72,10 @@ def test_a_name_in_a_configuration_is_imported(
 ):
     """The process of a sweep's point is this one, which has imported Lightning."""
 
-    def run_here(words: list[str], **_: object) -> SimpleNamespace:
-        return SimpleNamespace(returncode=main(words[3:]))
+    def run_here(words: list[str], **_: object) -> int:
+        return main(words[3:])
 
-    monkeypatch.setattr("cifnet_pl.cli.sweep.subprocess.run", run_here)
+    monkeypatch.setattr("cifnet_pl.cli.sweep.subprocess.call", run_here)
     callback = {"class_path": "my_own_parts.OwnCallback"}
     content = {"model": MODEL, "trainer": {"callbacks": [callback]}}
     (folder / "given.yaml").write_text(yaml.safe_dump(content))
