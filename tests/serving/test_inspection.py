@@ -99,7 +99,7 @@ def test_the_margin_is_of_groups_and_not_of_images():
         torch.where(right, columns, 1 - columns), 2
     ).double()
     for groups, expected in (
-        (None, 1.96 * 3.54),
+        (torch.arange(200), 1.96 * 3.54),
         (torch.arange(200) // 4, 1.96 * 7.00),
     ):
         known = KnownScores(scores, columns, torch.ones(200, dtype=torch.bool))
