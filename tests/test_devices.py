@@ -196,7 +196,7 @@ def waits_of(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[st
 def test_no_step_of_a_pass_waits_for_the_device(tmp_path, monkeypatch):
     steps = waits_of(monkeypatch, CIFNetModule, "training_step")
     copies = waits_of(monkeypatch, CIFNetDataModule, "transfer_batch_to_device")
-    ends = waits_of(monkeypatch, CIFNetModule, "end_pass")
+    ends = waits_of(monkeypatch, CIFNetModule, "complete_batches")
     with gpu():
         assert fit(tmp_path, *PASS, *THERE, "--data.max_tasks", "2") == 0
     assert steps == copies == []

@@ -270,7 +270,7 @@ def table_of(**columns: Sequence[Any]) -> pd.DataFrame:
 
 @dataclass
 class Source:
-    """A training and a test set over the same classes: what :func:`divided` makes of a table.
+    """A training and a test set over the same classes: what :func:`split_table` makes of a table.
 
     Attributes:
         class_names: name of each class; labels are positions in it.

@@ -48,7 +48,7 @@ LARGEST_EXCESS = 2.0
 # ---------------------------------------------------------------------- the two sets
 
 
-def divided(
+def split_table(
     samples: SampleTable, options: SourceOptions, group: str = SINGLE
 ) -> Source:
     """Divide samples by their column ``split``, or hold out a share of each class.

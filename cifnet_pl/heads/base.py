@@ -266,11 +266,6 @@ class Head(nn.Module, ABC):
         return (self._leaving_out(z, columns),)
 
     @property
-    def weights_of_rules(self) -> tuple[float, ...]:
-        """The factor of each rule in the sum that are the scores."""
-        return (1.0,)
-
-    @property
     def decision_rule(self) -> str | None:
         """The decision rule in words; None for a head that has a single one."""
         return None
@@ -643,9 +638,7 @@ class Head(nn.Module, ABC):
 
     def sum_of_rules(self, scores: Sequence[Tensor]) -> Tensor:
         """Return the scores (n, C): the sum of those of each rule, each times its weight."""
-        pairs = zip(self.weights_of_rules, scores, strict=True)
-        weighted = [weight * part for weight, part in pairs]
-        return torch.stack(weighted).sum(dim=0)
+        return scores[0]
 
     @in_full_precision
     def rules_left_out(self, z: Tensor, y: Tensor) -> tuple[LeftOut, ...]:

@@ -246,12 +246,13 @@ class RidgeHead(SumsHead):
             rules.append(factor.regression_left_out(rows, columns))
         return tuple(rules)
 
-    @property
-    def weights_of_rules(self) -> tuple[float, ...]:
-        """The factor of each rule (see :meth:`Head.weights_of_rules`)."""
-        if self.selects_rule:
-            return tuple(self.rule_weights.tolist())
-        return super().weights_of_rules
+    def sum_of_rules(self, scores: Sequence[Tensor]) -> Tensor:
+        """Return the scores (n, C) (see :meth:`Head.sum_of_rules`)."""
+        if not self.selects_rule:
+            return super().sum_of_rules(scores)
+        discriminant, regression = scores
+        weights = self.rule_weights
+        return weights[0] * discriminant + weights[1] * regression
 
     @in_full_precision
     def calibrate(self, weights: Sequence[float]) -> None:

@@ -210,7 +210,7 @@ class CIFNetModule(TaskModule):
         self.model.begin_task(list(counts), list(counts.values()))
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Embed a batch; the model observes it now, or on a GPU at the latest in ``end_pass``."""
+        """Embed a batch; the model observes it now, or on a GPU at the latest in ``complete_batches``."""
         with explaining_full_memory(self.data.batch_size):
             self._embed(batch, learned=True)
         groups_of_rows = self.data.source.train.groups
@@ -265,10 +265,10 @@ class CIFNetModule(TaskModule):
         self._unchecked.append(EmbeddedBatch(z, batch, learned))
         waiting = sum(len(embedded.z) for embedded in self._unchecked)
         if z.device.type != "cuda" or waiting >= EMBEDDED_BATCH:
-            self.end_pass()
+            self.complete_batches()
         return z
 
-    def end_pass(self) -> None:
+    def complete_batches(self) -> None:
         """Check, cache and learn the embeddings of all batches so far.
 
         Raises:

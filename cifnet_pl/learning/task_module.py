@@ -29,8 +29,9 @@ class TaskModule(LightningModule):
     """A module for which a task is an epoch: it opens tasks and evaluates after each one.
 
     A task lives in the order of this class: ``begin_task``, ``training_step`` for each batch,
-    ``end_pass``, ``finish_task`` (add up, show the buffer to new classes, solve, update the buffer,
-    calibrate), evaluation, record. Subclasses implement these and predict in ``probabilities``.
+    ``complete_batches``, ``finish_task`` (add up, show the buffer to new classes, solve, update the
+    buffer, calibrate), evaluation, record. Subclasses implement these and predict in
+    ``probabilities``.
 
     Attributes:
         title: name in tables and figures; by default the class's own without "Module".
@@ -79,7 +80,7 @@ class TaskModule(LightningModule):
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Prepare for the classes of a new task: their names and labels."""
 
-    def end_pass(self) -> None:
+    def complete_batches(self) -> None:
         """Complete what waits for the device once all batches of a loop have been seen."""
 
     def finish_task(self) -> None:
@@ -175,7 +176,7 @@ class TaskModule(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Finish the task (add up, buffer, solve, calibrate), evaluate and record it."""
-        self.end_pass()
+        self.complete_batches()
         start = time.perf_counter()
         self._solving = True
         self.finish_task()
@@ -220,7 +221,7 @@ class TaskModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Finish the evaluation; in a run it becomes the record's row of the task."""
         assert self.evaluation is not None
-        self.end_pass()
+        self.complete_batches()
         self.evaluation.finish(self.sum_over_processes)
         if self.trainer.state.fn != "fit":
             # This is what Trainer.validate returns.
@@ -250,7 +251,7 @@ class TaskModule(LightningModule):
 
     def on_validation_end(self) -> None:
         """Write the embeddings of this process into the cache."""
-        self.end_pass()
+        self.complete_batches()
         self.data.share_collected()
 
     on_test_epoch_start = on_validation_epoch_start

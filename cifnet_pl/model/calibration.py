@@ -173,7 +173,7 @@ class Calibration(GrowingModule):
 
     # ------------------------------------------------------------------ accuracy
 
-    def assess_buffer(self, head: Head, stored: BufferSamples) -> None:
+    def calibrate_by_buffer(self, head: Head, stored: BufferSamples) -> None:
         """Find the groups of buffer samples, calibrate the head by them, and measure accuracy.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from torch import Tensor
@@ -134,13 +134,18 @@ class LabelledImages:
         return held_out_together(names, looks, share, 0)
 
     def all_embedded(
-        self, model: Classifier, *args: Any
+        self,
+        model: Classifier,
+        title: str,
+        unreadable: list[Unreadable],
+        progress: bool = False,
+        look: Callable[[EncodedImage], Look] = EncodedImage.identify,
+        skip: Callable[[int, int], bool] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Embed all images that can be read.
 
         Args:
-            model: its backbone embeds.
-            args: the others of :meth:`embedded`.
+            model, title, unreadable, progress, look, skip: as for :meth:`embedded`.
 
         Returns:
             (n, d) float32 embeddings, and (n,) bool which images could be read.
@@ -148,7 +153,8 @@ class LabelledImages:
         count = len(self.files)
         z = np.empty((count, model.head.in_features), np.float32)
         readable = np.zeros(count, dtype=bool)
-        for rows, batch_z in self.embedded(model, *args):
+        batches = self.embedded(model, title, unreadable, progress, look, skip)
+        for rows, batch_z in batches:
             z[rows] = batch_z.cpu().numpy()
             readable[rows] = True
         return z, readable

@@ -287,7 +287,7 @@ class ModelLearner:
         fits_temperature = self.calibrated or float(head.temperature) != 1
         calibrates = fits_temperature or head.selects_rule
         if stored is not None and head.leaves_one_out and calibrates:
-            self.calibration.assess_buffer(head, stored)
+            self.calibration.calibrate_by_buffer(head, stored)
         else:
             self.calibration.forget_buffer()
         if len(self.calibration.y):

@@ -60,17 +60,12 @@ def _add_triangle_(target: Tensor, left: Tensor, right: Tensor) -> None:
         target: (p, p), a view of a packed matrix that holds other numbers below the diagonal.
         left, right: (n, p).
     """
-    for start, stop in _blocks(len(target)):
+    for start in range(0, len(target), BLOCK):
+        stop = start + BLOCK
         own = left[:, start:stop].T
         block = own @ right[:, start:stop]
         target[start:stop, start:stop] += block.triu_()
         target[start:stop, stop:].addmm_(own, right[:, stop:])
-
-
-def _blocks(width: int) -> list[tuple[int, int]]:
-    """Return the first column of each block, and the one after its last."""
-    starts = range(0, width, BLOCK)
-    return [(start, min(start + BLOCK, width)) for start in starts]
 
 
 def packed_shape(width: int) -> tuple[int, int]:
@@ -93,7 +88,8 @@ def unpack(packed: Tensor, width: int) -> Tensor:
     corner = packed[:rest, columns - rest :]
     matrix[columns:, columns:] = corner.T
     # What is above the diagonal is copied from below it.
-    for start, stop in _blocks(width):
+    for start in range(0, width, BLOCK):
+        stop = start + BLOCK
         matrix[:start, start:stop] = matrix[start:stop, :start].T
         block = matrix[start:stop, start:stop]
         lower = block.tril()

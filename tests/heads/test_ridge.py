@@ -309,14 +309,14 @@ def test_auto_is_the_discriminant_where_classes_lie_on_a_line() -> None:
     head = calibrated(z, y)
     accuracy = [(each.predict(z) == y).double().mean() for each in (head, ridge)]
     assert accuracy[0] > 0.95 > 0.8 > accuracy[1]
-    assert head.weights_of_rules[1] == 0
+    assert head.rule_weights[1] == 0
 
 
 def test_the_weights_of_the_rules_are_the_most_likely_ones() -> None:
     z, y = (part[:150] for part in scans())
     head = calibrated(z, y)
     rules = [rule(None) for rule in head.rules_left_out(z, y)]
-    best = torch.tensor(head.weights_of_rules, dtype=torch.float64)
+    best = head.rule_weights
     spread = 1 / (len(y) + 2)
     target = torch.nn.functional.one_hot(y, 10) * (1 - spread) + spread / 10
 

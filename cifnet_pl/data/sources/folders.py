@@ -163,7 +163,7 @@ class SplitFolders(NamedTuple):
 def find_splits(root: Path) -> SplitFolders | None:
     """Find the folders of the splits in a data set, such as ``train`` and ``test``, in any case.
 
-    The rule is that of :func:`~cifnet_pl.data.splitting.divided`.
+    The rule is that of :func:`~cifnet_pl.data.splitting.split_table`.
 
     Returns:
         None where the sub-folders are no splits, but classes.

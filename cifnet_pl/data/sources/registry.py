@@ -22,7 +22,7 @@ from cifnet_pl.data.sources.hugging_face import hugging_face
 from cifnet_pl.data.sources.python_objects import source_of
 from cifnet_pl.data.sources.tables import embeddings, manifest
 from cifnet_pl.data.sources.tar_shards import webdataset
-from cifnet_pl.data.splitting import NEAR, SINGLE, divided
+from cifnet_pl.data.splitting import NEAR, SINGLE, split_table
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.plugins import (
     entry_point,
@@ -87,7 +87,7 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
     if isinstance(name, Source):
         return name
     if not isinstance(name, str):
-        return divided(source_of(name, options), options)
+        return split_table(source_of(name, options), options)
     if name in SOURCES:
         read = SOURCES[name]
     elif name.startswith(HUB_PREFIX):
@@ -99,13 +99,13 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
         elif not name.startswith(TORCHVISION_PREFIX):
             plugin = entry_point("sources", name)
         if plugin is not None:
-            return divided(_from_plugin(plugin, options), options)
+            return split_table(_from_plugin(plugin, options), options)
         read = partial(torchvision_set, _torchvision_class(name))
     _check_options(name, options)
     group = SINGLE
     if name == "folder":
         group = NEAR
-    return divided(read(options), options, group)
+    return split_table(read(options), options, group)
 
 
 def _from_plugin(name: str, options: SourceOptions) -> SampleTable:
