@@ -210,7 +210,7 @@ class CIFNetModule(TaskModule):
         self.model.begin_task(list(counts), list(counts.values()))
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Embed a batch; the model observes it now, or on a GPU at the latest in ``complete_batches``."""
+        """Embed a batch; the model observes it now, or on a GPU in ``complete_batches``."""
         with explaining_full_memory(self.data.batch_size):
             self._embed(batch, learned=True)
         groups_of_rows = self.data.source.train.groups
