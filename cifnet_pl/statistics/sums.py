@@ -113,9 +113,8 @@ def augment(z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         [[1.0, 5.0, 7.0]]
     """
     dtype = dtype or z.dtype
-    ones = torch.ones_like(
-        z[:, :1], dtype=dtype
-    )  # whose length stays open where a graph is traced
+    # Like a column, so that its length stays open where a graph is traced.
+    ones = torch.ones_like(z[:, :1], dtype=dtype)
     return torch.cat([ones, z], dim=1).to(dtype)
 
 
