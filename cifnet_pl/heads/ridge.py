@@ -59,7 +59,7 @@ class RidgeHead(SumsHead):
     same λ. The sum of both, each weighed by the likelihood of left-out samples, is as accurate as
     the better one (stacking, Wolpert, 1992). In it λ is added to each feature in proportion to the
     mean of 1 and its relative variance within classes (:class:`~cifnet_pl.statistics.RidgeSystem`),
-    and the targets of regression have columns of one length, so that it ignores class frequencies.
+    and the targets of regression are larger for rare classes (Ye, 2007).
 
     Args:
         in_features: width d of the embeddings.

@@ -38,7 +38,7 @@ With ten of each of 10 to 41 products the estimate was between 4 points too low 
 """
 
 MIN_NEW_IMAGES = round(1 / UNKNOWN_SHARE)
-"""Labelled images from which a model can be recalibrated: of fewer, none can be left out."""
+"""Labelled images from which a model can be recalibrated: with fewer no image can be called unknown."""
 
 
 class Calibration(GrowingModule):
@@ -395,7 +395,7 @@ def widened(estimate: Estimate | None, loo: Estimate | None) -> Estimate | None:
     """Widen the interval of an accuracy on new groups by what new groups may differ more.
 
     That is taken to be as much as the groups that were learned differ from one another: the gap to
-    the leave-one-out accuracy. It is independent of the interval, so their squares are added.
+    the leave-one-out accuracy. To add the squares of both is a rule of thumb.
 
     Args:
         estimate: the accuracy without each sample's group.

@@ -29,7 +29,7 @@ Row = Sequence[float | None]
 MIN_TEST_IMAGES = 5
 """Test images of a class from which its accuracy is shown.
 
-With four, a measured 75 % may be anything from 19 to 99 %.
+With four, the interval of a measured 75 % is 30 to 95 % (Wilson).
 """
 
 
