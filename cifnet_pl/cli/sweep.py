@@ -19,7 +19,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, StrictInt, TypeAdapter, ValidationError
 
 from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.outputs import writing
@@ -73,10 +73,10 @@ class SweepBlock(BaseModel, extra="forbid", coerce_numbers_to_str=True):
     Attributes:
         label: in the names of its points.
         fixed: dotted name → value, for all points.
-        axes: name → options; a point has one option of each axis. An option is a mapping of
-            settings by dotted name, in which two names are others: its ``label`` in the names of
-            points, and ``config``, a configuration file relative to the sweep's, or a pattern for
-            several of them, which are options named as the files. A point takes its model, trainer
+        axes: name → options; a point has one option of each axis. An option maps dotted names to
+            settings. Two of its names are no settings: ``label``, used in the names of points, and
+            ``config``, a configuration file relative to the sweep's, or a pattern for several of
+            them, each an option that is named as its file. A point takes its model, trainer
             and preparation of images from it, instead of from the base, and keeps its
             ``OWN_SETTINGS``.
     """
@@ -96,7 +96,7 @@ class Sweep(SweepBlock):
     """
 
     base: str
-    seeds: list[int] = []
+    seeds: list[StrictInt] = []
     parts: list[SweepBlock] = [SweepBlock()]
 
 
@@ -359,9 +359,9 @@ def _point(base: CONFIG, options: Mapping[str, CONFIG], overrides: Overrides) ->
             has_own = True
     labels = {}
     for axis, option in options.items():
-        label = str(option.get("label", ""))
-        if label:
-            labels[axis] = label
+        label = option.get("label")
+        if label not in (None, ""):
+            labels[axis] = str(label)
         for name, value in copy.deepcopy(option).items():
             is_setting = name not in ("label", "config")
             if is_setting and not put(config, plain(name), value):

@@ -221,10 +221,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def _class_counts(self) -> Tensor:
-        """Return (C,) int64 number of samples observed of each class.
-
-        Duplicates are included, and samples that are not yet solved.
-        """
+        """Return (C,) int64 numbers of samples for :meth:`class_counts`."""
 
     def _observe_past(self, z: Tensor, columns: Tensor, weight: Tensor) -> None:
         """Add checked samples of earlier classes."""
@@ -637,8 +634,9 @@ class Head(nn.Module, ABC):
         return self.sum_of_rules([left_out(groups) for left_out in rules])
 
     def sum_of_rules(self, scores: Sequence[Tensor]) -> Tensor:
-        """Return the scores (n, C): the sum of those of each rule, each times its weight."""
-        return scores[0]
+        """Return the scores (n, C) of the head from those of its rules, of which most have one."""
+        (rule,) = scores
+        return rule
 
     @in_full_precision
     def rules_left_out(self, z: Tensor, y: Tensor) -> tuple[LeftOut, ...]:
@@ -739,7 +737,10 @@ class Head(nn.Module, ABC):
         return labels
 
     def class_counts(self) -> dict[int, int]:
-        """Return the number of samples observed of each class, by label."""
+        """Return the number of samples observed of each class, by label.
+
+        Duplicates are included, and samples that are not yet solved.
+        """
         counts: list[int] = self._class_counts().tolist()
         return dict(zip(self.classes, counts, strict=True))
 

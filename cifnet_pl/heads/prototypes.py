@@ -124,16 +124,16 @@ class SLDAHead(SumsHead):
     def _covariance(self) -> Tensor:
         """Return (d, d) S; the identity where every class is a single point."""
         within = self.within_scatter() / self.sums.mass
-        if within.trace() > 0:
-            return within
-        return torch.eye(len(within)).to(within)
+        if within.trace() <= 0:
+            return torch.eye(len(within)).to(within)
+        return within
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         mass = self.sums.mass.double()
         scatter = mass * self._covariance().double()
         # With a shrinkage of 1 the scatter would be lost.
         alpha = min(self.shrinkage_used.item(), 1 - ROUNDING)
-        # It stays as it is.
+        # The ridge stays as it is.
         ridge = alpha / (1 - alpha) * scatter.diagonal().mean()
         factor = factorise(scatter, ridge)
         features = self._novelty_features(z).double()

@@ -62,7 +62,8 @@ class Samples(GrowingModule):
     def extend(self, other: Samples) -> None:
         """Append all rows of ``other``."""
         other.gather()
-        self.add(other.z, other.y, other.weight)
+        rows = (other.z.to(self.z), other.y.to(self.y), other.weight.to(self.weight))
+        self._added.append(rows)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but those at ``rows``, a mask over them or their positions."""

@@ -38,7 +38,9 @@ With ten of each of 10 to 41 products the estimate was between 4 points too low 
 """
 
 MIN_NEW_IMAGES = round(1 / UNKNOWN_SHARE)
-"""Labelled images from which a model can be recalibrated: with fewer no image can be called unknown."""
+"""Labelled images from which a model can be recalibrated.
+
+With fewer, no image can be called unknown."""
 
 
 class Calibration(GrowingModule):
@@ -161,13 +163,15 @@ class Calibration(GrowingModule):
             None if none of them has one; a sample without a group stands alone.
         """
         stored = torch.isin(self.given_key, key)
-        order = torch.argsort(self.given_key[stored])
+        order = torch.argsort(self.given_key[stored], stable=True)
         self.given_key = self.given_key[stored][order]
         self.given = self.given[stored][order]
         if not len(self.given):
             return None
-        images = self.given_key.tolist()
-        group_of = dict(zip(images, self.given.tolist(), strict=True))
+        # Of several groups of one image, the first is taken.
+        images = reversed(self.given_key.tolist())
+        groups = reversed(self.given.tolist())
+        group_of = dict(zip(images, groups, strict=True))
         # An image without a group has its own hash for one.
         return key.new_tensor([group_of.get(image, image) for image in key.tolist()])
 

@@ -90,8 +90,9 @@ def _all_but_the_last(z: Tensor, y: Tensor, left_out: Tensor) -> Tensor:
     # The same images are drawn in whatever order they came.
     by_content = z.double().sum(dim=1).argsort()
     order = by_content[drawn.to(y.device)]
+    by_class = order[y[order].argsort(stable=True)]
+    sizes = y.bincount(minlength=len(left_out)).tolist()
     rows = []
-    for column, count in enumerate(left_out.tolist()):
-        of_class = order[y[order] == column]
+    for of_class, count in zip(by_class.split(sizes), left_out.tolist(), strict=True):
         rows.append(of_class[count:])
     return torch.cat(rows)

@@ -111,11 +111,13 @@ class OpenSetPredictor:
     @property
     def warning(self) -> str | None:
         """Warning about too few calibration samples to call any sample unknown; None if enough."""
-        if self.reference is None or self.limit is not None:
+        if self.reference is None or self.unknown is None:
             return None
         scores = self.reference.scores
         infinite = scores.new_tensor([torch.inf])
         smallest = float(self.reference.p_values(infinite))
+        if smallest <= self.unknown:
+            return None
         return (
             f"note: with {len(scores)} calibration samples no image can be called unknown at a"
             f" share of {self.unknown:g}; from {smallest:.2g} on"

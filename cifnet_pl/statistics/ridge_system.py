@@ -37,10 +37,10 @@ class RidgeSystem:
         samples: number of distinct rows.
         limit: the target of a positive, where that of a negative is its opposite (the paper's).
             None for targets that are larger for rare classes, so that all columns have about the
-            same length (Ye, 2007), and for features that are scaled: the penalty of a feature is the mean of 1 and its
-            variance within classes, relative to the mean variance. That is half-way between the two
-            usual targets of shrinkage, equal and unequal variances (Schäfer and Strimmer, 2005).
-            Features are divided by its square root.
+            same length (Ye, 2007), and for features that are scaled: the penalty of a feature is
+            the mean of 1 and its variance within classes, relative to the mean variance. That is
+            half-way between the two usual targets of shrinkage, equal and unequal variances
+            (Schäfer and Strimmer, 2005). Features are divided by its square root.
 
     Attributes:
         factors: (p,) by which features are multiplied.

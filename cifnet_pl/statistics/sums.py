@@ -16,8 +16,8 @@ from cifnet_pl.utilities.growing_tensors import GrowingModule
 BLOCK = 96
 """Columns of a Gram matrix computed at a time.
 
-Narrower blocks skip more, but are slower; a power of two is slower, too, as its columns fall on the
-same lines of the processor's cache."""
+Narrower blocks skip more, but are slower. A power of two is slower, too: its columns share lines of
+the processor's cache."""
 
 
 PER_CLASS = ("class_sums", "counts", "class_grams")
