@@ -92,7 +92,8 @@ def _all_but_the_last(z: Tensor, y: Tensor, left_out: Tensor) -> Tensor:
     order = by_content[drawn.to(y.device)]
     by_class = order[y[order].argsort(stable=True)]
     sizes = y.bincount(minlength=len(left_out)).tolist()
+    parts = torch.split(by_class, sizes)
     rows = []
-    for of_class, count in zip(by_class.split(sizes), left_out.tolist(), strict=True):
+    for of_class, count in zip(parts, left_out.tolist(), strict=True):
         rows.append(of_class[count:])
     return torch.cat(rows)

@@ -22,6 +22,7 @@ from cifnet_pl.heads import (
 )
 from cifnet_pl.statistics import draw_normal
 from cifnet_pl.testing import learn, queries, stream
+from cifnet_pl.utilities.errors import CifnetError
 from tests.heads.suite import teach
 
 _images, _targets = load_digits(return_X_y=True)
@@ -84,6 +85,15 @@ def test_slda_is_linear_discriminant_analysis(shrinkage: float) -> None:
     assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
     posterior = torch.from_numpy(reference.predict_proba(REST.numpy()))
     assert torch.allclose(head.probabilities(REST), posterior, rtol=1e-7, atol=1e-12)
+
+
+def test_classes_of_one_sample_each_and_sums_that_overflow() -> None:
+    z = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    y = torch.tensor([0, 1])
+    for shrinkage in (0.1, "gcv"):
+        assert teach(SLDAHead(2, shrinkage), z, y).predict(z).equal(y)
+    with pytest.raises(CifnetError, match="not positive definite"):
+        teach(SLDAHead(2, 0.1, "float32"), 1e20 * z, y)
 
 
 def test_gcv_gives_the_directions_of_the_ridge_regression_it_was_chosen_for() -> None:
