@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
-BLOCK = 96
+BLOCK = 192
 """Columns of a Gram matrix computed at a time.
 
 Narrower blocks skip more, but are slower. A power of two is slower, too: its columns share lines of
