@@ -634,7 +634,7 @@ class Head(nn.Module, ABC):
         return self.sum_of_rules([left_out(groups) for left_out in rules])
 
     def sum_of_rules(self, scores: Sequence[Tensor]) -> Tensor:
-        """Return the scores (n, C) of the head from those of its rules, of which most have one."""
+        """Return the scores (n, C) of the head from those of its rules; most heads have one."""
         (rule,) = scores
         return rule
 

@@ -132,8 +132,8 @@ class CalibrationSamples:
 
     def _learned_of_class(self) -> Tensor:
         """Return (n,) int64 how many samples of each one's class the head has learned."""
-        counts = list(self.head.class_counts().values())
-        return self.head.labels.new_tensor(counts)[self.columns]
+        counts = self.head._class_counts()
+        return counts[self.columns]
 
     def scores(self) -> Tensor:
         """Return (n, C) float64 scores of the head (see :attr:`scores_of_rules`)."""

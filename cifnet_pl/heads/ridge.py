@@ -247,7 +247,7 @@ class RidgeHead(SumsHead):
         return tuple(rules)
 
     def sum_of_rules(self, scores: Sequence[Tensor]) -> Tensor:
-        """Return the scores (n, C) (see :meth:`Head.sum_of_rules`)."""
+        """Return the scores (n, C): the sum of those of each rule, each times its weight."""
         if not self.selects_rule:
             return super().sum_of_rules(scores)
         discriminant, regression = scores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -133,27 +133,21 @@ class LabelledImages:
         looks = [self.looks[row] or UNREAD for row in rows]
         return held_out_together(names, looks, share, 0)
 
-    def all_embedded(
-        self,
-        model: Classifier,
-        title: str,
-        unreadable: list[Unreadable],
-        progress: bool = False,
-        look: Callable[[EncodedImage], Look] = EncodedImage.identify,
-        skip: Callable[[int, int], bool] | None = None,
+    def joined(
+        self, width: int, batches: Iterable[tuple[np.ndarray, Tensor]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Embed all images that can be read.
+        """Join the embeddings of all images that can be read.
 
         Args:
-            model, title, unreadable, progress, look, skip: as for :meth:`embedded`.
+            width: of the embeddings.
+            batches: of :meth:`embedded`.
 
         Returns:
             (n, d) float32 embeddings, and (n,) bool which images could be read.
         """
         count = len(self.files)
-        z = np.empty((count, model.head.in_features), np.float32)
+        z = np.empty((count, width), np.float32)
         readable = np.zeros(count, dtype=bool)
-        batches = self.embedded(model, title, unreadable, progress, look, skip)
         for rows, batch_z in batches:
             z[rows] = batch_z.cpu().numpy()
             readable[rows] = True

@@ -128,9 +128,8 @@ def extend(
     model = result.model
     model.record_engines([model.engine])
     if check_images is not None:
-        z, kept = check_images.all_embedded(
-            old, "checking", result.unreadable, progress
-        )
+        batches = check_images.embedded(old, "checking", result.unreadable, progress)
+        z, kept = check_images.joined(old.head.in_features, batches)
         rows = np.flatnonzero(kept)
         result = replace(
             result,
@@ -213,9 +212,10 @@ def learn(
     def is_learned(row: int, content_hash: int) -> bool:
         return int(images.files.labels[row]) in known.get(content_hash, ())
 
-    z, kept = images.all_embedded(
+    batches = images.embedded(
         old, "learning", unreadable, progress, EncodedImage.look, is_learned
     )
+    z, kept = images.joined(old.head.in_features, batches)
     found = duplicates_among(old, images, duplicates)
     learned = images
     if duplicates == "leave_out":
