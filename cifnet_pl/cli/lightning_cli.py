@@ -19,7 +19,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import (
     LightningArgumentParser,
     LightningCLI,
-    SaveConfigCallback,
 )
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -53,6 +52,7 @@ from cifnet_pl.learning.strategy import (
     become_first_process,
     check_number,
     check_strategy,
+    is_alone_in_slurm_job,
     leaving_the_group,
     register_strategy,
 )
@@ -63,7 +63,7 @@ from cifnet_pl.utilities.errors import (
     explained,
     refusal,
 )
-from cifnet_pl.utilities.files import dump_yaml, is_first_process, write_text
+from cifnet_pl.utilities.files import dump_yaml, is_first_process
 from cifnet_pl.utilities.plugins import current_folder_importable
 
 DEFAULT_MODEL = {
@@ -94,22 +94,6 @@ class CLIParser(OneSentence, LightningArgumentParser):
         return help_on_topic(super().format_help(*given, **options), self.topic)
 
 
-class SaveConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` atomically, without the checkpoint that the run started from."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Do nothing: the checkpoint, which may be refused, is read later."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the configuration when a run begins; a folder with this file is a run's folder."""
-        folder = trainer.log_dir  # asks all processes
-        if trainer.is_global_zero and folder:
-            config = self.config.clone()
-            config.pop("ckpt_path")
-            text = self.parser.dump(config, skip_none=False, skip_validation=True)
-            write_text(Path(folder) / "config.yaml", text)
-
-
 class CIFNetCLI(LightningCLI):
     """The commands ``fit``, ``validate``, ``test`` and ``predict`` from YAML files and options.
 
@@ -125,7 +109,7 @@ class CIFNetCLI(LightningCLI):
         super().__init__(
             LightningModule,
             CIFNetDataModule,
-            SaveConfig,
+            save_config_callback=None,
             trainer_defaults=dict(TRAINER_DEFAULTS),
             seed_everything_default=1,
             parser_kwargs={
@@ -173,13 +157,7 @@ class CIFNetCLI(LightningCLI):
                     options["seed"] = config.seed_everything
         choose_backbone(config)
         check_strategy(config.trainer.strategy)
-        experiment = str(config.experiment)
-        if Path(experiment).name != experiment or experiment in ("", ".."):
-            raise UsageError(
-                f"experiment '{experiment}' is not a plain name: give the folder above it with"
-                " --logs"
-            )
-        base = Path(str(config.logs)) / experiment
+        base = runs.experiment_folder(str(config.logs), str(config.experiment))
         if self.command == "fit":
             self.place = runs.place_fit(base, config.ckpt_path)
             names = ["class_order", "initial_classes"]
@@ -197,6 +175,9 @@ class CIFNetCLI(LightningCLI):
         """Add the loggers, the table of predictions and the atomic checkpoint writer."""
         # The stored configuration has the number of classes that is learned.
         self.config.data.classes_per_task = self.datamodule.given["classes_per_task"]
+        stored = self.config.clone()
+        stored.pop("ckpt_path")  # where this start of the run began
+        text = self.parser.dump(stored, skip_none=False, skip_validation=True)
         folder = self.place.folder
         options = self.config_init.trainer
         bar = options.enable_progress_bar
@@ -205,7 +186,7 @@ class CIFNetCLI(LightningCLI):
         kwargs["enable_progress_bar"] = bar
         callbacks: list[Callback] = [
             CoverageAndNoveltyMetrics(),
-            TaskMetrics(),
+            TaskMetrics(text),
             TrajectoryPlot(),
             HeldOutImages(),
             DuplicatesReport(),
@@ -246,17 +227,6 @@ class CIFNetCLI(LightningCLI):
             )
             trainer.loggers = [board, *trainer.loggers]
         return trainer
-
-
-def is_alone_in_slurm_job() -> bool:
-    """Return whether SLURM gave the job several tasks, but started this process by itself.
-
-    That is so in a notebook, a shell, and a batch script without ``srun``. Lightning would take the
-    process for one of several, and wait for the others.
-    """
-    tasks = os.environ.get("SLURM_NTASKS", "")
-    started = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # by srun, as one step
-    return tasks.isdecimal() and int(tasks) > 1 and started == "1"
 
 
 def as_list(value: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from cifnet_pl.images.files import is_image
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.files import exclusive
+from cifnet_pl.utilities.files import exclusive, expanded
 from cifnet_pl.utilities.text import next_command, print_text, printable
 
 IMAGES_SHOWN = 24
@@ -24,21 +24,22 @@ OutputKind = Literal["file", "folder", "bundle"]
 
 @contextmanager
 def writing(
-    target: Path | None, overwrite: bool, kind: OutputKind = "file"
+    output: str | Path | None, overwrite: bool, kind: OutputKind = "file"
 ) -> Iterator[None]:
     """Lock a command's output within the block, after checking that it may be written.
 
     Args:
-        target: where it is to be; None where a command has no output.
+        output: where it is to be; None where a command has no output.
         overwrite: whether what is there may be replaced.
         kind: of the output.
 
     Raises:
         UsageError: it may not, what is there is of another kind, or another process is writing it.
     """
-    if target is None:
+    if output is None:
         yield
         return
+    target = expanded(output)
     if str(target) == STANDARD_OUTPUT:
         raise UsageError(f"--output - is for a table: choose a {kind} with a name")
     if kind != "bundle":

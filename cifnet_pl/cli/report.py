@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from cifnet_pl.cli.outputs import writing
 from cifnet_pl.report import report as report_runs
-from cifnet_pl.utilities.files import expanded
 
 
 def report(
@@ -31,5 +30,5 @@ def report(
             no setting.
         DataError: there is no complete run.
     """
-    with writing(expanded(output), overwrite, "folder"):
+    with writing(output, overwrite, "folder"):
         report_runs(runs, output, external, compare)

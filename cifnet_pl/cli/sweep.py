@@ -28,6 +28,7 @@ from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
     explained,
+    first_mistake,
     unknown_name,
 )
 from cifnet_pl.utilities.files import (
@@ -67,23 +68,32 @@ CONFIG = dict[str, Any]
 Overrides = Sequence[tuple[str, str]]
 
 
+class Option(BaseModel, extra="allow", coerce_numbers_to_str=True):
+    """One choice of an axis: settings by their dotted names, and two names that are none.
+
+    Attributes:
+        label: used in the names of points.
+        config: a configuration file relative to the sweep's, or a pattern for several of them, each
+            an option that is named as its file. A point takes its model, trainer and preparation of
+            images from it, instead of from the base, and keeps its ``OWN_SETTINGS``.
+    """
+
+    label: str = ""
+    config: str = ""
+
+
 class SweepBlock(BaseModel, extra="forbid", coerce_numbers_to_str=True):
     """A part of a sweep, such as that of one data set.
 
     Attributes:
         label: in the names of its points.
         fixed: dotted name → value, for all points.
-        axes: name → options; a point has one option of each axis. An option maps dotted names to
-            settings. Two of its names are no settings: ``label``, used in the names of points, and
-            ``config``, a configuration file relative to the sweep's, or a pattern for several of
-            them, each an option that is named as its file. A point takes its model, trainer
-            and preparation of images from it, instead of from the base, and keeps its
-            ``OWN_SETTINGS``.
+        axes: name → options; a point has one option of each axis.
     """
 
     label: str = ""
     fixed: CONFIG = {}
-    axes: dict[str, list[CONFIG]] = {}
+    axes: dict[str, list[Option]] = {}
 
 
 class Sweep(SweepBlock):
@@ -188,15 +198,12 @@ def sweep(
         for folder in jobs:
             print_text(f"{folder.name}: {state(folder) or 'not run yet'}")
         return
-    target = None
-    if output is not None:
-        target = expanded(output)
-    with writing(target, overwrite, "folder"):
+    with writing(output, overwrite, "folder"):
         failed = run_all(jobs)
-        if target is not None and failed != list(jobs):
+        if output is not None and failed != list(jobs):
             from cifnet_pl.report import report
 
-            report(list(jobs), target)
+            report(list(jobs), output)
     if failed:
         raise CifnetError(
             f"{len(failed)} of {len(jobs)} points failed, the first is {failed[0]} (see its"
@@ -293,20 +300,16 @@ def read_points(
         sweep.parts[0].label = ""
     seed_axis = []
     for seed in seeds or sweep.seeds:
-        option = {
-            "label": f"s{seed}",
-            "seed_everything": seed,
-            "data.class_order": seed,
-        }
-        seed_axis.append(option)
+        settings: CONFIG = {"seed_everything": seed, "data.class_order": seed}
+        seed_axis.append(Option(label=f"s{seed}", **settings))
     points = []
     for part in sweep.parts:
-        shared = {"label": part.label, **sweep.fixed, **part.fixed}
+        shared = Option(label=part.label, **(sweep.fixed | part.fixed))
         axes = {
             "part": [shared],
             **part.axes,
             **sweep.axes,
-            "seed": seed_axis or [{}],
+            "seed": seed_axis or [Option()],
         }
         every = [_with_files(options, path.parent) for options in axes.values()]
         for chosen in itertools.product(*every):
@@ -320,24 +323,23 @@ def _read(kind: Any, path: Path) -> Any:
     try:
         return TypeAdapter(kind).validate_python(read_yaml(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "content"
-        raise UsageError(f"{path}: {place}: {first['msg']}") from error
+        raise UsageError(f"{path}: {first_mistake(error.errors())}") from error
 
 
-def _with_files(options: Sequence[CONFIG], folder: Path) -> Iterator[CONFIG]:
+def _with_files(options: Sequence[Option], folder: Path) -> Iterator[Option]:
     """Yield the options of an axis, with one for each file of a pattern."""
     for option in options:
-        if not option.get("config"):
+        if not option.config:
             yield option
             continue
-        pattern = folder / str(option["config"])
+        pattern = folder / option.config
         found = sorted(pattern.parent.glob(pattern.name))
         for file in found or [pattern]:  # which is reported where it is read
-            yield {"label": file.stem, **option, "config": file}
+            label = option.label or file.stem
+            yield option.model_copy(update={"label": label, "config": str(file)})
 
 
-def _point(base: CONFIG, options: Mapping[str, CONFIG], overrides: Overrides) -> Point:
+def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) -> Point:
     """Return the point of some options.
 
     Args:
@@ -351,20 +353,19 @@ def _point(base: CONFIG, options: Mapping[str, CONFIG], overrides: Overrides) ->
     config = copy.deepcopy(base)
     has_own = False
     for option in options.values():
-        if option.get("config"):
-            own = _read(CONFIG, option["config"])
+        if option.config:
+            own = _read(CONFIG, Path(option.config))
             own.pop("seed_everything", None)
             own["data"] = config.get("data", {}) | own.get("data", {})
             config |= own
             has_own = True
     labels = {}
     for axis, option in options.items():
-        label = option.get("label")
-        if label not in (None, ""):
-            labels[axis] = str(label)
-        for name, value in copy.deepcopy(option).items():
-            is_setting = name not in ("label", "config")
-            if is_setting and not put(config, plain(name), value):
+        if option.label:
+            labels[axis] = option.label
+        settings = copy.deepcopy(option.model_extra or {})
+        for name, value in settings.items():
+            if not put(config, plain(name), value):
                 raise UsageError(f"{name} cannot be set: there is no such option")
     ignored = []
     for name, text in overrides:

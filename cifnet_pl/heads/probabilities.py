@@ -123,17 +123,13 @@ class CalibrationSamples:
             group = torch.unique(self.groups, return_inverse=True)[1]
             group_and_class = group * len(self.head.labels) + self.columns
             left_out = group_and_class.bincount()[group_and_class]
-            unknown = unknown | (left_out >= self._learned_of_class())
+            learned = self.head._class_counts()[self.columns]
+            unknown = unknown | (left_out >= learned)
         left_out_scores = []
         for rule in self.rules:
             scores = rule(self.groups)
             left_out_scores.append(scores.masked_fill(unknown[:, None], torch.nan))
         return left_out_scores
-
-    def _learned_of_class(self) -> Tensor:
-        """Return (n,) int64 how many samples of each one's class the head has learned."""
-        counts = self.head._class_counts()
-        return counts[self.columns]
 
     def scores(self) -> Tensor:
         """Return (n, C) float64 scores of the head (see :attr:`scores_of_rules`)."""
@@ -163,9 +159,9 @@ class CalibrationSamples:
         weights = self.counted.double()
         if not self.learned:
             return weights
+        learned = self.head._class_counts()[self.columns]
         stored_of_class = self.columns.bincount(weights)
-        stands_for = self._learned_of_class() / stored_of_class[self.columns]
-        return weights * stands_for
+        return weights * learned / stored_of_class[self.columns]
 
 
 class ProbabilityFit(NamedTuple):

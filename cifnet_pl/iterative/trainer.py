@@ -221,7 +221,6 @@ class IterativeModule(TaskModule):
         self.teacher: tuple[nn.Module, ...] = ()
         self.processes = Processes(self)
         self.before: dict[str, Tensor] = {}
-        self.position: dict[str, Any] | None = None
         self.descent: Descent | None = None
         self.phase_number = -1
         self.steps: list[Step] = []
@@ -803,11 +802,6 @@ class IterativeModule(TaskModule):
         return elements
 
     # ------------------------------------------------------------------ checkpoints
-
-    @property
-    def resumes_inside_task(self) -> bool:
-        """Whether the next task was open when the run stopped, and is resumed there."""
-        return self.position is not None
 
     def abort_task(self) -> None:
         """Go back to the weights before the task, if it was opened by this module."""

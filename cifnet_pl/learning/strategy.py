@@ -79,6 +79,17 @@ def become_first_process() -> None:
     cast(Any, rank_zero_only).rank = 0
 
 
+def is_alone_in_slurm_job() -> bool:
+    """Return whether SLURM gave the job several tasks, but started this process by itself.
+
+    That is so in a notebook, a shell, and a batch script without ``srun``. Lightning would take the
+    process for one of several, and wait for the others.
+    """
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    started = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # by srun, as one step
+    return tasks.isdecimal() and int(tasks) > 1 and started == "1"
+
+
 def check_number(trainer: Trainer) -> None:
     """Check the number of processes.
 

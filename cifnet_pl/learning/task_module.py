@@ -44,6 +44,7 @@ class TaskModule(LightningModule):
         learned_tasks, record: class names and measurements of each task, in order.
         method: the class that learns and names the method: the module's own, or a head's.
         element_bytes, buffer_bytes: size of a value of :meth:`state_elements`, and of the buffer.
+        position: where the next task goes on that was open when the run stopped; None otherwise.
         preparation_seconds: time before the first task that counts as part of it.
     """
 
@@ -65,6 +66,7 @@ class TaskModule(LightningModule):
         self.element_bytes = 4
         self.buffer_bytes = 4
         self.preparation_seconds = 0.0
+        self.position: dict[str, Any] | None = None
         self.cached_embeddings = 0  # of the task: read from the cache, not computed
         self._task_start: float | None = None  # None between tasks
         self._seconds: dict[str, float] = {}
@@ -88,11 +90,6 @@ class TaskModule(LightningModule):
 
     def abort_task(self) -> None:
         """Undo the task that was open when the run stopped."""
-
-    @property
-    def resumes_inside_task(self) -> bool:
-        """Whether the next task was open when the run stopped, and is resumed there."""
-        return False
 
     def check_returning(self) -> None:
         """Raise UsageError unless more samples of the classes of earlier tasks can be learned."""
@@ -160,7 +157,7 @@ class TaskModule(LightningModule):
     def on_train_epoch_start(self) -> None:
         """Begin the task of this epoch."""
         earlier = self.preparation_seconds
-        if self.resumes_inside_task:
+        if self.position is not None:
             earlier = self.record.open_seconds
         self._task_start = time.perf_counter() - earlier
         self.record.open_seconds = 0.0
@@ -223,6 +220,7 @@ class TaskModule(LightningModule):
         assert self.evaluation is not None
         self.complete_batches()
         self.evaluation.finish(self.sum_over_processes)
+        self.data.share_collected()
         if self.trainer.state.fn != "fit":
             # This is what Trainer.validate returns.
             figures = self.evaluation.figures()
@@ -249,15 +247,9 @@ class TaskModule(LightningModule):
         if row.A_k is not None:
             self.log("A_k", row.A_k, prog_bar=True, logger=False, sync_dist=True)
 
-    def on_validation_end(self) -> None:
-        """Write the embeddings of this process into the cache."""
-        self.complete_batches()
-        self.data.share_collected()
-
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
-    on_test_end = on_predict_end = on_validation_end
 
     def predict_step(
         self, batch: Batch, batch_idx: int
@@ -265,6 +257,11 @@ class TaskModule(LightningModule):
         """Return (n,) rows, most probable labels and their probabilities of n images."""
         top = self.probabilities(batch).max(dim=1)
         return batch.row, top.indices, top.values
+
+    def on_predict_epoch_end(self) -> None:
+        """Write the embeddings of this process into the cache."""
+        self.complete_batches()
+        self.data.share_collected()
 
     # ------------------------------------------------------------------ checkpoints
 

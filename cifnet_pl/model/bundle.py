@@ -37,11 +37,12 @@ from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
     explained,
+    first_mistake,
 )
 from cifnet_pl.utilities.files import write_bytes, write_json
 from cifnet_pl.utilities.names import class_name, class_name_problem
 from cifnet_pl.utilities.plugins import names_import
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import printable, shown
 from cifnet_pl.utilities.version import __version__
 
 FORMAT = 2
@@ -154,12 +155,9 @@ def parse(kind: type[T], content: Any, where: str) -> T:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(key) for key in first["loc"]) or "description"
-        expected = first["msg"].removeprefix("Input should be ")
+        mistake = first_mistake(error.errors())
         raise CheckpointError(
-            f"{where} is damaged or not a model: {printable(place)} is"
-            f" {shown(first['input'])}, expected {expected}"
+            f"{where} is damaged or not a model: {mistake}"
         ) from error
 
 
@@ -229,11 +227,6 @@ def plugin_imports(
 def now() -> str:
     """Return the date and time in UTC, to the second."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def shown(value: Any) -> str:
-    """Return a value from a file as a message may show it: quoted, short, on one line."""
-    return f"'{printable(str(value)[:60])}'"
 
 
 # ---------------------------------------------------------------------- the files of a bundle

@@ -305,12 +305,6 @@ class Calibration(GrowingModule):
             )
         return sentences
 
-    def advice(self) -> str | None:
-        """Return what raises the accuracy on new groups; None where it was not estimated."""
-        if self.estimate_kind in ("found", "given"):
-            return "For new groups add five images a class: cifnet extend --more true"
-        return None
-
 
 class Interval(NamedTuple):
     """A 95 % interval, in percent or in percentage points."""

@@ -20,14 +20,13 @@ from cifnet_pl.model.bundle import (
     is_bundle,
     parse,
     read_bundle,
-    shown,
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.hub import fetch, is_hub_name
 from cifnet_pl.utilities.errors import CheckpointError, explained
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.run_folders import CHECKPOINT, COMPLETE, versions
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import printable, shown
 
 
 def load(

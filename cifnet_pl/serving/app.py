@@ -57,7 +57,7 @@ from cifnet_pl.serving.service import (
     UpdateResult,
 )
 from cifnet_pl.serving.workspace import Day, DeletedCounts, Version
-from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.errors import CifnetError, first_mistake
 from cifnet_pl.utilities.text import printable
 from cifnet_pl.utilities.version import __version__
 
@@ -622,9 +622,8 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     Starlette raises an unexpected one again afterwards, and uvicorn writes it to the log.
     """
     if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        field = ".".join(str(step) for step in first["loc"])[:100]
-        return refused(422, f"the request is wrong at {field}: {first['msg']}")
+        mistake = first_mistake(error.errors())
+        return refused(422, f"the request is wrong: {mistake}")
     # A full disk may be met in reading a request's files, too.
     if isinstance(error, HTTPException) and not has_disk_error(error):
         known = {

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from cifnet_pl.utilities.text import one_line, printable
+from cifnet_pl.utilities.text import one_line, printable, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,6 +130,17 @@ def prefixed(start: str, kind: type[CifnetError] | None = None) -> Iterator[None
         raise
 
 
+def first_mistake(errors: Sequence[Any]) -> str:
+    """Return what is wrong with a record: the place, its value, and pydantic's sentence.
+
+    Args:
+        errors: those of pydantic's ``ValidationError``, at least one.
+    """
+    first = errors[0]
+    place = ".".join(map(str, first["loc"])) or "content"
+    return f"{printable(place[:100])} is {shown(first['input'])}: {first['msg']}"
+
+
 def unknown_name(kind: str, unknown: str, known: Iterable[str]) -> UsageError:
     """Return an error for an unknown name that lists the nearest known ones.
 
@@ -174,13 +185,13 @@ def did_you_mean(unknown: str, known: Iterable[str], likeness: float = 0.5) -> s
     near = near or difflib.get_close_matches(unknown, names, n=3, cutoff=likeness)
     if not near:
         return ""
-    shown = []
+    listed = []
     for name in near[:3]:
         if name == name.strip():
-            shown.append(name)
+            listed.append(name)
         else:
-            shown.append(f"'{name}'")
-    return f"did you mean {' or '.join(shown)}?"
+            listed.append(f"'{name}'")
+    return f"did you mean {' or '.join(listed)}?"
 
 
 def check_choice(kind: str, value: str, choices: object) -> None:
@@ -212,10 +223,10 @@ def check_that(fits: bool, option: str, value: object, expected: str) -> None:
     """
     if not fits:
         if isinstance(value, float):
-            shown = f"{value:g}"
+            given = f"{value:g}"
         else:
-            shown = str(value)
-        raise UsageError(f"{option} is {shown}, expected {expected}")
+            given = str(value)
+        raise UsageError(f"{option} is {given}, expected {expected}")
 
 
 def check_embeddings(

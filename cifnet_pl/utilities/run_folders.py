@@ -43,6 +43,19 @@ class RunChoice:
     resumes: bool = False
 
 
+def experiment_folder(logs: str, experiment: str) -> Path:
+    """Return the folder of an experiment's runs.
+
+    Raises:
+        UsageError: ``experiment`` is no plain name.
+    """
+    if Path(experiment).name != experiment or experiment in ("", ".."):
+        raise UsageError(
+            f"experiment '{experiment}' is not a plain name: give the folder above it with --logs"
+        )
+    return Path(logs) / experiment
+
+
 def versions(base: Path) -> list[Path]:
     """Return the folders ``version_N`` in ``base``, oldest first."""
     numbers = []

@@ -194,6 +194,11 @@ def next_command(*words: str, trust: bool = False) -> str:
     return f"{NEXT}cifnet {shlex.join(words)}" + trust_option
 
 
+def shown(value: object) -> str:
+    """Return a value from a file as a message may show it: quoted, short, on one line."""
+    return f"'{printable(str(value)[:60])}'"
+
+
 def slug(text: str, keep: str = "") -> str:
     """Return a text for the name of a file: small letters and digits, and underscores for all else.
 

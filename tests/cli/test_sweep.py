@@ -186,10 +186,10 @@ def test_overrides_win(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("sweep", "part"),
     [
-        ({"axis": {}}, "axis: Extra inputs"),
-        ({"axes": {"head": [1]}}, "axes.head.0: Input should be a valid dict"),
-        ({"seeds": [1.5]}, "seeds.0: .* integer"),
-        ({"base": None}, "base: "),
+        ({"axis": {}}, "axis is .*: Extra inputs"),
+        ({"axes": {"head": [1]}}, "axes.head.0 is '1': Input should be a valid dict"),
+        ({"seeds": [1.5]}, "seeds.0 is '1.5': .* integer"),
+        ({"base": None}, "base is 'None': "),
         ({"fixed": {"data.source.name": 1}}, "source.name cannot be set"),
         ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "none_.* does not exist"),
     ],

@@ -133,7 +133,7 @@ def changed(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
 
 DESCRIPTIONS = [
     (changed("format", to=99), "has format '99', this version reads"),
-    (changed("head", to=None), "head is 'None', expected a valid dictionary"),
+    (changed("head", to=None), "head is 'None': Input should be a valid dictionary"),
     (changed("head", "class", to="os.system"), "would import os.system: add --trust"),
     (changed("head", "class", to="Head"), "unknown head"),
     (changed("head", "unheard_of", to=1), "settings of head"),

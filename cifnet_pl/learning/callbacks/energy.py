@@ -109,7 +109,7 @@ class EnergyMonitor(Callback):
         module = cast(TaskModule, pl_module)
         since_last = self._since_last()
         self._spent = torch.zeros_like(self._last_total)
-        if module.resumes_inside_task:
+        if module.position is not None:
             self._spent = self._stored
         elif module.preparation_seconds:
             self._spent = since_last

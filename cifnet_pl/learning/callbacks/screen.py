@@ -296,7 +296,10 @@ class RunTable(Callback):
         if isinstance(module, CIFNetModule):
             head = import_name(type(module.head))
             lines += module.model.accuracy_sentences()
-            advice = module.model.calibration.advice()
+            if module.model.calibration.estimate_kind in ("found", "given"):
+                advice = (
+                    "For new groups add five images a class: cifnet extend --more true"
+                )
         if folder is not None:
             lines.append(f"Run folder {folder}{record.remarks.get('folder', '')}")
         lines += class_warnings(module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -47,19 +48,26 @@ FINAL_METRICS = ("A_K", "A_bar", "forgetting", "state_elements")
 """Figures of ``summary.json`` in TensorBoard's table of runs."""
 
 
+@dataclass(eq=False)
 class TaskMetrics(Callback):
     """Write the record of a run; comes after the callbacks that fill it, such as EnergyMonitor.
 
     ``tasks.csv``, ``accuracy_matrix.csv`` and ``class_accuracy.csv`` are written after each task,
     ``confusion.csv`` after the last one: numbers of test images, true classes in rows, predicted
     ones in columns. ``summary.json`` ends the run.
+
+    Args:
+        config: content of ``config.yaml``; empty to describe the module and its data there.
     """
+
+    config: str = ""
 
     def on_train_epoch_start(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
-        """Remove the end of a finished run that goes on; write a configuration if there is none.
+        """Remove the end of a finished run that goes on, and write its configuration.
 
+        A folder with a configuration is a run's folder.
         Plug-ins are hashed before they learn: their files may be edited while the run goes on.
         """
         plugin_hashes(cast(TaskModule, pl_module))
@@ -70,10 +78,13 @@ class TaskMetrics(Callback):
         for name in ("summary.json", "confusion.csv", "confusion.png"):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / COMPLETE, ignore_errors=True)
-        if not (folder / "config.yaml").exists():
+        path = folder / "config.yaml"
+        if self.config:
+            write_text(path, self.config)
+        elif not path.exists():
             options = configuration(cast(TaskModule, pl_module))
             text = yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
-            write_text(folder / "config.yaml", text)
+            write_text(path, text)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the tables, log the task to TensorBoard, and add it to the model's history."""
