@@ -125,11 +125,13 @@ def summary_lines(module: TaskModule) -> list[str]:
     energy = "energy not measured"
     if summary["energy_kwh"] is not None:
         # ``summary.json`` has the source of each part.
-        is_estimated = "estimated" in summary["energy_source"]
-        if is_estimated:
+        sources = summary["energy_source"].split(", ")
+        are_estimated = ["estimated" in source for source in sources]
+        how = "measured"
+        if all(are_estimated):
             how = "estimated"
-        else:
-            how = "measured"
+        elif any(are_estimated):
+            how = "partly estimated"
         energy = f"{summary['energy_kwh']:.1e} kWh ({how})"
     last = module.record.rows[-1]
     statistics = last.state_elements - last.buffer_elements
