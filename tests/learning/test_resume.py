@@ -16,7 +16,6 @@ import torch
 from lightning.pytorch import Callback
 from matplotlib.figure import Figure
 
-import cifnet_pl.cli.lightning_cli
 import cifnet_pl.learning.callbacks.task_metrics
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
@@ -80,7 +79,7 @@ def assert_same_run(run: Path, reference: Path) -> None:
 # that; in their order.
 MOMENTS = {
     "writing its configuration": (
-        cifnet_pl.cli.lightning_cli,
+        cifnet_pl.learning.callbacks.task_metrics,
         "write_text",
         1,
         "before",
