@@ -175,18 +175,16 @@ class CIFNetCLI(LightningCLI):
         """Add the loggers, the table of predictions and the atomic checkpoint writer."""
         # The stored configuration has the number of classes that is learned.
         self.config.data.classes_per_task = self.datamodule.given["classes_per_task"]
-        stored = self.config.clone()
-        stored.pop("ckpt_path")  # where this start of the run began
-        text = self.parser.dump(stored, skip_none=False, skip_validation=True)
         folder = self.place.folder
         options = self.config_init.trainer
         bar = options.enable_progress_bar
         if bar is None:
             bar = Console().is_terminal
         kwargs["enable_progress_bar"] = bar
+        metrics = TaskMetrics()
         callbacks: list[Callback] = [
             CoverageAndNoveltyMetrics(),
-            TaskMetrics(text),
+            metrics,
             TrajectoryPlot(),
             HeldOutImages(),
             DuplicatesReport(),
@@ -217,6 +215,11 @@ class CIFNetCLI(LightningCLI):
         if trainer.world_size == 1:
             become_first_process()
         if self.command == "fit":
+            stored = self.config.clone()
+            stored.pop("ckpt_path")  # where this start of the run began
+            metrics.config = self.parser.dump(
+                stored, skip_none=False, skip_validation=True
+            )
             if is_first_process():  # it writes
                 folder = self._held.enter_context(runs.locked_run(self.place))
             board = TensorBoardLogger(

@@ -186,7 +186,7 @@ def test_overrides_win(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("sweep", "part"),
     [
-        ({"axis": {}}, "axis is .*: Extra inputs"),
+        ({"axis": {}}, "axis is '{}': Extra inputs"),
         ({"axes": {"head": [1]}}, "axes.head.0 is '1': Input should be a valid dict"),
         ({"seeds": [1.5]}, "seeds.0 is '1.5': .* integer"),
         ({"base": None}, "base is 'None': "),

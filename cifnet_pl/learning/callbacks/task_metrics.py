@@ -62,9 +62,7 @@ class TaskMetrics(Callback):
 
     config: str = ""
 
-    def on_train_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove the end of a finished run that goes on, and write its configuration.
 
         A folder with a configuration is a run's folder.
