@@ -21,7 +21,9 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 """Exit codes as in shells, 128 and the number of the signal: Ctrl-C, and a closed pipe."""
 
-STOPPED = "stopped; no file is left half written. Give the command again"
+STOPPED = "stopped; no file is left half written"
+AGAIN = "give the command again"
+AGAIN_OF_RUN = f"{AGAIN} with --ckpt_path last, to go on where it was"
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
@@ -44,6 +46,7 @@ def main(args: Sequence[str] | None = None) -> int:
     if args is None:
         args = sys.argv[1:]
     words = list(args)
+    is_run = words[:1] == ["fit"]
     _open_closed_streams()
     try:
         with _interrupting(signal.SIGINT, signal.default_int_handler):
@@ -53,11 +56,8 @@ def main(args: Sequence[str] | None = None) -> int:
         print_text(f"cifnet: error: {error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
-        if words[:1] == ["fit"]:
-            again = ", with --ckpt_path last to go on where it was"
-        else:
-            again = ""
-        print_text(f"cifnet: {STOPPED}{again}", sys.stderr)
+        again = AGAIN_OF_RUN if is_run else AGAIN
+        print_text(f"cifnet: {STOPPED}: {again}", sys.stderr)
         return next(iter(error.args), INTERRUPTED)
     except OSError as error:
         sentence = refusal(error)
@@ -71,6 +71,8 @@ def main(args: Sequence[str] | None = None) -> int:
             sentence = f"cannot write to the standard output: {of_output.strerror}"
         if sentence is None:
             raise
+        if is_run:
+            sentence += f"; repair that, then {AGAIN_OF_RUN}"
         print_text(f"cifnet: error: {sentence}", sys.stderr)
         return CifnetError.exit_code
     return 0

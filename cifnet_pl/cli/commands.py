@@ -82,9 +82,12 @@ def run_command(command: str, args: Sequence[str]) -> None:
         UsageError: an option or a value that the command does not have.
     """
     function = getattr(import_module(COMMANDS[command]), command)
-    more: dict[str, Any] = {}
+    more = {}
     if OVERRIDES in inspect.signature(function).parameters:
-        args, more[OVERRIDES] = split_overrides(args)
+        words = list(options_in(args))
+        args = [word for word, value in words if value is None]
+        pairs = [(word.removeprefix("--"), value) for word, value in words if value]
+        more[OVERRIDES] = pairs
     options = vars(parser_of(function).parse_args(args))
     for name, value in options.items():
         if value == "" or (isinstance(value, list) and "" in value):
@@ -126,7 +129,7 @@ def examples(command: str) -> str:
     Args:
         command: its name.
     """
-    lines = (TEXTS / "examples.txt").read_text(encoding="utf-8").splitlines()
+    lines = _text("examples.txt").splitlines()
     own = [f"  {line}" for line in lines if line.split()[1] == command]
     return "\n".join(["examples:", *own])
 
@@ -159,37 +162,13 @@ def _add(
     action.metavar = action.metavar or name.upper()
 
 
-def split_overrides(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Separate the options with a dot in their name, such as ``--data.root DIR``, from the others.
-
-    Args:
-        args: arguments of the command line.
-
-    Returns:
-        The other arguments, and (name, value) pairs.
-
-    Raises:
-        UsageError: such an option without a value.
-
-    Example:
-        >>> split_overrides(["grid.yaml", "--data.root", "images", "--dry_run"])
-        (['grid.yaml', '--dry_run'], [('data.root', 'images')])
-    """
-    arguments = []
-    overrides = []
-    for word, value in options_in(args):
-        if value is None:
-            arguments.append(word)
-        else:
-            overrides.append((word.removeprefix("--"), value))
-    return arguments, overrides
+def _text(name: str) -> str:
+    return (TEXTS / name).read_text(encoding="utf-8").rstrip()
 
 
 def overview() -> str:
     """Return the text of ``cifnet --help``."""
-    runs = [f"  {name:<8}  {summary}" for name, summary in TRAINER_COMMANDS.items()]
-    text = (TEXTS / "overview.txt").read_text(encoding="utf-8").rstrip()
-    return wrapped(text.format(runs="\n".join(runs)))
+    return wrapped(_text("overview.txt"))
 
 
 # ---------------------------------------------------------------------- help of fit and the like
@@ -200,8 +179,7 @@ TOPICS = ("model", "data", "trainer", "energy", "predictions", "checkpoint", "al
 
 def usual_help(command: str) -> str:
     """Return the help of a sub-command that needs a Trainer: the options that most runs need."""
-    text = (TEXTS / "run.txt").read_text(encoding="utf-8").rstrip()
-    filled = text.format(
+    filled = _text("run.txt").format(
         command=command,
         summary=TRAINER_COMMANDS[command],
         examples=examples(command),

@@ -1,13 +1,15 @@
-"""``configs``: find the package's configurations by name, and the default of ``fit``."""
+"""``configs``: find the package's configurations by name, and the defaults of ``fit``."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cifnet_pl.utilities.errors import UsageError, unknown_name
 from cifnet_pl.utilities.files import RECOMMENDED, config_files, expanded
+from cifnet_pl.utilities.names import DEFAULT_BACKBONE
 from cifnet_pl.utilities.text import print_text
 
 METHOD_OPTIONS = (
@@ -55,25 +57,45 @@ def find_config(word: str) -> Path:
 
 
 def with_recommended(args: Sequence[str]) -> list[str]:
-    """Add the recommended configuration to ``fit --data.root IMAGES``; return others as they are.
+    """Add the recommended configuration to ``--data.root IMAGES``; return others as they are.
 
     Args:
-        args: arguments of the command line.
+        args: options of ``fit``.
     """
     keys = {arg.partition("=")[0] for arg in args}
-    if (
-        not args
-        or args[0] != "fit"
-        or "--data.root" not in keys
-        or keys & set(METHOD_OPTIONS)
-    ):
+    if "--data.root" not in keys or keys & set(METHOD_OPTIONS):
         return list(args)
     path = config_files()[RECOMMENDED]
     print_text(
         f'cifnet: using the configuration "{RECOMMENDED}" (cifnet configs lists others)',
         sys.stderr,
     )
-    return ["fit", "--config", str(path), "--experiment", "default", *args[1:]]
+    return ["--config", str(path), "--experiment", "default", *args]
+
+
+def choose_backbone(config: Any) -> None:
+    """Set the backbone to ``none:<width>`` if the data are embeddings.
+
+    Args:
+        config: configuration of ``fit``; ``model.init_args.backbone`` is changed.
+
+    Raises:
+        UsageError: another backbone was asked for, or the file of embeddings is not given.
+        DataError: it cannot be read.
+    """
+    from cifnet_pl.data.sources.tables import embeddings_width
+
+    model = config.get("model.init_args") or {}
+    backbone = model.get("backbone")
+    if config.data.source != "embeddings" or backbone is None:
+        return
+    if backbone != DEFAULT_BACKBONE and backbone.partition(":")[0] != "none":
+        raise UsageError(
+            f"data source embeddings has no images for backbone {backbone}: leave --model.backbone"
+            " out"
+        )
+    width = embeddings_width(config.data.root, config.data.options)
+    model["backbone"] = f"none:{width}"
 
 
 def _summary(path: Path) -> str:

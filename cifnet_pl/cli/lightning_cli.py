@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import warnings
 from collections.abc import Iterator
@@ -12,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import set_dumper
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import (
     LightningArgumentParser,
     LightningCLI,
@@ -25,44 +22,27 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from cifnet_pl.cli.commands import TRAINER_COMMANDS, help_on_topic, topic_of
-from cifnet_pl.cli.configs import with_recommended
+from cifnet_pl.cli.configs import choose_backbone, with_recommended
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
     OneSentence,
-    choose_backbone,
     own_errors,
     with_clean_heads,
 )
-from cifnet_pl.data.datamodule import CLASSES_PER_TASK, CIFNetDataModule
+from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.learning.callbacks import (
-    CoverageAndNoveltyMetrics,
-    DuplicatesReport,
     EnergyMonitor,
-    HeldOutImages,
     PredictionRecord,
     PredictionTable,
-    RunTable,
     TaskCheckpoint,
-    TaskMetrics,
-    TaskProgressBar,
-    TrajectoryPlot,
+    run_callbacks,
 )
-from cifnet_pl.learning.callbacks.checkpoint import AtomicCheckpointIO
 from cifnet_pl.learning.strategy import (
-    become_first_process,
-    check_number,
-    check_strategy,
-    is_alone_in_slurm_job,
-    leaving_the_group,
-    register_strategy,
+    prepare_processes,
+    process_group,
 )
 from cifnet_pl.utilities import run_folders as runs
-from cifnet_pl.utilities.errors import (
-    CifnetError,
-    UsageError,
-    explained,
-    refusal,
-)
+from cifnet_pl.utilities.errors import UsageError, explained
 from cifnet_pl.utilities.files import dump_yaml, is_first_process
 from cifnet_pl.utilities.plugins import current_folder_importable
 
@@ -71,15 +51,11 @@ DEFAULT_MODEL = {
     "init_args": {"head": {"class_path": f"cifnet_pl.heads.{DEFAULT_HEAD}"}},
 }
 TRAINER_DEFAULTS: dict[str, Any] = {
-    "num_sanity_val_steps": 0,
-    "reload_dataloaders_every_n_epochs": 1,
     "use_distributed_sampler": False,
     "log_every_n_steps": 1,
     "enable_model_summary": False,
     "logger": False,
 }
-
-
 UNFIT = "the options of trainer do not fit"
 
 
@@ -134,12 +110,6 @@ class CIFNetCLI(LightningCLI):
         parser.add_lightning_class_args(EnergyMonitor, "energy")
         parser.add_lightning_class_args(PredictionRecord, "predictions")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
-        parser.link_arguments(
-            "data",
-            "trainer.max_epochs",
-            lambda data: data.n_tasks,
-            apply_on="instantiate",
-        )
         parser.set_defaults({"model": DEFAULT_MODEL})
 
     def _set_seed(self) -> None:
@@ -148,23 +118,22 @@ class CIFNetCLI(LightningCLI):
             super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Seed module, buffer and head, choose the run's folder, and refuse unfit strategies."""
+        """Seed module, buffer and head, and choose the run's folder."""
         config = self.config
+        if config.trainer.max_epochs is not None:
+            raise UsageError(
+                "--trainer.max_epochs cannot be set, a task is one epoch: use --data.max_tasks or"
+                " --data.classes_per_task"
+            )
         if config.seed_everything is not False:
             for prefix in ("", ".head.init_args", ".buffer.init_args"):
                 options = config.get(f"model.init_args{prefix}")
                 if options is not None and "seed" in options:
                     options["seed"] = config.seed_everything
         choose_backbone(config)
-        check_strategy(config.trainer.strategy)
         base = runs.experiment_folder(str(config.logs), str(config.experiment))
         if self.command == "fit":
             self.place = runs.place_fit(base, config.ckpt_path)
-            names = ["class_order", "initial_classes"]
-            if config.data.classes_per_task != CLASSES_PER_TASK:  # else it was lowered
-                names.append("classes_per_task")
-            tasks = {name: config.data[name] for name in names}
-            runs.check_same_tasks(self.place, tasks)
         else:
             configs = [Path(str(path)) for path in config.config or []]
             self.place = runs.place_evaluation(base, config.ckpt_path, configs)
@@ -172,73 +141,59 @@ class CIFNetCLI(LightningCLI):
             print(self.place.message, flush=True)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the loggers, the table of predictions and the atomic checkpoint writer."""
-        # The stored configuration has the number of classes that is learned.
-        self.config.data.classes_per_task = self.datamodule.given["classes_per_task"]
-        folder = self.place.folder
+        """Add the callbacks that measure and write a run."""
+        config = ""
+        if self.command == "fit":
+            runs.check_same_tasks(self.place, self.datamodule.given)
+            config = self._stored_config()
         options = self.config_init.trainer
         bar = options.enable_progress_bar
         if bar is None:
             bar = Console().is_terminal
         kwargs["enable_progress_bar"] = bar
-        metrics = TaskMetrics()
-        callbacks: list[Callback] = [
-            CoverageAndNoveltyMetrics(),
-            metrics,
-            TrajectoryPlot(),
-            HeldOutImages(),
-            DuplicatesReport(),
-        ]
-        if bar:
-            callbacks.append(TaskProgressBar())
-        callbacks.append(RunTable())
+        callbacks = run_callbacks(config, bar)
         if self.command == "predict":
-            callbacks.append(PredictionTable(folder))
+            callbacks.append(PredictionTable(self.place.folder))
         # The user's callbacks come after those that measure; Lightning puts checkpoints last.
-        callbacks += as_list(options.callbacks)
-        self.trainer_defaults["callbacks"] = callbacks
+        own = options.callbacks or []
+        if not isinstance(own, list):
+            own = [own]
+        self.trainer_defaults["callbacks"] = [*callbacks, *own]
         kwargs["callbacks"] = None
+        kwargs["max_epochs"] = self.datamodule.n_tasks
         if options.default_root_dir is None:
             # Where Lightning puts checkpoints that SLURM asks for.
-            kwargs["default_root_dir"] = str(folder.parent)
-        plugins = [*as_list(options.plugins), AtomicCheckpointIO()]
-        if is_alone_in_slurm_job():
-            plugins.append(LightningEnvironment())
-        kwargs["plugins"] = plugins
+            kwargs["default_root_dir"] = str(self.place.folder.parent)
         wrong = (ValueError, TypeError, RuntimeError)
         with explained(UsageError, UNFIT, *wrong):
             trainer = super().instantiate_trainer(**kwargs)
         predictions = self.config_init.predictions
         if not predictions.every_task:
             trainer.callbacks.remove(predictions)  # type: ignore[attr-defined]
-        check_number(trainer)
-        if trainer.world_size == 1:
-            become_first_process()
+        prepare_processes(trainer)
         if self.command == "fit":
-            stored = self.config.clone()
-            stored.pop("ckpt_path")  # where this start of the run began
-            metrics.config = self.parser.dump(
-                stored, skip_none=False, skip_validation=True
-            )
-            if is_first_process():  # it writes
-                folder = self._held.enter_context(runs.locked_run(self.place))
-            board = TensorBoardLogger(
-                folder.parent.parent,
-                name=folder.parent.name,
-                version=folder.name,
-                default_hp_metric=False,
-            )
-            trainer.loggers = [board, *trainer.loggers]
+            trainer.loggers = [self._board(), *trainer.loggers]
         return trainer
 
+    def _stored_config(self) -> str:
+        """Return the content of the run's ``config.yaml``."""
+        stored = self.config.clone()
+        stored.pop("ckpt_path")  # where this start of the run began
+        # It has the number of classes that is learned.
+        stored.data.classes_per_task = self.datamodule.given["classes_per_task"]
+        return str(self.parser.dump(stored, skip_none=False, skip_validation=True))
 
-def as_list(value: Any) -> list[Any]:
-    """Return the objects of an option that takes none, one or several."""
-    if isinstance(value, list):
-        return value
-    if value is None:
-        return []
-    return [value]
+    def _board(self) -> TensorBoardLogger:
+        """Return the logger of the run's folder, which this process locks if it is the first."""
+        folder = self.place.folder
+        if is_first_process():
+            folder = self._held.enter_context(runs.locked_run(self.place))
+        return TensorBoardLogger(
+            folder.parent.parent,
+            name=folder.parent.name,
+            version=folder.name,
+            default_hp_metric=False,
+        )
 
 
 QUIET_OPTIONS: dict[str, dict[str, Any]] = {
@@ -259,21 +214,20 @@ def run(args: list[str]) -> None:
     Raises:
         CifnetError: bad input; any other exception is a fault of the package.
     """
-    command = args[0]
+    command, *options = args
     CLIParser.topic = topic_of(args) or "all"
     if CLIParser.topic == "model":
-        args = [command, "--model.help", "CIFNetModule"]
+        options = ["--model.help", "CIFNetModule"]
     quieten()
     set_dumper("yaml", dump_yaml)
-    if "MASTER_PORT" not in os.environ and not SLURMEnvironment.detect():
-        become_first_process()  # whoever starts several processes says where they meet
-    register_strategy()
     # Lightning may refuse an option at any moment.
     refused = explained(UsageError, UNFIT, MisconfigurationException)
-    with refused, run_errors(), leaving_the_group(), ExitStack() as held:
-        words = with_clean_heads(with_recommended(args))
+    with refused, signals_end_the_run(), process_group(), ExitStack() as held:
+        if command == "fit":
+            options = with_recommended(options)
+        options = with_clean_heads(options)
         with own_errors(), current_folder_importable():
-            cli = CIFNetCLI(command, words[1:], held)
+            cli = CIFNetCLI(command, options, held)
         getattr(cli.trainer, command)(
             cli.model,
             datamodule=cli.datamodule,
@@ -285,20 +239,11 @@ def run(args: list[str]) -> None:
 
 # ---------------------------------------------------------------------- messages
 
-LOST_PROCESS_SIGNS = (
-    "closed by peer",
-    "reset by peer",
-    "Broken pipe",
-    "remote process exited",
-)
-"""Parts of a RuntimeError's message where another process ended."""
-
 
 @contextmanager
-def run_errors() -> Iterator[None]:
-    """Within the block, raise CifnetError where a process is lost or a file cannot be written.
-
-    A signal ends the program, as Lightning lets it pass for success or for an error.
+def signals_end_the_run() -> Iterator[None]:
+    """Within the block, a signal ends the program, as Lightning lets it pass for a success or an
+    error.
     """
     try:
         yield
@@ -308,19 +253,6 @@ def run_errors() -> Iterator[None]:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None
         raise
-    except RuntimeError as error:
-        if not any(sign in str(error) for sign in LOST_PROCESS_SIGNS):
-            raise
-        raise CifnetError(
-            "another process of this run ended: its own message says why"
-        ) from error
-    except OSError as error:
-        sentence = refusal(error)
-        if sentence is None:
-            raise
-        raise CifnetError(
-            f"{sentence}; repair that, then resume by the same command with --ckpt_path last"
-        ) from error
 
 
 QUIET_WARNINGS = (
@@ -332,6 +264,7 @@ QUIET_WARNINGS = (
     r".*smaller than the logging interval.*",
     r".*LightningCLI's args parameter.*",
     r".*Couldn't infer the batch indices.*",
+    r".*`srun` command is available.*",
     r".*Total length of .* across ranks is zero.*",
 )
 
@@ -345,10 +278,9 @@ def quieten() -> None:
     # This package's own messages go through Lightning's logger of the first process.
     shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     shared.setLevel(logging.INFO)
-    shared.addFilter(_is_for_the_user)
-
-
-def _is_for_the_user(record: logging.LogRecord) -> bool:
-    package = Path(__file__).parents[1]
-    is_ours = Path(record.pathname).is_relative_to(package)
-    return is_ours or record.levelno >= logging.WARNING
+    package = str(Path(__file__).parents[1])
+    shared.addFilter(
+        lambda record: (
+            record.pathname.startswith(package) or record.levelno >= logging.WARNING
+        )
+    )

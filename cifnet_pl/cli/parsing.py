@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -20,13 +20,11 @@ from cifnet_pl.utilities.errors import (
     explained,
     unknown_name,
 )
-from cifnet_pl.utilities.files import read_yaml
-from cifnet_pl.utilities.names import DEFAULT_BACKBONE
+from cifnet_pl.utilities.files import flatten, read_yaml
 from cifnet_pl.utilities.plugins import (
     failure,
     import_object,
     import_offered,
-    names_import,
     offered,
 )
 
@@ -37,11 +35,6 @@ The configuration that :func:`cifnet_pl.cli.configs.with_recommended` adds to ``
 IMAGES`` names another one.
 """
 
-MAX_EPOCHS_MESSAGE = (
-    "--trainer.max_epochs cannot be set, a task is one epoch: use --data.max_tasks or"
-    " --data.classes_per_task"
-)
-
 MODULES_OF_SHORT_NAMES = (
     "cifnet_pl",
     "cifnet_pl.heads",
@@ -51,7 +44,6 @@ MODULES_OF_SHORT_NAMES = (
 """Modules in which a class name without a module is looked up."""
 
 CONFIG_OPTIONS = ("--config", "-c")
-MODEL_OPTIONS = ("--model", "--model.class_path")
 
 
 class OneSentence(ArgumentParser):
@@ -61,10 +53,7 @@ class OneSentence(ArgumentParser):
         """Raise the short error; parsers that jsonargparse uses internally keep its own."""
         if not self.exit_on_error:
             super().error(message, ex)
-        options: list[str] = []
-        for action in self._actions:
-            options += action.option_strings
-        raise UsageError(sentence(message, options)) from ex
+        raise UsageError(sentence(message, self._option_string_actions)) from ex
 
 
 def sentence(message: str, options: Collection[str] = ()) -> str:
@@ -74,58 +63,48 @@ def sentence(message: str, options: Collection[str] = ()) -> str:
         message: of jsonargparse.
         options: that exist.
     """
-    if "--> trainer.max_epochs" in message:
-        return MAX_EPOCHS_MESSAGE
-    if found := re.match(r"unrecognized arguments: (-\S+)", message):
-        return unknown_option(found[1], options)
-    if keys := re.findall(r'Parser key "([^"]+)"', message):
-        return _bad_value(message, f"--{'.'.join(keys)}")
+    keys = dict.fromkeys(re.findall(r'Parser key "([^"]+)"', message))
+    option = "--" + ".".join(keys)
+    unknown = r"(?:unrecognized arguments: --|Option ')([\w.-]+)"
+    if found := re.search(unknown, message):
+        if keys:
+            owner = re.findall(r"class_path[ =]'([\w.]+)'", message)[-1]
+            option += "."
+            options = [option + name for name in arguments_of(owner) or ()]
+        option += found[1]
+        known = [name for name in options if not name.endswith((".help", "+"))]
+        hint = did_you_mean(option, known, likeness=0.8)
+        return f"unknown option {option}: {hint or 'see --help'}"
+    if keys:
+        return _bad_value(message, option)
     line = message.strip().partition("\n")[0]
     if line.startswith("unrecognized") and "--data.root" in options:
         return f"{line} (images are given as --data.root FOLDER)"
     return line
 
 
-def _bad_value(message: str, key: str) -> str:
-    """Return a sentence about the value of an option, or about an option of its class.
+def _bad_value(message: str, option: str) -> str:
+    """Return a sentence about the value of an option.
 
     Args:
         message: of jsonargparse.
-        key: the option.
+        option: its name.
     """
-    if found := re.search(r"Option '([^']+)' is not accepted", message):
-        owner = re.findall(r"class_path[ =]'([\w.]+)'", message)[-1]
-        known = arguments_of(owner) or ()
-        return unknown_option(f"{key}.{found[1]}", [f"{key}.{name}" for name in known])
     # Types as users write them: int for <class 'int'>, 'gcv' for typing.Literal['gcv'].
-    message = re.sub(r"<class '([\w.]+)'>|typing\.Literal\[(.*?)\]", r"\1\2", message)
-    if found := re.search(
-        r"(?:Got|Given) value: (.*?)(\. Got value.*)?$", message, re.M
-    ):
-        key = f"{key} is '{found[1]}'"
-    cause = r"(?:No module named|module '|Import path|Expected ').*?(?=\.\. Got|$)"
-    if found := re.search(cause, message, re.M):
-        return f"{key}: {found[0]}"
-    kinds = r"Expected an? (?!path|NoneType)(.*?)(?:\. Got value.*|: .*)?$"
-    expected = dict.fromkeys(re.findall(kinds, message, re.M))
-    if not expected:
-        return f"{key}: {message.splitlines()[-1].strip(' -')}"
-    if "str" in expected:
-        key += " (put quotes around a name that YAML takes for a number)"
-    return f"{key}, expected {' or '.join(expected)}"
-
-
-def unknown_option(name: str, options: Collection[str]) -> str:
-    """Return a sentence about an unknown option, with the nearest options.
-
-    Args:
-        name: the unknown option.
-        options: that exist.
-    """
-    named = r"--[\w.]+(?<!\.help)"
-    known = [option for option in options if re.fullmatch(named, option)]
-    hint = did_you_mean(name.partition("=")[0], known, likeness=0.8)
-    return f"unknown option {name}: {hint or 'see --help'}"
+    text = re.sub(r"<class '([\w.]+)'>|typing\.Literal\[(.*?)\]", r"\1\2", message)
+    text = re.sub(r"\.+ (?=Got value)", "\n", text)
+    text = text.replace("dot import path string", "class, as module.name")
+    if found := re.search(r"(?:Got|Given) value: (.*)", text):
+        option += f" is '{found[1]}'"
+    cause = r"(?:No module named|module '|Import path|Expected ').*"
+    if found := re.search(cause, text):
+        return f"{option}: {found[0]}"
+    kinds = re.findall(r"Expected an? (?!path|NoneType)([^:\n]*)", text)
+    if not kinds:
+        return f"{option}: {text.splitlines()[-1].strip(' -')}"
+    if "str" in kinds:
+        option += " (put quotes around a name that YAML takes for a number)"
+    return f"{option}, expected {' or '.join(dict.fromkeys(kinds))}"
 
 
 @cache
@@ -204,46 +183,68 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
 
     jsonargparse keeps the options of an earlier class that the new one happens to accept: a
     RidgeHead over a configuration with a CIFNetHead would get its ridge, which is on another scale.
-    If the class changes, the head is set to null first. Options given before the class still apply.
-    Names of configurations become their files, and custom classes are imported.
+    The head that is named last is the one of the run. It is set anew wherever another one was
+    named, so that options before the last name apply to it as well. Names of configurations become
+    their files, and custom classes are imported.
 
     Args:
-        args: arguments of the command line.
+        args: options of the command line.
 
     Raises:
         UsageError: an unknown head or configuration, with the nearest names; a configuration file
             that is not YAML; an option without a value.
     """
-    result: list[str] = []
-    current = DEFAULT_HEAD
-    first = None  # option of the head since the last configuration file
-    for name, value in options_in(args, (*CONFIG_OPTIONS, *MODEL_OPTIONS)):
+    words: list[str] = []
+    heads = {0: DEFAULT_HEAD}  # number of words until a head is named → its name
+    for name, value in options_in(args, (*CONFIG_OPTIONS, "--model")):
         if value is None:
-            result.append(name)
+            words.append(name)
             continue
-        head = None
+        settings: dict[str, Any] = {}
         if name in CONFIG_OPTIONS:
             file = find_config(value)
-            head = _class_name(_head_in(file))
             value = str(file)
-            first = None
-        elif name in MODEL_OPTIONS:
-            _import_method(value)
-        elif found := re.match(
-            r"--model\.(?:init_args\.)?head(\.class_path)?(\.|$)", name
-        ):
-            if first is None:
-                first = len(result)
-            if not found[2]:
-                head = _class_name(yaml_value(name, value))
-        if head not in (None, current):
-            current = head
-            if first is None:
-                result.append("--model.head=null")
-            else:
-                result[first:first] = ["--model.head=null", f"--model.head={value}"]
-        result.append(f"{name}={value}")
-    return result
+            settings = read_yaml(file)
+        elif plain(name).removesuffix(".class_path") in ("--model", "--model.head"):
+            settings = {name.removeprefix("--"): yaml_value(name, value)}
+        words.append(f"{name}={value}")
+        if head := _named_head(settings):
+            heads[len(words)] = head
+    *_, last = heads.values()
+    for position, head in reversed(heads.items()):
+        if head != last:
+            words[position:position] = ["--model.head=null", f"--model.head={last}"]
+    return words
+
+
+def _named_head(settings: Mapping[str, Any]) -> str:
+    """Return the head that settings name, or ""; import it, and the method, if they are custom.
+
+    jsonargparse hides why a class cannot be imported.
+
+    Args:
+        settings: nested, or by their dotted names.
+
+    Raises:
+        UsageError: a head without a module that is not known.
+    """
+    named = {}
+    for name, value in flatten(settings).items():
+        named[plain(name).removesuffix(".class_path")] = value
+    method = str(named.get("model", ""))
+    if "." not in method:
+        import_offered("methods", method)
+    elif not Path(method).is_file():
+        import_object(method)
+    own = r"cifnet_pl\.heads\.(\w+\.)?"
+    head = re.sub(own, "", str(named.get("model.head") or ""))
+    from cifnet_pl.heads import HEADS
+
+    if "." in head:
+        import_object(head)
+    elif head and head not in HEADS and not import_offered("heads", head):
+        raise unknown_name("head", head, [*HEADS, *offered("heads")])
+    return head
 
 
 def yaml_value(name: str, text: str) -> Any:
@@ -254,68 +255,3 @@ def yaml_value(name: str, text: str) -> Any:
     """
     with explained(UsageError, f"{name} is '{text}', no YAML", yaml.YAMLError):
         return yaml.safe_load(text)
-
-
-def _head_in(file: Path) -> Any:
-    """Return the head that a configuration file has, and import the method that it names."""
-    content = read_yaml(file) or {}
-    holds_none = f"configuration file {file} holds no sections (name: …)"
-    with explained(UsageError, holds_none, AttributeError):
-        trainer = content.get("trainer") or {}
-        if trainer.get("max_epochs") is not None:
-            raise UsageError(MAX_EPOCHS_MESSAGE)
-        model = content.get("model") or {}
-        if isinstance(model, str):
-            model = {"class_path": model}
-        _import_method(model.get("class_path") or "")
-        options = model.get("init_args") or model
-        return options.get("head")
-
-
-def _class_name(head: Any) -> str | None:
-    """Return the name of a head's class; UsageError for one without a module that is not known."""
-    if isinstance(head, dict):
-        head = head.get("class_path")
-    if not isinstance(head, str):
-        return None
-    from cifnet_pl.heads import HEADS
-
-    name = head.removeprefix("cifnet_pl.heads.")
-    if "." in name:
-        import_object(head)  # else jsonargparse hides why it cannot be imported
-    elif name not in HEADS and not import_offered("heads", name):
-        raise unknown_name("head", name, [*HEADS, *offered("heads")])
-    return name
-
-
-def _import_method(name: str) -> None:
-    """Import the LightningModule that ``--model`` or ``model:`` names."""
-    if names_import(name) and not Path(name).is_file():
-        import_object(name)
-    elif "." not in name:
-        import_offered("methods", name)
-
-
-def choose_backbone(config: Any) -> None:
-    """Set the backbone to ``none:<width>`` if the data are embeddings.
-
-    Args:
-        config: configuration of ``fit``; ``model.init_args.backbone`` is changed.
-
-    Raises:
-        UsageError: another backbone was asked for, or the file of embeddings is not given.
-        DataError: it cannot be read.
-    """
-    from cifnet_pl.data.sources.tables import embeddings_width
-
-    model = config.get("model.init_args") or {}
-    backbone = model.get("backbone")
-    if config.data.source != "embeddings" or backbone is None:
-        return
-    if backbone != DEFAULT_BACKBONE and backbone.partition(":")[0] != "none":
-        raise UsageError(
-            f"data source embeddings has no images for backbone {backbone}: leave --model.backbone"
-            " out"
-        )
-    width = embeddings_width(config.data.root, config.data.options)
-    model["backbone"] = f"none:{width}"

@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cifnet_pl.cli.configs import choose_backbone
 from cifnet_pl.cli.parsing import (
     OneSentence,
-    choose_backbone,
     own_errors,
     plain,
     with_clean_heads,

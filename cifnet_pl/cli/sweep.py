@@ -19,7 +19,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from pydantic import BaseModel, StrictInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, StrictInt, ValidationError
 
 from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.outputs import writing
@@ -41,6 +41,7 @@ from cifnet_pl.utilities.files import (
 )
 from cifnet_pl.utilities.run_folders import FAILURE, POINT, versions
 from cifnet_pl.utilities.text import (
+    number,
     number_of,
     print_text,
     printable,
@@ -137,8 +138,7 @@ class Point:
     @property
     def name(self) -> str:
         """The name of its experiment; it ends in ``identity``."""
-        words = [*self.labels.values(), self.identity]
-        return slug("-".join(words), keep="A-Z.+-")
+        return slug("-".join([*self.labels.values(), self.identity]), keep="A-Z.+-")
 
 
 def sweep(
@@ -190,8 +190,10 @@ def sweep(
         # An earlier sweep may have run it under another name.
         present = place.glob(f"*-{point.identity}")
         folder = min(present, default=place / point.name)
-        names = {"experiment": folder.name, "logs": str(place)}
-        jobs[folder] = point.config | names
+        jobs[folder] = point.config | {
+            "experiment": folder.name,
+            "logs": str(place),
+        }
     print_text(number_of(len(jobs), "point"))
     print_ignored(points)
     if dry_run:
@@ -216,7 +218,8 @@ def state(folder: Path) -> str:
     for run in reversed(versions(folder)):
         summary = run / "summary.json"
         if summary.is_file():
-            return f"A_K {json.loads(summary.read_text())['A_K']:.1f} %"
+            accuracy = json.loads(summary.read_text())["A_K"]
+            return f"A_K {number(accuracy, unit=' %')}"
     return ""
 
 
@@ -227,8 +230,7 @@ def run_all(jobs: Mapping[Path, CONFIG]) -> list[Path]:
         jobs: folder of each point's experiment → its configuration.
     """
     for folder, config in jobs.items():
-        if not state(folder):
-            write_text(folder / POINT, dump_yaml(config))
+        write_text(folder / POINT, dump_yaml(config))
     failed = []
     for count, folder in enumerate(jobs, 1):
         try:
@@ -267,7 +269,7 @@ def run_point(folder: Path) -> str:
         code = subprocess.call(words, stdout=log, stderr=log)
     if code < 0:
         raise CifnetError(f"killed by {Signals(-code).name}")
-    if code or not state(folder):
+    if code:
         said = output.read_text(errors="replace")
         last_line = said.strip().rpartition("\n")[2]
         raise CifnetError(f"exit code {code}: {printable(last_line)}")
@@ -292,16 +294,21 @@ def read_points(
     Raises:
         UsageError: a file that is missing, is not YAML or is not a sweep; the sentence says where.
     """
-    sweep = _read(Sweep, path)
-    base = {"model": {"class_path": "cifnet_pl.CIFNetModule"}}
-    base |= _read(CONFIG, path.parent / sweep.base)
+    try:
+        sweep = Sweep.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise UsageError(f"{path}: {first_mistake(error.errors())}") from error
+    base = read_yaml(path.parent / sweep.base)
+    base.setdefault("model", {"class_path": "cifnet_pl.CIFNetModule"})
     if {"data.source", "data.root"} & dict(overrides).keys():
         del sweep.parts[1:]
         sweep.parts[0].label = ""
-    seed_axis = []
-    for seed in seeds or sweep.seeds:
-        settings: CONFIG = {"seed_everything": seed, "data.class_order": seed}
-        seed_axis.append(Option(label=f"s{seed}", **settings))
+    seed_axis = [
+        Option.model_validate(
+            {"label": f"s{seed}", "seed_everything": seed, "data.class_order": seed}
+        )
+        for seed in seeds or sweep.seeds
+    ]
     points = []
     for part in sweep.parts:
         shared = Option(label=part.label, **(sweep.fixed | part.fixed))
@@ -318,14 +325,6 @@ def read_points(
     return points
 
 
-def _read(kind: Any, path: Path) -> Any:
-    """Return the content of a YAML file as a type; UsageError says where it is none."""
-    try:
-        return TypeAdapter(kind).validate_python(read_yaml(path))
-    except ValidationError as error:
-        raise UsageError(f"{path}: {first_mistake(error.errors())}") from error
-
-
 def _with_files(options: Sequence[Option], folder: Path) -> Iterator[Option]:
     """Yield the options of an axis, with one for each file of a pattern."""
     for option in options:
@@ -335,8 +334,8 @@ def _with_files(options: Sequence[Option], folder: Path) -> Iterator[Option]:
         pattern = folder / option.config
         found = sorted(pattern.parent.glob(pattern.name))
         for file in found or [pattern]:  # which is reported where it is read
-            label = option.label or file.stem
-            yield option.model_copy(update={"label": label, "config": str(file)})
+            names = {"label": option.label or file.stem, "config": str(file)}
+            yield option.model_copy(update=names)
 
 
 def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) -> Point:
@@ -354,7 +353,7 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     has_own = False
     for option in options.values():
         if option.config:
-            own = _read(CONFIG, Path(option.config))
+            own = read_yaml(Path(option.config))
             own.pop("seed_everything", None)
             own["data"] = config.get("data", {}) | own.get("data", {})
             config |= own
@@ -363,9 +362,8 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     for axis, option in options.items():
         if option.label:
             labels[axis] = option.label
-        settings = copy.deepcopy(option.model_extra or {})
-        for name, value in settings.items():
-            if not put(config, plain(name), value):
+        for name, value in (option.model_extra or {}).items():
+            if not put(config, plain(name), copy.deepcopy(value)):
                 raise UsageError(f"{name} cannot be set: there is no such option")
     ignored = []
     for name, text in overrides:
@@ -400,7 +398,7 @@ def put(config: CONFIG, name: str, value: Any, kind: str | None = None) -> bool:
     step, _, rest = name.partition(".")
     kind = config.get("class_path", kind)
     if kind is not None and step != "class_path":
-        known = arguments_of(str(kind))
+        known = arguments_of(kind)
         if known is not None and step not in known:
             return False
         if "class_path" in config:
@@ -448,8 +446,10 @@ def print_ignored(points: Sequence[Point]) -> None:
     Raises:
         UsageError: one that holds for no point.
     """
-    every = itertools.chain.from_iterable(point.ignored for point in points)
-    for name, count in Counter(every).items():
+    counts: Counter[str] = Counter()
+    for point in points:
+        counts.update(point.ignored)
+    for name, count in counts.items():
         if count == len(points):
             raise UsageError(
                 f"--{name} fits no point: their classes have no such option, or their own"

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch.distributed
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators.cpu import CPUAccelerator
@@ -18,8 +19,16 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from cifnet_pl.backbones.engines import check_precision
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import RANKS
+
+LOST_PROCESS_SIGNS = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "remote process exited",
+)
+"""Parts of a RuntimeError's message where another process ended."""
 
 
 class StatisticsDDPStrategy(DDPStrategy):
@@ -43,8 +52,17 @@ class StatisticsDDPStrategy(DDPStrategy):
             _sync_module_states(self.model)
 
 
-def register_strategy() -> None:
-    """Register the strategy as "ddp", so that ``strategy: auto`` finds it too."""
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Within the block, the processes of a run learn together; they leave the group at its end.
+
+    The strategy is registered as "ddp", so that ``strategy: auto`` finds it too. Without leaving,
+    the interpreter is aborted if it ends before gloo's threads. After an error an NCCL group is not
+    left, as that would wait for processes that may be gone.
+
+    Raises:
+        CifnetError: another process of the run ended.
+    """
     StrategyRegistry.register(
         "ddp",
         StatisticsDDPStrategy,
@@ -52,19 +70,21 @@ def register_strategy() -> None:
         override=True,
         start_method="popen",
     )
-
-
-@contextmanager
-def leaving_the_group() -> Iterator[None]:
-    """Leave the process group at the end of the block.
-
-    Otherwise the interpreter is aborted, if it ends before gloo's threads. After an error an NCCL
-    group is not left, as that would wait for processes that may be gone.
-    """
+    if is_alone_in_slurm_job():
+        # Lightning would take the process for one of several, and wait for the others.
+        del os.environ["SLURM_NTASKS"]
+    if "MASTER_PORT" not in os.environ and not SLURMEnvironment.detect():
+        become_first_process()  # whoever starts several processes says where they meet
     backends = {"gloo"}
     try:
         yield
         backends.add("nccl")
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in LOST_PROCESS_SIGNS):
+            raise
+        raise CifnetError(
+            "another process of this run ended: its own message says why"
+        ) from error
     finally:
         distributed = torch.distributed
         in_group = distributed.is_available() and distributed.is_initialized()
@@ -82,22 +102,22 @@ def become_first_process() -> None:
 def is_alone_in_slurm_job() -> bool:
     """Return whether SLURM gave the job several tasks, but started this process by itself.
 
-    That is so in a notebook, a shell, and a batch script without ``srun``. Lightning would take the
-    process for one of several, and wait for the others.
+    That is so in a notebook, a shell, and a batch script without ``srun``.
     """
     tasks = os.environ.get("SLURM_NTASKS", "")
     started = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # by srun, as one step
     return tasks.isdecimal() and int(tasks) > 1 and started == "1"
 
 
-def check_number(trainer: Trainer) -> None:
-    """Check the number of processes.
+def prepare_processes(trainer: Trainer) -> None:
+    """Check the processes that a Trainer will start; a single one forgets the ranks of others.
 
     Raises:
-        UsageError: the Trainer expects another number than torchrun started, would start more
-            processes on this machine than it has cores, or would wait for other machines that do
-            not know where this one is.
+        UsageError: the strategy would lose results, the Trainer expects another number than
+            torchrun started, would start more processes on this machine than it has cores, or would
+            wait for other machines that do not know where this one is.
     """
+    check_strategy(getattr(trainer.strategy, "_start_method", trainer.strategy))
     cores = os.cpu_count() or 1
     on_cpu = isinstance(trainer.accelerator, CPUAccelerator)
     started_elsewhere = "MASTER_PORT" in os.environ
@@ -120,6 +140,8 @@ def check_number(trainer: Trainer) -> None:
             f"torchrun started {started} processes, the Trainer expects {expected}: "
             "--trainer.devices times --trainer.num_nodes must be that number"
         )
+    if trainer.world_size == 1:
+        become_first_process()
 
 
 def check_trainer(trainer: Trainer) -> None:

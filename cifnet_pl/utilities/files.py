@@ -132,25 +132,26 @@ def rendered(template: Path, **values: Any) -> str:
     return str(jinja2.Template(source, **options).render(values))
 
 
-def read_yaml(path: Path, noun: str = "file") -> Any:
-    """Return the content of a YAML file, from plain tags only.
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds, from plain tags only; none for an empty file.
 
     Args:
         path: the file.
-        noun: what it is, for the errors.
 
     Raises:
-        UsageError: no such file, or it is not YAML.
+        UsageError: no such file, it is not YAML, or it holds no mapping.
     """
     if not path.is_file():
-        raise UsageError(f"{noun} {path} does not exist")
+        raise UsageError(f"file {path} does not exist")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
-            f"{noun} {path} is not YAML: {' '.join(str(error).split())}"
+            f"file {path} is not YAML: {' '.join(str(error).split())}"
         ) from error
-    return content
+    if not isinstance(content, dict | None):
+        raise UsageError(f"file {path} holds no sections (name: …)")
+    return content or {}
 
 
 class ConfigDumper(yaml.SafeDumper):

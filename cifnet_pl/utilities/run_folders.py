@@ -26,6 +26,9 @@ LOGGER_FILES = ("events.out.tfevents", "hparams.yaml")
 DUPLICATES_FILE = "duplicates.csv"
 """All duplicates that a run found, in its folder."""
 
+TASK_OPTIONS = ("class_order", "initial_classes", "classes_per_task")
+"""Options of the data that divide the classes into tasks."""
+
 FIRST_FILES = (*LOGGER_FILES, "config.yaml", DUPLICATES_FILE)
 """Files that a run has written when it begins to learn its first task."""
 
@@ -75,7 +78,7 @@ def images_of_run(model: Path) -> str | None:
     """
     newest = versions(model)[::-1]  # by number: clocks go backwards, too
     places = [path / "config.yaml" for path in (model, *newest, *model.parents[:2])]
-    config = next((read_yaml(path) for path in places if path.is_file()), None) or {}
+    config = next((read_yaml(path) for path in places if path.is_file()), {})
     data = config.get("data", {})
     if data.get("source") == "folder" and data.get("root"):
         return str(data["root"])
@@ -124,12 +127,12 @@ def next_version(folder: Path) -> Path:
     return folder.with_name(f"version_{number + 1}")
 
 
-def check_same_tasks(place: RunChoice, tasks: Mapping[str, Any]) -> None:
+def check_same_tasks(place: RunChoice, options: Mapping[str, Any]) -> None:
     """Check that a run goes on with the same tasks.
 
     Args:
         place: where it goes on; nothing is checked for a new run.
-        tasks: options of the data that divide the classes into tasks.
+        options: of the data.
 
     Raises:
         UsageError: the run in the folder has others.
@@ -137,12 +140,12 @@ def check_same_tasks(place: RunChoice, tasks: Mapping[str, Any]) -> None:
     file = place.folder / "config.yaml"
     if place.checkpoint is None or not file.is_file():
         return
-    before = (read_yaml(file) or {}).get("data", {})
-    for name, value in tasks.items():
-        if name in before and before[name] != value:
+    before = read_yaml(file).get("data", {})
+    for name in TASK_OPTIONS:
+        if name in before and before[name] != options[name]:
             raise UsageError(
-                f"the run in {place.folder} has --data.{name} {before[name]}, not {value}, which is"
-                " another experiment: leave --ckpt_path out, or give the same value"
+                f"the run in {place.folder} has --data.{name} {before[name]}, not {options[name]},"
+                " which is another experiment: leave --ckpt_path out, or give the same value"
             )
 
 

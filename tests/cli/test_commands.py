@@ -25,8 +25,8 @@ from cifnet_pl.cli.commands import (
     Engine,
     parser_of,
     run_command,
-    split_overrides,
 )
+from cifnet_pl.cli.parsing import options_in
 from tests.command_line import assert_ends, environment
 
 
@@ -48,8 +48,8 @@ def test_help_names_every_option_and_its_examples_are_parsed(name, capsys, monke
     for line in examples:
         words = shlex.split(line)
         assert words[:2] == ["cifnet", name]
-        arguments, _ = split_overrides(words[2:])
-        parser.parse_args(arguments)
+        given = options_in(words[2:])
+        parser.parse_args([word for word, value in given if value is None])
 
 
 @pytest.mark.parametrize("args", [[], ["--help"], ["-h"], ["help"]], ids=" ".join)
@@ -205,7 +205,7 @@ def helps():
     return shown
 
 
-def options_in(text):
+def named_in(text):
     return set(re.findall(r"--[a-z_]+(?:\.[a-z_]+)*", text))
 
 
@@ -220,18 +220,16 @@ def test_the_usual_options_are_one_screen_of_real_ones(
     assert shown.count("\n") <= 40
     assert max(map(len, shown.splitlines())) <= 80
     assert f"cifnet {command} " in shown.split("examples:")[1]
-    assert options_in(shown) - {
+    assert named_in(shown) - {
         "--model.head.ridge",
         "--help",
-    } <= options_in(helps["all"] + helps["model"])
-    assert (
-        len([name for name in options_in(shown) if name.startswith("--trainer")]) == 1
-    )
+    } <= named_in(helps["all"] + helps["model"])
+    assert len([name for name in named_in(shown) if name.startswith("--trainer")]) == 1
 
 
 def test_topics(helps, capsys):
     for topic in set(TOPICS) - {"all"}:
-        names = {name for name in options_in(helps[topic]) if name.startswith("--")}
+        names = {name for name in named_in(helps[topic]) if name.startswith("--")}
         assert names
         assert {name.partition(".")[0] for name in names if "." in name} == {
             f"--{topic}"

@@ -265,6 +265,13 @@ def test_complete_points_are_skipped(tmp_path, run, monkeypatch):
     assert len([p for p in (tmp_path / "logs").iterdir() if p.is_dir()]) == 2
 
 
+def test_a_point_without_test_images_is_complete(tmp_path):
+    version = tmp_path / "version_0"
+    version.mkdir()
+    (version / "summary.json").write_text('{"A_K": null}')
+    assert state(tmp_path) == "A_K –"
+
+
 @pytest.mark.system
 def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
     tmp_path, capfd

@@ -16,3 +16,4 @@ from cifnet_pl.learning.callbacks.task_metrics import (
 )
 from cifnet_pl.learning.callbacks.task_metrics import TaskMetrics as TaskMetrics
 from cifnet_pl.learning.callbacks.task_metrics import TrajectoryPlot as TrajectoryPlot
+from cifnet_pl.learning.callbacks.task_metrics import run_callbacks as run_callbacks

@@ -61,6 +61,10 @@ class TaskCheckpoint(Checkpoint):
         self.every_minutes = every_minutes
         self._saved = time.monotonic()
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Read and write all checkpoints of the Trainer by :class:`AtomicCheckpointIO`."""
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove incomplete files of a killed process."""
         folder = run_folder(trainer)

@@ -18,6 +18,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 
 from cifnet_pl.data.loading import Batch
+from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
+from cifnet_pl.learning.callbacks.held_out import HeldOutImages
+from cifnet_pl.learning.callbacks.screen import (
+    DuplicatesReport,
+    RunTable,
+    TaskProgressBar,
+)
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_description import (
     configuration,
@@ -274,3 +281,24 @@ def write_figure(trainer: Trainer, path: Path, content: bytes) -> None:
         if isinstance(logger, TensorBoardLogger):
             step = trainer.global_step
             logger.experiment.add_image(path.stem, pixels, step, dataformats="HWC")
+
+
+def run_callbacks(config: str = "", progress_bar: bool = False) -> list[Callback]:
+    """Return the callbacks that measure, write and show a run, in the order that they need.
+
+    Those that measure energy come before them, and those that read complete rows after them.
+
+    Args:
+        config: content of ``config.yaml``, see :class:`TaskMetrics`.
+        progress_bar: whether there is a progress bar.
+    """
+    callbacks = [
+        CoverageAndNoveltyMetrics(),
+        TaskMetrics(config),
+        TrajectoryPlot(),
+        HeldOutImages(),
+        DuplicatesReport(),
+    ]
+    if progress_bar:
+        callbacks.append(TaskProgressBar())
+    return [*callbacks, RunTable()]
