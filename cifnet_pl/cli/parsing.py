@@ -90,13 +90,14 @@ def _bad_value(message: str, option: str) -> str:
         message: of jsonargparse.
         option: its name.
     """
-    # Types as users write them: int for <class 'int'>, 'gcv' for typing.Literal['gcv'].
-    text = re.sub(r"<class '([\w.]+)'>|typing\.Literal\[(.*?)\]", r"\1\2", message)
+    # As users write it: int for <class 'int'>, 'gcv' for typing.Literal['gcv'].
+    verbose = r"<class '([\w.]+)'>|typing\.Literal\[(.*?)\]|Namespace\(class_path='([\w.]+)'\)"
+    text = re.sub(verbose, r"\1\2\3", message)
     text = re.sub(r"\.+ (?=Got value)", "\n", text)
     text = text.replace("dot import path string", "class, as module.name")
     if found := re.search(r"(?:Got|Given) value: (.*)", text):
         option += f" is '{found[1]}'"
-    cause = r"(?:No module named|module '|Import path|Expected ').*"
+    cause = r"(?:No module named|module '|Import path|Expected '|Not a valid).*"
     if found := re.search(cause, text):
         return f"{option}: {found[0]}"
     kinds = re.findall(r"Expected an? (?!path|NoneType)([^:\n]*)", text)
