@@ -168,7 +168,8 @@ def _text(name: str) -> str:
 
 def overview() -> str:
     """Return the text of ``cifnet --help``."""
-    return wrapped(_text("overview.txt"))
+    runs = [f"  {name:<8}  {summary}" for name, summary in TRAINER_COMMANDS.items()]
+    return wrapped(_text("overview.txt").format(runs="\n".join(runs)))
 
 
 # ---------------------------------------------------------------------- help of fit and the like

@@ -38,6 +38,7 @@ from cifnet_pl.learning.callbacks import (
     run_callbacks,
 )
 from cifnet_pl.learning.strategy import (
+    check_strategy,
     prepare_processes,
     process_group,
 )
@@ -118,7 +119,7 @@ class CIFNetCLI(LightningCLI):
             super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Seed module, buffer and head, and choose the run's folder."""
+        """Seed module, buffer and head, choose the run's folder, and refuse unfit strategies."""
         config = self.config
         if config.trainer.max_epochs is not None:
             raise UsageError(
@@ -131,6 +132,7 @@ class CIFNetCLI(LightningCLI):
                 if options is not None and "seed" in options:
                     options["seed"] = config.seed_everything
         choose_backbone(config)
+        check_strategy(config.trainer.strategy)
         base = runs.experiment_folder(str(config.logs), str(config.experiment))
         if self.command == "fit":
             self.place = runs.place_fit(base, config.ckpt_path)

@@ -159,6 +159,10 @@ def options_in(
 
     Raises:
         UsageError: such an option without a value, which jsonargparse may drop without a word.
+
+    Example:
+        >>> list(options_in(["grid.yaml", "--data.root", "images", "--dry_run"]))
+        [('grid.yaml', None), ('--data.root', 'images'), ('--dry_run', None)]
     """
     remaining = iter(args)
     for word in remaining:
@@ -209,7 +213,7 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
         elif plain(name).removesuffix(".class_path") in ("--model", "--model.head"):
             settings = {name.removeprefix("--"): yaml_value(name, value)}
         words.append(f"{name}={value}")
-        if head := _named_head(settings):
+        if settings and (head := _named_head(settings)):
             heads[len(words)] = head
     *_, last = heads.values()
     for position, head in reversed(heads.items()):
@@ -232,10 +236,10 @@ def _named_head(settings: Mapping[str, Any]) -> str:
     named = {}
     for name, value in flatten(settings).items():
         named[plain(name).removesuffix(".class_path")] = value
-    method = str(named.get("model", ""))
-    if "." not in method:
+    method = str(named.get("model") or "")
+    if method and "." not in method:
         import_offered("methods", method)
-    elif not Path(method).is_file():
+    elif method and not Path(method).is_file():
         import_object(method)
     own = r"cifnet_pl\.heads\.(\w+\.)?"
     head = re.sub(own, "", str(named.get("model.head") or ""))

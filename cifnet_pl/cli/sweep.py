@@ -230,7 +230,8 @@ def run_all(jobs: Mapping[Path, CONFIG]) -> list[Path]:
         jobs: folder of each point's experiment → its configuration.
     """
     for folder, config in jobs.items():
-        write_text(folder / POINT, dump_yaml(config))
+        if not state(folder):
+            write_text(folder / POINT, dump_yaml(config))
     failed = []
     for count, folder in enumerate(jobs, 1):
         try:
@@ -269,7 +270,7 @@ def run_point(folder: Path) -> str:
         code = subprocess.call(words, stdout=log, stderr=log)
     if code < 0:
         raise CifnetError(f"killed by {Signals(-code).name}")
-    if code:
+    if code or not state(folder):
         said = output.read_text(errors="replace")
         last_line = said.strip().rpartition("\n")[2]
         raise CifnetError(f"exit code {code}: {printable(last_line)}")
@@ -398,7 +399,7 @@ def put(config: CONFIG, name: str, value: Any, kind: str | None = None) -> bool:
     step, _, rest = name.partition(".")
     kind = config.get("class_path", kind)
     if kind is not None and step != "class_path":
-        known = arguments_of(kind)
+        known = arguments_of(str(kind))
         if known is not None and step not in known:
             return False
         if "class_path" in config:

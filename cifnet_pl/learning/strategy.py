@@ -113,11 +113,10 @@ def prepare_processes(trainer: Trainer) -> None:
     """Check the processes that a Trainer will start; a single one forgets the ranks of others.
 
     Raises:
-        UsageError: the strategy would lose results, the Trainer expects another number than
-            torchrun started, would start more processes on this machine than it has cores, or would
-            wait for other machines that do not know where this one is.
+        UsageError: the Trainer expects another number than torchrun started, would start more
+            processes on this machine than it has cores, or would wait for other machines that do
+            not know where this one is.
     """
-    check_strategy(getattr(trainer.strategy, "_start_method", trainer.strategy))
     cores = os.cpu_count() or 1
     on_cpu = isinstance(trainer.accelerator, CPUAccelerator)
     started_elsewhere = "MASTER_PORT" in os.environ

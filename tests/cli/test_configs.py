@@ -235,6 +235,11 @@ def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(
     assert '"folder"' in capsys.readouterr().err
 
 
+def test_nothing_is_recommended_to_an_evaluation(capsys):
+    assert main(["validate", "--data.root", "p"]) == 2
+    assert "using the configuration" not in capsys.readouterr().err
+
+
 def test_options_of_the_papers_head_alone_choose_it():
     only = set(signature(CIFNetHead).parameters) - set(signature(RidgeHead).parameters)
     assert {f"--model.head.{name}" for name in only} <= set(METHOD_OPTIONS)
