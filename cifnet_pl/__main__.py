@@ -8,8 +8,10 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -102,7 +104,9 @@ def _run(words: list[str]) -> None:
     else:
         from cifnet_pl.cli.lightning_cli import run  # Lightning takes seconds to import
 
-        run(words)
+        quieten_lightning()
+        with _signals_ending_lightning():
+            run(words)
 
 
 @contextmanager
@@ -134,6 +138,23 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             os._exit(128 + number)
         frame = frame.f_back
     raise KeyboardInterrupt(128 + number)
+
+
+@contextmanager
+def _signals_ending_lightning() -> Iterator[None]:
+    """Within the block, a signal ends the program, as Lightning lets it pass for a success or an
+    error.
+    """
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+    try:
+        yield
+    except SIGTERMException as error:
+        raise SystemExit(128 + signal.SIGTERM) from error
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 def _open_closed_streams() -> None:
@@ -188,6 +209,40 @@ def prepare_process() -> None:
         logger.handlers = [messages]
         logger.setLevel(logging.INFO)
         logger.propagate = False
+
+
+QUIET_WARNINGS = (
+    r".*does not have many workers.*",
+    r".*in eval mode at the start of training.*",
+    r".*configure_optimizers.*returned.*None.*",
+    r".*GPU available but not used.*",
+    r".*isinstance\(treespec, LeafSpec\).*",
+    r".*smaller than the logging interval.*",
+    r".*LightningCLI's args parameter.*",
+    r".*Couldn't infer the batch indices.*",
+    r".*`srun` command is available.*",
+    r".*Total length of .* across ranks is zero.*",
+)
+
+
+def quieten_lightning() -> None:
+    """Silence advice that is wrong without gradients, and messages that the run's lines replace.
+
+    Call this once Lightning is imported, which sets the levels of its loggers then.
+    """
+    for message in QUIET_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # This package's own messages go through Lightning's logger of the first process.
+    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    shared.setLevel(logging.INFO)
+    package = str(Path(__file__).parent)
+    shared.addFilter(
+        lambda record: (
+            record.pathname.startswith(package) or record.levelno >= logging.WARNING
+        )
+    )
 
 
 def tune_libraries() -> None:

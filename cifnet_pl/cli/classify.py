@@ -51,7 +51,7 @@ UNKNOWN_COLOUR = "#b2182b"
 
 def classify(
     model: str,
-    images: list[str],
+    images: Sequence[str],
     output: str,
     top: int = 5,
     gallery: str | None = None,

@@ -140,7 +140,7 @@ def _add(
     """Add a parameter of a command's function to its options."""
     kind = parameter.annotation
     options: dict[str, Any] = {"help": help_text, "type": kind}
-    if kind in (list[str], list[str] | None):
+    if kind == Sequence[str]:
         # Several values, in one option or several.
         options |= {"type": str, "nargs": "+", "action": "extend"}
     elif kind is bool:
@@ -153,12 +153,8 @@ def _add(
         options["required"] = True
     else:
         options["default"] = parameter.default
-    spellings = [f"--{name}", f"--{name.replace('_', '-')}"]
-    if name == "engine":  # as runs have it
-        spellings.append("--model.engine")
-        options["metavar"] = "ENGINE"  # its values twice would not fit a terminal
-    once = dict.fromkeys(spellings)
-    action = parser.add_argument(*once, dest=parameter.name, **options)
+    spellings = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
+    action = parser.add_argument(*spellings, dest=parameter.name, **options)
     action.metavar = action.metavar or name.upper()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cifnet_pl.cli.commands import Engine
@@ -17,9 +18,9 @@ MODEL_BEFORE = "the model before this, with --images"
 
 def forget(
     model: str,
-    class_: list[str],
+    class_: Sequence[str],
     output: str,
-    images: list[str] | None = None,
+    images: Sequence[str] = [],
     engine: Engine = "auto",
     overwrite: bool = False,
     trust: bool = False,
@@ -53,7 +54,9 @@ def forget(
 
     target = expanded(output)
     with writing(target, overwrite, "bundle"):
-        result = forget_classes(load(model, engine=engine, trust=trust), class_, images)
+        result = forget_classes(
+            load(model, engine=engine, trust=trust), class_, images or None
+        )
         result.model.save(target, overwrite)
     warn([], result.unreadable)
     for name in result.images:
@@ -65,7 +68,7 @@ def forget(
     if result.ignored:
         count = number_of(result.ignored, "other image")
         print_text(
-            f"{count} in {', '.join(images or [])} ignored: not learned as these classes"
+            f"{count} in {', '.join(images)} ignored: not learned as these classes"
         )
     print_text(
         f"{number_of(len(result.model.class_names), 'class')} in bundle {target}"

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import signal
-import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 from jsonargparse import set_dumper
@@ -18,7 +13,6 @@ from lightning.pytorch.cli import (
     LightningCLI,
 )
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from cifnet_pl.cli.commands import TRAINER_COMMANDS, help_on_topic, topic_of
@@ -47,16 +41,6 @@ from cifnet_pl.utilities.errors import UsageError, explained
 from cifnet_pl.utilities.files import dump_yaml, is_first_process
 from cifnet_pl.utilities.plugins import current_folder_importable
 
-DEFAULT_MODEL = {
-    "class_path": "cifnet_pl.CIFNetModule",
-    "init_args": {"head": {"class_path": f"cifnet_pl.heads.{DEFAULT_HEAD}"}},
-}
-TRAINER_DEFAULTS: dict[str, Any] = {
-    "use_distributed_sampler": False,
-    "log_every_n_steps": 1,
-    "enable_model_summary": False,
-    "logger": False,
-}
 UNFIT = "the options of trainer do not fit"
 
 
@@ -87,7 +71,12 @@ class CIFNetCLI(LightningCLI):
             LightningModule,
             CIFNetDataModule,
             save_config_callback=None,
-            trainer_defaults=dict(TRAINER_DEFAULTS),
+            trainer_defaults={
+                "use_distributed_sampler": False,
+                "log_every_n_steps": 1,
+                "enable_model_summary": False,
+                "logger": False,
+            },
             seed_everything_default=1,
             parser_kwargs={
                 "prog": f"cifnet {command}",
@@ -102,16 +91,15 @@ class CIFNetCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the options of the experiment, energy, predictions and checkpoints; link others."""
-        experiment = "name of the run's folder under lightning_logs/"
-        parser.add_argument("--experiment", default="default", help=experiment)
-        logs = "folder that holds all experiments"
-        parser.add_argument("--logs", default="lightning_logs", help=logs)
+        parser.add_function_arguments(runs.experiment_folder, as_group=False)
         checkpoint = "last, or a file: go on, or evaluate, from there"
         parser.add_argument("--ckpt_path", type=str | None, help=checkpoint)
         parser.add_lightning_class_args(EnergyMonitor, "energy")
         parser.add_lightning_class_args(PredictionRecord, "predictions")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
-        parser.set_defaults({"model": DEFAULT_MODEL})
+        head = {"class_path": f"cifnet_pl.heads.{DEFAULT_HEAD}"}
+        model = {"class_path": "cifnet_pl.CIFNetModule", "init_args": {"head": head}}
+        parser.set_defaults({"model": model})
 
     def _set_seed(self) -> None:
         """Seed everything; UsageError if the seed is out of range."""
@@ -127,18 +115,16 @@ class CIFNetCLI(LightningCLI):
                 " --data.classes_per_task"
             )
         if config.seed_everything is not False:
-            for prefix in ("", ".head.init_args", ".buffer.init_args"):
-                options = config.get(f"model.init_args{prefix}")
-                if options is not None and "seed" in options:
-                    options["seed"] = config.seed_everything
+            for name, _ in config.items():
+                if name.startswith("model.") and name.endswith(".seed"):
+                    config[name] = config.seed_everything
         choose_backbone(config)
         check_strategy(config.trainer.strategy)
-        base = runs.experiment_folder(str(config.logs), str(config.experiment))
+        base = runs.experiment_folder(config.experiment, config.logs)
         if self.command == "fit":
             self.place = runs.place_fit(base, config.ckpt_path)
         else:
-            configs = [Path(str(path)) for path in config.config or []]
-            self.place = runs.place_evaluation(base, config.ckpt_path, configs)
+            self.place = runs.place_evaluation(base, config.ckpt_path, config.config)
         if self.place.message and is_first_process():
             print(self.place.message, flush=True)
 
@@ -163,9 +149,9 @@ class CIFNetCLI(LightningCLI):
         self.trainer_defaults["callbacks"] = [*callbacks, *own]
         kwargs["callbacks"] = None
         kwargs["max_epochs"] = self.datamodule.n_tasks
-        if options.default_root_dir is None:
-            # Where Lightning puts checkpoints that SLURM asks for.
-            kwargs["default_root_dir"] = str(self.place.folder.parent)
+        # Where Lightning puts checkpoints that SLURM asks for.
+        root = options.default_root_dir or self.place.folder.parent
+        kwargs["default_root_dir"] = str(root)
         wrong = (ValueError, TypeError, RuntimeError)
         with explained(UsageError, UNFIT, *wrong):
             trainer = super().instantiate_trainer(**kwargs)
@@ -190,21 +176,7 @@ class CIFNetCLI(LightningCLI):
         folder = self.place.folder
         if is_first_process():
             folder = self._held.enter_context(runs.locked_run(self.place))
-        return TensorBoardLogger(
-            folder.parent.parent,
-            name=folder.parent.name,
-            version=folder.name,
-            default_hp_metric=False,
-        )
-
-
-QUIET_OPTIONS: dict[str, dict[str, Any]] = {
-    "fit": {},
-    "validate": {"verbose": False},
-    "test": {"verbose": False},
-    "predict": {"return_predictions": False},
-}
-"""Sub-command → options of the Trainer's method; RunTable shows the results."""
+        return TensorBoardLogger(folder, name="", version="", default_hp_metric=False)
 
 
 def run(args: list[str]) -> None:
@@ -220,69 +192,22 @@ def run(args: list[str]) -> None:
     CLIParser.topic = topic_of(args) or "all"
     if CLIParser.topic == "model":
         options = ["--model.help", "CIFNetModule"]
-    quieten()
     set_dumper("yaml", dump_yaml)
     # Lightning may refuse an option at any moment.
     refused = explained(UsageError, UNFIT, MisconfigurationException)
-    with refused, signals_end_the_run(), process_group(), ExitStack() as held:
+    with refused, process_group(), ExitStack() as held:
         if command == "fit":
             options = with_recommended(options)
         options = with_clean_heads(options)
         with own_errors(), current_folder_importable():
             cli = CIFNetCLI(command, options, held)
+        quiet = {}
+        if command in ("validate", "test"):
+            quiet["verbose"] = False  # RunTable shows the results
         getattr(cli.trainer, command)(
             cli.model,
             datamodule=cli.datamodule,
             ckpt_path=cli.place.checkpoint,
             weights_only=True,
-            **QUIET_OPTIONS[command],
+            **quiet,
         )
-
-
-# ---------------------------------------------------------------------- messages
-
-
-@contextmanager
-def signals_end_the_run() -> Iterator[None]:
-    """Within the block, a signal ends the program, as Lightning lets it pass for a success or an
-    error.
-    """
-    try:
-        yield
-    except SIGTERMException as error:
-        raise SystemExit(128 + signal.SIGTERM) from error
-    except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise error.__context__ from None
-        raise
-
-
-QUIET_WARNINGS = (
-    r".*does not have many workers.*",
-    r".*in eval mode at the start of training.*",
-    r".*configure_optimizers.*returned.*None.*",
-    r".*GPU available but not used.*",
-    r".*isinstance\(treespec, LeafSpec\).*",
-    r".*smaller than the logging interval.*",
-    r".*LightningCLI's args parameter.*",
-    r".*Couldn't infer the batch indices.*",
-    r".*`srun` command is available.*",
-    r".*Total length of .* across ranks is zero.*",
-)
-
-
-def quieten() -> None:
-    """Silence advice that is wrong without gradients, and messages that the run's lines replace."""
-    for message in QUIET_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    # This package's own messages go through Lightning's logger of the first process.
-    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    shared.setLevel(logging.INFO)
-    package = str(Path(__file__).parents[1])
-    shared.addFilter(
-        lambda record: (
-            record.pathname.startswith(package) or record.levelno >= logging.WARNING
-        )
-    )

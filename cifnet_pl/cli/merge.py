@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def merge(
-    models: list[str],
+    models: Sequence[str],
     output: str,
     base: str | None = None,
     overwrite: bool = False,

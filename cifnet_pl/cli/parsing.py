@@ -24,7 +24,7 @@ from cifnet_pl.utilities.files import flatten, read_yaml
 from cifnet_pl.utilities.plugins import (
     failure,
     import_object,
-    import_offered,
+    import_part,
     offered,
 )
 
@@ -65,11 +65,13 @@ def sentence(message: str, options: Collection[str] = ()) -> str:
     """
     keys = dict.fromkeys(re.findall(r'Parser key "([^"]+)"', message))
     option = "--" + ".".join(keys)
-    unknown = r"(?:unrecognized arguments: --|Option ')([\w.-]+)"
+    unknown = (
+        r"(?:unrecognized arguments: --|Option '|Got value: NestedArg\(key=')([\w.-]+)"
+    )
     if found := re.search(unknown, message):
         if keys:
-            owner = re.findall(r"class_path[ =]'([\w.]+)'", message)[-1]
             option += "."
+        for owner in re.findall(r"class_path[ =]'([\w.]+)'", message):
             options = [option + name for name in arguments_of(owner) or ()]
         option += found[1]
         known = [name for name in options if not name.endswith((".help", "+"))]
@@ -97,10 +99,12 @@ def _bad_value(message: str, option: str) -> str:
     text = text.replace("dot import path string", "class, as module.name")
     if found := re.search(r"(?:Got|Given) value: (.*)", text):
         option += f" is '{found[1]}'"
-    cause = r"(?:No module named|module '|Import path|Expected '|Not a valid).*"
+    cause = (
+        r"(?:No module named|module '|Import path|Expected '|Not a valid|Multiple).*"
+    )
     if found := re.search(cause, text):
         return f"{option}: {found[0]}"
-    kinds = re.findall(r"Expected an? (?!path|NoneType)([^:\n]*)", text)
+    kinds = re.findall(r"Expected (?:an? )?(?!an? |path|NoneType)([^:\n]*)", text)
     if not kinds:
         return f"{option}: {text.splitlines()[-1].strip(' -')}"
     if "str" in kinds:
@@ -237,17 +241,13 @@ def _named_head(settings: Mapping[str, Any]) -> str:
     for name, value in flatten(settings).items():
         named[plain(name).removesuffix(".class_path")] = value
     method = str(named.get("model") or "")
-    if method and "." not in method:
-        import_offered("methods", method)
-    elif method and not Path(method).is_file():
-        import_object(method)
+    if not Path(method).is_file():
+        import_part("methods", method)
     own = r"cifnet_pl\.heads\.(\w+\.)?"
     head = re.sub(own, "", str(named.get("model.head") or ""))
     from cifnet_pl.heads import HEADS
 
-    if "." in head:
-        import_object(head)
-    elif head and head not in HEADS and not import_offered("heads", head):
+    if head and head not in HEADS and not import_part("heads", head):
         raise unknown_name("head", head, [*HEADS, *offered("heads")])
     return head
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cifnet_pl.cli.outputs import writing
 from cifnet_pl.report import report as report_runs
 
 
 def report(
-    runs: list[str],
+    runs: Sequence[str],
     output: str = "report",
     external: str | None = None,
-    compare: list[str] | None = None,
+    compare: Sequence[str] = [],
     overwrite: bool = False,
 ) -> None:
     """Make tables and figures of finished runs.
@@ -31,4 +33,4 @@ def report(
         DataError: there is no complete run.
     """
     with writing(output, overwrite, "folder"):
-        report_runs(runs, output, external, compare)
+        report_runs(runs, output, external, compare or None)

@@ -34,7 +34,7 @@ HEAD_SEED = 1
 def sums(
     output: str,
     overrides: Sequence[tuple[str, str]] = (),
-    shard: list[str] | None = None,
+    shard: Sequence[str] = [],
     shards: int | None = None,
     workers: int = 2,
     retries: int = 3,
@@ -64,13 +64,13 @@ def sums(
 
     folder = expanded(output)
     options = [word for name, value in overrides for word in (f"--{name}", value)]
-    if shard is not None and shards is None:
+    if shard and shards is None:
         for line in make(
             folder, [Shard.parse(text) for text in shard], options, threads
         ):
             print_text(line)
         return
-    if shards is None or shard is not None:
+    if shards is None or shard:
         raise UsageError(
             "give either --shard 3/64 for one shard, or --shards 64 for all of them"
         )

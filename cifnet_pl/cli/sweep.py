@@ -142,13 +142,13 @@ class Point:
 
 
 def sweep(
-    files: list[str],
+    files: Sequence[str],
     overrides: Overrides = (),
     logs: str = "lightning_logs",
     output: str | None = None,
     seeds: str | None = None,
-    only: list[str] | None = None,
-    without: list[str] | None = None,
+    only: Sequence[str] = [],
+    without: Sequence[str] = [],
     dry_run: bool = False,
     overwrite: bool = False,
 ) -> None:
@@ -183,7 +183,7 @@ def sweep(
     for file in files:
         for point in read_points(find_config(file), overrides, own_seeds):
             every.setdefault(point.identity, point)
-    points = choose(every.values(), only or [], without or [])
+    points = choose(every.values(), only, without)
     place = expanded(logs)
     jobs = {}
     for point in points:

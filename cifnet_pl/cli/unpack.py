@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def unpack(
     source: str,
     output: str,
-    classes: list[str] | None = None,
+    classes: Sequence[str] = [],
     size: int = 64,
     root: str | None = None,
     download: bool = False,
@@ -52,7 +53,7 @@ def unpack(
         place = Path(root)
     data_source = build_source(source, SourceOptions(place, download=download))
     names = class_names(data_source.class_names, source)
-    for name in classes or []:
+    for name in classes:
         if name not in names:
             raise unknown_name("class", name, names)
     wanted = set(classes or names)

@@ -144,9 +144,19 @@ def offered(kind: str) -> list[str]:
     return sorted({point.name for point in points})
 
 
-def import_offered(kind: str, name: str) -> bool:
-    """Import what an installed package offers under a name; return whether one offers it."""
-    factory = entry_point(kind, name)
+def import_part(kind: str, name: str) -> bool:
+    """Import a custom class, so that it is found by its name; return whether there is one.
+
+    Args:
+        kind: one of ``GROUPS``.
+        name: ``module.name``, or the name under which an installed package offers it.
+
+    Raises:
+        UsageError: it cannot be imported.
+    """
+    factory: str | None = name
+    if "." not in name:
+        factory = entry_point(kind, name)
     if factory is not None:
         import_object(factory)
     return factory is not None

@@ -46,8 +46,14 @@ class RunChoice:
     resumes: bool = False
 
 
-def experiment_folder(logs: str, experiment: str) -> Path:
+def experiment_folder(
+    experiment: str = "default", logs: str = "lightning_logs"
+) -> Path:
     """Return the folder of an experiment's runs.
+
+    Args:
+        experiment: name of the folder in ``logs``.
+        logs: folder that holds all experiments.
 
     Raises:
         UsageError: ``experiment`` is no plain name.
@@ -150,7 +156,7 @@ def check_same_tasks(place: RunChoice, options: Mapping[str, Any]) -> None:
 
 
 def place_evaluation(
-    base: Path, checkpoint: str | None, configs: Iterable[Path]
+    base: Path, checkpoint: str | None, configs: Iterable[object] | None
 ) -> RunChoice:
     """Choose the run that is evaluated; no folder is made for an evaluation.
 
@@ -158,7 +164,7 @@ def place_evaluation(
         base: the experiment's folder.
         checkpoint: "last" for the run of one of ``configs``, else the newest with a checkpoint; a
             file for the run that holds it, or the file's folder.
-        configs: configuration files of the command; a run is found by its ``config.yaml``.
+        configs: paths of the command's configuration files; a run is found by its ``config.yaml``.
 
     Raises:
         UsageError: no checkpoint was asked for.
@@ -174,7 +180,8 @@ def place_evaluation(
         if folder.name == CHECKPOINT.parent.name:
             folder = folder.parent
         return RunChoice(folder, path)
-    named = [path.parent for path in configs if path.name == "config.yaml"]
+    files = [Path(str(path)) for path in configs or ()]
+    named = [path.parent for path in files if path.name == "config.yaml"]
     candidates = [*reversed(named), *reversed(versions(base))]
     for folder in candidates:
         if (folder / CHECKPOINT).is_file():

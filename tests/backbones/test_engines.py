@@ -370,7 +370,7 @@ def test_the_life_of_a_model(image_folder, tmp_path, capsys):
         "bee",
         capsys,
     )
-    assert main([*forget, str(tmp_path / "other"), "--model.engine", "torch"]) == 0
+    assert main([*forget, str(tmp_path / "other"), "--engine", "torch"]) == 0
     assert "not to 1e-8" in capsys.readouterr().out
     without = make_images(tmp_path / "without", ["ant", "cow", "dog"])
     never = learned(

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from importlib import import_module
 from importlib.metadata import version
@@ -152,7 +153,7 @@ def stand_in(given):
 
     def forget(
         model: str,
-        class_: list[str],
+        class_: Sequence[str],
         output: str,
         engine: Engine = "auto",
         overwrite: bool = False,
