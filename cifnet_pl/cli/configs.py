@@ -70,6 +70,7 @@ def with_recommended(args: Sequence[str]) -> list[str]:
         f'cifnet: using the configuration "{RECOMMENDED}" (cifnet configs lists others)',
         sys.stderr,
     )
+    # The configuration names an experiment of its own.
     return ["--config", str(path), "--experiment", "default", *args]
 
 

@@ -32,7 +32,7 @@ DEFAULT_HEAD = "CIFNetHead"
 """Head where neither an option nor a configuration names one.
 
 The configuration that :func:`cifnet_pl.cli.configs.with_recommended` adds to ``fit --data.root
-IMAGES`` names another one.
+IMAGES``, configs/folder.yaml, names ``RidgeHead``.
 """
 
 MODULES_OF_SHORT_NAMES = (

@@ -62,7 +62,7 @@ GPU_BATCH_PIXELS = 2**24
 OnCorrupt = Literal["error", "skip"]
 
 
-class FedModule(Protocol):
+class Learner(Protocol):
     """The part of a LightningModule that the data module needs.
 
     Attributes:
@@ -213,7 +213,7 @@ class CIFNetDataModule(LightningDataModule):
         self.source = build_source(source, source_options)
         if tune is not None:
             self.source = tuning_source(self.source, tune, split_seed)
-        # A model that is extended later cannot find out again which images were held out in groups.
+        # By these two numbers `audit` divides the images again, unless the user named the groups.
         by_seed = tune is None and group in (None, NEAR, SINGLE)
         self._held_out = None
         if by_seed:
@@ -340,7 +340,7 @@ class CIFNetDataModule(LightningDataModule):
             before = len(seen)
 
     @property
-    def learner(self) -> FedModule:
+    def learner(self) -> Learner:
         """The LightningModule that is being fed.
 
         Raises:
@@ -351,7 +351,7 @@ class CIFNetDataModule(LightningDataModule):
                 "the data module has no Trainer: pass it as datamodule=, or go through its tasks:"
                 " for task in data"
             )
-        return cast(FedModule, self.trainer.lightning_module)
+        return cast(Learner, self.trainer.lightning_module)
 
     def first_images(self, at_most: int) -> Tensor:
         """Decode images of the first task, without their labels.

@@ -246,8 +246,8 @@ def held_out_together(
     """Choose the held-out images of one class; near-duplicates stay on the same side.
 
     Without near-duplicates this equals :func:`held_out`. Groups are visited in the order of the
-    seeded hashes of their first images. If no group can be held out, or too many images would be,
-    the images are divided one by one.
+    seeded hashes of their first images. If no group can be held out, or if more images than
+    ``LARGEST_EXCESS`` times the wanted number would be, the images are divided one by one.
 
     Args:
         names: names of the images.

@@ -153,10 +153,10 @@ class Head(nn.Module, ABC):
         labels: (C,) int64, the classes in the order they were learned, any integers; columns of
             every score.
         task_of: (C,) int64, the task (0, 1, …) that introduced each class.
-        solved: () bool, whether everything observed so far is in the statistics; the weights may
-            follow at the first prediction.
-        under_way: () bool, whether the task begun last is not yet part of the statistics, so that
-            it can be aborted.
+        solved: () bool, whether the statistics hold every sample observed so far. The weights may
+            be computed later, at the first prediction.
+        under_way: () bool, whether a task has begun and can still be aborted, because its samples
+            are not yet added to the statistics of the tasks before.
         temperature: () float64, by which scores are divided to be logits; 1 until calibrated.
         odds_power: () float64, of :func:`to_probabilities`; 1 until calibrated.
     """
@@ -640,9 +640,10 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def rules_left_out(self, z: Tensor, y: Tensor) -> tuple[LeftOut, ...]:
-        """Return, for each rule whose sum are the scores, a function from groups to its scores.
+        """Return the leave-out function of each rule; the scores are the sum of the rules' scores.
 
-        What does not depend on the groups is computed once.
+        Such a function computes the scores of a rule without the group of each sample. What does
+        not depend on the groups is computed once, here.
 
         Args:
             z: (n, d) embeddings, as for :meth:`leave_one_out`.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -343,7 +343,7 @@ def auto_product_features(counts: Sequence[int] | None) -> float:
     """
     if counts is None:
         return 0.0
-    return float(min(MOST_PRODUCTS, statistics.median(counts) // IMAGES_PER_PRODUCT))
+    return float(min(MOST_PRODUCTS, median(counts) // IMAGES_PER_PRODUCT))
 
 
 def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:

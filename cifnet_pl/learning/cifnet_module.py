@@ -60,7 +60,7 @@ def _image_name(names: Sequence[str], rows: Tensor, position: int) -> str:
 
 
 class CIFNetModule(TaskModule):
-    """A frozen backbone and a closed-form head: Lightning's side of ``Classifier``.
+    """A frozen backbone and any closed-form head: Lightning's side of ``Classifier``.
 
     ``training_step`` embeds a batch and lets the model observe it. At the end of the epoch the
     statistics are added over processes, new classes observe the buffer, the head is solved, and the
@@ -117,6 +117,8 @@ class CIFNetModule(TaskModule):
             self.buffer,
             calibrated=calibrate,
         )
+        # The parts of the model are also modules of this one, so that Lightning moves and stores
+        # them; the model itself is no module.
         self.images = self.model.images
         self.calibration = self.model.calibration
         # The engine of the backbone, once a Trainer is known; to prepare it takes seconds.
@@ -201,7 +203,8 @@ class CIFNetModule(TaskModule):
         """Begin the task in the model: its new classes, and those that return."""
         self.model.record_engines([self.engine])
         self._earlier_head = None
-        if labels[:1] != [0] and self.data.kind.samples_return:
+        is_first = len(self.learned_tasks) == 1
+        if not is_first and self.data.kind.samples_return:
             self._earlier_head = copy.deepcopy(self.head)
             known = len(self.class_names) - len(names)
             row = PrequentialRow(len(self.learned_tasks), 0, 0, known)

@@ -71,8 +71,8 @@ class Classifier(ModelLearner):
         image_size: side in pixels of the squares that the backbone gets; 0 for the backbone's own
             size and crop ratio.
         crop_ratio: share of an image's short side that is cropped.
-        held_out: share and seed by which the run held images out for testing; None if the data
-            came with a test split.
+        held_out: share and seed by which a run holds images out where the data has no test split;
+            None if the user named the groups.
         history: the steps of the model's life, oldest first.
         precision: precision of the backbone (:mod:`cifnet_pl.backbones.engines`), as in the run.
             Another one is good enough to predict, but not to forget.

@@ -1,4 +1,4 @@
-"""A task's life: begin, observe, add up over processes, show the buffer, solve, select, calibrate.
+"""A task's life: begin, observe, add up, observe the buffer, solve, select its samples, calibrate.
 
 A run, ``extend``, the sums of shards and the service all learn in this way.
 """

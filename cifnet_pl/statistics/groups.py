@@ -161,7 +161,8 @@ def find_groups(z: Tensor, columns: Tensor, left_out: LeftOut) -> FoundGroups:
     They are the clusters of which the mean one is ``PART`` of its class, if ``(1 + errors without
     the own cluster)/(1 + errors without a random set of its size and class)`` is at least ``COST``,
     over the images whose class is known without their cluster. The result does not depend on the
-    order of the images.
+    order of the images. The near-duplicates by which a run divides its images are not used here:
+    they are found in files, which a model that is extended or merged may no longer have.
 
     Args:
         z: (n, d) embeddings of learned images.

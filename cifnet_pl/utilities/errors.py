@@ -165,6 +165,8 @@ def unknown_name(kind: str, unknown: str, known: Iterable[str]) -> UsageError:
 def did_you_mean(unknown: str, known: Iterable[str], likeness: float = 0.5) -> str:
     """Return a question with the known names that hold or resemble an unknown one; "" for none.
 
+    A known name holds it if it contains what follows the last dot of the unknown one.
+
     Args:
         unknown: the unknown name.
         known: all known names.
@@ -173,11 +175,13 @@ def did_you_mean(unknown: str, known: Iterable[str], likeness: float = 0.5) -> s
     Example:
         >>> did_you_mean("--root", ["--data.root", "--logs"])
         'did you mean --data.root?'
+        >>> did_you_mean("--model.engine", ["--engine", "--logs"])
+        'did you mean --engine?'
         >>> did_you_mean("ant", ["ant ", "bee"])
         "did you mean 'ant '?"
     """
     names = sorted(known)
-    part = unknown.lstrip("-").lower()
+    part = unknown.lstrip("-").lower().rpartition(".")[2]
     near = []
     if len(part) > 2:
         near = [name for name in names if part in name.lower()]

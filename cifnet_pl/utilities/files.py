@@ -1,4 +1,7 @@
-"""Write files atomically: a file is complete or absent, whatever happens meanwhile."""
+"""Write files atomically: a file is complete or absent, whatever happens meanwhile.
+
+Also: locks, YAML and CSV, the package's configurations, and what the processes of a run share.
+"""
 
 from __future__ import annotations
 
