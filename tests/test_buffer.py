@@ -187,6 +187,92 @@ def test_a_key_that_comes_again_is_kept_once() -> None:
     assert content(once) == content(filled(twice, TASKS[0]))
 
 
+# ---------------------------------------------------------------------- whole groups
+
+
+def grouped(counts: dict[int, int], seed: int = 0) -> tuple[Samples, dict[int, int]]:
+    """Samples as :func:`samples` has them, and key → group of one to nine of a class."""
+    data = samples(counts, seed)
+    draw = np.random.default_rng(seed)
+    group_of = {}
+    for label in counts:
+        keys = data[2][data[1] == label].tolist()
+        while keys:
+            size = int(draw.integers(1, 10))
+            group_of |= dict.fromkeys(keys[:size], len(group_of))
+            keys = keys[size:]
+    return data, group_of
+
+
+def commit_groups(buffer: CalibrationBuffer, group_of: dict[int, int]) -> None:
+    at_hand = buffer.at_hand()
+    buffer.commit_groups(
+        at_hand, torch.tensor([group_of[key] for key in at_hand.key.tolist()])
+    )
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_groups_are_kept_whole_in_any_order_and_in_two_steps(strategy: str) -> None:
+    data, group_of = grouped({4: 60, 9: 25, 6: 40})
+    later, groups_later = grouped({1: 50}, seed=1)
+    groups_later = {key: 1000 + group for key, group in groups_later.items()}
+    all_groups = group_of | groups_later
+    contents = []
+    for order, steps in ((0, 1), (1, 1), (2, 2)):
+        buffer = CalibrationBuffer(capacity=70, strategy=strategy, seed=3)
+        rows = torch.randperm(
+            len(data[1]), generator=torch.Generator().manual_seed(order)
+        )
+        offer(buffer, data, rows.split(13))
+        if steps == 2:
+            commit_groups(buffer, all_groups)
+            assert 60 < len(buffer.y) <= 70
+        offer(buffer, later)
+        commit_groups(buffer, all_groups)
+        assert 60 < len(buffer.y) <= 70
+        kept = [all_groups[key] for key in buffer.key.tolist()]
+        for group in set(kept):
+            assert kept.count(group) == list(all_groups.values()).count(group)
+        contents.append(sorted(content(buffer)))
+    assert contents[0] == contents[1]
+    if strategy == "random":  # herding and k-means of a part prefer other samples
+        assert contents[0] == contents[2]
+
+
+def test_classes_get_equal_places_and_groups_that_are_not_whole_none() -> None:
+    data, group_of = grouped({4: 300, 9: 300, 6: 20})
+    buffer = CalibrationBuffer(capacity=150)
+    offer(buffer, data)
+    at_hand = buffer.at_hand()
+    groups = torch.tensor([group_of[key] for key in at_hand.key.tolist()])
+    broken = groups % 5 == 0
+    buffer.commit_groups(at_hand, groups.masked_fill(broken, -1))
+    assert not torch.isin(buffer.key, at_hand.key[broken]).any()
+    stored = sizes(buffer)
+    assert stored[6] == int(((at_hand.y == 6) & ~broken).sum())
+    assert abs(stored[4] - stored[9]) < 9
+
+
+def test_pruning_keeps_some_classes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same ones, whatever the order of the samples."""
+    data = samples(dict.fromkeys(range(9), 30))
+    whole = []
+    for order in range(3):
+        buffer = CalibrationBuffer(capacity=70)
+        rows = torch.randperm(
+            len(data[1]), generator=torch.Generator().manual_seed(order)
+        )
+        shuffled = tuple(part[rows] for part in data)
+        bunches = torch.arange(len(rows)).split(50 + order)
+        for bunch in bunches:
+            buffer.add(*(part[bunch] for part in shuffled))
+            buffer._prune_pending()
+        counts = torch.bincount(buffer.pending().y, minlength=9)
+        whole.append((counts == 30).nonzero().flatten().tolist())
+    assert whole[0] == whole[1] == whole[2]
+    assert len(whole[0]) == 2
+
+
 # ---------------------------------------------------------------------- randomness
 
 

@@ -23,9 +23,9 @@ from benchmarks.studies.images import (
     show,
     show_columns,
 )
+from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
-from cifnet_pl.statistics import find_groups
+from cifnet_pl.model.calibration import Calibration
 
 CLASSES = 12
 COUNTS = (5, 25)
@@ -80,11 +80,8 @@ def accuracy(images: Images, ridge: float | str) -> Tensor:
     head.begin_task(list(range(CLASSES)))
     head.observe(images.z, images.y)
     head.solve()
-    samples = CalibrationSamples(head, images.z, images.y)
-    found = find_groups(samples.z, samples.columns, samples.rules[0])
-    if found.dependent:
-        samples = samples.grouped(found.clusters)
-    calibrate(samples)
+    samples = BufferSamples(images.z, images.y, torch.arange(len(images.y)))
+    Calibration().calibrate_by_buffer(head, samples)
     right = (head.predict(images.val_z) == images.val_y).double().mean()
     return torch.stack([100 * right, head.ridge_used])
 

@@ -37,8 +37,9 @@ from cifnet_pl.heads.probabilities import (
     calibrate,
     novelty_reference,
 )
+from cifnet_pl.model.calibration import Calibration
 from cifnet_pl.model.unknowns import detection
-from cifnet_pl.statistics import ClassDistances, find_groups
+from cifnet_pl.statistics import ClassDistances
 
 SEEDS = (0, 1, 2, 3)
 ORDERS = (0, 1, 2)
@@ -68,11 +69,9 @@ def drawn(rows: Tensor, seed: int) -> Tensor:
 
 def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
     """The samples of a buffer, those of one group together."""
-    samples = CalibrationSamples(head, *buffer.items())
-    found = find_groups(samples.z, samples.columns, samples.rules[0])
-    if found.dependent:
-        return samples.grouped(found.clusters)
-    return samples
+    calibration = Calibration()
+    calibration.calibrate_by_buffer(head, buffer.samples)
+    return calibration.samples(head, buffer.samples)
 
 
 def learned(images: Images, classes: list[int]) -> tuple[RidgeHead, CalibrationBuffer]:

@@ -138,6 +138,36 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     return torch.from_numpy(ranked[:quota]).to(z.device)
 
 
+def group_positions(groups: Tensor) -> Tensor:
+    """Return the position of each sample's group among those of its class.
+
+    The samples are gone through in their order, and each brings its whole group, whose position is
+    that of its middle. So groups are drawn in proportion to their size, and a class has about as
+    many samples up to a position as that says.
+
+    Args:
+        groups: (n,) int64 group of each sample of one class, the preferred samples first.
+
+    Returns:
+        (n,) float64, from ½ to n − ½.
+
+    Example:
+        >>> group_positions(torch.tensor([7, 5, 5, 5, 7])).tolist()
+        [1.0, 3.5, 3.5, 3.5, 1.0]
+    """
+    _, first, group, sizes = np.unique(
+        groups.cpu().numpy(),
+        return_index=True,
+        return_inverse=True,
+        return_counts=True,
+    )
+    order = np.argsort(first)
+    end = np.empty(len(sizes))
+    end[order] = sizes[order].cumsum()
+    middle = end - sizes / 2
+    return torch.from_numpy(middle[group])
+
+
 Strategy = Literal["random", "herding", "kmeans", "centroid"]
 """Names of the selection strategies."""
 
@@ -158,7 +188,8 @@ STREAMING = {"random"}
 MAX_CANDIDATES_RATIO = 4
 """Most candidates that are in memory, as a multiple of the capacity.
 
-With the random strategy the rest are dropped; the others need all until the task ends."""
+With the random strategy the rest are dropped, but for some classes of which all are kept; the
+others need all until the task ends."""
 
 
 class BufferSamples(NamedTuple):
@@ -195,7 +226,8 @@ class CalibrationBuffer(GrowingModule):
     classes seen so far, so the quota shrinks with every task.
 
     ``add`` collects candidates of the current task. ``commit`` selects among them and shrinks the
-    older classes.
+    older classes. Images that are not independent are selected in whole groups: what is left out
+    must leave the sums completely.
 
     Buffers:
         z: (n, d) embeddings, in the dtype they came in.
@@ -297,6 +329,75 @@ class CalibrationBuffer(GrowingModule):
         if self.strategy in STREAMING and in_memory > self._prune_at:
             self._prune_pending()
 
+    def at_hand(self) -> BufferSamples:
+        """Return stored samples and candidates, each image of a class once, class after class."""
+        samples = concatenate([self.samples, self.pending()])
+        keys = samples.key.cpu().numpy()
+        labels = samples.y.cpu().numpy()
+        pairs = np.stack([labels, keys], axis=1)
+        first = np.unique(pairs, axis=0, return_index=True)[1]
+        return samples.at(torch.from_numpy(first).to(samples.y.device))
+
+    def has_places_for(self, samples: BufferSamples) -> bool:
+        """Return whether no class of some samples has more of them than its quota."""
+        counts = torch.unique(samples.y, return_counts=True)[1]
+        return not len(counts) or int(counts.max()) <= self.quota(len(counts))
+
+    def first_classes(self, samples: BufferSamples, limit: int) -> Tensor:
+        """Return which samples are of the first classes, in random order, of ``limit`` samples.
+
+        Args:
+            samples: of several classes.
+            limit: largest number of samples of these classes together.
+
+        Returns:
+            (n,) bool. More samples, whatever their order, only shorten the list of classes.
+        """
+        labels, column, counts = torch.unique(
+            samples.y, return_inverse=True, return_counts=True
+        )
+        order = torch.argsort(mix_keys(labels, self.seed), stable=True)
+        fits = counts[order].cumsum(dim=0) <= limit
+        is_first = torch.zeros_like(fits)
+        is_first[order] = fits
+        return is_first[column]
+
+    @torch.no_grad()
+    def commit_groups(self, samples: BufferSamples, groups: Tensor) -> None:
+        """Select whole groups of the samples at hand, of all classes alike, and none in part.
+
+        The groups with the smallest positions are kept (:func:`group_positions`). To select from
+        what was selected before gives the same as to select from all.
+
+        Args:
+            samples: as :meth:`at_hand` returns them.
+            groups: (n,) int64, equal for samples of a group; negative for one that is not whole.
+        """
+        classes = dict.fromkeys([*self.y.tolist(), *samples.y.tolist()])
+        limit = self.capacity
+        if self.per_class is not None:
+            limit = self.per_class * len(classes)
+        select = STRATEGIES[self.strategy]
+        positions = torch.zeros(len(groups), dtype=torch.float64)
+        preferred = []
+        for label in classes:
+            is_whole = (samples.y == label) & (groups >= 0)
+            rows = is_whole.nonzero().flatten()
+            if len(rows):
+                whole = samples.at(rows)
+                best = rows[select(whole.z, whole.key, self.seed, len(rows))]
+                positions[best.cpu()] = group_positions(groups[best])
+                preferred.append(best)
+        rows = torch.cat(preferred)
+        by_position = np.lexsort((groups[rows].cpu(), positions[rows.cpu()]))
+        in_order = rows[torch.from_numpy(by_position).to(rows.device)]
+        kept = in_order[:limit]
+        if len(in_order) > limit:
+            first_outside = groups[in_order[limit]]
+            kept = kept[groups[kept] != first_outside]
+        self.discard_pending()
+        self.z, self.y, self.key = samples.at(rows[torch.isin(rows, kept)])
+
     @torch.no_grad()
     def commit(self) -> None:
         """Select among the candidates, and shrink every class to its quota.
@@ -395,13 +496,21 @@ class CalibrationBuffer(GrowingModule):
         self._pending = []
 
     def _prune_pending(self) -> None:
-        """Select among the candidates: no class can keep more than its current quota."""
+        """Select among the candidates: no class can keep more than its current quota, or groups of
+        the first classes.
+        """
         pending = self.pending()
         present = torch.unique(pending.y).tolist()
         every_class = {*present, *self.y.tolist()}
         quota = self.quota(len(every_class))
-        of_classes = [pending.at(pending.y == label) for label in present]
-        selected = concatenate([self._best(part, quota) for part in of_classes])
+        # Groups can be told, and kept, where all images of a class are at hand.
+        is_first = self.first_classes(pending, self.capacity)
+        parts = [pending.at(is_first)]
+        for label in present:
+            part = pending.at((pending.y == label) & ~is_first)
+            if len(part.y):
+                parts.append(self._best(part, quota))
+        selected = concatenate(parts)
         self._pending = [selected]
         places = MAX_CANDIDATES_RATIO * self.capacity
         self._prune_at = max(places, 2 * len(selected.y))

@@ -66,8 +66,9 @@ class CalibrationSamples:
         head: solved.
         z: (n, d) embeddings.
         y: (n,) int64 labels of classes that the head knows.
-        groups: (n,) int64, equal for samples that are left out together; None to leave out each
-            alone. As an attribute never None.
+        groups: (n,) int64, equal for samples that are left out together; negative for a sample of
+            whose group others are learned that are not here, so that its scores are not known. None
+            to leave out each alone. As an attribute never None.
         learned: whether the head has learned them, so that they must be left out; see
             :meth:`Head.leave_one_out`.
         counted: (n,) bool, whether a sample calibrates the head; the others are left out with their
@@ -86,14 +87,27 @@ class CalibrationSamples:
         self.head = head
         self.z = z
         self.y = y
+        positions = torch.arange(len(y), device=y.device)
         if groups is None:
-            groups = torch.arange(len(y), device=y.device)
-        self.groups = groups
-        self.learned = learned
+            groups = positions
         if counted is None:
             counted = torch.ones_like(y, dtype=torch.bool)
-        self.counted = counted
+        is_whole = groups >= 0
+        self.groups = torch.where(is_whole, groups, -1 - positions)
+        self.counted = counted & is_whole
+        self.learned = learned
         self.columns = (y[:, None] == head.labels).int().argmax(dim=1)
+
+    @property
+    def smallest_power(self) -> float:
+        """Smallest power of the odds to fit: 1, for a softmax, where samples come in groups.
+
+        Without a whole group an image may be predicted wrongly at any score. A power below 1 would
+        explain that by similar classes, and make all predictions too humble.
+        """
+        if len(torch.unique(self.groups)) < len(self.groups):
+            return 1.0
+        return SMALLEST_POWER
 
     @cached_property
     def rules(self) -> tuple[LeftOut, ...]:
@@ -177,7 +191,9 @@ class ProbabilityFit(NamedTuple):
 
 
 @torch.inference_mode(mode=False)  # gradients are needed
-def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFit:
+def fit_probabilities(
+    rules: Sequence[Tensor], columns: Tensor, smallest_power: float = SMALLEST_POWER
+) -> ProbabilityFit:
     """Fit the weights of rules and the power of the odds by the smallest negative log likelihood.
 
     For one rule the weight is the reciprocal of a temperature (Guo et al., 2017), for several it is
@@ -191,6 +207,7 @@ def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFi
     Args:
         rules: (n, C) float64 scores of each rule.
         columns: (n,) int64 true column of each row.
+        smallest_power: of the odds; 1 for a softmax.
 
     Example:
         >>> scores = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]).double()
@@ -222,7 +239,6 @@ def fit_probabilities(rules: Sequence[Tensor], columns: Tensor) -> ProbabilityFi
 
     values = np.ones(len(rules) + 1)
     if classes > 1:
-        smallest_power = SMALLEST_POWER
         if classes == 2:
             smallest_power = 1.0
         weight_bounds = [(SMALLEST_WEIGHT, None)] + [(0.0, None)] * (len(rules) - 1)
@@ -257,7 +273,8 @@ def calibrate(samples: CalibrationSamples) -> None:
     if not known.any():
         return
     columns = samples.columns[known]
-    fit = fit_probabilities([scores[known] for scores in rules], columns)
+    known_rules = [scores[known] for scores in rules]
+    fit = fit_probabilities(known_rules, columns, samples.smallest_power)
     head.odds_power.fill_(fit.power)
     if samples.learned:
         head.calibrate(fit.weights)

@@ -1,14 +1,16 @@
 """What is expected on new days: accuracy without each image, without its group, and elsewhere.
 
-Groups are those that the user gave, or found among the buffer samples
-(:func:`~cifnet_pl.statistics.find_groups`). The probabilities, the prediction sets and the
-threshold for unknowns follow from the scores without each sample's group
-(:mod:`cifnet_pl.heads.probabilities`).
+Groups are those that the user gave, or clusters of the images of a class, where similar images show
+that these are not independent (:func:`~cifnet_pl.statistics.group_evidence`). The buffer draws such
+groups whole, since others of a group that stay in the sums would answer for it. The probabilities,
+the prediction sets and the threshold for unknowns follow from the scores without each sample's
+group (:mod:`cifnet_pl.heads.probabilities`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -19,20 +21,30 @@ from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
-from cifnet_pl.statistics import find_groups
+from cifnet_pl.statistics import Clusters, Evidence, group_evidence
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 from cifnet_pl.utilities.text import number_of
 
 Kind = Literal[
-    "unknown", "few", "independent", "found", "measured", "given", "one_group"
+    "unknown",
+    "few",
+    "independent",
+    "found",
+    "measured",
+    "given",
+    "one_group",
+    "incomplete",
 ]
 """Source of the accuracy on new groups: nothing yet; too few images; images that are
-independent, so that both accuracies are the same; groups found among the buffer samples; labelled
-images that were not learned; groups that the user gave; none, as without its group nothing is known
-of most classes."""
+independent, so that both accuracies are the same; groups found among the images; labelled images
+that were not learned; groups that the user gave; none, as without its group nothing is known of
+most classes; none, as the buffer holds no group completely."""
+
+WHOLE = 2**63 - 1
+"""Bits of a hash without its sign; groups that are in the buffer as a whole are not negative."""
 
 MIN_IMAGES_PER_CLASS = 20
-"""Buffer samples of a class, on average, from which the accuracy on new groups is estimated.
+"""Images of a class, on average, from which the accuracy on new groups is estimated.
 
 With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high.
 """
@@ -48,8 +60,11 @@ class Calibration(GrowingModule):
 
     Buffers:
         kind: () int64, position in :data:`Kind`.
-        groups: (n,) int64, equal for buffer samples of one group, in the buffer's order; empty if
-            not known.
+        groups: (n,) int64, equal for buffer samples of one group, in the buffer's order; negative
+            where others of the group are learned that are not in the buffer; empty if not known.
+        group_errors: (3,) float64 errors that tell whether images are independent
+            (:class:`~cifnet_pl.statistics.Evidence`), summed over tasks; negative where there are
+            none yet.
         accuracy: (2,) float64 leave-one-out accuracy and accuracy on new groups, in percent;
             negative where not known.
         interval: (2, 2) float64 95 % interval of each, lower and upper end.
@@ -70,6 +85,9 @@ class Calibration(GrowingModule):
         self.interval: Tensor = nn.Buffer(-torch.ones(2, 2, dtype=torch.float64))
         self.z = no_rows(torch.float32, 0)
         self.groups = no_rows(torch.int64)
+        self.group_errors: Tensor = nn.Buffer(-torch.ones(3, dtype=torch.float64))
+        # Groups of another model that is merged into this one, by content hash.
+        self._absorbed: dict[int, int] = {}
         self.y = no_rows(torch.int64)
         self.key = no_rows(torch.int64)
         self.given_key = no_rows(torch.int64)
@@ -175,53 +193,195 @@ class Calibration(GrowingModule):
         # An image without a group has its own hash for one.
         return key.new_tensor([group_of.get(image, image) for image in key.tolist()])
 
+    @property
+    def leaves_groups_out(self) -> bool:
+        """Whether images come in groups that are left out together."""
+        return len(self.given) > 0 or self.evidence.dependent
+
+    @property
+    def evidence(self) -> Evidence:
+        """What tells whether images are independent."""
+        return Evidence(*self.group_errors.clamp_min(0).tolist())
+
+    def _add_evidence(self, errors: Tensor) -> None:
+        self.group_errors = self.group_errors.clamp_min(0) + errors.to(
+            self.group_errors
+        )
+
+    def absorb(self, other: Calibration, key: Tensor) -> None:
+        """Take in what is known of the images of another model.
+
+        Args:
+            other: of the other model.
+            key: (m,) int64 content hashes of its buffer samples.
+        """
+        self.add_given_groups(other.given_key, other.given)
+        if len(other.chosen):
+            self.exclude_selected(other.chosen)
+        if (other.group_errors >= 0).all():
+            self._add_evidence(other.group_errors)
+        self._absorbed |= other.group_of(key)
+
+    def group_of(self, key: Tensor) -> dict[int, int]:
+        """Return content hash → group of the buffer samples ``key`` (n,), where it is known."""
+        if len(self.groups) != len(key):
+            return {}
+        return dict(zip(key.tolist(), self.groups.tolist(), strict=True))
+
+    def groups_to_draw(
+        self,
+        head: Head,
+        stored: Tensor,
+        samples: BufferSamples,
+        is_whole: Tensor,
+        is_tested: Tensor,
+        limit: int,
+    ) -> Tensor | None:
+        """Return the groups in which the buffer is to draw from the samples at hand.
+
+        They are found in classes of which all images are at hand. Of other classes those groups are
+        whole that were drawn before.
+
+        Args:
+            head: solved.
+            stored: (m,) int64 content hashes of the samples that are in the buffer already.
+            samples: n samples, those and new ones.
+            is_whole: (n,) bool, whether all images of the sample's class are at hand.
+            is_tested: (n,) bool, whether the sample's class is new and to show whether images are
+                independent; all its images are at hand.
+            limit: largest number of tested images that resemble no other.
+
+        Returns:
+            (n,) int64, negative where the group is not whole; None where images are independent.
+        """
+        given = self._groups_given_for(samples.key)
+        whole = samples.at(is_whole)
+        clusters = None
+        if given is None and len(whole.y):
+            mean = samples.z.double().mean(dim=0)
+            clusters = Clusters(whole.z, whole.y, mean)
+            similar = clusters.similar().to(whole.y.device)
+            of_tested = is_tested[is_whole]
+            self._test(head, whole.at(of_tested), similar[of_tested], limit)
+        if not self.leaves_groups_out:
+            return None
+        group_of = self.group_of(stored) | self._absorbed
+        known = [group_of.get(image, -1) for image in samples.key.tolist()]
+        groups = samples.key.new_tensor(known)
+        if given is not None:
+            groups[is_whole] = given[is_whole]
+        elif clusters is not None:
+            groups[is_whole] = named_groups(clusters.groups(), whole.key)
+        return groups
+
+    def _test(
+        self, head: Head, samples: BufferSamples, similar: Tensor, limit: int
+    ) -> None:
+        """Add what samples, all of their classes, show of whether images are independent.
+
+        Those that resemble no other can be left out alone only, so some of them stand for all.
+        """
+        if not len(samples.y):
+            return
+        is_alone = similar.bincount()[similar] == 1
+        alone = is_alone.nonzero().flatten()
+        shown = alone[torch.argsort(samples.key[alone])][:limit]
+        rows = torch.cat([(~is_alone).nonzero().flatten(), shown])
+        counts = torch.ones_like(rows, dtype=torch.float64)
+        counts[is_alone[rows]] = len(alone) / max(len(shown), 1)
+        learned = CalibrationSamples(head, samples.z[rows], samples.y[rows])
+        rule = learned.rules[0]
+        found = group_evidence(similar[rows], learned.columns, rule, counts)
+        self._add_evidence(torch.tensor(found))
+
+    def set_groups(self, key: Tensor, group_of: Mapping[int, int]) -> None:
+        """Set the groups of the samples that are in the buffer now.
+
+        Args:
+            key: (n,) int64 their content hashes.
+            group_of: content hash → group; without one a sample's group is not whole.
+        """
+        self._absorbed = {}
+        self.groups = key.new_tensor(
+            [group_of.get(image, -1) for image in key.tolist()]
+        )
+
     # ------------------------------------------------------------------ accuracy
 
-    def calibrate_by_buffer(self, head: Head, stored: BufferSamples) -> None:
-        """Find the groups of buffer samples, calibrate the head by them, and measure accuracy.
+    def calibrate_by_buffer(
+        self, head: Head, stored: BufferSamples, is_whole: bool = True
+    ) -> None:
+        """Calibrate the head by buffer samples without their groups, and measure its accuracy.
 
         Args:
             head: solved, with leave-one-out scores.
             stored: the samples in the buffer.
+            is_whole: whether these are all images learned. Then their groups are found anew.
         """
         counted = self.counted(stored.y, stored.key)
         samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
+        given = self._groups_given_for(stored.key)
+        if given is not None and is_whole:
+            self.groups = given
+        elif is_whole:
+            clusters = Clusters(samples.z, samples.columns)
+            similar = clusters.similar().to(stored.y.device)
+            ones = torch.ones_like(similar, dtype=torch.float64)
+            rule = samples.rules[0]
+            found = group_evidence(similar, samples.columns, rule, ones)
+            self.group_errors = self.group_errors.new_tensor(found)
+            self.groups = named_groups(clusters.groups(), stored.key)
+        elif len(self.groups) != len(stored.y):
+            self.set_groups(stored.key, {})
         grouped = samples
         kind: Kind = "independent"
-        clusters = self._groups_given_for(stored.key)
-        if clusters is not None:
-            kind = "given"
-        else:
-            found = find_groups(samples.z, samples.columns, samples.rules[0])
-            clusters = found.clusters
-            if found.dependent:
-                kind = "found"
-        if kind != "independent":
-            grouped = samples.grouped(clusters)
-        self.groups = grouped.groups
+        if self.leaves_groups_out:
+            grouped = samples.grouped(self.groups)
+            kind = "found" if given is None else "given"
+        is_untested = bool((self.group_errors < 0).any())
+        if not grouped.counted.any() or (given is None and is_untested):
+            grouped = samples
+            kind = "incomplete"
         calibrate(grouped)
-        few = MIN_IMAGES_PER_CLASS * len(head.classes)
-        if kind != "given" and len(stored.y) < few:
+        learned = sum(head.class_counts().values())
+        few = learned < MIN_IMAGES_PER_CLASS * len(head.classes)
+        if few and kind != "given":
             kind = "few"
+        self._record_accuracy(kind, samples, grouped)
+
+    def _record_accuracy(
+        self, kind: Kind, samples: CalibrationSamples, grouped: CalibrationSamples
+    ) -> None:
+        """Record both accuracies: of samples alone, and in their groups."""
         loo = estimated(samples)
         new_groups = estimated(grouped)
+        stored_classes = len(torch.unique(grouped.columns[grouped.counted]))
         known_classes = len(torch.unique(grouped.known_scores().columns))
-        if len(head.classes) == 1:  # every prediction is right
+        if len(samples.head.classes) == 1:  # every prediction is right
             self._record("unknown", None, None)
-        elif kind == "few":
+        elif kind in ("few", "incomplete"):
             self._record(kind, loo, None)
         elif kind == "independent":
             if loo is not None:
                 # The interval that as few groups as there may be would show: where hardly any
                 # sample is predicted wrongly, errors do not tell whether images come in groups.
+                clusters = Clusters(samples.z, samples.columns).groups()
                 groups = len(torch.unique(clusters))
                 expected = forecast(loo.accuracy / 100, groups)
                 new_groups = Estimate(loo.accuracy, expected)
             self._record(kind, loo, new_groups)
-        elif 2 * known_classes < len(head.classes):
+        elif 2 * known_classes < stored_classes:
             self._record("one_group", loo, None)
         else:
             self._record(kind, loo, widened(new_groups, loo))
+
+    def samples(self, head: Head, stored: BufferSamples) -> CalibrationSamples:
+        """Return the buffer samples in the groups by which they calibrate the head."""
+        counted = self.counted(stored.y, stored.key)
+        groups = None
+        if self.leaves_groups_out and self.estimate_kind != "incomplete":
+            groups = self.groups
+        return CalibrationSamples(head, stored.z, stored.y, groups, counted=counted)
 
     def replace_new_images(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the labelled images that are not learned.
@@ -258,6 +418,17 @@ class Calibration(GrowingModule):
         self.groups = self.groups[:0]
         self._record("unknown", None, None)
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        # Models of before knew groups or none, and not how many errors showed it.
+        name = f"{prefix}group_errors"
+        groups = state_dict.get(f"{prefix}groups")
+        if name not in state_dict and groups is not None:
+            grouped = len(groups.unique()) < len(groups)
+            state_dict[name] = torch.tensor([float(grouped), 0.0, 1.0]).double()
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     # ------------------------------------------------------------------ messages
 
     def sentences(self, learned: int, counted: int) -> list[str]:
@@ -285,25 +456,41 @@ class Calibration(GrowingModule):
             facts = []
             if kind == "given":
                 facts.append("groups as given")
-            if len(self.groups) < learned:  # others of a group may be learned
-                facts.append("upper bound")
             sentence = self.new_groups.sentence(*facts)
             sentences.append(f"Estimated accuracy on new groups {sentence}")
         elif kind == "few":
-            sentence = f"Accuracy on new groups not estimated: fewer than {MIN_IMAGES_PER_CLASS}"
-            if len(self.groups) < learned:
-                sentence += (
-                    " buffer samples a class: raise --model.buffer.init_args.capacity"
-                )
-            else:
-                sentence += " images a class"
-            sentences.append(sentence)
+            sentences.append(
+                f"Accuracy on new groups not estimated: fewer than {MIN_IMAGES_PER_CLASS} images a"
+                " class"
+            )
+        elif kind == "incomplete":
+            sentences.append(
+                "Accuracy on new groups not estimated: the buffer holds no class or group"
+                " completely; raise --model.buffer.init_args.capacity, or measure on labelled"
+                " images of another day (cifnet evaluate)"
+            )
         elif kind == "one_group":
             sentences.append(
                 "Accuracy on new groups not estimated: most classes have images of one group only;"
                 " add images of other days or places"
             )
         return sentences
+
+
+def named_groups(groups: Tensor, key: Tensor) -> Tensor:
+    """Return groups (n,) named by the smallest content hash among their images.
+
+    Args:
+        groups: (n,) int64 from 0.
+        key: (n,) int64 content hashes.
+
+    Returns:
+        (n,) int64, not negative; the same for an image whatever else is learned.
+    """
+    groups = groups.to(key.device)
+    names = key.new_full((int(groups.max()) + 1,), WHOLE)
+    names.scatter_reduce_(0, groups, key & WHOLE, "amin")
+    return names[groups]
 
 
 class Interval(NamedTuple):

@@ -43,6 +43,15 @@ class ImageHashes(GrowingModule):
         hashes: np.ndarray = self.hashes[is_of_class]
         return hashes
 
+    def distinct_counts(self) -> dict[int, int]:
+        """Return the number of distinct images of each class, by label."""
+        labels = self.image_labels
+        hashes = self.hashes
+        is_first = np.ones(len(hashes), dtype=bool)
+        is_first[1:] = (np.diff(labels) != 0) | (hashes[1:] != hashes[:-1])
+        classes, counts = np.unique(labels[is_first], return_counts=True)
+        return dict(zip(classes.tolist(), counts.tolist(), strict=True))
+
     def images(self) -> Counter[tuple[int, int]]:
         """Count how often each image was learned, by label and hash."""
         return Counter(

@@ -167,10 +167,7 @@ def absorb(model: Classifier, other: Classifier) -> None:
     if model.buffer is not None and other.buffer is not None:
         other.buffer.relabel(labels)
         model.buffer.add(other.buffer.z, other.buffer.y, other.buffer.key)
-        given = other.calibration
-        model.calibration.add_given_groups(given.given_key, given.given)
-        if len(given.chosen):
-            model.calibration.exclude_selected(given.chosen)
+        model.calibration.absorb(other.calibration, other.buffer.key)
     other.images.relabel(labels)
     model.images.add(other.images.image_labels, other.images.hashes)
     new_duplicates = model.images.duplicates - duplicates

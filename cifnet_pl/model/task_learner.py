@@ -273,8 +273,54 @@ class ModelLearner:
         """Solve the head, let the buffer select among its candidates, and calibrate again."""
         self.head.solve()
         if self.buffer is not None:
-            self.buffer.commit()
+            self._select_samples(self.buffer)
         self.calibrate()
+
+    def _select_samples(self, buffer: CalibrationBuffer) -> None:
+        """Let the buffer select among its candidates: in whole groups, where there are any."""
+        samples = buffer.at_hand()
+        is_whole = self._are_whole(samples)
+        if not self._calibrates_by_buffer or (
+            is_whole.all() and buffer.has_places_for(samples)
+        ):
+            buffer.commit()
+            return
+        has_candidates = torch.isin(samples.y, buffer.pending().y)
+        groups = self.calibration.groups_to_draw(
+            self.head,
+            buffer.key,
+            samples,
+            is_whole,
+            is_whole & has_candidates,
+            buffer.capacity,
+        )
+        group_of = {}
+        if groups is None or self.head.uses_buffer or not (groups >= 0).any():
+            buffer.commit()
+        else:
+            buffer.commit_groups(samples, groups)
+            hashes = samples.key.tolist()
+            group_of = dict(zip(hashes, groups.tolist(), strict=True))
+        self.calibration.set_groups(buffer.key, group_of)
+
+    def _are_whole(self, samples: BufferSamples) -> Tensor:
+        """Return which samples are of classes of which they are all images: (n,) bool."""
+        learned = self.images.distinct_counts()
+        labels, column, counts = torch.unique(
+            samples.y, return_inverse=True, return_counts=True
+        )
+        expected = [learned.get(label, 0) for label in labels.tolist()]
+        return (counts >= counts.new_tensor(expected))[column]
+
+    @property
+    def _fits_temperature(self) -> bool:
+        return self.calibrated or float(self.head.temperature) != 1
+
+    @property
+    def _calibrates_by_buffer(self) -> bool:
+        """Whether buffer samples calibrate the head."""
+        calibrates = self._fits_temperature or self.head.selects_rule
+        return self.buffer is not None and self.head.leaves_one_out and calibrates
 
     def calibrate(self) -> None:
         """Calibrate by the buffer samples, and again by labelled images that are not learned.
@@ -283,16 +329,17 @@ class ModelLearner:
         """
         self._predictors.clear()
         stored = self.buffer_samples
-        head = self.head
-        fits_temperature = self.calibrated or float(head.temperature) != 1
-        calibrates = fits_temperature or head.selects_rule
-        if stored is not None and head.leaves_one_out and calibrates:
-            self.calibration.calibrate_by_buffer(head, stored)
+        if stored is not None and self._calibrates_by_buffer:
+            has_all_classes = len(torch.unique(stored.y)) == len(self.class_names)
+            is_whole = has_all_classes and bool(self._are_whole(stored).all())
+            self.calibration.calibrate_by_buffer(self.head, stored, is_whole)
         else:
             self.calibration.forget_buffer()
         if len(self.calibration.y):
             learned = self.images.content
-            self.calibration.assess_new_images(head, learned, fits_temperature)
+            self.calibration.assess_new_images(
+                self.head, learned, self._fits_temperature
+            )
 
     def calibration_samples(self) -> CalibrationSamples | None:
         """Return the samples by which this model is calibrated; None if there are none.
@@ -305,13 +352,7 @@ class ModelLearner:
             return CalibrationSamples(self.head, new.z, new.y, learned=False)
         if stored is None:
             return None
-        counted = new.counted(stored.y, stored.key)
-        groups = None
-        if len(new.groups) == len(stored.y):
-            groups = new.groups
-        return CalibrationSamples(
-            self.head, stored.z, stored.y, groups, counted=counted
-        )
+        return new.samples(self.head, stored)
 
     @property
     def buffer_samples(self) -> BufferSamples | None:

@@ -1,8 +1,9 @@
 """Sums that everything is learned from, and solves on them: linear algebra without tasks."""
 
 from cifnet_pl.statistics.distances import ClassDistances as ClassDistances
-from cifnet_pl.statistics.groups import FoundGroups as FoundGroups
-from cifnet_pl.statistics.groups import find_groups as find_groups
+from cifnet_pl.statistics.groups import Clusters as Clusters
+from cifnet_pl.statistics.groups import Evidence as Evidence
+from cifnet_pl.statistics.groups import group_evidence as group_evidence
 from cifnet_pl.statistics.groups import near_duplicates as near_duplicates
 from cifnet_pl.statistics.leaving_out import LearnedRows as LearnedRows
 from cifnet_pl.statistics.leaving_out import LeftOut as LeftOut

@@ -11,6 +11,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, NCMHead, RidgeHead
 from cifnet_pl.heads.probabilities import (
+    SMALLEST_POWER,
     CalibrationSamples,
     PredictionSets,
     ReferenceScores,
@@ -71,8 +72,11 @@ def learned(
     )
 
 
-def temperature_of(scores: Tensor, y: Tensor) -> tuple[float, float]:
-    fit = fit_probabilities([scores], y)
+def temperature_of(
+    scores: Tensor, y: Tensor, smallest_power: float = 1.0
+) -> tuple[float, float]:
+    """Of scores without groups; of images alone the power is fitted, too."""
+    fit = fit_probabilities([scores], y, smallest_power)
     return 1 / fit.weights[0], fit.power
 
 
@@ -124,12 +128,79 @@ def test_independent_images_have_one_accuracy_and_few_images_none() -> None:
     assert learned(groups_each=19 // EACH).calibration.estimate_kind == "few"
 
 
-def test_a_small_buffer_tells_nothing_of_new_groups_and_names_its_option() -> None:
+def true_groups_are_whole(model: Classifier) -> bool:
+    """Whether of each day that is in the buffer all images are there."""
+    sizes = torch.unique(model.buffer.key // EACH, return_counts=True)[1]
+    return bool((sizes == EACH).all())
+
+
+@pytest.mark.parametrize("capacity", [48, 100])
+def test_a_small_buffer_holds_whole_groups_and_promises_what_is_true(
+    capacity: int,
+) -> None:
+    """In one task, in two, and of two sites that are merged; also after a class is gone."""
+    z, y, _ = images(1, spread=0.4)
+    new, labels, _ = images(2, 0.4, groups_each=40)
+    once = learn_embeddings(empty(CalibrationBuffer(capacity)), NAMES, z, y)
+    in_two = empty(CalibrationBuffer(capacity))
+    for classes in ([4, 1, 3], [2, 0]):
+        learn_rows(in_two, z, y, torch.isin(y, torch.tensor(classes)), classes)
+    sites = [empty(CalibrationBuffer(capacity)) for _ in range(2)]
+    for half, site in enumerate(sites):
+        rows = (torch.arange(len(y)) // EACH) % 2 == half
+        learn_rows(site, z, y, rows, list(range(CLASSES)))
+    fewer = once.clone()
+    fewer.remove_classes(NAMES[4:])
+    for model in (once, in_two, merge(sites).model, fewer):
+        estimate = model.calibration
+        known = torch.tensor([NAMES[c] in model.class_names for c in labels.tolist()])
+        names = [NAMES[c] for c in labels[known].tolist()]
+        true = accuracy_of(model, new[known], torch.tensor(model.labels(names)))
+        assert 0 < len(model.buffer.y) <= capacity
+        assert true_groups_are_whole(model)
+        assert estimate.estimate_kind == "found"
+        low, high = estimate.new_groups.interval
+        assert low <= true <= high
+        assert estimate.new_groups.accuracy < estimate.loo.accuracy - 5
+        assert "upper bound" not in " ".join(model.accuracy_sentences())
+    assert in_two.calibration.loo.accuracy > 97
+
+
+def test_a_class_that_was_never_at_hand_promises_nothing_and_names_the_option() -> None:
+    """All images of a class must be at hand once, to tell whether they come in groups."""
     z, y, _ = images(1)
-    small = CalibrationBuffer(capacity=19 * CLASSES)
+    small = CalibrationBuffer(capacity=EACH * GROUPS - 1)
     model = learn_embeddings(empty(small), NAMES, z, y)
+    assert model.calibration.estimate_kind == "incomplete"
     assert model.calibration.new_groups is None
     assert "buffer.init_args.capacity" in model.accuracy_sentences()[-1]
+
+
+def test_where_groups_show_late_only_those_that_are_whole_calibrate() -> None:
+    """Independent images are drawn one by one; what is left of them is part of unknown groups."""
+    model = empty(CalibrationBuffer(60))
+    z, y, _ = images(3, groups_each=40)
+    rows = (y < 2) & (torch.arange(len(y)) % EACH == 0)
+    learn_rows(model, z, y, rows, [0, 1])
+    assert model.calibration.estimate_kind == "independent"
+    z, y, _ = images(1, spread=0.4)
+    for label in range(CLASSES):  # so alike that images are predicted wrongly
+        z[y == label] -= 0.5 * z[y == label].mean(dim=0)
+    learn_rows(model, z, y, y >= 2, [2, 3, 4])
+    assert model.calibration.estimate_kind == "found"
+    assert true_groups_are_whole(model)
+    assert model.buffer.y.unique().tolist() == [2, 3, 4]
+
+
+def test_models_of_before_keep_their_groups(tmp_path: Path) -> None:
+    """They say nothing of the errors that showed them."""
+    model = learned()
+    state = model.calibration.state_dict()
+    del state["group_errors"]
+    again = learned().calibration
+    again.load_state_dict(state)
+    assert again.leaves_groups_out
+    assert torch.equal(again.groups, model.calibration.groups)
 
 
 def test_a_class_of_few_images_counts_as_much_as_another() -> None:
@@ -188,7 +259,7 @@ def test_recalibration_replaces_the_buffer_samples(
     assert old.identity == before != model.identity
     assert torch.equal(model.head(z), old.head(z))
     assert calibrated_by(model) == pytest.approx(
-        temperature_of(old.head(z), y), rel=1e-9
+        temperature_of(old.head(z), y, SMALLEST_POWER), rel=1e-9
     )
     assert model.calibration.estimate_kind == "measured"
     assert model.calibration.new_groups.accuracy == pytest.approx(
@@ -226,7 +297,7 @@ def test_images_learned_later_calibrate_no_longer() -> None:
     model.finish_task()
     assert torch.equal(model.calibration.key, key[50:])
     assert calibrated_by(model) == pytest.approx(
-        temperature_of(model.head(z[50:]), y[50:]), rel=1e-9
+        temperature_of(model.head(z[50:]), y[50:], SMALLEST_POWER), rel=1e-9
     )
     model.remove_classes([NAMES[0]])
     assert torch.equal(model.calibration.key, key[50:][y[50:] > 0])

@@ -5,7 +5,13 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.statistics import LeftOut, find_groups, near_duplicates
+from cifnet_pl.statistics import (
+    Clusters,
+    Evidence,
+    LeftOut,
+    group_evidence,
+    near_duplicates,
+)
 from tests.heads.suite import teach
 
 
@@ -58,35 +64,41 @@ def left_out(head: RidgeHead, z: Tensor, y: Tensor) -> LeftOut:
     return rule
 
 
+def evidence(z: Tensor, y: Tensor, rule: LeftOut | None = None) -> Evidence:
+    rule = rule or left_out(learned(z, y), z, y)
+    counts = torch.ones(len(y), dtype=torch.float64)
+    return group_evidence(Clusters(z, y).similar(), y, rule, counts)
+
+
 def test_days_are_found_in_any_order() -> None:
     z, y, days = images(spread=0.3)
     head = learned(z, y)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
     for rows in (torch.arange(len(y)), order):
-        found = find_groups(z[rows], y[rows], left_out(head, z[rows], y[rows]))
-        assert found.dependent
-        groups = found.clusters
+        own = z[rows]
+        labels = y[rows]
+        assert evidence(own, labels, left_out(head, own, labels)).dependent
+        groups = Clusters(own, labels).groups()
         together = groups[:, None] == groups
         assert together[days[rows, None] == days[rows]].all()
         assert 0.2 < together.sum(dim=1).double().mean() / (DAYS * EACH) < 0.3
 
 
 def test_as_with_refits_instead_of_closed_forms() -> None:
-    z, y, _ = images(spread=0.6)
+    z, y, _ = images(spread=0.4)
 
     def refitted(groups: Tensor | None) -> Tensor:
-        assert groups is not None
+        if groups is None:
+            groups = torch.arange(len(y))
         scores = torch.zeros(len(y), CLASSES, dtype=torch.float64)
         for group in groups.unique():
             head = learned(z[groups != group], y[groups != group])
             scores[groups == group] = head(z[groups == group])
         return scores
 
-    expected = find_groups(z, y, refitted)
-    found = find_groups(z, y, left_out(learned(z, y), z, y))
+    found = evidence(z, y)
     assert found.dependent
-    assert found.cost == expected.cost
-    assert torch.equal(found.clusters, expected.clusters)
+    assert found == evidence(z, y, refitted)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -101,16 +113,14 @@ def test_independent_images_are_left_alone(seed: int) -> None:
         + torch.randn(z.shape, generator=draw).double()
     )
     for each in (z, single):
-        head = learned(each, y)
-        assert not find_groups(each, y, left_out(head, each, y)).dependent
+        assert not evidence(each, y).dependent
 
 
-def test_images_whose_class_is_one_group_do_not_count() -> None:
-    """Without their day nothing is known of the class: they are no evidence."""
+def test_a_class_of_one_day_is_one_group() -> None:
     z, y, days = images(spread=0.3)
     rows = (y > 0) | (days == 0)
     z = z[rows]
     y = y[rows]
-    found = find_groups(z, y, left_out(learned(z, y), z, y))
-    assert found.dependent
-    assert len(found.clusters[y == 0].unique()) == 1
+    assert evidence(z, y).dependent
+    groups = Clusters(z, y).groups()
+    assert len(groups[y == 0].unique()) == 1
