@@ -7,6 +7,9 @@ which are twenty trials: in one task; in tasks of five classes, in another order
 each have half of the images of every class, merged; and in one task, after which two classes are
 forgotten exactly and learned again. A model learned from the same images has to promise the same.
 
+With ``--capacities 400 1000`` all classes are learned in one task with calibration buffers of these
+capacities instead, by six seeds of buffer and class order, and a line for each has the means.
+
 A row has the estimated accuracy on new groups with its interval and the true one, the share of
 classes whose interval holds their true accuracy, of those that have one, coverage and mean size of
 prediction sets for 95 %, and the ECE. In parentheses is the ECE that a calibrated model stays below
@@ -43,6 +46,9 @@ FORGOTTEN = 2
 COVERAGE = 0.95
 WITHIN = 8
 """Points that an estimate may be off."""
+
+SEEDS = 6
+"""Seeds of each capacity."""
 
 CHANCE_DRAWS = 1000
 """Draws of which predictions of a calibrated model are right."""
@@ -82,11 +88,12 @@ class Trial(NamedTuple):
     kind: str
 
 
-def empty(width: int) -> Classifier:
+def empty(width: int, capacity: int = 2000, seed: int = 0) -> Classifier:
     """A model that knows nothing, as ``fit`` makes it by default, of embeddings."""
     backbone = build_backbone(f"none:{width}")
     head = RidgeHead(width, decision="auto", product_features="auto")
-    return Classifier(backbone, head, CalibrationBuffer(2000), calibrated=True)
+    buffer = CalibrationBuffer(capacity, seed=seed)
+    return Classifier(backbone, head, buffer, calibrated=True)
 
 
 def learn(model: Classifier, images: Images, rows: Tensor, classes: list[int]) -> None:
@@ -261,18 +268,47 @@ def counts(trials: list[Trial]) -> list[str]:
     ]
 
 
+def by_capacity(name: str, images: Images, capacities: list[int]) -> None:
+    """A row for each capacity and seed, and the means of each capacity."""
+    means = list[str]()
+    for capacity in capacities:
+        trials = list[Trial]()
+        for seed in range(SEEDS):
+            model = empty(images.z.shape[1], capacity, seed)
+            order = np.random.default_rng(seed).permutation(images.classes)
+            learn(model, images, torch.arange(len(images.y)), order.tolist())
+            learned = f"buffer of {capacity}, seed {seed}"
+            trials.append(measured(model, images, (name, "all", learned)))
+            show(cells(trials[-1]))
+        near = [abs((t.estimate or 0.0) - t.true) <= WITHIN for t in trials]
+        covered = [92 <= t.covered <= 98 for t in trials]
+        means.append(
+            f"{name}, buffer of {capacity}: estimate within {WITHIN} points {sum(near)}, coverage"
+            f" 92 to 98 % {sum(covered)} of {SEEDS}, ECE {np.mean([t.ece for t in trials]):.1f} %,"
+            f" accuracy {np.mean([t.true for t in trials]):.1f} %"
+        )
+    print("", *means, "", sep="\n")
+
+
 def main() -> None:
     """A row for each trial, and the counts."""
     trials = list[Trial]()
+    parser = pairs_parser(__doc__)
+    parser.add_argument("--capacities", type=int, nargs="+", default=[])
+    asked = parser.parse_args()
     show_columns(COLUMNS)
-    for name, train, val in pairs_parser(__doc__).parse_args().images:
+    for name, train, val in asked.images:
         images = read_pair(train, val)
+        if asked.capacities:
+            by_capacity(name, images, asked.capacities)
+            continue
         for classes_name, classes in class_sets(images).items():
             for way, make in WAYS.items():
                 model = make(images, classes)
                 trials.append(measured(model, images, (name, classes_name, way)))
                 show(cells(trials[-1]))
-    print("", *counts(trials), sep="\n")
+    if trials:
+        print("", *counts(trials), sep="\n")
 
 
 if __name__ == "__main__":
