@@ -81,7 +81,7 @@ def accuracy(images: Images, ridge: float | str) -> Tensor:
     head.observe(images.z, images.y)
     head.solve()
     samples = BufferSamples(images.z, images.y, torch.arange(len(images.y)))
-    Calibration().calibrate_by_buffer(head, samples)
+    Calibration().calibrate_by_all(head, samples)
     right = (head.predict(images.val_z) == images.val_y).double().mean()
     return torch.stack([100 * right, head.ridge_used])
 

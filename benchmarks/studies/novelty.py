@@ -70,7 +70,7 @@ def drawn(rows: Tensor, seed: int) -> Tensor:
 def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
     """The samples of a buffer, those of one group together."""
     calibration = Calibration()
-    calibration.calibrate_by_buffer(head, buffer.samples)
+    calibration.calibrate_by_all(head, buffer.samples)
     return calibration.samples(head, buffer.samples)
 
 

@@ -338,11 +338,6 @@ class CalibrationBuffer(GrowingModule):
         first = np.unique(pairs, axis=0, return_index=True)[1]
         return samples.at(torch.from_numpy(first).to(samples.y.device))
 
-    def has_places_for(self, samples: BufferSamples) -> bool:
-        """Return whether no class of some samples has more of them than its quota."""
-        counts = torch.unique(samples.y, return_counts=True)[1]
-        return not len(counts) or int(counts.max()) <= self.quota(len(counts))
-
     def first_classes(self, samples: BufferSamples, limit: int) -> Tensor:
         """Return which samples are of the first classes, in random order, of ``limit`` samples.
 

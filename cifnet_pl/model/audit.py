@@ -71,7 +71,7 @@ def gain_of_ten_more(
     y = torch.from_numpy(labels)
     stored = BufferSamples(torch.from_numpy(z), y, torch.arange(len(y)))
     calibration = Calibration()
-    calibration.calibrate_by_buffer(head, stored)
+    calibration.calibrate_by_all(head, stored)
     samples = CalibrationSamples(head, stored.z, stored.y, calibration.groups)
     return gain_of_more_images(samples)
 

@@ -175,23 +175,23 @@ class Calibration(GrowingModule):
         self.given = torch.cat([self.given, groups.to(self.given)])
 
     def _groups_given_for(self, key: Tensor) -> Tensor | None:
-        """Return the given group of each buffer sample (n,), and forget those of other images.
+        """Return the given group of each image (n,), its own hash where it has none.
 
         Returns:
-            None if none of them has one; a sample without a group stands alone.
+            None if none of the images has one.
         """
-        stored = torch.isin(self.given_key, key)
-        order = torch.argsort(self.given_key[stored], stable=True)
-        self.given_key = self.given_key[stored][order]
-        self.given = self.given[stored][order]
-        if not len(self.given):
+        order = torch.argsort(self.given_key, stable=True)
+        given_key = self.given_key[order]
+        given_groups = self.given[order]
+        if not torch.isin(given_key, key).any():
             return None
         # Of several groups of one image, the first is taken.
-        images = reversed(self.given_key.tolist())
-        groups = reversed(self.given.tolist())
+        images = reversed(given_key.tolist())
+        groups = reversed(given_groups.tolist())
         group_of = dict(zip(images, groups, strict=True))
         # An image without a group has its own hash for one.
-        return key.new_tensor([group_of.get(image, image) for image in key.tolist()])
+        given = [group_of.get(image, image) for image in key.tolist()]
+        return key.new_tensor(given) & WHOLE
 
     @property
     def leaves_groups_out(self) -> bool:
@@ -228,16 +228,16 @@ class Calibration(GrowingModule):
             return {}
         return dict(zip(key.tolist(), self.groups.tolist(), strict=True))
 
-    def groups_to_draw(
+    def find_groups(
         self,
         head: Head,
         stored: Tensor,
         samples: BufferSamples,
         is_whole: Tensor,
-        is_tested: Tensor,
+        is_new: Tensor,
         limit: int,
-    ) -> Tensor | None:
-        """Return the groups in which the buffer is to draw from the samples at hand.
+    ) -> Tensor:
+        """Find the groups of the samples at hand, and whether these must be left out together.
 
         They are found in classes of which all images are at hand. Of other classes those groups are
         whole that were drawn before.
@@ -247,31 +247,29 @@ class Calibration(GrowingModule):
             stored: (m,) int64 content hashes of the samples that are in the buffer already.
             samples: n samples, those and new ones.
             is_whole: (n,) bool, whether all images of the sample's class are at hand.
-            is_tested: (n,) bool, whether the sample's class is new and to show whether images are
-                independent; all its images are at hand.
-            limit: largest number of tested images that resemble no other.
+            is_new: (n,) bool, whether the sample's class has new images.
+            limit: largest number of images without similar ones by which independence is tested.
 
         Returns:
-            (n,) int64, negative where the group is not whole; None where images are independent.
+            (n,) int64, negative where the group is not whole.
         """
-        given = self._groups_given_for(samples.key)
-        whole = samples.at(is_whole)
-        clusters = None
-        if given is None and len(whole.y):
-            mean = samples.z.double().mean(dim=0)
-            clusters = Clusters(whole.z, whole.y, mean)
-            similar = clusters.similar().to(whole.y.device)
-            of_tested = is_tested[is_whole]
-            self._test(head, whole.at(of_tested), similar[of_tested], limit)
-        if not self.leaves_groups_out:
-            return None
         group_of = self.group_of(stored) | self._absorbed
         known = [group_of.get(image, -1) for image in samples.key.tolist()]
         groups = samples.key.new_tensor(known)
+        given = self._groups_given_for(samples.key)
         if given is not None:
-            groups[is_whole] = given[is_whole]
-        elif clusters is not None:
+            return torch.where(is_whole, given, groups)
+        if is_whole.any():
+            whole = samples.at(is_whole)
+            mean = samples.z.double().mean(dim=0)
+            clusters = Clusters(whole.z, whole.y, mean)
             groups[is_whole] = named_groups(clusters.groups(), whole.key)
+            tested = is_new[is_whole]
+            if is_whole.all():  # what was found before is found again
+                self.group_errors = -torch.ones_like(self.group_errors)
+                tested = is_whole
+            similar = clusters.similar().to(tested.device)
+            self._test(head, whole.at(tested), similar[tested], limit)
         return groups
 
     def _test(
@@ -302,44 +300,44 @@ class Calibration(GrowingModule):
             group_of: content hash → group; without one a sample's group is not whole.
         """
         self._absorbed = {}
+        is_stored = torch.isin(self.given_key, key)
+        self.given_key = self.given_key[is_stored]
+        self.given = self.given[is_stored]
         self.groups = key.new_tensor(
             [group_of.get(image, -1) for image in key.tolist()]
         )
 
     # ------------------------------------------------------------------ accuracy
 
-    def calibrate_by_buffer(
-        self, head: Head, stored: BufferSamples, is_whole: bool = True
-    ) -> None:
+    def calibrate_by_all(self, head: Head, samples: BufferSamples) -> None:
+        """Calibrate the head by all samples that it has learned (:meth:`calibrate_by_buffer`)."""
+        everything = torch.ones_like(samples.y, dtype=torch.bool)
+        none = samples.key[:0]
+        self.groups = self.find_groups(
+            head, none, samples, everything, everything, len(everything)
+        )
+        self.calibrate_by_buffer(head, samples)
+
+    def calibrate_by_buffer(self, head: Head, stored: BufferSamples) -> None:
         """Calibrate the head by buffer samples without their groups, and measure its accuracy.
 
         Args:
             head: solved, with leave-one-out scores.
             stored: the samples in the buffer.
-            is_whole: whether these are all images learned. Then their groups are found anew.
         """
+        if len(self.groups) != len(stored.y):
+            self.set_groups(stored.key, {})
         counted = self.counted(stored.y, stored.key)
         samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
-        given = self._groups_given_for(stored.key)
-        if given is not None and is_whole:
-            self.groups = given
-        elif is_whole:
-            clusters = Clusters(samples.z, samples.columns)
-            similar = clusters.similar().to(stored.y.device)
-            ones = torch.ones_like(similar, dtype=torch.float64)
-            rule = samples.rules[0]
-            found = group_evidence(similar, samples.columns, rule, ones)
-            self.group_errors = self.group_errors.new_tensor(found)
-            self.groups = named_groups(clusters.groups(), stored.key)
-        elif len(self.groups) != len(stored.y):
-            self.set_groups(stored.key, {})
         grouped = samples
         kind: Kind = "independent"
         if self.leaves_groups_out:
             grouped = samples.grouped(self.groups)
-            kind = "found" if given is None else "given"
+            kind = "found"
+        if len(self.given):
+            kind = "given"
         is_untested = bool((self.group_errors < 0).any())
-        if not grouped.counted.any() or (given is None and is_untested):
+        if not grouped.counted.any() or (is_untested and kind != "given"):
             grouped = samples
             kind = "incomplete"
         calibrate(grouped)

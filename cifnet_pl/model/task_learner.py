@@ -278,30 +278,30 @@ class ModelLearner:
 
     def _select_samples(self, buffer: CalibrationBuffer) -> None:
         """Let the buffer select among its candidates: in whole groups, where there are any."""
-        samples = buffer.at_hand()
-        is_whole = self._are_whole(samples)
-        if not self._calibrates_by_buffer or (
-            is_whole.all() and buffer.has_places_for(samples)
-        ):
+        if not self._calibrates_by_buffer:
             buffer.commit()
             return
-        has_candidates = torch.isin(samples.y, buffer.pending().y)
-        groups = self.calibration.groups_to_draw(
+        samples = buffer.at_hand()
+        groups = self.calibration.find_groups(
             self.head,
             buffer.key,
             samples,
-            is_whole,
-            is_whole & has_candidates,
+            self._are_whole(samples),
+            torch.isin(samples.y, buffer.pending().y),
             buffer.capacity,
         )
-        group_of = {}
-        if groups is None or self.head.uses_buffer or not (groups >= 0).any():
-            buffer.commit()
-        else:
+        hashes = samples.key.tolist()
+        group_of = dict(zip(hashes, groups.tolist(), strict=True))
+        is_whole = groups >= 0
+        come_in_groups = self.calibration.leaves_groups_out and is_whole.any()
+        if come_in_groups and not self.head.uses_buffer:
             buffer.commit_groups(samples, groups)
-            hashes = samples.key.tolist()
-            group_of = dict(zip(hashes, groups.tolist(), strict=True))
-        self.calibration.set_groups(buffer.key, group_of)
+            self.calibration.set_groups(buffer.key, group_of)
+        else:
+            buffer.commit()
+            self.calibration.set_groups(buffer.key, group_of)
+            is_whole = self._are_whole(buffer.samples)
+            self.calibration.groups[~is_whole] = -1
 
     def _are_whole(self, samples: BufferSamples) -> Tensor:
         """Return which samples are of classes of which they are all images: (n,) bool."""
@@ -330,9 +330,7 @@ class ModelLearner:
         self._predictors.clear()
         stored = self.buffer_samples
         if stored is not None and self._calibrates_by_buffer:
-            has_all_classes = len(torch.unique(stored.y)) == len(self.class_names)
-            is_whole = has_all_classes and bool(self._are_whole(stored).all())
-            self.calibration.calibrate_by_buffer(self.head, stored, is_whole)
+            self.calibration.calibrate_by_buffer(self.head, stored)
         else:
             self.calibration.forget_buffer()
         if len(self.calibration.y):
