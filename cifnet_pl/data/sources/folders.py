@@ -23,7 +23,7 @@ from cifnet_pl.images.files import (
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.names import Split, class_name, split_of
+from cifnet_pl.utilities.names import Split, class_name, split_in, split_of
 from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
 
 WHAT = "a folder or Zip archive with one sub-folder of images per class"
@@ -163,6 +163,9 @@ class SplitFolders(NamedTuple):
 def find_splits(root: Path) -> SplitFolders | None:
     """Find the folders of the splits in a data set, such as ``train`` and ``test``, in any case.
 
+    They may be Zip archives, and have more in their names where all have a split in it, such as
+    ``scans-train`` and ``scans-val``.
+
     The rule is that of :func:`~cifnet_pl.data.splitting.split_table`.
 
     Returns:
@@ -172,19 +175,22 @@ def find_splits(root: Path) -> SplitFolders | None:
         DataError: sub-folders that are splits without a training and a test split, or two folders
             of one split.
     """
-    folders = sub_folders(root)
+    folders = sub_folders(root) or sorted(root.glob("[!.]*.zip"))
+    read = split_of
+    if all(split_in(path.name) for path in folders):
+        read = split_in
     splits: dict[Split, Path] = {}
+    twice = None
     for path in folders:
-        split = split_of(path.name)
-        if split is None:
-            continue
+        split = read(path.name)
         if split in splits:
-            raise DataError(
-                f"{shown_path(root)} has {splits[split].name} and {path.name}: keep one of them"
-            )
-        splits[split] = path
+            twice = f"{splits[split].name} and {path.name}"
+        elif split is not None:
+            splits[split] = path
     if not splits or not _are_splits(folders, splits):
         return None
+    if twice is not None:
+        raise DataError(f"{shown_path(root)} has {twice}: keep one of them")
     names = [printable(path.name) for path in folders]
     named = ", ".join(names)
     if "train" not in splits:
