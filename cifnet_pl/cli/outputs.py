@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from cifnet_pl.images.files import is_image
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import AlreadyThere, UsageError
 from cifnet_pl.utilities.files import exclusive, expanded
 from cifnet_pl.utilities.text import next_command, print_text, printable
 
@@ -48,14 +48,26 @@ def writing(
         if kind == "bundle":
             from cifnet_pl.model.bundle import refuse_existing  # here: it imports torch
 
-            refuse_existing(target, overwrite)
+            refuse_existing(target, overwrite=True)  # another one: when it is written
         elif not overwrite and (
             target.is_file() or (target.is_dir() and any(target.iterdir()))
         ):
-            raise UsageError(
-                f"{target} exists already: choose another --output, or add --overwrite true"
-            )
+            refuse_other(target, is_same=False)
         yield
+
+
+def refuse_other(target: Path, is_same: bool) -> None:
+    """Raise the error of an output that is there already.
+
+    Args:
+        target: the output.
+        is_same: whether the command would write the same again.
+    """
+    if is_same:
+        raise AlreadyThere(f"{target} is already there: it is the same")
+    raise UsageError(
+        f"{target} exists already: choose another --output, or add --overwrite true"
+    )
 
 
 def require_kind(target: Path, kind: Literal["file", "folder"]) -> None:

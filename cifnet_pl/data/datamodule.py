@@ -610,7 +610,10 @@ class CIFNetDataModule(LightningDataModule):
         """
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
-                loaders = list(self._loaders.values())
+                loaders = []
+                if self.learner.trainer.world_size == 1:
+                    loaders = list(self._loaders.values())
+                # Other processes would wait while one searches all images.
                 raise DataError(name_unreadable(batch.unreadable, loaders))
             self.skipped += batch.unreadable
         labels = self._labels(chain.from_iterable(self.learner.learned_tasks))

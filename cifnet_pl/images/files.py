@@ -660,7 +660,9 @@ def matching_paths(pattern: Path) -> list[Path]:
     expansions = bracex.expand(str(pattern), keep_escapes=True, limit=0)
     if len(expansions) > 1:
         paths = map(Path, expansions)
-        return list(chain.from_iterable(matching_paths(path) or [path] for path in paths))
+        return list(
+            chain.from_iterable(matching_paths(path) or [path] for path in paths)
+        )
     base = pattern.parent
     while not os.path.exists(base):
         base = base.parent

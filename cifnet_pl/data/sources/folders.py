@@ -44,18 +44,9 @@ def folder(options: SourceOptions) -> SampleTable:
         splits = find_splits(root)
         if splits is None:
             return class_samples(root)
-        if splits.test is None:
-            return class_samples(splits.train, notes=splits.notes)
-        parts: dict[Split, Path] = {"train": splits.train, "test": splits.test}
-        samples = class_samples(root, parts, splits.notes)
-    labels = samples.table["label"]
-    is_training = samples.table["split"] == "train"
-    for name in sorted(set(labels) - set(labels[is_training])):
-        raise DataError(
-            f"class '{printable(name)}' is in {shown_path(splits.test)} but not in"
-            f" {shown_path(splits.train)}: add its training images, or take it out"
-        )
-    return samples
+        if len(splits.parts) == 1:
+            return class_samples(splits.parts["train"], notes=splits.notes)
+        return class_samples(root, splits.parts, splits.notes)
 
 
 def class_samples(
@@ -150,23 +141,25 @@ class SplitFolders(NamedTuple):
     """The folders of the splits of a data set.
 
     Attributes:
-        train: class folders to learn.
-        test: class folders to test with; None where the test split has no labels.
+        parts: split → the folder that holds its class folders.
         notes: sentences for the user about what is not used.
     """
 
-    train: Path
-    test: Path | None
-    notes: tuple[str, ...] = ()
+    parts: dict[Split, Path]
+    notes: list[str]
+
+    @property
+    def tested(self) -> Path | None:
+        """Class folders to test with; None where there is only a training split with labels."""
+        return self.parts.get("test") or self.parts.get("val")
 
 
 def find_splits(root: Path) -> SplitFolders | None:
     """Find the folders of the splits in a data set, such as ``train`` and ``test``, in any case.
 
     They may be Zip archives, and have more in their names where all have a split in it, such as
-    ``scans-train`` and ``scans-val``.
-
-    The rule is that of :func:`~cifnet_pl.data.splitting.split_table`.
+    ``scans-train`` and ``scans-val``. Which of them is tested with is the rule of
+    :func:`~cifnet_pl.data.splitting.split_table`.
 
     Returns:
         None where the sub-folders are no splits, but classes.
@@ -179,48 +172,30 @@ def find_splits(root: Path) -> SplitFolders | None:
     read = split_of
     if all(split_in(path.name) for path in folders):
         read = split_in
-    splits: dict[Split, Path] = {}
-    twice = None
-    for path in folders:
-        split = read(path.name)
-        if split in splits:
-            twice = f"{splits[split].name} and {path.name}"
-        elif split is not None:
-            splits[split] = path
+    named = [path for path in folders if read(path.name)]
+    splits = {split: path for path in named if (split := read(path.name))}
     if not splits or not _are_splits(folders, splits):
         return None
-    if twice is not None:
-        raise DataError(f"{shown_path(root)} has {twice}: keep one of them")
-    names = [printable(path.name) for path in folders]
-    named = ", ".join(names)
+    where = shown_path(root)
+    names = ", ".join(printable(path.name) for path in folders)
+    if len(named) > len(splits):
+        raise DataError(f"{where} has {names}: keep one of each split")
     if "train" not in splits:
+        raise DataError(f"{where} has {names}, but no train: expected train and test")
+    if len(splits) == 1:
         raise DataError(
-            f"{shown_path(root)} has {named}, but no train: expected train and test"
-        )
-    train = splits.pop("train")
-    if not splits:
-        raise DataError(
-            f"{shown_path(root)} has {named}, expected train and test: call the held-out folder"
-            f" test, or set the folder to {shown_path(train)} to have a part of it held out"
+            f"{where} has {names}, expected train and test: call the held-out folder test, or set"
+            f" the folder to {shown_path(splits['train'])} to have a part of it held out"
         )
     notes = []
-    labelled = {}
-    for split, path in splits.items():
-        if sub_folders(path):
-            labelled[split] = path
-        else:
+    for split in ("val", "test"):
+        if split in splits and not sub_folders(splits[split]):
+            unlabelled = splits.pop(split)
             notes.append(
-                f"note: {shown_path(path)} has no class folders, and is not used: sort its images"
-                " into class folders to test with them"
+                f"note: {shown_path(unlabelled)} has no class folders, and is not used: sort its"
+                " images into class folders to test with them"
             )
-    test = labelled.pop("test", None)
-    validation = labelled.pop("val", None)
-    if test is not None and validation is not None:
-        notes.append(
-            f"note: {shown_path(root)} has {validation.name} and {test.name}: {test.name} is tested"
-            f" with, {validation.name} is not used"
-        )
-    return SplitFolders(train, test or validation, tuple(notes))
+    return SplitFolders(splits, notes)
 
 
 def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:

@@ -20,7 +20,7 @@ import pandas as pd
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
 from cifnet_pl.images.files import matching_paths, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
-from cifnet_pl.utilities.files import expanded
+from cifnet_pl.utilities.files import expanded, refuse_pointer
 from cifnet_pl.utilities.names import (
     Split,
     split_in,
@@ -295,6 +295,8 @@ def table_file(root: Path | None, what: str, endings: Sequence[str]) -> Path:
     if path.suffix.lower() not in endings:
         kind = f"kind of table in {shown_path(path)}"
         raise unknown_name(kind, path.suffix or "no ending", endings)
+    with readable(path):
+        refuse_pointer(path)
     return path
 
 
@@ -334,10 +336,10 @@ def manifest(options: SourceOptions) -> SampleTable:
     """Read the images that a table lists; ``--data.root`` is the table.
 
     It may also be a folder or a pattern of tables whose names tell their splits, such as
-    ``{train,val}.csv``. Columns are ``path``, relative to the table's folder; ``label``, the name of the class; and, if
-    wanted, ``split`` (train or test), ``task`` and ``domain``. Tasks are learned with
-    ``--data.stream Listed``, in sorted order, numbers as numbers; domains with ``--data.stream
-    Domains``.
+    ``{train,val}.csv``. Columns are ``path``, relative to the table's folder; ``label``, the name
+    of the class; and, if wanted, ``split`` (train or test), ``task`` and ``domain``. Tasks are
+    learned with ``--data.stream Listed``, in sorted order, numbers as numbers; domains with
+    ``--data.stream Domains``.
 
     Options:
         path, label, split, task, domain: names of the columns, where they have other ones.

@@ -19,7 +19,7 @@ from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources.tables import refuse_repeated
 from cifnet_pl.images.files import EXTENSIONS, file_identity, is_hidden, matching_paths
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
-from cifnet_pl.utilities.files import expanded
+from cifnet_pl.utilities.files import expanded, refuse_pointer
 from cifnet_pl.utilities.names import split_notes, splits_of
 from cifnet_pl.utilities.text import printable
 
@@ -151,6 +151,7 @@ def read_headers(shard: str, label: str, numbered: bool) -> list[ShardSample]:
         explained(DataError, f"shard {shown} is damaged, cut off or no tar file"),
         open(shard, "rb") as file,
     ):
+        refuse_pointer(Path(shard))
         stamp = file_identity(Path(shard))
         for key, members in _members(file, shown).items():
             where = f"{shown}: sample {printable(key)}"
