@@ -170,7 +170,8 @@ def find_splits(root: Path) -> SplitFolders | None:
     """
     folders = sub_folders(root) or sorted(root.glob("[!.]*.zip"))
     read = split_of
-    if all(split_in(path.name) for path in folders):
+    found = {split_in(path.name) for path in folders}
+    if None not in found and len(found) > 1:
         read = split_in
     named = [path for path in folders if read(path.name)]
     splits = {split: path for path in named if (split := read(path.name))}
