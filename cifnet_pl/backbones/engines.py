@@ -423,7 +423,7 @@ class Runtime:
     def __deepcopy__(self, memo: Any) -> Runtime:
         return self  # a session cannot be copied, and does not change
 
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a pickled network prepares its runtime again
 
     def _session(self, threads: int) -> Any:

@@ -201,11 +201,11 @@ def sweep(
         for folder in jobs:
             print_text(f"{folder.name}: {state(folder) or 'not run yet'}")
         return
-    target = expanded(output or "")
-    table = target / "tables" / "runs.csv"
-    if table.is_file() and not overwrite and all(map(state, jobs)):
-        reported = re.findall(r"([^,/]+)/version_\d+$", table.read_text(), re.MULTILINE)
-        refuse_other(target, sorted(reported) == sorted(job.name for job in jobs))
+    if output is not None and not overwrite:
+        table = expanded(output) / "tables" / "runs.csv"
+        if table.is_file():
+            reported = re.findall(r"(?m)([^,/]+)/version_\d+$", table.read_text())
+            refuse_other(output, set(reported) == {job.name for job in jobs})
     with writing(output, overwrite, "folder"):
         failed = run_all(jobs)
         if output is not None and failed != list(jobs):

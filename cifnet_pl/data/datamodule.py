@@ -605,16 +605,11 @@ class CIFNetDataModule(LightningDataModule):
         the CPU: they are needed there alone.
 
         Raises:
-            DataError: an image is unreadable, and ``on_corrupt`` is "error"; names all unreadable
-                ones.
+            DataError: an image is unreadable, and ``on_corrupt`` is "error".
         """
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
-                loaders = []
-                if self.learner.trainer.world_size == 1:
-                    loaders = list(self._loaders.values())
-                # Other processes would wait while one searches all images.
-                raise DataError(name_unreadable(batch.unreadable, loaders))
+                raise DataError(name_unreadable(batch.unreadable))
             self.skipped += batch.unreadable
         labels = self._labels(chain.from_iterable(self.learner.learned_tasks))
         samples = batch[0].to(device, non_blocking=True)

@@ -273,6 +273,14 @@ def is_bundle(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
+def last_step(folder: Path) -> str | None:
+    """Return the kind of the last :class:`Event` of a bundle; None without a bundle."""
+    if not is_bundle(folder):
+        return None
+    content, _ = _read_config(folder)
+    return str(content["history"][-1]["kind"])
+
+
 def refuse_existing(folder: Path, overwrite: bool) -> None:
     """Check that a bundle may be written to a folder.
 
@@ -329,8 +337,7 @@ def write_bundle(
     content = safetensors.torch.save(dict(tensors))
     file = TensorsRecord(sha256=hashlib.sha256(content).hexdigest())
     if (folder / file.name).is_file() and not overwrite:
-        present, _ = _read_config(folder)
-        if present["class_names"] == description["class_names"]:
+        if _read_config(folder)[0]["class_names"] == description["class_names"]:
             raise AlreadyThere(f"{folder} is already there: it holds this model")
     refuse_existing(folder, overwrite)
     config = {

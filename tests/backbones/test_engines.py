@@ -394,8 +394,8 @@ def test_a_model_is_pickled_before_and_after_a_prediction(image_folder, tmp_path
     model = cifnet_pl.load(run, "cpu")
     images = sorted(image_folder.rglob("*.png"))[:3]
     before = pickle.loads(pickle.dumps(model))
-    expected = model.classify(images)
+    expected = list(model.classify(images))
     after = pickle.loads(pickle.dumps(model))
     for copy in (before, after):
-        assert copy.classify(images) == expected
+        assert list(copy.classify(images)) == expected
         assert copy.engine == "onnxruntime"

@@ -181,12 +181,10 @@ def find_splits(root: Path) -> SplitFolders | None:
     names = ", ".join(printable(path.name) for path in folders)
     if len(named) > len(splits):
         raise DataError(f"{where} has {names}: keep one of each split")
-    if "train" not in splits:
-        raise DataError(f"{where} has {names}, but no train: expected train and test")
-    if len(splits) == 1:
+    if len(splits) == 1 or "train" not in splits:
         raise DataError(
             f"{where} has {names}, expected train and test: call the held-out folder test, or set"
-            f" the folder to {shown_path(splits['train'])} to have a part of it held out"
+            f" the folder to {shown_path(named[0])} to have a part of it held out"
         )
     notes = []
     for split in ("val", "test"):

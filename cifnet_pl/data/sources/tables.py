@@ -147,10 +147,11 @@ def _npz(path: Path) -> ArrayFile:
             try:
                 return np.asarray(arrays[name])
             except ValueError as error:
-                raise DataError(
-                    f"{shown_path(path)}: '{printable(name)}' is an array of Python objects: save"
-                    f" {printable(name)}.astype(str), or astype(float) if it holds numbers"
-                ) from error
+                shown = f"{shown_path(path)}: '{printable(name)}'"
+                cure = (
+                    "save it with .astype(str), or .astype(float) if it holds numbers"
+                )
+                raise DataError(f"{shown} is an array of objects: {cure}") from error
 
     return ArrayFile(path, list(members), read)
 
@@ -307,10 +308,7 @@ def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
         root: the file.
         options: of the source :func:`embeddings`.
     """
-    path = None
-    if root:
-        path = Path(root)
-    table = open_table(path)
+    table = open_table(Path(root) if root else None)
     column = (options or {}).get("embeddings", "embeddings")
     matrix = table.matrix(str(column))
     return int(matrix.shape[1])
@@ -349,9 +347,8 @@ def manifest(options: SourceOptions) -> SampleTable:
         UsageError: no table was given, or one of another kind.
         DataError: a column, a value or an image that is missing; an image that is listed twice.
     """
-    files = _tables_of_splits(options.root)
-    if not files:
-        files = [table_file(options.root, WHAT_MANIFEST, ENDINGS)]
+    root = options.root
+    files = _tables_of_splits(root) or [table_file(root, WHAT_MANIFEST, ENDINGS)]
     file = files[0]
     where = shown_path(file)
     tables = [read_rows(file) for file in files]

@@ -84,7 +84,7 @@ class EnergyMonitor(Callback):
             if trainer.strategy.root_device.type == "cuda":
                 gpus = physical_gpus(trainer.device_ids)
 
-            class Tracker(OfflineEmissionsTracker):  # type: ignore[misc]  # untyped
+            class Tracker(OfflineEmissionsTracker):
                 # A file of CodeCarbon in a folder would change what the run's own options say, and
                 # runs of two folders are compared.
                 _external_conf = property(lambda tracker: {}, lambda *_: None)
