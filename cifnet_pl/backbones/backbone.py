@@ -117,7 +117,7 @@ class Backbone(nn.Module):
         check_choice("engine", engine, EngineChoice)
         self._engine = engine
         self._runtime: Runtime | None = None
-        self._is_prepared = False  # whether a runtime was made, or cannot be
+        self._has_no_graph = False
         self.takes_images = not isinstance(network, NoNetwork)
         self.sample = "sample"
         if self.takes_images:
@@ -241,9 +241,9 @@ class Backbone(nn.Module):
                 f"engine onnxruntime computes in float32 on the CPU only, and {precision} on a"
                 f" device of type {device} was asked for: use engine auto or torch"
             )
-        if not self._is_prepared:
+        if self._runtime is None and not self._has_no_graph:
             self._runtime = prepared_runtime(self, self._engine)
-            self._is_prepared = True
+            self._has_no_graph = self._runtime is None
         if self._runtime is None:
             return "torch"
         return "onnxruntime"

@@ -423,6 +423,9 @@ class Runtime:
     def __deepcopy__(self, memo: Any) -> Runtime:
         return self  # a session cannot be copied, and does not change
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a pickled network prepares its runtime again
+
     def _session(self, threads: int) -> Any:
         """Return the session in which ``threads`` embed the same images.
 

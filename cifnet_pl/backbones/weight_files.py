@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, explained
+from cifnet_pl.utilities.files import refuse_pointer
 
 PREFIXES = (
     "module.",
@@ -151,6 +152,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UsageError(f"checkpoint {path} does not exist")
     with explained(CheckpointError, f"cannot read {path}"):
+        refuse_pointer(path)
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 

@@ -9,7 +9,7 @@ from cifnet_pl.cli.commands import Engine
 from cifnet_pl.cli.outputs import warn, writing
 from cifnet_pl.utilities.errors import DataError, unknown_name
 from cifnet_pl.utilities.files import expanded, write_atomic
-from cifnet_pl.utilities.names import DEFAULT_BACKBONE, class_name, split_of
+from cifnet_pl.utilities.names import DEFAULT_BACKBONE, class_name, split_in
 from cifnet_pl.utilities.text import number_of, print_text, printable, utf8
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def image_columns(images: str, files: list[Path]) -> dict[str, np.ndarray]:
     below = [file.relative_to(root).parts[:-1] for file in files]
     splits = None
     if find_splits(root) is not None:
-        splits = [split_of(folders[0]) or "" if folders else "" for folders in below]
+        splits = [split_in(folders[0]) or "" if folders else "" for folders in below]
         below = [folders[1:] for folders in below]
     if all(below):
         columns["labels"] = np.array(

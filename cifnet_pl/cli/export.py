@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.cli.outputs import OutputKind, next_classify, writing
+from cifnet_pl.cli.outputs import OutputKind, next_classify, refuse_other, writing
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, print_text
@@ -72,10 +72,10 @@ def export(
     kind: OutputKind = "bundle"
     if format == "onnx":
         kind = "file"
-    with writing(target, overwrite, kind):
+    with writing(target, True, kind):
         loaded = load(model, device="cpu", trust=trust, download=download)
         if format == "onnx":
-            _export_graph(loaded, target)
+            _export_graph(loaded, target, overwrite)
             return
         loaded.save(target, overwrite)
     classes = number_of(len(loaded.class_names), "class")
@@ -83,12 +83,14 @@ def export(
     print_text(next_classify(target, trust))
 
 
-def _export_graph(model: Classifier, target: Path) -> None:
+def _export_graph(model: Classifier, target: Path, overwrite: bool) -> None:
     """Write one ONNX file."""
     from cifnet_pl.backbones.engines import FLOAT32
     from cifnet_pl.model.export import onnx_bytes
 
     content, check = onnx_bytes(replace(model, precision=FLOAT32))
+    if target.is_file() and not overwrite:
+        refuse_other(target, target.read_bytes() == content)
     write_bytes(target, content)
     _print_graph(model, target, check)
 

@@ -61,7 +61,7 @@ def merge(
             raise UsageError(f"{again} is given twice: its images would count twice")
     if len(models) < 2:
         raise UsageError(f"merge got {len(models)} model, expected at least two")
-    with writing(target, overwrite, "bundle"):
+    with writing(target, overwrite, "merge"):
         first = load(models[0], trust=trust)
         loaded = [
             first,
@@ -151,7 +151,7 @@ def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool) ->
     """
     from cifnet_pl.model.partial_sums import is_sums, write_sums
 
-    with writing(target, overwrite, "file" if is_sums(target) else "bundle"):
+    with writing(target, overwrite, "file" if is_sums(target) else "merge"):
         total = reduce_sums(files, trust)
         count = number_of(len(files), "file")
         samples = number_of(sum(total.model.counts.values()), "sample")

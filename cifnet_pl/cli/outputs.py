@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from cifnet_pl.images.files import is_image
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import AlreadyThere, UsageError
 from cifnet_pl.utilities.files import exclusive, expanded
 from cifnet_pl.utilities.text import next_command, print_text, printable
 
@@ -19,7 +19,8 @@ IMAGES_SHOWN = 24
 STANDARD_OUTPUT = "-"
 """Name of the standard output, where a command writes one table."""
 
-OutputKind = Literal["file", "folder", "bundle"]
+OutputKind = Literal["file", "folder", "bundle", "extend", "forget", "merge"]
+"""Kind of an output; bundles also by the step that makes them."""
 
 
 @contextmanager
@@ -41,24 +42,38 @@ def writing(
         return
     target = expanded(output)
     if str(target) == STANDARD_OUTPUT:
-        raise UsageError(f"--output - is for a table: choose a {kind} with a name")
-    if kind != "bundle":
+        raise UsageError("--output - is for a table: choose an output with a name")
+    if kind in ("file", "folder"):
         require_kind(target, kind)
     with exclusive(target):
-        if kind == "bundle":
-            from cifnet_pl.model.bundle import refuse_existing  # here: it imports torch
+        if kind not in ("file", "folder"):
+            from cifnet_pl.model import bundle  # here: it imports torch
 
-            refuse_existing(target, overwrite)
+            # One that this step made may be the same: it is compared when it is written.
+            may_be_same = overwrite or bundle.last_step(target) == kind
+            bundle.refuse_existing(target, may_be_same)
         elif not overwrite and (
             target.is_file() or (target.is_dir() and any(target.iterdir()))
         ):
-            raise UsageError(
-                f"{target} exists already: choose another --output, or add --overwrite true"
-            )
+            refuse_other(target, is_same=False)
         yield
 
 
-def require_kind(target: Path, kind: Literal["file", "folder"]) -> None:
+def refuse_other(target: Path | str, is_same: bool) -> None:
+    """Raise the error of an output that is there already.
+
+    Args:
+        target: the output.
+        is_same: whether the command would write the same again.
+    """
+    if is_same:
+        raise AlreadyThere(f"{target} is already there: it is the same")
+    raise UsageError(
+        f"{target} exists already: choose another --output, or add --overwrite true"
+    )
+
+
+def require_kind(target: Path, kind: OutputKind) -> None:
     """Check that an output is of a kind, or not there yet.
 
     A pipe or a device, such as ``/dev/null``, is neither: it would be replaced.

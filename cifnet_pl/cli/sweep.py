@@ -10,6 +10,7 @@ import copy
 import hashlib
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -22,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel, StrictInt, ValidationError
 
 from cifnet_pl.cli.configs import find_config
-from cifnet_pl.cli.outputs import writing
+from cifnet_pl.cli.outputs import refuse_other, writing
 from cifnet_pl.cli.parsing import arguments_of, plain, yaml_value
 from cifnet_pl.utilities.errors import (
     CifnetError,
@@ -200,6 +201,11 @@ def sweep(
         for folder in jobs:
             print_text(f"{folder.name}: {state(folder) or 'not run yet'}")
         return
+    if output is not None and not overwrite:
+        table = expanded(output) / "tables" / "runs.csv"
+        if table.is_file():
+            reported = re.findall(r"(?m)([^,/]+)/version_\d+$", table.read_text())
+            refuse_other(output, set(reported) == {job.name for job in jobs})
     with writing(output, overwrite, "folder"):
         failed = run_all(jobs)
         if output is not None and failed != list(jobs):

@@ -9,12 +9,13 @@ import os
 import sys
 import time
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from cifnet_pl.cli.outputs import require_table
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
@@ -78,7 +79,8 @@ def watch(
         workspace: folder of a workspace of ``serve``, in place of a model: each image is classified
             by the version that is served then.
         output: the CSV file; rows are added to an existing one.
-        webhook: http or https address that gets a POST for each image; null for none.
+        webhook: http or https address that gets a POST for each image; null for none. A name and
+            password in it, http://name:password@host, are sent as a header.
         unknown: share of images of known classes that may be called unknown; null to call none
             unknown.
         coverage: probability that the prediction set holds the true class; null for no prediction
@@ -102,7 +104,8 @@ def watch(
 
     if webhook is not None:
         is_web = webhook.startswith(("http://", "https://"))
-        check_that(is_web, "--webhook", webhook, "an http or https address")
+        shown = webhook.rpartition("@")[2]  # a password stands before it
+        check_that(is_web, "--webhook", shown, "an http or https address")
     check_that(every > 0, "--every", every, "more than 0")
     folder = expanded(images)
     require_folder(folder, "--images", "a folder of images")
@@ -239,7 +242,7 @@ class Sender:
     """Sends rows to a webhook, in order, each until it is acknowledged.
 
     Args:
-        url: of the receiver.
+        url: of the receiver, with a name and password if it needs them.
         acknowledged: file of the ids of the acknowledged rows.
         rows: of the table.
         folder: of the images.
@@ -257,7 +260,13 @@ class Sender:
         folder: Path,
         link: str | None = None,
     ):
-        self.url = url
+        address = urlsplit(url)
+        login, _, place = address.netloc.rpartition("@")
+        self.url = address._replace(netloc=place).geturl()
+        self._headers = {"Content-Type": "application/json"}
+        if login:
+            token = b64encode(unquote(login).encode()).decode()
+            self._headers["Authorization"] = f"Basic {token}"
         self.folder = folder
         self.link = link
         self._acknowledged = acknowledged
@@ -273,7 +282,7 @@ class Sender:
         while self.waiting and time.monotonic() >= self._next_attempt:
             row = self.waiting[0]
             body = json.dumps(self._content(row)).encode()
-            headers = {"Content-Type": "application/json", "Idempotency-Key": row["id"]}
+            headers = self._headers | {"Idempotency-Key": row["id"]}
             request = urllib.request.Request(self.url, body, headers)
             try:
                 self._opener.open(request, timeout=TIMEOUT_SECONDS).close()

@@ -605,13 +605,11 @@ class CIFNetDataModule(LightningDataModule):
         the CPU: they are needed there alone.
 
         Raises:
-            DataError: an image is unreadable, and ``on_corrupt`` is "error"; names all unreadable
-                ones.
+            DataError: an image is unreadable, and ``on_corrupt`` is "error".
         """
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
-                loaders = list(self._loaders.values())
-                raise DataError(name_unreadable(batch.unreadable, loaders))
+                raise DataError(name_unreadable(batch.unreadable))
             self.skipped += batch.unreadable
         labels = self._labels(chain.from_iterable(self.learner.learned_tasks))
         samples = batch[0].to(device, non_blocking=True)

@@ -19,6 +19,8 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+import bracex
+
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
@@ -618,7 +620,7 @@ def find_images(
         images = iter(image_files(path, passed_over))
     elif os.path.lexists(path) or file_size(path) >= 0:
         return iter([path])
-    elif glob.has_magic(str(path)):
+    elif glob.has_magic(str(path)) or "{" in str(path):
         found = matching_paths(path)
         images = (file for file in found if is_image(file) and not file.is_dir())
     else:
@@ -647,7 +649,7 @@ def matching_paths(pattern: Path) -> list[Path]:
 
     What exists is taken as it is: a path that has the characters of a pattern in its name, and the
     folders at the beginning of a pattern. ``**`` stands for any depth, and does not follow links,
-    which may be circles.
+    which may be circles. Braces are expanded first; what they name is returned if it is missing.
 
     Example:
         >>> matching_paths(Path("no such folder", "*.jpg"))
@@ -655,6 +657,12 @@ def matching_paths(pattern: Path) -> list[Path]:
     """
     if os.path.lexists(pattern):
         return [pattern]
+    expansions = bracex.expand(str(pattern), keep_escapes=True, limit=0)
+    if len(expansions) > 1:
+        paths = map(Path, expansions)
+        return list(
+            chain.from_iterable(matching_paths(path) or [path] for path in paths)
+        )
     base = pattern.parent
     while not os.path.exists(base):
         base = base.parent

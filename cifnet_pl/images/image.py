@@ -19,6 +19,7 @@ from PIL import ExifTags, Image, ImageCms, PngImagePlugin, UnidentifiedImageErro
 from cifnet_pl.images.files import HEIC_BRANDS, read_bytes
 from cifnet_pl.images.jpeg import decode_square, is_incomplete
 from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.files import refuse_pointer
 from cifnet_pl.utilities.text import one_line
 
 # A panorama of 90 to 179 million pixels is read, and Pillow's warning that it may be an attack
@@ -187,6 +188,7 @@ class EncodedImage:
         if isinstance(content, Image.Image):
             return content
         with decoding():
+            refuse_pointer(content)
             try:
                 return _opened(content, formats)
             except UnidentifiedImageError:

@@ -33,13 +33,14 @@ from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.backbones.engines import Precision
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.utilities.errors import (
+    AlreadyThere,
     CheckpointError,
     CifnetError,
     UsageError,
     explained,
     first_mistake,
 )
-from cifnet_pl.utilities.files import write_bytes, write_json
+from cifnet_pl.utilities.files import refuse_pointer, write_bytes, write_json
 from cifnet_pl.utilities.names import class_name, class_name_problem
 from cifnet_pl.utilities.plugins import names_import
 from cifnet_pl.utilities.text import printable, shown
@@ -272,6 +273,14 @@ def is_bundle(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
+def last_step(folder: Path) -> str | None:
+    """Return the kind of the last :class:`Event` of a bundle; None without a bundle."""
+    if not is_bundle(folder):
+        return None
+    content, _ = _read_config(folder)
+    return str(content["history"][-1]["kind"])
+
+
 def refuse_existing(folder: Path, overwrite: bool) -> None:
     """Check that a bundle may be written to a folder.
 
@@ -321,13 +330,16 @@ def write_bundle(
         overwrite: whether a bundle that is there may be replaced.
 
     Raises:
-        UsageError: there is a bundle already and ``overwrite`` is false, or the folder holds other
-            files.
+        AlreadyThere: there is a bundle of the same model already and ``overwrite`` is false.
+        UsageError: there is another bundle already, or the folder holds other files.
         CifnetError: the disk is full or not writable; an old bundle is left as it was.
     """
-    refuse_existing(folder, overwrite)
     content = safetensors.torch.save(dict(tensors))
     file = TensorsRecord(sha256=hashlib.sha256(content).hexdigest())
+    if (folder / file.name).is_file() and not overwrite:
+        if _read_config(folder)[0]["class_names"] == description["class_names"]:
+            raise AlreadyThere(f"{folder} is already there: it holds this model")
+    refuse_existing(folder, overwrite)
     config = {
         "format": FORMAT,
         **description,
@@ -366,6 +378,7 @@ def read_bundle(folder: Path) -> StoredModel:
         )
     with explained(CheckpointError, f"cannot read {path}"):
         content = path.read_bytes()
+        refuse_pointer(content)
         if hashlib.sha256(content).hexdigest() != file.tensors.sha256:
             raise CheckpointError(
                 f"{path} is damaged: its checksum is wrong; copy the bundle again"
@@ -389,7 +402,9 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], BundleRecord]:
             f"{folder} is not a bundle: it has no {CONFIG} (or its writing was interrupted)"
         )
     with explained(CheckpointError, f"cannot read {path}"):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
+        refuse_pointer(text)
+        content = json.loads(text)
         digest = _digest(content)
     check_format(content.get("format"), str(folder))
     file = parse(BundleRecord, content, str(folder))

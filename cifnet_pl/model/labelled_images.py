@@ -84,15 +84,13 @@ class LabelledImages:
         with listing():
             splits = find_splits(root)
             if splits is not None:
-                root = splits.train
+                root = splits.parts["train"]
                 notes += splits.notes
-                if splits.test is not None:
+                if splits.tested is not None:
+                    names = f"{root.name} and {splits.tested.name}"
                     if tested:
-                        root = splits.test
-                    notes.append(
-                        f"note: {folder} has {splits.train.name} and {splits.test.name}: taking"
-                        f" {root.name}"
-                    )
+                        root = splits.tested
+                    notes.append(f"note: {folder} has {names}: taking {root.name}")
             samples = class_samples(root, notes=notes)
         class_names, files = labelled(samples)
         return cls(class_names, files, notes=files.notes)

@@ -24,7 +24,7 @@ from cifnet_pl.model.bundle import (
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.hub import fetch, is_hub_name
 from cifnet_pl.utilities.errors import CheckpointError, explained
-from cifnet_pl.utilities.files import expanded
+from cifnet_pl.utilities.files import expanded, refuse_pointer
 from cifnet_pl.utilities.run_folders import CHECKPOINT, COMPLETE, versions
 from cifnet_pl.utilities.text import printable, shown
 
@@ -166,6 +166,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
         )
     unreadable = f"cannot read checkpoint {path}, it is damaged or not a checkpoint"
     with explained(CheckpointError, unreadable):
+        refuse_pointer(path)
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch.load does not check the checksums
         if damaged is not None:

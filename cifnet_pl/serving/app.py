@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
+from zipfile import ZipFile
 
 from fastapi import (
     APIRouter,
@@ -536,7 +536,11 @@ def bundle(service: AskedService, number: VersionNumber) -> Response:
     with ExitStack() as stack:
         folder = TemporaryDirectory(dir=service.workspace.incoming)
         stack.callback(folder.cleanup)
-        file = shutil.make_archive(f"{folder.name}/bundle", "zip", source)
+        file = f"{folder.name}/bundle.zip"
+        # Files of reproducible builds are dated 1970, which Zip cannot express.
+        with ZipFile(file, "w", strict_timestamps=False) as archive:
+            for path in source.iterdir():
+                archive.write(path, path.name)
         remove = BackgroundTask(stack.pop_all().close)
     name = f"{service.options.name}-{number}.zip"
     return FileResponse(file, filename=name, background=remove)

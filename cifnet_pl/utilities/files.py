@@ -6,6 +6,7 @@ Also: locks, YAML and CSV, the package's configurations, and what the processes 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -21,6 +22,9 @@ import yaml
 from filelock import FileLock, Timeout
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError
+
+LONGEST_WHOLE_NAME = 220
+"""Bytes of a name that hidden files beside it repeat: file systems allow 255."""
 
 RECOMMENDED = "folder"
 """The configuration of ``fit --data.root IMAGES`` alone."""
@@ -79,7 +83,15 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 def _temporary(path: Path) -> Path:
     """Return a name beside ``path`` that no other process takes."""
-    return path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
+    return hidden_beside(path, f"{uuid4().hex[:12]}.tmp")
+
+
+def hidden_beside(path: Path, ending: str) -> Path:
+    """Return a hidden file beside ``path``; its name holds that of ``path`` unless it is long."""
+    name = path.name
+    if len(os.fsencode(name)) > LONGEST_WHOLE_NAME:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return path.with_name(f".{name}.{ending}")
 
 
 def sync_folder_of(path: Path) -> None:
@@ -104,6 +116,17 @@ def _of_the_system(error: BaseException | None) -> OSError | None:
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
+
+
+def refuse_pointer(file: Path | bytes) -> None:
+    """Raise ValueError for a file, or the content of one, in whose place Git LFS left a pointer."""
+    if isinstance(file, Path):
+        with file.open("rb") as opened:
+            file = opened.read(100)
+    if file.startswith(b"version https://git-lfs."):
+        raise ValueError(
+            "a Git LFS pointer, not the file: get the file by git lfs pull"
+        )
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -332,8 +355,7 @@ def exclusive(output: Path) -> Iterator[None]:
     place = output
     if output.name in ("", ".."):  # "." has no name
         place = output.resolve()
-    lock_file = place.parent / f".{place.name}.lock"
-    lock = FileLock(lock_file, blocking=False)
+    lock = FileLock(hidden_beside(place, "lock"), blocking=False)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()

@@ -6,7 +6,12 @@ models) asks these functions, so that no two of them disagree.
 
 from __future__ import annotations
 
+import os
+import re
 import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 Split = Literal["train", "val", "test"]
@@ -50,6 +55,47 @@ def split_of(name: str) -> Split | None:
         ('train', 'val', None)
     """
     return SPLIT_NAMES.get(name.strip().casefold())
+
+
+def split_in(name: str) -> Split | None:
+    """Return the split that the name or the path of a file has as a word; None if it has none.
+
+    The last of several counts, as the name of a data set comes first.
+
+    Example:
+        >>> split_in("scans-train-000.tar"), split_in("val/1.csv"), split_in("latest.tar")
+        ('train', 'val', None)
+    """
+    split = None
+    for word in re.findall(r"[^\W\d_]+", name):
+        split = split_of(word) or split
+    return split
+
+
+def splits_of(files: Sequence[Path]) -> list[Split]:
+    """Return the split of each of the files of a data set, by its name or those of its folders.
+
+    The folder that holds all files does not count. A file without a split is to be learned.
+
+    Args:
+        files: such as shards or tables.
+
+    Returns:
+        Nothing where the files are all of one split.
+    """
+    common = os.path.commonpath([file.parent for file in files])
+    splits = [split_in(os.path.relpath(file, common)) or "train" for file in files]
+    if len(set(splits)) == 1:
+        return []
+    return splits
+
+
+def split_notes(splits: Sequence[Split]) -> tuple[str, ...]:
+    """Say how many files are of which split; nothing without splits."""
+    if not splits:
+        return ()
+    counts = [f"{count} {split}" for split, count in Counter(splits).items()]
+    return (f"note: splits by the names of files: {', '.join(counts)}",)
 
 
 def class_name(name: str) -> str:

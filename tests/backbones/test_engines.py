@@ -5,6 +5,7 @@ them.
 import itertools
 import json
 import logging
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -386,3 +387,15 @@ def test_the_life_of_a_model(image_folder, tmp_path, capsys):
         )
         assert gap <= bound, name
         assert name == "auto" or gap > 1e-12
+
+
+def test_a_model_is_pickled_before_and_after_a_prediction(image_folder, tmp_path):
+    run = learned(tmp_path / "run", *options(image_folder), *RUNTIME)
+    model = cifnet_pl.load(run, "cpu")
+    images = sorted(image_folder.rglob("*.png"))[:3]
+    before = pickle.loads(pickle.dumps(model))
+    expected = list(model.classify(images))
+    after = pickle.loads(pickle.dumps(model))
+    for copy in (before, after):
+        assert list(copy.classify(images)) == expected
+        assert copy.engine == "onnxruntime"

@@ -109,6 +109,9 @@ def test_network_and_head_in_one_graph(
         r"Largest difference from torch on two images: .*[\d.]+\n",
         capsys.readouterr().out,
     )
+    capsys.readouterr()
+    assert run_cifnet("export", model=tmp_path / "b", format="onnx", output=target) == 0
+    assert "is already there" in capsys.readouterr().err
     content = target.read_bytes()
     onnx.checker.check_model(onnx.load_from_string(content))
     again = cifnet_pl.load(tmp_path / "b", device="cpu")

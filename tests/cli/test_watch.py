@@ -31,6 +31,7 @@ class Receiver:
     def __init__(self, *refusals: int, elsewhere: str = ""):
         self.got: list[tuple[str, dict]] = []
         self.refused: list[dict] = []
+        self.authorised: list[str | None] = []
         answers = list(refusals)
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,6 +39,7 @@ class Receiver:
                 content = json.loads(
                     handler.rfile.read(int(handler.headers["content-length"]))
                 )
+                self.authorised.append(handler.headers["authorization"])
                 status = answers.pop(0) if answers else 200
                 (
                     self.got.append((handler.path, content))
@@ -289,3 +291,19 @@ def test_each_event_has_the_link_of_its_image(place):
         rows_watched(place, *options, "--link", "https://shop.example/images/")
     links = sorted(content["link"] for _, content in receiver.got)
     assert links[-1] == "https://shop.example/images/day/red.png"
+
+
+def test_a_password_is_sent_as_a_header_and_shown_nowhere(place, impatient, capfd):
+    with Receiver(503) as receiver:
+        url = receiver.url.replace("//", "//me:s%3Acret@") + "/x"
+        assert watched(place, "--webhook", url) == 0
+    assert watched(place, "--webhook", url.replace("http:", "ftp:")) == 2
+    ((path, _), *_) = receiver.got
+    assert (path, len(receiver.got)) == ("/x", 3)
+    assert set(receiver.authorised) == {"Basic bWU6czpjcmV0"}  # me:s:cret in Base64
+    shown = "".join(capfd.readouterr())
+    assert "503" in shown
+    written = [file for file in place.rglob("*") if file.is_file()]
+    said = shown.encode() + b"".join(file.read_bytes() for file in written)
+    for secret in (b"cret", b"bWU6"):
+        assert secret not in said

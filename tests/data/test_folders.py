@@ -225,7 +225,7 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (into_train, "{root} has train, expected train and test"),
     (
         unknown_class_in_val,
-        "class 'violet' is in {root}/val but not in {root}/train: add its training images, or",
+        "{root}: class 'violet' has no training sample",
     ),
     (train_is_empty, "{root}/train has no sub-folders"),
 ]
@@ -283,3 +283,25 @@ def test_an_empty_folder_is_no_class(tmp_path: Path) -> None:
     assert source.notes == (
         f"note: class folders without images left out: {root}/amber, {root}/copy",
     )
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folders", "archives"])
+def test_folders_and_archives_with_a_split_in_their_names(packed, tmp_path):
+    root = tmp_path / "set"
+    for name in ("scans-train", "scans-val2017"):
+        class_tree(root / name, 3)
+        if packed:
+            shutil.make_archive(str(root / name), "zip", root / name)
+            shutil.rmtree(root / name)
+    source = build_source("folder", SourceOptions(root))
+    assert (len(source.class_names), len(source.train), len(source.val)) == (3, 9, 9)
+
+
+@pytest.mark.parametrize(
+    "names", [["toy train 1", "toy train 2"], ["toy train", "test tube", "red"]]
+)
+def test_classes_may_have_the_name_of_a_split_in_theirs(names, tmp_path):
+    for seed, name in enumerate(names):
+        fill(tmp_path / name / "monday", (seed, 60, 90), 3)
+    source = build_source("folder", SourceOptions(tmp_path))
+    assert source.class_names == sorted(names)

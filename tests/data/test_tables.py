@@ -74,7 +74,7 @@ def test_rows_come_as_asked_for(tmp_path: Path) -> None:
         ),
         (
             {"labels": np.array([None] * 30)},
-            "allow_pickle=False",
+            r"save labels\.astype\(str\)",
         ),
         ({"embeddings": np.zeros((30, 2), dtype=int)}, "dtype int64, expected"),
         ({"ids": np.arange(30) // 2}, "id '0' stands there twice"),
@@ -326,3 +326,73 @@ def test_a_backbone_is_refused_and_a_configuration_is_not(
     saved = tmp_path / "default" / "version_0" / "config.yaml"
     assert "backbone: none:4" in saved.read_text()
     assert main(["fit", "--config", str(saved)]) == 0
+
+
+# ---------------------------------------------------------------------- names of files
+
+
+@pytest.mark.parametrize("root", ["", "{train,validation}-*.*", "*-0000?-of-00002.*"])
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_tables_whose_names_tell_their_splits(
+    root: str, ending: str, tmp_path: Path
+) -> None:
+    class_tree(tmp_path, 4)
+    for name, number in (
+        ("train-00000", 0),
+        ("train-00001", 1),
+        ("validation-00000", 2),
+    ):
+        paths = [f"{colour}/{number}.png" for colour in ("blue", "red")]
+        rows = pd.DataFrame({"path": paths, "label": ["blue", "red"]})
+        file = tmp_path / f"{name}-of-00002{ending}"
+        if ending == ".csv":
+            rows.to_csv(file, index=False)
+        else:
+            rows.to_parquet(file)
+    source = build_source("manifest", SourceOptions(tmp_path / root))
+    assert (len(source.train), len(source.val)) == (4, 2)
+    assert source.notes == ("note: splits by the names of files: 2 train, 1 val",)
+
+
+def test_bare_ids_are_asked_about_and_completed(tmp_path: Path) -> None:
+    class_tree(tmp_path / "train", 2)
+    for path in sorted((tmp_path / "train").rglob("*.png")):
+        path.rename(tmp_path / "train" / f"{path.parent.name}{path.name}")
+    rows = pd.DataFrame(
+        {"id": ["blue0", "blue1", "red0", "red1"], "breed": list("aabb")}
+    )
+    rows.to_csv(tmp_path / "labels.csv", index=False)
+    own = {"path": "id", "label": "breed"}
+    options = SourceOptions(tmp_path / "labels.csv", own=own)
+    with pytest.raises(DataError, match=r"did you mean train/blue0\.png\?") as caught:
+        build_source("manifest", options)
+    pattern = str(caught.value).rpartition("pattern ")[2].strip("'")
+    assert pattern == "train/{}.png"
+    completed = SourceOptions(options.root, own=own | {"pattern": pattern})
+    assert build_source("manifest", completed).class_names == ["a", "b"]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_objects_are_explained(save: Any, tmp_path: Path) -> None:
+    z, y = vectors()
+    save(tmp_path / "a.npz", embeddings=z, labels=y.astype(str).astype(object))
+    said = refused(tmp_path / "a.npz")
+    assert "'labels'" in said
+    assert "labels.astype(str)" in said
+    assert "pickle" not in said
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("embeddings", "a.npz"),
+        ("embeddings", "a.parquet"),
+        ("manifest", "a.csv"),
+        ("webdataset", "a.tar"),
+    ],
+)
+def test_pointers_of_git_lfs_are_named(source: str, name: str, tmp_path: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:17\nsize 9\n"
+    (tmp_path / name).write_bytes(pointer)
+    with pytest.raises(DataError, match="git lfs pull"):
+        build_source(source, SourceOptions(tmp_path / name))

@@ -118,6 +118,45 @@ def test_patterns(images: Path):
     assert build(images / "shards" / "t*-[0-9].tar").train.names == whole
 
 
+@pytest.mark.parametrize(
+    ("shards", "sizes"),
+    [
+        (["scans-train-000", "scans-train-001", "scans-validation-00"], (12, 6)),
+        (["train/a/1", "train/b/1", "dev/a/1"], (12, 6)),
+        (["dev-set_train_0", "dev-set_test_0"], (6, 6)),
+        (["more", "x-eval-0"], (6, 6)),
+        (["latest-0", "contest-1", "pretrained-2"], None),
+        (["tst/1", "tst/2"], None),
+    ],
+)
+def test_splits_are_words_in_the_names_of_shards(
+    shards: list[str], sizes: tuple[int, int] | None, tmp_path: Path
+):
+    """The folder above all of them says nothing, whatever its name is."""
+    root = tmp_path / "test" / "set"
+    for number, name in enumerate(shards):
+        samples = [(f"{number}{key}", members) for key, members in good()]
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        write(root / f"{name}.tar", samples)
+    source = build(root)
+    assert source.held_out is (sizes is None)
+    if sizes is not None:
+        assert (len(source.train), len(source.val)) == sizes
+        assert "splits by the names of files" in source.notes[0]
+
+
+def test_braces_name_shards_as_in_a_shell(tmp_path: Path):
+    for number in (8, 9, 10):
+        samples = [(f"{number}{key}", members) for key, members in good()]
+        write(tmp_path / f"a-{number:03}.tar", samples)
+    assert len(build(tmp_path / "a-{008..010}.tar").train.names) > 10
+    assert len(build(tmp_path / "a-{008,0[01]9,01*}.tar").train.names) > 10
+    with pytest.raises(DataError, match=r"a-011\.tar"):
+        build(tmp_path / "a-{008..011}.tar")
+    (tmp_path / "a-010.tar").rename(tmp_path / "{1,2}.tar")
+    assert len(build(tmp_path / "{1,2}.tar").train.names) < 6  # a file of this name
+
+
 # ---------------------------------------------------------------------- what is wrong
 
 

@@ -12,7 +12,7 @@ import torch
 import cifnet_pl
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import load_bundle
-from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from cifnet_pl.utilities.errors import AlreadyThere, CheckpointError, UsageError
 from tests.models import MAKERS, WIDTH, learn_task, learned
 
 
@@ -132,3 +132,23 @@ def test_damaged_bundles_are_refused(
     damage(tmp_path / "b")
     with pytest.raises(CheckpointError, match=reason):
         load_bundle(tmp_path / "b")
+
+
+@pytest.mark.parametrize("pattern", ["config.json", "tensors-*"])
+def test_pointers_of_git_lfs_are_named(pattern: str, tmp_path: Path):
+    learned().save(tmp_path / "b")
+    (file,) = (tmp_path / "b").glob(pattern)
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:17\n")
+    with pytest.raises(CheckpointError, match=f"{file.name}: .*git lfs pull"):
+        cifnet_pl.load(tmp_path / "b")
+
+
+def test_the_same_model_is_there_already(tmp_path: Path):
+    learned().save(tmp_path / "b")
+    with pytest.raises(AlreadyThere) as caught:
+        learned().save(tmp_path / "b")
+    assert caught.value.exit_code == 0
+    renamed = learned()
+    renamed.class_names[0] = "other"
+    with pytest.raises(UsageError, match="holds a bundle already"):
+        renamed.save(tmp_path / "b")

@@ -13,6 +13,7 @@ import pytest
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import (
+    exclusive,
     expanded,
     write_atomic,
     write_json,
@@ -143,3 +144,15 @@ def test_folders_above_a_run_stay_if_they_hold_something_or_were_there(tmp_path:
             raise ZeroDivisionError
         assert (tmp_path / logs).exists() == kept
         assert folder.parent.exists() == bool(files)
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "ä" * 127])
+def test_names_as_long_as_the_system_allows(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with exclusive(path):
+        write_text(path, "new")
+        with pytest.raises(UsageError, match="another process"), exclusive(path):
+            pass
+        with exclusive(tmp_path / f"b{name[1:]}"):
+            pass
+    assert os.listdir(tmp_path) == [name]

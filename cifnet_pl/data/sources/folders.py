@@ -23,7 +23,7 @@ from cifnet_pl.images.files import (
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.names import Split, class_name, split_of
+from cifnet_pl.utilities.names import Split, class_name, split_in, split_of
 from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
 
 WHAT = "a folder or Zip archive with one sub-folder of images per class"
@@ -44,18 +44,9 @@ def folder(options: SourceOptions) -> SampleTable:
         splits = find_splits(root)
         if splits is None:
             return class_samples(root)
-        if splits.test is None:
-            return class_samples(splits.train, notes=splits.notes)
-        parts: dict[Split, Path] = {"train": splits.train, "test": splits.test}
-        samples = class_samples(root, parts, splits.notes)
-    labels = samples.table["label"]
-    is_training = samples.table["split"] == "train"
-    for name in sorted(set(labels) - set(labels[is_training])):
-        raise DataError(
-            f"class '{printable(name)}' is in {shown_path(splits.test)} but not in"
-            f" {shown_path(splits.train)}: add its training images, or take it out"
-        )
-    return samples
+        if len(splits.parts) == 1:
+            return class_samples(splits.parts["train"], notes=splits.notes)
+        return class_samples(root, splits.parts, splits.notes)
 
 
 def class_samples(
@@ -150,20 +141,25 @@ class SplitFolders(NamedTuple):
     """The folders of the splits of a data set.
 
     Attributes:
-        train: class folders to learn.
-        test: class folders to test with; None where the test split has no labels.
+        parts: split → the folder that holds its class folders.
         notes: sentences for the user about what is not used.
     """
 
-    train: Path
-    test: Path | None
-    notes: tuple[str, ...] = ()
+    parts: dict[Split, Path]
+    notes: list[str]
+
+    @property
+    def tested(self) -> Path | None:
+        """Class folders to test with; None where there is only a training split with labels."""
+        return self.parts.get("test") or self.parts.get("val")
 
 
 def find_splits(root: Path) -> SplitFolders | None:
     """Find the folders of the splits in a data set, such as ``train`` and ``test``, in any case.
 
-    The rule is that of :func:`~cifnet_pl.data.splitting.split_table`.
+    They may be Zip archives, and have more in their names where all have a split in it, such as
+    ``scans-train`` and ``scans-val``. Which of them is tested with is the rule of
+    :func:`~cifnet_pl.data.splitting.split_table`.
 
     Returns:
         None where the sub-folders are no splits, but classes.
@@ -172,49 +168,33 @@ def find_splits(root: Path) -> SplitFolders | None:
         DataError: sub-folders that are splits without a training and a test split, or two folders
             of one split.
     """
-    folders = sub_folders(root)
-    splits: dict[Split, Path] = {}
-    for path in folders:
-        split = split_of(path.name)
-        if split is None:
-            continue
-        if split in splits:
-            raise DataError(
-                f"{shown_path(root)} has {splits[split].name} and {path.name}: keep one of them"
-            )
-        splits[split] = path
+    folders = sub_folders(root) or sorted(root.glob("[!.]*.zip"))
+    read = split_of
+    found = {split_in(path.name) for path in folders}
+    if None not in found and len(found) > 1:
+        read = split_in
+    named = [path for path in folders if read(path.name)]
+    splits = {split: path for path in named if (split := read(path.name))}
     if not splits or not _are_splits(folders, splits):
         return None
-    names = [printable(path.name) for path in folders]
-    named = ", ".join(names)
-    if "train" not in splits:
+    where = shown_path(root)
+    names = ", ".join(printable(path.name) for path in folders)
+    if len(named) > len(splits):
+        raise DataError(f"{where} has {names}: keep one of each split")
+    if len(splits) == 1 or "train" not in splits:
         raise DataError(
-            f"{shown_path(root)} has {named}, but no train: expected train and test"
-        )
-    train = splits.pop("train")
-    if not splits:
-        raise DataError(
-            f"{shown_path(root)} has {named}, expected train and test: call the held-out folder"
-            f" test, or set the folder to {shown_path(train)} to have a part of it held out"
+            f"{where} has {names}, expected train and test: call the held-out folder test, or set"
+            f" the folder to {shown_path(named[0])} to have a part of it held out"
         )
     notes = []
-    labelled = {}
-    for split, path in splits.items():
-        if sub_folders(path):
-            labelled[split] = path
-        else:
+    for split in ("val", "test"):
+        if split in splits and not sub_folders(splits[split]):
+            unlabelled = splits.pop(split)
             notes.append(
-                f"note: {shown_path(path)} has no class folders, and is not used: sort its images"
-                " into class folders to test with them"
+                f"note: {shown_path(unlabelled)} has no class folders, and is not used: sort its"
+                " images into class folders to test with them"
             )
-    test = labelled.pop("test", None)
-    validation = labelled.pop("val", None)
-    if test is not None and validation is not None:
-        notes.append(
-            f"note: {shown_path(root)} has {validation.name} and {test.name}: {test.name} is tested"
-            f" with, {validation.name} is not used"
-        )
-    return SplitFolders(train, test or validation, tuple(notes))
+    return SplitFolders(splits, notes)
 
 
 def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:

@@ -60,7 +60,7 @@ OWN_OPTIONS: dict[str, tuple[str, ...]] = {
     "core50": ("stride",),
     "embeddings": ("embeddings", "labels", "ids", "split"),
     "hf": ("image", "label", "train", "test", "config"),
-    "manifest": ("path", "label", "split", "task", "domain"),
+    "manifest": ("path", "label", "split", "task", "domain", "pattern"),
     "webdataset": ("label", "classes"),
 }
 """Name → options that this source alone has."""

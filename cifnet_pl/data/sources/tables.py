@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import glob
 import os
 import struct
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +18,16 @@ import numpy as np
 import pandas as pd
 
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
-from cifnet_pl.images.files import shown_path
+from cifnet_pl.images.files import matching_paths, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
-from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.names import Split, split_of
+from cifnet_pl.utilities.files import expanded, refuse_pointer
+from cifnet_pl.utilities.names import (
+    Split,
+    split_in,
+    split_notes,
+    split_of,
+    splits_of,
+)
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -136,7 +144,14 @@ def _npz(path: Path) -> ArrayFile:
             if mapped is not None:
                 return mapped
         with np.load(path, allow_pickle=False) as arrays:
-            return np.asarray(arrays[name])
+            try:
+                return np.asarray(arrays[name])
+            except ValueError as error:
+                shown = f"{shown_path(path)}: '{printable(name)}'"
+                cure = (
+                    "save it with .astype(str), or .astype(float) if it holds numbers"
+                )
+                raise DataError(f"{shown} is an array of objects: {cure}") from error
 
     return ArrayFile(path, list(members), read)
 
@@ -281,6 +296,8 @@ def table_file(root: Path | None, what: str, endings: Sequence[str]) -> Path:
     if path.suffix.lower() not in endings:
         kind = f"kind of table in {shown_path(path)}"
         raise unknown_name(kind, path.suffix or "no ending", endings)
+    with readable(path):
+        refuse_pointer(path)
     return path
 
 
@@ -291,10 +308,7 @@ def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
         root: the file.
         options: of the source :func:`embeddings`.
     """
-    path = None
-    if root:
-        path = Path(root)
-    table = open_table(path)
+    table = open_table(Path(root) if root else None)
     column = (options or {}).get("embeddings", "embeddings")
     matrix = table.matrix(str(column))
     return int(matrix.shape[1])
@@ -319,36 +333,57 @@ MEANINGS = ("path", "label", "split", "task", "domain")
 def manifest(options: SourceOptions) -> SampleTable:
     """Read the images that a table lists; ``--data.root`` is the table.
 
-    Columns are ``path``, relative to the table's folder; ``label``, the name of the class; and, if
-    wanted, ``split`` (train or test), ``task`` and ``domain``. Tasks are learned with
-    ``--data.stream Listed``, in sorted order, numbers as numbers; domains with ``--data.stream
-    Domains``.
+    It may also be a folder or a pattern of tables whose names tell their splits, such as
+    ``{train,val}.csv``. Columns are ``path``, relative to the table's folder; ``label``, the name
+    of the class; and, if wanted, ``split`` (train or test), ``task`` and ``domain``. Tasks are
+    learned with ``--data.stream Listed``, in sorted order, numbers as numbers; domains with
+    ``--data.stream Domains``.
 
     Options:
         path, label, split, task, domain: names of the columns, where they have other ones.
+        pattern: what a path is, with {} for the cell, such as train/{}.png for bare ids.
 
     Raises:
         UsageError: no table was given, or one of another kind.
         DataError: a column, a value or an image that is missing; an image that is listed twice.
     """
-    file = table_file(options.root, WHAT_MANIFEST, ENDINGS)
+    root = options.root
+    files = _tables_of_splits(root) or [table_file(root, WHAT_MANIFEST, ENDINGS)]
+    file = files[0]
     where = shown_path(file)
-    rows = read_rows(file)
+    tables = [read_rows(file) for file in files]
+    rows = pd.concat(tables)
+    splits = splits_of(files)
+    if splits:
+        rows["split"] = np.repeat(splits, [len(table) for table in tables])
     if rows.empty:
         raise DataError(f"{where} lists no image")
     cells = _by_meaning(rows, options.own, where)
-    paths = _existing_files(cells["path"], file.parent, where)
+    pattern = str(options.own.get("pattern", "{}"))
+    named = [pattern.replace("{}", str(cell)) for cell in cells["path"]]
+    paths = _existing_files(named, file.parent, where)
     columns = {"name": paths, "label": cells["label"]}
     for meaning in ("domain", "task"):
         if meaning in cells:
             columns[meaning] = cells[meaning]
     if "split" in cells:
         columns["split"] = [read_split(word, where) for word in cells["split"]]
-    notes: tuple[str, ...] = ()
+    notes = split_notes(splits)
     empty_rows = rows.attrs.get("empty_rows", 0)
     if empty_rows:
-        notes = (f"note: {where}: {number_of(empty_rows, 'empty row')} passed over",)
+        notes += (f"note: {where}: {number_of(empty_rows, 'empty row')} passed over",)
     return SampleTable(table_of(**columns), root=file.parent, where=where, notes=notes)
+
+
+def _tables_of_splits(root: Path | None) -> list[Path]:
+    """Return the tables in a folder, or of a pattern, whose names tell their splits."""
+    if root is None:
+        return []
+    path = expanded(root)
+    if path.is_dir():
+        path = path / "*"
+    files = [file for file in matching_paths(path) if file.suffix.lower() in ENDINGS]
+    return [file for file in files if split_in(file.name)]
 
 
 def read_rows(path: Path) -> pd.DataFrame:
@@ -449,7 +484,7 @@ def _by_meaning(
     return cells
 
 
-def _existing_files(paths: Sequence[Any], root: Path, where: str) -> list[str]:
+def _existing_files(paths: Sequence[str], root: Path, where: str) -> list[str]:
     """Return the paths of a table's files, each in one spelling.
 
     Backslashes separate folders where a file of the name with backslashes is not there: tables are
@@ -460,17 +495,22 @@ def _existing_files(paths: Sequence[Any], root: Path, where: str) -> list[str]:
     """
     found = []
     missing = []
-    for cell in paths:
-        path = str(cell)
+    for path in paths:
         if "\\" in path and not os.path.lexists(root / path):
             path = path.replace("\\", "/")
         if not os.path.lexists(root / path):
             missing.append(path)
         found.append(os.path.normpath(path))
     if missing:
+        hint = "paths are relative to the table's folder"
+        name = glob.escape(missing[0])
+        for file in chain(root.glob(f"{name}.*"), root.glob(f"*/{name}.*")):
+            like = printable(file.relative_to(root).as_posix())
+            pattern = like.replace(missing[0], "{}")
+            hint = f"did you mean {like}? Then add --data.options.pattern '{pattern}'"
         raise DataError(
             f"{where} lists {len(missing)} files that are not there, the first is"
-            f" {shown_path(root / missing[0])}: paths are relative to the table's folder"
+            f" {shown_path(root / missing[0])}: {hint}"
         )
     refuse_repeated(found, where, "image")
     return found

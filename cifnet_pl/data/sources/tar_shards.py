@@ -19,8 +19,8 @@ from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources.tables import refuse_repeated
 from cifnet_pl.images.files import EXTENSIONS, file_identity, is_hidden, matching_paths
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
-from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.names import Split, split_of
+from cifnet_pl.utilities.files import expanded, refuse_pointer
+from cifnet_pl.utilities.names import split_notes, splits_of
 from cifnet_pl.utilities.text import printable
 
 IMAGES = (*(ending.removeprefix(".") for ending in sorted(EXTENSIONS)), "img")
@@ -34,11 +34,13 @@ Members = dict[str, tarfile.TarInfo]
 
 
 def webdataset(options: SourceOptions) -> SampleTable:
-    """Read tar shards; ``--data.root`` is a folder of them, or a pattern (``part-*.tar``).
+    """Read tar shards; ``--data.root`` is a folder of them, or a pattern.
+
+    Patterns are such as ``part-*.tar`` and ``part-{000..127}.tar``.
 
     A sample is the members with one name up to its first dot: an image, and ``.cls`` (a number),
-    ``.txt`` (a name) or ``.json`` with an entry "label". Hidden members are skipped. Shards in a
-    folder ``train`` or ``test``, or whose names begin so, are that split.
+    ``.txt`` (a name) or ``.json`` with an entry "label". Hidden members are skipped. Shards with
+    "train", "val" or "test" as a word in their names, or in those of their folders, are that split.
 
     Options:
         label: entry of the .json member, or the ending of another member with the label.
@@ -52,16 +54,16 @@ def webdataset(options: SourceOptions) -> SampleTable:
     class_names = _class_list(options)
     label = str(options.own.get("label", "label"))
     samples: list[ShardSample] = []
-    for shard in find_shards(options):
+    shards = find_shards(options)
+    for shard in shards:
         samples += read_headers(shard, label, class_names is not None)
     where = printable(str(options.root))
     table = pd.DataFrame(samples, dtype=object)
     refuse_repeated(table["name"].tolist(), where, "sample")
-    of_shard = {shard: split_of_shard(shard) for shard in table["shard"].unique()}
-    splits = table["shard"].map(of_shard)
-    given = set(of_shard.values())
-    if "train" in given and given & {"test", "val"}:
-        table["split"] = splits.fillna("train")
+    splits = splits_of([Path(shard) for shard in shards])
+    if splits:
+        of_shard = dict(zip(shards, splits, strict=True))
+        table["split"] = table["shard"].map(of_shard)
 
     def read(position: int) -> bytes:
         return read_member(samples[position])
@@ -73,6 +75,7 @@ def webdataset(options: SourceOptions) -> SampleTable:
         where=where,
         prefix="",
         sequential=True,
+        notes=split_notes(splits),
     )
 
 
@@ -97,17 +100,6 @@ def find_shards(options: SourceOptions) -> list[str]:
     if not files:
         raise DataError(f"no shards at {printable(str(pattern))}: expected .tar files")
     return files
-
-
-def split_of_shard(shard: str) -> Split | None:
-    """Return the split with which the name of a shard or of its folder begins, or None."""
-    path = Path(shard)
-    of_name = split_of(_first_letters(path.name))
-    return of_name or split_of(_first_letters(path.parent.name))
-
-
-def _first_letters(name: str) -> str:
-    return re.split(r"[^A-Za-z]", name)[0]
 
 
 def _class_list(options: SourceOptions) -> list[str] | None:
@@ -159,6 +151,7 @@ def read_headers(shard: str, label: str, numbered: bool) -> list[ShardSample]:
         explained(DataError, f"shard {shown} is damaged, cut off or no tar file"),
         open(shard, "rb") as file,
     ):
+        refuse_pointer(Path(shard))
         stamp = file_identity(Path(shard))
         for key, members in _members(file, shown).items():
             where = f"{shown}: sample {printable(key)}"

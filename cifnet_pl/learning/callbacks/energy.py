@@ -83,7 +83,13 @@ class EnergyMonitor(Callback):
             gpus = None
             if trainer.strategy.root_device.type == "cuda":
                 gpus = physical_gpus(trainer.device_ids)
-            self._tracker = OfflineEmissionsTracker(
+
+            class Tracker(OfflineEmissionsTracker):
+                # A file of CodeCarbon in a folder would change what the run's own options say, and
+                # runs of two folders are compared.
+                _external_conf = property(lambda tracker: {}, lambda *_: None)
+
+            self._tracker = Tracker(
                 country_iso_code=self.country_iso_code,
                 save_to_file=False,
                 allow_multiple_runs=True,

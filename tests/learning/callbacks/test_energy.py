@@ -240,7 +240,10 @@ def test_whether_other_processes_are_counted_is_chosen_and_said(
     assert "kWh (partly estimated)" in capfd.readouterr().out  # RAM, not the processor
 
 
-def test_with_the_real_tracker(tmp_path, capfd):
+def test_with_the_real_tracker(tmp_path, capfd, monkeypatch):
+    """A file of CodeCarbon, which is for other programs, changes nothing."""
+    (tmp_path / ".codecarbon.config").write_text("[codecarbon]\npue=1e9\n")
+    monkeypatch.chdir(tmp_path)
     assert fit(tmp_path, *MEASURED, "--energy.country_iso_code", "FRA") == 0
     rows, summary = results(tmp_path)
     assert all(0 < float(row["energy_kwh"]) < 1 for row in rows)
