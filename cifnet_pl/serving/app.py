@@ -39,6 +39,7 @@ from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.serving import inspection
 from cifnet_pl.serving.answering import LARGEST_BATCH, ImageAnswer
 from cifnet_pl.serving.gate import (
+    LIMITS,
     Access,
     ApiObject,
     Gate,
@@ -252,6 +253,7 @@ def summary(service: AskedService) -> inspection.ModelSummary:
         head=type(model.head).__name__,
         backbone=model.backbone.name,
         image_size=model.image_size,
+        largest_file=LIMITS.body_bytes,
         photo_side=round(inspection.PHOTO_SCALE * model.image_size / model.crop_ratio),
         classes=len(model.class_names),
         images=sum(model.counts.values()),

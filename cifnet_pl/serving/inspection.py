@@ -95,6 +95,8 @@ class ModelSummary(ApiObject):
     image_size: int
     photo_side: int
     """Pixels of an image's shorter side beyond which the answers are the same."""
+    largest_file: int
+    """Bytes of a file that a request can hold."""
     classes: int
     images: int
     state_mb: float

@@ -235,8 +235,14 @@ def test_the_token_is_asked_for(browser, tmp_path):
         context = browser.new_context()
         page = context.new_page()
         page.goto(server.url)
+        page.locator("#token").fill("wrong-horse-battery")
+        page.get_by_role("button", name="Continue").click()
+        expect(page.locator("#token-title")).to_contain_text("The token is wrong")
         page.locator("#token").fill("correct-horse-battery")
         page.get_by_role("button", name="Continue").click()
         expect(page.locator("#state")).to_contain_text("2 classes")
         assert context.cookies() == []
+        other = context.new_page()  # another tab does not ask again
+        other.goto(server.url)
+        expect(other.locator("#state")).to_contain_text("2 classes")
         context.close()

@@ -57,10 +57,10 @@ def test_a_wrong_answer_is_corrected_by_a_tap(width, browser, server, one_day):
         page.locator("#till-name").fill("timer")
         page.get_by_role("button", name="Save").click()
         expect(page.locator("#message-text")).to_contain_text("Kept as “timer”")
-        expect(page.locator("#today")).to_contain_text("1 photo asked")
+        expect(page.locator("#today")).to_contain_text("1 photo,")
         page.get_by_role("button", name="This one").click()
         page.locator("#till-tiles button").nth(0).click()
-        expect(page.locator("#today")).to_contain_text("2 photos asked")
+        expect(page.locator("#today")).to_contain_text("2 photos,")
         page.get_by_role("button", name="This one").click()
         page.get_by_role("button", name="Next").click()  # nobody says what it was
         expect(page.locator("#till-tiles")).to_be_hidden()

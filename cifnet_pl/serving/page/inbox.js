@@ -3,8 +3,8 @@
 import { showBoxes, startBoxes } from "./boxes.js";
 import { takesPictures } from "./camera.js";
 import {
-  $, action, bar, bars, change, changed, count, ENOUGH, finished, get, keptPhoto, known, make, named as nameTag, percent, post, promised,
-  save, say, takesBack, takesFiles, takesPasted, unsure, verdict,
+  $, action, bar, bars, change, changed, count, ENOUGH, finished, get, keptPhoto, known, make, named as nameTag, post, promised,
+  save, say, short, takesBack, takesFiles, takesPasted, unsure, verdict,
 } from "./page.js";
 import { ask, store, waitingOf } from "./photos.js";
 import { inbox, isReadOnly, latestOnly } from "./state.js";
@@ -100,7 +100,7 @@ function foot(photo) {
     const yes = i === 0 && known(photo) && !unsure(photo);
     const label = yes ? `Yes, ${photo.file} is ${one}` : `${photo.file} is: ${one}`;
     const choice = button(nameTag(yes ? `Yes, ${one}` : one), label, () => decide(photo.image, one), yes ? "plain yes" : "plain");
-    choice.append(make("span", { class: "hint", textContent: percent(probability, 0) }));
+    choice.append(make("span", { class: "hint", textContent: short(probability) }));
     place.append(bar(choice, probability));
   });
   return place;

@@ -97,17 +97,19 @@ export function bar(element, share) {
   return element;
 }
 
+/** A probability beside its bar. */
+export const short = (share) => percent(Math.min(share, 0.99), 0);
+
 /** All classes with their probabilities as bars, the most probable first. */
 export const bars = ({ classes }) => make("ul", { class: "bars" },
-  ...classes.map(({ name, probability }) => bar(make("li", {}, named(name), make("span", { textContent: percent(probability, 0) })), probability)));
+  ...classes.map(({ name, probability }) => bar(make("li", {}, named(name), make("span", { textContent: short(probability) })), probability)));
 
 /** What is said of a photo, a remark on it, and how it looks. */
 export function verdict(photo) {
   if (photo.unreadable) return ["Cannot be read", photo.unreadable, "warn"];
   if (photo.seen === false) return ["Not looked at yet", "", ""];
   if (!photo.classes.length) return ["Nothing is known yet", "", ""];
-  const all = photo.classes.slice(0, 3).map(({ name }) => name).join(", ");
-  if (photo.known === false) return ["This looks unlike what I learned.", `It could be: ${all}`, "warn"];
+  if (photo.known === false) return ["This looks unlike what I learned.", "", "warn"];
   const [best] = photo.classes;
   const several = unsure(photo);
   const others = several ? photo.prediction_set.filter((name) => name !== best.name) : [];

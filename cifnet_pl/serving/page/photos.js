@@ -124,11 +124,19 @@ function settle(part, { images = [], known = [], unreadable = [] }) {
 
 const refused = (part, reason) => ({ unreadable: part.map(({ path }) => ({ file: path, reason })) });
 
+/** What was stored of photos of which an answer was lost: those that wait since then are new. */
+function sinceLost({ images, known, unreadable }) {
+  const stored = waitingOf({ images, known });
+  return { images: stored, known: known.filter(({ name }) => name !== null), unreadable };
+}
+
 async function send({ part, signal }) {
   try {
-    settle(part, await post("/inbox", formOf(part.map((one) => one.small)), signal));
+    const received = await post("/inbox", formOf(part.map((one) => one.small)), signal);
+    settle(part, part[0].lost ? sinceLost(received) : received);
     upload.trouble = "";
   } catch (error) {
+    part.forEach((one) => { one.lost = error.status === undefined; });
     if (!OF_THE_FILE.includes(error.status)) {
       upload.trouble = error.message;
       show();
@@ -146,6 +154,7 @@ async function sendAll() {
   while (upload.queue.length) {
     const next = await nextPart();
     if (upload.stopped) settle(next.part, refused(next.part, "not sent"));
+    else if (next.part[0].small.file.size > model.summary.largest_file) settle(next.part, refused(next.part, "the file is too large"));
     else await send(next);
     show();
   }

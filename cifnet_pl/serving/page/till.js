@@ -1,7 +1,7 @@
 // The view for the till: the camera large, the answer large, and tiles to tap.
 
 import { openCamera, shot, steady, watch } from "./camera.js";
-import { $, action, bar, change, count, get, known, likely, make, named, post, say, takesBack, unsure } from "./page.js";
+import { $, action, bar, change, count, get, known, likely, make, named, post, say, short, takesBack, unsure } from "./page.js";
 import { classified, startUpload, store, waitingOf } from "./photos.js";
 import { camera, isReadOnly, model, refresh, till } from "./state.js";
 
@@ -30,8 +30,8 @@ const counted = async (counts, back = false) => (isReadOnly() ? undefined : show
 
 function showTiles(answer) {
   const tiles = answer.classes.slice(0, 3).map(({ name, probability }) => {
-    const share = make("small", { textContent: likely(probability) });
-    const tile = bar(make("button", { type: "button", "aria-label": `It is ${name}` }, named(name), share), probability);
+    const tile = make("button", { type: "button", "aria-label": `It is ${name}` }, named(name));
+    if (known(answer)) bar(tile, probability).append(make("small", { textContent: short(probability) }));
     action(tile, "click", () => decide(name));
     return tile;
   });
@@ -64,17 +64,17 @@ async function ask(photo) {
 async function keep(photo, name) {
   const kept = await store([photo]);
   if (kept.unreadable.length) throw new Error(`The photo was not kept: ${kept.unreadable[0].reason}.`);
-  const waiting = waitingOf(kept);
-  const before = (await get("/inbox?count=0")).names;
-  await post("/inbox/names", { names: Object.fromEntries(waiting.map((image) => [image, name])) });
   const [learned] = kept.known.filter((one) => one.name !== null);
   if (learned) {
     const move = { text: `Move to “${name}”`, work: () => change("/move", { name: learned.name, into: name, images: [learned.image] }, takesBack) };
     return { text: `This photo was learned as “${learned.name}”.`, act: learned.name === name ? null : move };
   }
+  const [image] = waitingOf(kept);
+  const before = (await get("/inbox?count=0")).names[image] ?? null;
+  await post("/inbox/names", { names: { [image]: name } });
   const back = async () => {
     if (kept.images.length) await post("/inbox/remove", { images: kept.images });
-    await post("/inbox/names", { names: Object.fromEntries(waiting.map((image) => [image, before[image] ?? null])) });
+    await post("/inbox/names", { names: { [image]: before } });
   };
   return { text: `Kept as “${name}”; it is learned with the next lesson.`, back };
 }
@@ -110,7 +110,7 @@ function next() {
 function showDays(days) {
   const right = ({ asked: all, corrected }) => (all ? Math.max(0, 1 - corrected / all) : 0);
   const today = days.at(-1);
-  $("today").textContent = today ? `${today.date}: ${count(today.asked, "photo")} asked, ${today.unsure} unsure, ${today.corrected} corrected: ${Math.round(100 * right(today))} % right` : "";
+  $("today").textContent = today ? `${today.date.slice(5)}: ${count(today.asked, "photo")}, ${today.unsure} unsure, ${today.corrected} corrected, ${Math.round(100 * right(today))} % right` : "";
   $("till-days").replaceChildren(...days.slice(-DAYS).map((day) => {
     const bar = make("span", { class: "bar" });
     bar.style.height = `${100 * right(day)}%`;
