@@ -19,7 +19,7 @@ CHROMIUM = (
     or shutil.which("chromium")
     or shutil.which("google-chrome")
 )
-PATIENCE = 15
+PATIENCE = 60
 """Seconds that a test waits for the page at most: a busy machine is slow to answer."""
 
 sync_api.expect.set_options(timeout=1000 * PATIENCE)

@@ -130,15 +130,15 @@ def test_from_an_empty_page(browser, tmp_path):
         page.get_by_role("button", name="Group by likeness").click()
         groups = page.locator("#groups .card")
         expect(groups).to_have_count(2)
-        expect(page.locator("#groups")).to_contain_text("1 photo like no other")
+        expect(page.locator("#groups")).to_contain_text("3 photos like no other")
         for name in ("one", "two"):
             groups.nth(0).locator("input").fill(name)
-            groups.nth(0).get_by_role("button", name="Name 4").click()
-        page.get_by_role("button", name="Learn 8").click()
-        expect(page.locator("#state")).to_contain_text("2 classes, 8 photos")
+            groups.nth(0).get_by_role("button", name="Name 3").click()
+        page.get_by_role("button", name="Learn 6").click()
+        expect(page.locator("#state")).to_contain_text("2 classes, 6 photos")
         expect(page.locator("#begin")).to_be_hidden()
         expect(cards).to_have_count(
-            1, timeout=30_000
+            3, timeout=30_000
         )  # what was learned waits no longer
         drop(page, "drop", {"a.png": image("blue", 70, 60)})
         expect(cards.filter(has_text="a.png").locator(".verdict")).to_contain_text("%")

@@ -77,7 +77,9 @@ def test_a_cut_connection_loses_no_photo(browser, server):
         shown = page.locator("#upload-text")
         expect(shown).to_have_text("0 of 12 files stored, 12 not sent.")
         page.context.set_offline(True)
-        expect(shown).to_have_text(re.compile("[01] of 12 files stored, 1[12] not sent."))
+        expect(shown).to_have_text(
+            re.compile("[01] of 12 files stored, 1[12] not sent.")
+        )
         trouble = page.locator("#upload-trouble")
         expect(trouble).to_contain_text("does not answer")
         no_wider_than_the_screen(page)
@@ -254,7 +256,7 @@ def test_a_photo_is_taken_out_of_a_group(browser, server):
         groups = page.locator("#groups .card")
         expect(groups.nth(0)).to_contain_text("photos alike")
         grouped = page.locator("#groups .thumb").count()
-        assert grouped > 60
+        assert grouped > 40
         first = groups.nth(0)
         size = first.locator(".thumb").count()
         first.locator(".thumb").nth(0).tap()

@@ -34,7 +34,7 @@ async function exifOf(file) {
 }
 
 /** A photo as small as loses nothing for the model, with its time; what the browser cannot decode goes as it is. */
-async function small({ file, path }) {
+export async function small({ file, path }) {
   if (file.size <= SMALL || !["image/jpeg", "image/png", "image/webp"].includes(file.type)) return { file, path };
   const picture = await createImageBitmap(file, { imageOrientation: "from-image" }).catch(() => null);
   const scale = picture ? model.summary.photo_side / Math.min(picture.width, picture.height) : 1;
