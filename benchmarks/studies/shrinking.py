@@ -1,5 +1,4 @@
-"""``python -m benchmarks.studies.shrinking FOLDER [IMAGE_SIZE]``: how small may the page make photos
-before it sends them?
+"""``python -m benchmarks.studies.shrinking FOLDER [IMAGE_SIZE]``: how small may photos be sent?
 
 FOLDER has ``train`` and ``val`` with class folders. A model learns the training images as they are,
 at an image size (56) at which they have more than twice the pixels that the backbone sees, as

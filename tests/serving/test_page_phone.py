@@ -67,8 +67,8 @@ INBOX = re.compile("/inbox$")
 
 
 def test_a_cut_connection_loses_no_photo(browser, server):
-    """Photos are small and upright on their way, with their time; what was not sent is said until it
-    is, and asked about before the page is left.
+    """Photos are small and upright on their way, with their time; what was not sent is said until
+    it is, and asked about before the page is left.
     """
     with page_of(browser, server, "phone", "dark") as page:
         page.get_by_role("tab", name="Photos").tap()
@@ -194,8 +194,11 @@ def test_a_lesson_says_what_it_does_once(browser, server, monkeypatch):
 
 
 KEEP_ALERTS = """() => {
-  const keep = (id, texts) => new MutationObserver(() => texts.push(document.getElementById(id).textContent))
-    .observe(document.getElementById(id), { childList: true, characterData: true, subtree: true });
+  const keep = (id, texts) => {
+    const element = document.getElementById(id);
+    const changes = { childList: true, characterData: true, subtree: true };
+    new MutationObserver(() => texts.push(element.textContent)).observe(element, changes);
+  };
   window.alerts = [];
   window.works = [];
   keep("message-text", window.alerts);

@@ -4,9 +4,7 @@ import { open } from "./camera.js";
 import { $, action, make, named, takesFiles } from "./page.js";
 import { boxes, inbox, model } from "./state.js";
 
-function box(name, take) {
-  const learned = model.classes.find((one) => one.name === name)?.images ?? 0;
-  const waiting = Object.values(inbox.view.names).filter((one) => one === name).length;
+function box({ name, learned, waiting }, take) {
   const files = make("input", { type: "file", accept: "image/*,.heic,.heif,.zip", multiple: true, "aria-label": `Photos of ${name}` });
   const camera = make("button", { type: "button", class: "plain", textContent: "Camera", "aria-label": `Camera for ${name}` });
   const row = make("div", { class: "row" }, make("label", { class: "button plain" }, "Photos", files), camera);
@@ -18,9 +16,14 @@ function box(name, take) {
 
 /** Show the boxes of all classes that are known or named; `take` gets the photos of a box and its name. */
 export function showBoxes(take) {
-  if (!$("boxes").open) return;
-  const names = [...new Set([...model.classes.map((one) => one.name), ...Object.values(inbox.view.names), ...boxes.added])];
-  $("box-list").replaceChildren(...names.map((name) => box(name, take)));
+  const given = Object.values(inbox.view.names);
+  const learned = Object.fromEntries(model.classes.map(({ name, images }) => [name, images]));
+  const names = [...new Set([...Object.keys(learned), ...given, ...boxes.added])];
+  const rows = names.map((name) => ({ name, learned: learned[name] ?? 0, waiting: given.filter((one) => one === name).length }));
+  const looks = JSON.stringify(rows);
+  if (!$("boxes").open || $("box-list").dataset.looks === looks) return;
+  $("box-list").dataset.looks = looks;
+  $("box-list").replaceChildren(...rows.map((row) => box(row, take)));
 }
 
 export function startBoxes(take) {

@@ -66,7 +66,7 @@ for (const end of ["dragend", "blur"]) window.addEventListener(end, release);
 export const released = () => (pressed ? new Promise((resolve) => { awaiting.push(resolve); }) : Promise.resolve());
 
 /** The address of a path of the service, which may be behind a folder of another server. */
-export const address = (path) => new URL(path.replace(/^\//, ""), document.baseURI).href;
+const address = (path) => new URL(path.replace(/^\//, ""), document.baseURI).href;
 
 /** Take the message away that the service does not answer, once it does. */
 function answers() {
