@@ -39,6 +39,7 @@ from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.serving import inspection
 from cifnet_pl.serving.answering import LARGEST_BATCH, ImageAnswer
 from cifnet_pl.serving.gate import (
+    LIMITS,
     Access,
     ApiObject,
     Gate,
@@ -66,7 +67,7 @@ PAGE = Path(__file__).parent / "page"
 RECEIVED_AT_ONCE = 2
 """Requests whose images are stored at the same time, so that others keep their threads."""
 
-GROUPED_IMAGES = 500
+GROUPED_IMAGES = 2000
 """Images that are grouped in one request: the time grows with the square of their number."""
 
 PREVIEW_SIDE = 320
@@ -201,7 +202,7 @@ async def classify(
     check_number(len(files))
     for file in files:
         name = file.filename or "image"
-        content = await run_in_threadpool(content_of, name, file.file)
+        content = await run_in_threadpool(content_of, file.file)
         await decoding.acquire()
         future = asyncio.wrap_future(service.answering.submit(content))
         future.add_done_callback(lambda _: decoding.release())
@@ -252,6 +253,8 @@ def summary(service: AskedService) -> inspection.ModelSummary:
         head=type(model.head).__name__,
         backbone=model.backbone.name,
         image_size=model.image_size,
+        largest_file=LIMITS.body_bytes,
+        photo_side=round(inspection.PHOTO_SCALE * model.image_size / model.crop_ratio),
         classes=len(model.class_names),
         images=sum(model.counts.values()),
         state_mb=sum(tensor.nbytes for tensor in model.tensors().values()) / 1e6,
@@ -268,10 +271,16 @@ def days(service: AskedService) -> list[Day]:
 
 @writes.post("/days")
 def count_answers(
-    service: AskedService, asked: Count = 0, unsure: Count = 0, corrected: Count = 0
+    service: AskedService,
+    asked: Count = 0,
+    unsure: Count = 0,
+    corrected: Count = 0,
+    back: Annotated[
+        bool, Query(description="true: take them out of the counts instead")
+    ] = False,
 ) -> list[Day]:
     """Count answers of this day."""
-    service.workspace.count_answers(asked, unsure, corrected)
+    service.workspace.count_answers(asked, unsure, corrected, back)
     return service.workspace.days()
 
 
@@ -471,9 +480,18 @@ async def move(
 
 
 @changes.post("/undo", response_model=ChangeResult)
-async def undo(change: AskedChange) -> Response:
+async def undo(
+    change: AskedChange,
+    version: Annotated[
+        int | None,
+        Body(
+            embed=True,
+            description="that is undone; refused with 409 if another is served now",
+        ),
+    ] = None,
+) -> Response:
     """Go back by one change."""
-    return await change(change.service.undo)
+    return await change(change.service.undo, version)
 
 
 @changes.post("/redo", response_model=ChangeResult)
@@ -599,7 +617,7 @@ def make_app(service: Service, access: Access) -> Gate:
         "/docs": lambda: HTMLResponse(_docs(app)),
     }
     for path, page in pages.items():
-        app.add_api_route(path, page, include_in_schema=False)
+        app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
     for kind in (
         OSError,
         sqlite3.Error,

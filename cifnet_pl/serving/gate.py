@@ -55,6 +55,9 @@ REFUSAL_HEADERS = {
 }
 """Headers of a refusal, by its status."""
 
+WITH_FILES = frozenset({"/classify", "/inbox"})
+"""Paths whose requests have files."""
+
 OPENED_FORMATS = [name for name in FORMATS if name != "ICO"]
 """Formats that are decoded; an icon is so as soon as it is opened, before its size is known."""
 
@@ -71,10 +74,13 @@ class Access:
         token: what clients must send as ``Authorization: Bearer TOKEN``; None to ask for none.
         hosts: that requests may name, so that a page of another site cannot reach the service
             through a name that it points here; None for any.
+        address: host and port of the page behind a reverse proxy, which may leave the port out of
+            the host that it passes on; None without a proxy.
     """
 
     token: str | None = None
     hosts: frozenset[str] | None = LOOPBACK
+    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class Limits:
     """What one request may hold at most.
 
     Attributes:
-        body_bytes: of a request with files.
+        body_bytes: of a request with files (``WITH_FILES``).
         json_bytes: of any other request.
         image_bytes: of one image.
         pixels: of one image, decoded.
@@ -153,7 +159,7 @@ class Gate:
 
         headers = Headers(scope=scope)
         largest = LIMITS.json_bytes
-        if headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        if scope["path"] in WITH_FILES:
             largest = LIMITS.body_bytes
         answering = self._refusal(scope["path"], headers) or self.app
         await answering(scope, limited(receive, largest), reply)
@@ -168,7 +174,8 @@ class Gate:
                 421,
                 "this service answers on this machine only: ask for it as localhost",
             )
-        of_another_page = origin is not None and origin.partition("://")[2] != host
+        own = (host, self.access.address)
+        of_another_page = origin is not None and origin.partition("://")[2] not in own
         of_a_site = headers.get("sec-fetch-site") == "cross-site"
         if of_another_page or (of_a_site and path not in ("/", "/till")):
             return refused(403, "requests from pages of other sites are refused")
@@ -252,7 +259,7 @@ def uploads(
         if name.lower().endswith(".zip"):
             images = _zipped_images(name, file)
         else:
-            images = iter([(name, content_of(name, file))])
+            images = iter([(name, content_of(file))])
         for path, content in images:
             count += 1
             check_number(count)
@@ -270,13 +277,9 @@ def check_number(images: int) -> None:
         raise RequestError(413, f"{allowed}: send them in parts")
 
 
-def content_of(name: str, file: IO[bytes]) -> bytes:
-    """Read an open file; RequestError if it has more bytes than an image may have."""
-    content = file.read(LIMITS.image_bytes + 1)
-    if len(content) > LIMITS.image_bytes:
-        limit = f"{LIMITS.image_bytes // 2**20} MiB"
-        raise RequestError(413, f"{_shown(name)} is larger than {limit}")
-    return content
+def content_of(file: IO[bytes]) -> bytes:
+    """Read an open file; of one that is too large only enough for :func:`decoded` to say so."""
+    return file.read(LIMITS.image_bytes + 1)
 
 
 def _zipped_images(name: str, file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
@@ -295,7 +298,7 @@ def _zipped_images(name: str, file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
                 if entry.is_dir() or is_hidden(entry_name(entry)):
                     continue
                 with archive.open(entry) as content:
-                    yield entry_name(entry), content_of(entry.filename, content)
+                    yield entry_name(entry), content_of(content)
     except RequestError:
         raise
     except Exception as error:
@@ -318,8 +321,11 @@ def decoded(content: bytes, size: int, crop_ratio: float = 1.0) -> np.ndarray:
 
     Raises:
         UnreadableImage: no image of a known format, one that is damaged, or one with too many
-            pixels.
+            bytes or pixels.
     """
+    if len(content) > LIMITS.image_bytes:
+        limit = f"{LIMITS.image_bytes // 2**20} MiB"
+        raise UnreadableImage(f"the file is larger than {limit}")
     encoded = EncodedImage(content)
     with encoded.open(OPENED_FORMATS) as image:
         if image.width * image.height > LIMITS.pixels:

@@ -33,6 +33,10 @@ MIN_CONFUSIONS = 2
 AUDITED_IMAGES = 2000
 """Kept images that are audited at most, evenly spaced."""
 
+PHOTO_SCALE = 2
+"""Pixels of an image's shorter side for each that the backbone sees of it: as many as
+:mod:`cifnet_pl.images.jpeg` decodes. One costs 2 points (``docs/studies/shrinking.md``)."""
+
 WIDEST_INTERVAL = 75
 """Width in points of an interval of an accuracy, from which on nothing is said of a class."""
 
@@ -89,6 +93,10 @@ class ModelSummary(ApiObject):
     head: str
     backbone: str
     image_size: int
+    photo_side: int
+    """Pixels of an image's shorter side beyond which the answers are the same."""
+    largest_file: int
+    """Bytes of a file that a request can hold."""
     classes: int
     images: int
     state_mb: float

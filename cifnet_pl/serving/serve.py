@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError, check_that, explained
 from cifnet_pl.utilities.files import RECOMMENDED, config_files, expanded, read_yaml
@@ -165,7 +166,10 @@ def _access(secret: str | None, host: str, address: str | None) -> Access:
         raise UsageError(
             "the page can be reached from other machines: give a --token or --token_file"
         )
-    return Access(secret, allowed_hosts(address) if is_local else None)
+    hosts: frozenset[str] | None = allowed_hosts(address)
+    if not is_local:
+        hosts = None
+    return Access(secret, hosts, urlsplit(address or "").netloc or None)
 
 
 def _run(app: Gate, listening: socket.socket) -> None:

@@ -430,8 +430,19 @@ class Service:
 
     # ------------------------------------------------------------------ changes of versions
 
-    def undo(self) -> ChangeResult:
-        """Go back by one change."""
+    def undo(self, version: int | None = None) -> ChangeResult:
+        """Go back by one change.
+
+        Args:
+            version: that is to be undone; None for whichever is served.
+        """
+        current = self.workspace.current
+        if version is not None and version != current:
+            raise RequestError(
+                409,
+                f"version {version} is not undone: version {current} came after it, maybe from"
+                " someone else; look at it first",
+            )
         return self._walk("undo", "undid")
 
     def redo(self) -> ChangeResult:

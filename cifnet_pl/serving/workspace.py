@@ -80,8 +80,8 @@ STEPS = {
 
 COUNT_ANSWERS = (
     "INSERT INTO day VALUES (?, ?, ?, ?) ON CONFLICT (date) DO UPDATE SET"
-    " asked = asked + excluded.asked, unsure = unsure + excluded.unsure,"
-    " corrected = corrected + excluded.corrected"
+    " asked = max(0, asked + excluded.asked), unsure = max(0, unsure + excluded.unsure),"
+    " corrected = max(0, corrected + excluded.corrected)"
 )
 
 
@@ -100,6 +100,16 @@ class Change(ApiObject):
     """Class that was removed; some of its images may be learned anew."""
     renamed: tuple[str, str] | None = Field(default=None, exclude=True)
     """Old and new name of a class."""
+
+    @property
+    def new_names(self) -> dict[str, str | None]:
+        """Class that is gone → the class of its images since then; None for none."""
+        if self.renamed is not None:
+            old, new = self.renamed
+            return {old: new}
+        if self.forgotten is None or self.action == "move":
+            return {}
+        return {self.forgotten: next(iter(self.learned), None)}
 
     @property
     def learned_files(self) -> set[str]:
@@ -220,7 +230,7 @@ class Workspace:
         self._device = model.device
         self._lock = RLock()
         with ExitStack() as stack:
-            stack.enter_context(exclusive(folder / "workspace"))
+            self._lock_folder(stack)
             self._open_journal(model, stack)
             self._remove_leftovers()
             shutil.rmtree(self.incoming, ignore_errors=True)
@@ -232,6 +242,16 @@ class Workspace:
                 self._begin(model, images)
             self._make_reserve()
             self._stack = stack.pop_all()
+
+    def _lock_folder(self, stack: ExitStack) -> None:
+        """Keep other processes out until the stack is closed."""
+        try:
+            stack.enter_context(exclusive(self.folder / "workspace"))
+        except UsageError as error:
+            raise UsageError(
+                f"another process serves the workspace {self.folder}: end it, or choose another"
+                " with --workspace"
+            ) from error
 
     def _open_journal(self, model: Classifier, stack: ExitStack) -> None:
         """Open the database that alone says which versions and images are valid.
@@ -479,6 +499,7 @@ class Workspace:
     def _serve(self, action: str, number: int, place: int | None = None) -> None:
         """Serve the version at a place of the line; without one the line goes on with it."""
         execute = self._database.execute
+        before = self._ancestry()
         if place is None:
             execute("DELETE FROM line WHERE place > (SELECT place FROM model)")
             execute("INSERT INTO line (version) VALUES (?)", [number])
@@ -488,6 +509,30 @@ class Workspace:
             "INSERT INTO journal (at, what, serves) VALUES (?, ?, ?)",
             (_now(), action, number),
         )
+        self._rename_waiting(before, self._ancestry())
+
+    def _rename_waiting(
+        self, before: Sequence[Version], after: Sequence[Version]
+    ) -> None:
+        """Let images that wait follow the names of their classes.
+
+        Args:
+            before: the versions that led to the one that was served, and itself.
+            after: the same of the one that is served now.
+        """
+        common = {version.number for version in before}
+        common &= {version.number for version in after}
+        steps: list[tuple[str, str | None]] = []
+        for version in reversed(before):
+            if version.number not in common and version.renamed is not None:
+                old, new = version.renamed
+                steps.append((new, old))
+        for version in after:
+            if version.number not in common:
+                steps += version.new_names.items()
+        for name, instead in steps:
+            row = (instead, name)
+            self._database.execute("UPDATE inbox SET name = ? WHERE name = ?", row)
 
     def _drop(self, numbers: Iterable[int]) -> None:
         """Remove the bundles of versions other than the current one."""
@@ -519,7 +564,8 @@ class Workspace:
         """Return the versions that led to the current one, and itself, the first first."""
         versions = self.versions
         line = []
-        ancestor: int | None = self.current
+        rows = self._rows(SERVED_VERSION)
+        ancestor: int | None = rows[0][0] if rows else None
         while ancestor is not None:
             line.append(versions[ancestor])
             ancestor = versions[ancestor].parent
@@ -717,15 +763,22 @@ class Workspace:
 
     # ------------------------------------------------------------------ other things on the disk
 
-    def count_answers(self, asked: int, unsure: int, corrected: int) -> None:
+    def count_answers(
+        self, asked: int, unsure: int, corrected: int, back: bool = False
+    ) -> None:
         """Add to the counts of this day.
 
         Args:
             asked: images that were asked about.
             unsure: those of them for which no class, or several, were likely enough.
             corrected: those whose class someone corrected.
+            back: whether to take them out of the counts instead.
         """
-        row = (date.today().isoformat(), asked, unsure, corrected)
+        if back:
+            sign = -1
+        else:
+            sign = 1
+        row = (date.today().isoformat(), sign * asked, sign * unsure, sign * corrected)
         with self._transaction() as database:
             database.execute(COUNT_ANSWERS, row)
 

@@ -113,6 +113,6 @@ def test_ten_images_are_taken_while_a_button_is_held(browser, server):
         page.locator("#camera-name").fill("timer")
         page.locator("#camera-ten").hover()
         page.mouse.down()
-        expect(page.locator("#camera-taken")).to_have_text("10 photos taken.")
+        expect(page.locator("#camera-taken")).to_have_text("10 photos stored.")
         page.mouse.up()
         expect(page.locator("#named")).to_have_text(re.compile(r"\d+ named"))

@@ -57,10 +57,10 @@ def test_a_wrong_answer_is_corrected_by_a_tap(width, browser, server, one_day):
         page.locator("#till-name").fill("timer")
         page.get_by_role("button", name="Save").click()
         expect(page.locator("#message-text")).to_contain_text("Kept as “timer”")
-        expect(page.locator("#today")).to_contain_text("1 photo asked")
+        expect(page.locator("#today")).to_contain_text("1 photo,")
         page.get_by_role("button", name="This one").click()
         page.locator("#till-tiles button").nth(0).click()
-        expect(page.locator("#today")).to_contain_text("2 photos asked")
+        expect(page.locator("#today")).to_contain_text("2 photos,")
         page.get_by_role("button", name="This one").click()
         page.get_by_role("button", name="Next").click()  # nobody says what it was
         expect(page.locator("#till-tiles")).to_be_hidden()
@@ -87,6 +87,9 @@ def test_answers_of_a_day_are_counted(http, one_day):
     (day,) = http.post("/days", json={"asked": 1, "corrected": 1}).json()
     assert (day["asked"], day["unsure"], day["corrected"]) == (3, 1, 1)
     assert http.post("/days", json={"asked": -1}).status_code == 422
+    for _ in range(2):
+        (day,) = http.post("/days?back=true", json={"asked": 2, "corrected": 1}).json()
+    assert (day["asked"], day["unsure"], day["corrected"]) == (0, 1, 0)
 
 
 # ---------------------------------------------------------------------- other addresses
@@ -108,10 +111,16 @@ def test_the_page_behind_a_folder_of_another_server(browser, tmp_path):
 
 
 def test_a_public_address_is_answered_and_others_are_not(tmp_path):
-    hosts = allowed_hosts("https://shop.example/photos/")
-    with client(tmp_path / "w", Access(hosts=hosts)) as http:
+    """A proxy may leave the port out of the host: the page's own requests are let in."""
+    hosts = allowed_hosts("https://shop.example:8443/photos/")
+    access = Access(hosts=hosts, address="shop.example:8443")
+    with client(tmp_path / "w", access) as http:
         for host, status in (("shop.example", 200), ("evil.example", 421)):
             assert http.get("/classes", headers={"host": host}).status_code == status
+        for origin, status in (("shop.example:8443", 200), ("shop.example:99", 403)):
+            headers = {"host": "shop.example", "origin": f"https://{origin}"}
+            answer = http.post("/days", headers=headers, json={})
+            assert answer.status_code == status
 
 
 @pytest.mark.parametrize("address", ["shop.example", "ftp://shop.example", "https://"])

@@ -1,9 +1,12 @@
 // The camera of this device: what it shows is answered while it runs; photos of it, one after the other.
 
-import { $, action, answerTo, count, cutOut, say } from "./page.js";
+import { $, action, bars, count, say, SILENT, verdict } from "./page.js";
+import { classified, cutOut, waitingOf } from "./photos.js";
 import { camera } from "./state.js";
 
 const PAUSE = 300; // milliseconds between an answer and the next question
+const STALE = 2000; // milliseconds after which an answer says nothing of what the camera shows now
+const SECOND = 1000; // milliseconds whose answers are one
 const TEN = 10; // photos that are taken at most while the button is held
 const BETWEEN = 300; // milliseconds between two of them
 const SIDE = 640; // pixels of the longer side of a picture that is asked about
@@ -22,6 +25,41 @@ export function shot(video, name, small = false) {
   return cutOut(video, 0, 0, width, height, name, scale);
 }
 
+/** An answer together with those of the last second: the mean of the scores, and the classes of most of the sets. */
+export function steady(answer) {
+  const recent = camera.frames.filter(({ at, classes }) => Date.now() - at < SECOND && classes.length === answer.classes.length);
+  camera.frames = [...recent, { at: Date.now(), ...answer }];
+  const half = camera.frames.length / 2;
+  const inMost = (test) => camera.frames.filter(test).length > half;
+  const scores = new Map();
+  for (const { classes } of camera.frames) {
+    for (const { name, probability } of classes) scores.set(name, (scores.get(name) ?? 0) + Math.log(Math.max(probability, 1e-12)) / (2 * half));
+  }
+  const all = [...scores.values()].reduce((sum, score) => sum + Math.exp(score), 0);
+  const means = [...scores].map(([name, score]) => ({ name, probability: Math.exp(score) / all })).sort((a, b) => b.probability - a.probability);
+  const names = means.map(({ name }) => name).filter((name) => inMost((one) => one.prediction_set?.includes(name)));
+  return { ...answer, classes: means, known: answer.known === null ? null : !inMost((one) => one.known === false),
+    prediction_set: answer.prediction_set && names };
+}
+
+/** Ask about what a video shows, again and again while `on`. `show` gets an answer; or null and a reason, where none came
+ * or the last one is old. */
+export async function watch(video, on, show) {
+  let old = 0;
+  camera.frames = [];
+  const tell = (answer, reason = "") => {
+    clearTimeout(old);
+    if (on()) show(answer, reason);
+  };
+  while (on()) {
+    if (video.videoWidth && !document.hidden) {
+      await shot(video, "camera.jpg", true).then(classified).then((answer) => tell(steady(answer)), (error) => tell(null, error.message));
+      old = setTimeout(() => tell(null, SILENT), STALE);
+    }
+    await new Promise((resolve) => setTimeout(resolve, PAUSE));
+  }
+}
+
 function close() {
   camera.stream?.getTracks().forEach((track) => track.stop());
   camera.stream = null;
@@ -29,20 +67,15 @@ function close() {
   if ($("camera").open) $("camera").close();
 }
 
-/** Answer what the camera shows, again and again, until it is closed. */
-async function answerWhile(own) {
-  const video = $("camera-video");
-  while (camera.stream === own) {
-    if (video.videoWidth) {
-      const [text, remark] = await shot(video, "camera.jpg", true).then(answerTo).catch((error) => ["", error.message]);
-      $("camera-answer").textContent = text;
-      $("camera-remark").textContent = remark;
-    }
-    await new Promise((resolve) => setTimeout(resolve, PAUSE));
-  }
+function show(answer, reason) {
+  const [text, remark] = answer ? verdict(answer) : ["No answer", reason];
+  $("camera-answer").textContent = text;
+  $("camera-remark").textContent = remark;
+  $("camera-bars").replaceChildren(...(answer ? [bars(answer)] : []));
 }
 
-async function open() {
+/** Open the camera for photos of a class, or of anything. */
+export async function open(name = "") {
   if (!navigator.mediaDevices?.getUserMedia) { // browsers allow it on this machine and over HTTPS only
     $("camera-file").click();
     return;
@@ -53,20 +86,25 @@ async function open() {
     const reasons = { NotAllowedError: "the browser was told not to let this page use it", NotFoundError: "there is none" };
     throw new Error(`The camera cannot be used: ${reasons[error.name] ?? error.message}. Choose a photo instead.`);
   }
-  camera.taken = 0;
-  $("camera-taken").textContent = $("camera-answer").textContent = $("camera-remark").textContent = $("camera-name").value = "";
+  camera.stored = camera.left = 0;
+  $("camera-name").value = name;
+  $("camera-taken").textContent = $("camera-answer").textContent = $("camera-remark").textContent = "";
   $("camera").showModal();
-  answerWhile(camera.stream);
+  const own = camera.stream;
+  watch($("camera-video"), () => camera.stream === own, show);
+}
+
+function showStored() {
+  $("camera-taken").textContent = `${count(camera.stored, "photo")} stored${camera.left ? `, ${camera.left} not yet` : ""}.`;
 }
 
 /** A photo of what the camera shows. */
 async function picture() {
   const video = $("camera-video");
   if (!video.videoWidth) throw new Error("The camera shows nothing yet: wait a moment.");
-  const name = `camera-${new Date().toISOString().slice(11, 23).replaceAll(":", "-")}.jpg`;
-  const photo = await shot(video, name);
-  camera.taken += 1;
-  $("camera-taken").textContent = `${count(camera.taken, "photo")} taken.`;
+  const photo = await shot(video, `camera-${new Date().toISOString().slice(11, 23).replaceAll(":", "-")}.jpg`);
+  camera.left += 1;
+  showStored();
   return photo;
 }
 
@@ -82,20 +120,21 @@ async function several(held) {
 
 /** Call `take` with each photo that is taken and the name that was given; the camera stays open for the next one. */
 export function takesPictures(take) {
-  action($("camera-open"), "click", open);
-  action($("camera-form"), "submit", async () => {
-    const given = $("camera-name").value.trim();
-    await take([await picture()], given);
+  const store = (photos) => take(photos, $("camera-name").value.trim(), (part) => {
+    camera.stored += waitingOf(part).length;
+    camera.left -= part.images.length + part.known.length + part.unreadable.length;
+    showStored();
   });
+  action($("camera-open"), "click", () => open());
+  action($("camera-form"), "submit", async () => store([await picture()]));
   let held = false;
   for (const end of ["pointerup", "pointercancel", "lostpointercapture", "keyup"]) $("camera-ten").addEventListener(end, () => { held = false; });
   const hold = async () => {
     if (held) return;
     held = true;
-    const given = $("camera-name").value.trim();
     const photos = await several(() => held);
     held = false;
-    await take(photos, given);
+    await store(photos);
   };
   action($("camera-ten"), "pointerdown", (event) => {
     $("camera-ten").setPointerCapture(event.pointerId); // what moves below the finger does not end it

@@ -1,7 +1,7 @@
 // Classes: how many photos each has, how often it is right, what more would bring; to rename, join, split and forget.
 
 import { $, action, change, count, get, keptPhoto, make, named, percent, post, promised, purge, sure, table, takesBack } from "./page.js";
-import { latestOnly, model, opened } from "./state.js";
+import { inbox, latestOnly, model, opened } from "./state.js";
 
 const MOST = 200; // photos of a class that are shown, the newest
 
@@ -31,7 +31,7 @@ const COLUMNS = [
   { title: "Photos", number: true },
   { title: "Right on another day", number: true },
   { title: "Taken for", kind: "name" },
-  { title: "", bare: true },
+  { title: "Actions", bare: true },
 ];
 
 /** How often a class is right on another day, as a bar: its middle, and between what as many new photos may show. */
@@ -115,7 +115,9 @@ function select(photos, on) {
 
 async function group() {
   const photos = [...$("class-groups").querySelectorAll(".card")].map((card) => card.dataset.photo);
-  showPhotos(opened.name, (await post("/group", { images: photos })).map((one) => one.images));
+  const groups = (await post("/group", { images: photos })).map((one) => one.images);
+  const single = groups.filter((one) => one.length === 1).flat();
+  showPhotos(opened.name, [...groups.filter((one) => one.length > 1), single].filter((one) => one.length));
 }
 
 function doubtful({ file, label, predicted: other, label_probability: own }) {
@@ -165,7 +167,9 @@ export function start() {
   action($("forget"), "click", async () => {
     const name = $("class-title").textContent;
     close();
-    const choice = await sure(`Forget the class “${name}”? You can take it back as long as its photos and the versions before stay here.`, [
+    const waiting = Object.values(inbox.view.names).filter((one) => one === name).length;
+    const lost = waiting ? ` ${count(waiting, "photo that waits", "photos that wait")} under this name will have none.` : "";
+    const choice = await sure(`Forget the class “${name}”? You can take it back as long as its photos and the versions before stay here.${lost}`, [
       { value: "yes", text: "Forget", kind: "main" },
       { value: "good", text: "Forget, and delete for good…", kind: "danger" },
     ]);

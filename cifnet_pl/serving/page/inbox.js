@@ -1,16 +1,17 @@
 // Photos that wait: the most doubtful first; named by a key, a click or many at once, and learned in one lesson.
 
+import { showBoxes, startBoxes } from "./boxes.js";
 import { takesPictures } from "./camera.js";
 import {
-  $, action, change, changed, count, ENOUGH, finished, get, keptPhoto, known, make, named as nameTag, percent, post, promised,
-  progressOf, save, say, send, takesBack, takesFiles, takesPasted, verdict,
+  $, action, bar, bars, change, changed, count, ENOUGH, finished, get, keptPhoto, known, make, named as nameTag, post, promised,
+  save, say, short, takesBack, takesFiles, takesPasted, unsure, verdict,
 } from "./page.js";
+import { ask, store, waitingOf } from "./photos.js";
 import { inbox, isReadOnly, latestOnly } from "./state.js";
 import { start as startZoom, zoom } from "./zoom.js";
 
-const AT_A_TIME = 16; // photos that are asked in one request where none may be kept
-const IN_PART = 100; // photos that are sent in one request
 const PAGE = 60; // photos that "Show more" adds
+const GROUPED = 2000; // photos that are grouped at once
 const { selected } = inbox;
 
 const nameOf = (photo) => inbox.view.names[photo];
@@ -79,6 +80,10 @@ function select(photo, range) {
 /** The buttons below a photo: its classes, or the name that it was given. */
 function foot(photo) {
   const place = make("div", { class: "foot" });
+  if (photo.url) {
+    place.append(bars(photo));
+    return place;
+  }
   if (isReadOnly() || photo.unreadable) return place;
   const name = nameOf(photo.image);
   if (name !== undefined) {
@@ -91,10 +96,12 @@ function foot(photo) {
     for (const folder of photo.folders) place.append(button(nameTag(folder), `${photo.file} is: ${folder}`, () => decide(photo.image, folder)));
     return place;
   }
-  photo.classes.forEach(({ name: one }, i) => {
-    const yes = i === 0 && known(photo);
+  photo.classes.forEach(({ name: one, probability }, i) => {
+    const yes = i === 0 && known(photo) && !unsure(photo);
     const label = yes ? `Yes, ${photo.file} is ${one}` : `${photo.file} is: ${one}`;
-    place.append(button(nameTag(yes ? `Yes, ${one}` : one), label, () => decide(photo.image, one), yes ? "plain yes" : "plain"));
+    const choice = button(nameTag(yes ? `Yes, ${one}` : one), label, () => decide(photo.image, one), yes ? "plain yes" : "plain");
+    choice.append(make("span", { class: "hint", textContent: short(probability) }));
+    place.append(bar(choice, probability));
   });
   return place;
 }
@@ -117,34 +124,52 @@ function card(photo) {
   if (photo.image) picture.addEventListener("click", ({ shiftKey }) => select(photo.image, shiftKey));
   const head = make("div", { class: "head", title: photo.file }, nameTag([photo.folder, photo.file.split("/").at(-1)].filter(Boolean).join("/")));
   if (photo.image || photo.url) head.append(button("⤢", `Enlarge ${photo.file}, and ask about a part of it`, () => zoom(photo, take)));
-  const all = photo.classes.map((one) => `${one.name} ${percent(one.probability)}`).join(", ");
-  const said = make("p", { class: `verdict clamp ${kind}`, textContent: text, title: all, dir: "auto" });
+  const said = make("p", { class: `verdict clamp ${kind}`, textContent: text, dir: "auto" });
   const hint = remark ? make("p", { class: "hint clamp", textContent: remark, title: remark }) : null;
   const label = `${photo.file}: ${nameOf(photo.image) ?? text}`;
   const made = make("li", { class: "card", tabIndex: 0, "aria-label": label }, picture, head, said, hint, mostSimilar(photo), foot(photo));
   if (photo.image) made.dataset.photo = photo.image;
+  made.dataset.looks = looksOf(photo);
   made.classList.toggle("selected", selected.has(photo.image));
   made.classList.toggle("named", nameOf(photo.image) !== undefined);
   return made;
 }
 
-/** Show what is known of the photos that wait; the focus stays at its photo. */
+/** What a card shows: one that would look the same stays as it is, with its focus and what is open in it. */
+const looksOf = (photo) => JSON.stringify([photo, nameOf(photo.image), selected.has(photo.image), isReadOnly()]);
+
+function drawCards(photos) {
+  const place = $("cards");
+  const focused = document.activeElement.closest?.("#cards .card");
+  const at = [...place.children].indexOf(focused);
+  const open = new Set([...place.querySelectorAll(".card:has(details[open])")].map((one) => one.dataset.photo));
+  const before = new Map([...place.children].map((one) => [one.dataset.looks, one]));
+  const cards = photos.map((photo) => before.get(looksOf(photo)) ?? card(photo));
+  for (const one of [...place.children]) if (!cards.includes(one)) one.remove();
+  cards.forEach((one, i) => {
+    if (place.children[i] !== one) place.insertBefore(one, place.children[i] ?? null);
+    const near = one.querySelector("details");
+    if (near && open.has(one.dataset.photo)) near.open = true;
+  });
+  if (focused && !focused.contains(document.activeElement)) (cardOf(focused.dataset.photo) ?? cards[Math.min(at, cards.length - 1)])?.focus();
+}
+
+/** Show what is known of the photos that wait, after those that are only asked about. */
 function draw() {
-  const focus = document.activeElement.closest?.(".card")?.dataset.photo;
-  $("cards").replaceChildren(...inbox.view.images.map(card));
-  if (focus) cardOf(focus)?.focus();
+  drawCards([...inbox.asked, ...inbox.view.images]);
+  showBoxes(take);
   const offer = (id, on, text = "") => {
     $(id).hidden = !on;
     if (text) $(id).textContent = text;
   };
   const open = inbox.view.images.filter(({ image: photo }) => photo && !nameOf(photo));
-  offer("offers", inbox.view.images.length > 0);
+  offer("offers", inbox.view.images.length + inbox.asked.length > 0);
   offer("keys", inbox.view.images.length > 0);
   offer("surest", inbox.view.seen > 1, inbox.surest ? "Look at the most doubtful first" : "Look at the surest first");
   offer("by-folder", inbox.view.in_folders > 0, `Name ${inbox.view.in_folders} by their folders`);
   offer("group", open.length > 1);
   offer("select-all", open.length > 1);
-  offer("clear", isReadOnly());
+  offer("clear", inbox.asked.length > 0, "Clear answers");
   offer("more", inbox.view.waiting > inbox.view.images.length);
   const decided = named().length;
   offer("bar", selected.size + decided > 0);
@@ -183,62 +208,64 @@ export const show = latestOnly(async (still) => {
   return draw();
 });
 
-/** Answers to photos that may not be kept, as this service is read-only. */
-async function ask(files) {
-  for (let start = 0; start < files.length; start += AT_A_TIME) {
-    const part = files.slice(start, start + AT_A_TIME);
-    const form = new FormData();
-    for (const { file, path } of part) form.append("files", file, path);
-    const { images: photos } = await post("/classify?top=3", form);
-    inbox.view.images.push(...photos.map((answer, i) => ({ ...answer, url: URL.createObjectURL(part[i].file) })));
+/** Answer photos that are not kept. */
+async function justAsk(photos) {
+  await ask(photos, (answers, part) => {
+    const answered = answers.map((answer, i) => ({ ...answer, url: URL.createObjectURL(part[i].file) }));
+    inbox.asked.unshift(...answered);
     draw();
-  }
+  });
 }
 
-/** Send photos to the service, which keeps them until they are decided; they are named where `name` says so. */
-async function take(files, name = "") {
-  if (!files.length) return;
-  $("tab-photos").click();
-  if (isReadOnly()) return ask(files);
-  let left = 0;
-  const [arrived, unreadable, elsewhere] = [[], [], []];
-  inbox.after = inbox.view.newest;
-  $("lesson").replaceChildren();
-  try {
-    for (let start = 0; start < files.length; start += IN_PART) {
-      const part = files.slice(start, start + IN_PART);
-      const form = new FormData();
-      for (const { file, path } of part) form.append("files", file, path);
-      $("sending").textContent = `Sending ${count(files.length, "file")}…`;
-      $("sending").hidden = false;
-      const got = await send("/inbox", form, (share) => progress((start + share * part.length) / files.length));
-      arrived.push(...got.images);
-      left += got.known;
-      unreadable.push(...got.unreadable);
-      elsewhere.push(...got.learned_elsewhere);
-    }
-  } finally {
-    await show();
-  }
-  if (name) give(arrived, name);
+/** What is said of photos that were stored. */
+function arrival({ images, known: others, unreadable }) {
   const why = unreadable.slice(0, 3).map(({ file, reason }) => `${file}: ${reason}`).join("; ");
   const parts = [
-    count(arrived.length, "new photo"),
-    left ? `${left} that wait or were learned already` : "",
-    unreadable.length ? `${unreadable.length} that cannot be read (${why})` : "",
+    count(images.length, "new photo"),
+    others.length ? `${others.length} that wait or were learned already` : "",
+    unreadable.length ? `${unreadable.length} left out (${why})` : "",
   ];
-  const text = `${parts.filter(Boolean).join(", ")}.`;
-  if (!elsewhere.length) return say(text, !unreadable.length);
+  return `${parts.filter(Boolean).join(", ")}.`;
+}
+
+/** Send photos to the service, which keeps them until they are decided; they are named where `name` says so. `report`
+ * gets what became of each part of them. */
+async function take(photos, name = "", report = () => {}) {
+  if (!photos.length) return;
+  $("tab-photos").click();
+  if (isReadOnly() || ($("just-ask").checked && !name)) {
+    await justAsk(photos);
+    report({ images: [], known: photos, unreadable: [] });
+    return;
+  }
+  inbox.after = inbox.view.newest;
+  $("lesson").replaceChildren();
+  const stored = await store(photos, (part) => {
+    if (name) give(waitingOf(part), name);
+    report(part);
+  });
+  await show();
+  const text = arrival(stored);
+  const elsewhere = stored.known.filter((one) => one.name !== null && (name || one.folder) && (name || one.folder) !== one.name);
+  if (!elsewhere.length) {
+    say(text, !stored.unreadable.length);
+    return;
+  }
   const [{ name: old, folder }] = elsewhere;
-  const same = elsewhere.filter((one) => one.name === old && one.folder === folder).map((one) => one.image);
-  const asks = `${count(same.length, "photo")} in the folder “${folder}” ${same.length === 1 ? "was" : "were"} learned as “${old}”.`;
-  return say(`${text} ${asks}`, false, { text: `Move to “${folder}”`, work: () => change("/move", { name: old, into: folder, images: same }, takesBack) });
+  const into = name || folder;
+  const same = elsewhere.filter((one) => one.name === old && (name || one.folder) === into).map((one) => one.image);
+  const asks = `${count(same.length, "photo")} of “${into}” ${same.length === 1 ? "was" : "were"} learned as “${old}”.`;
+  say(`${text} ${asks}`, false, { text: `Move to “${into}”`, work: () => change("/move", { name: old, into, images: same }, takesBack) });
 }
 
 const bare = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
 
 async function learn(trial) {
-  const given = { ...inbox.view.names };
+  await inbox.sending;
+  const { names: now } = await get("/inbox?count=0"); // someone may have renamed a class
+  const given = Object.fromEntries(named().filter((photo) => photo in now).map((photo) => [photo, now[photo]]));
+  if (!named().every((photo) => photo in now)) await show();
+  if (!Object.keys(given).length) throw new Error("None of these photos waits any more: someone else decided them, or took them away.");
   const begin = ({ anyway, instead }) => {
     for (const [photo, name] of Object.entries(given)) {
       const meant = Object.entries(instead ?? {}).find(([typed]) => bare(typed) === bare(name));
@@ -248,13 +275,14 @@ async function learn(trial) {
   };
   $("learn").disabled = $("try").disabled = true;
   try {
-    const { update: lesson } = await finished(begin, (now) => say(progressOf(now), true));
+    const { update: lesson } = await finished(begin);
     const learned = Object.entries(lesson.learned).map(([name, photos]) => `${name} (${photos})`).join(", ");
     inbox.lesson = lesson.version ?? inbox.view.version;
     showLesson(lesson);
     if (trial) return say(`Would learn ${learned}. Nothing was changed.`, true);
     $("groups").replaceChildren();
-    return await changed(`Learned ${learned} in ${lesson.seconds.toFixed(1)} s.`, takesBack);
+    await changed(`Learned ${learned} in ${lesson.seconds.toFixed(1)} s.`, takesBack(lesson.version));
+    return $("lesson").focus();
   } finally {
     $("learn").disabled = $("try").disabled = false;
   }
@@ -279,28 +307,44 @@ function showLesson(lesson) {
 }
 
 function groupCard({ images: photos, suggestion }) {
-  const thumbs = make("ul", { class: "thumbs" }, ...photos.slice(0, 18).map((photo) => make("li", {}, keptPhoto(photo, ""))));
+  const left = new Set(photos);
   const about = { list: "class-names", placeholder: "These are …", maxLength: 1000, required: true, autocomplete: "off" };
   const name = make("input", { ...about, value: suggestion ?? "", "aria-label": `Class of ${count(photos.length, "photo")}` });
-  const form = make("form", {}, name, make("button", { type: "submit", textContent: `Name ${photos.length}` }));
-  const textContent = photos.length === 1 ? "1 photo like no other" : `${photos.length} photos look alike`;
-  const made = make("li", { class: "card group" }, make("p", { class: "hint", textContent }), thumbs, form);
+  const submit = make("button", { type: "submit" });
+  const form = make("form", {}, name, submit);
+  const hint = make("p", { class: "hint" });
+  const showCount = () => {
+    hint.textContent = `${count(left.size, "photo")} alike. Tap one that is something else.`;
+    submit.textContent = `Name ${left.size}`;
+  };
+  const thumbs = photos.map((photo, i) => {
+    const thumb = button(keptPhoto(photo, ""), `Photo ${i + 1} of ${photos.length} is something else`, () => {
+      left.delete(photo);
+      thumb.parentElement.remove();
+      showCount();
+      if (!left.size) made.remove();
+    }, "thumb");
+    return make("li", {}, thumb);
+  });
+  const made = make("li", { class: "card group" }, hint, make("ul", { class: "thumbs" }, ...thumbs), form);
+  showCount();
   action(form, "submit", () => {
     if (!name.value.trim()) throw new Error("Type a name first.");
-    give(photos, name.value.trim());
+    give([...left], name.value.trim());
     made.remove();
     ($("groups").querySelector("input") ?? $("learn")).focus();
   });
   return made;
 }
 
-/** Group the photos that have no name: those unlike all classes, or all where there are none. */
+/** Group all photos that wait and have no name. */
 async function group() {
-  const open = inbox.view.images.filter(({ image: photo, seen }) => seen && !nameOf(photo));
-  const foreign = open.filter((photo) => !known(photo));
-  const photos = (foreign.length > 1 ? foreign : open).map(({ image: photo }) => photo);
-  const groups = await post("/group", { images: photos });
-  $("groups").replaceChildren(make("ul", { class: "cards" }, ...groups.map(groupCard)));
+  const open = (await all()).filter(({ image, seen }) => seen && !nameOf(image)).map(({ image }) => image);
+  const found = await post("/group", { images: open.slice(0, GROUPED) });
+  const groups = found.filter(({ images: photos }) => photos.length > 1);
+  const rest = open.length - groups.flatMap(({ images: photos }) => photos).length;
+  const hint = make("p", { class: "hint", textContent: `${count(groups.length, "group")}; ${count(rest, "photo")} like no other below.` });
+  $("groups").replaceChildren(hint, make("ul", { class: "cards" }, ...groups.map(groupCard)));
 }
 
 async function remove() {
@@ -310,14 +354,16 @@ async function remove() {
     say("");
     await show();
   };
+  const next = nextAfter(photos.at(-1), selected);
   await post("/inbox/remove", { images: photos });
   give(photos, null);
   await show();
+  (cardOf(next) ?? $("files")).focus();
   say(`Took ${count(photos.length, "photo")} away.`, true, { text: "Put back", work: back });
 }
 
 async function all() {
-  return isReadOnly() ? inbox.view.images : (await get(`/inbox?count=${inbox.view.waiting}`)).images;
+  return isReadOnly() ? inbox.asked : (await get(`/inbox?count=${inbox.view.waiting}`)).images;
 }
 
 const cell = (value) => {
@@ -340,9 +386,9 @@ function pressed(event) {
   if (!photo || isReadOnly() || event.ctrlKey || event.metaKey || event.altKey) return;
   const place = "123".indexOf(event.key);
   const yes = event.key.toLowerCase() === "y";
-  const chosen = place >= 0 ? photo.classes[place]?.name : yes && known(photo) ? photo.classes[0].name : null;
+  const chosen = place >= 0 ? photo.classes[place]?.name : yes && known(photo) && !unsure(photo) ? photo.classes[0].name : null;
   if (chosen) decide(photo.image, chosen);
-  else if (yes) say("This looks unlike what I learned: press 1, 2 or 3 for one of its names, or N for another.");
+  else if (yes) say("Not sure, or unlike what I learned: press 1, 2 or 3 for one of its names, or N for another.");
   else if (event.key === " ") select(photo.image, event.shiftKey);
   else if (event.key === "Delete" || event.key.toLowerCase() === "n") {
     if (!selected.has(photo.image)) select(photo.image, false);
@@ -356,6 +402,7 @@ export function start() {
   takesFiles(document.body, [$("files"), $("folder"), $("camera-file")], take, $("drop"));
   takesPasted(take);
   takesPictures(take);
+  startBoxes(take);
   startZoom();
   $("cards").addEventListener("keydown", pressed);
   action($("surest"), "click", () => {
@@ -376,8 +423,7 @@ export function start() {
   });
   action($("csv"), "click", csv);
   action($("clear"), "click", () => {
-    inbox.view.images.forEach(({ url }) => URL.revokeObjectURL(url));
-    inbox.view.images = [];
+    inbox.asked.splice(0).forEach(({ url }) => URL.revokeObjectURL(url));
     draw();
   });
   action($("more"), "click", () => {

@@ -3,12 +3,15 @@
 import * as classes from "./classes.js";
 import * as inbox from "./inbox.js";
 import { $, action, change, count, get, make, say, whenChanged } from "./page.js";
+import { startUpload } from "./photos.js";
 import { isReadOnly, model, refresh } from "./state.js";
 import * as versions from "./versions.js";
 
 const TABS = ["photos", "classes", "versions"];
 const PARTS = { photos: inbox, classes, versions };
 const POLL = 2000; // milliseconds between two looks at what arrived or was changed elsewhere
+
+const asked = () => TABS.find((name) => location.hash === `#${name}`);
 
 async function open(name) {
   for (const other of TABS) {
@@ -17,7 +20,6 @@ async function open(name) {
     $(`tab-${other}`).setAttribute("aria-selected", chosen);
     $(`tab-${other}`).tabIndex = chosen ? 0 : -1;
   }
-  history.replaceState(null, "", `#${name}`);
   entitle();
   if (name !== "photos") await showModel();
   await PARTS[name].show();
@@ -68,7 +70,10 @@ async function keepLooking() {
 
 for (const name of TABS) {
   const tab = $(`tab-${name}`);
-  action(tab, "click", () => open(name));
+  action(tab, "click", () => {
+    if (location.hash !== `#${name}`) history.pushState(null, "", `#${name}`);
+    return open(name);
+  });
   tab.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
@@ -77,16 +82,19 @@ for (const name of TABS) {
     $(`tab-${next}`).focus();
   });
 }
-action($("undo"), "click", () => change("/undo"));
+action(window, "hashchange", () => open(asked() ?? "photos")); // Back, or typed
+action($("undo"), "click", () => change("/undo", { version: model.versions.current }));
 action($("redo"), "click", () => change("/redo"));
+startUpload();
 inbox.start();
 classes.start();
 versions.start();
 whenChanged(showAll);
 showAll()
   .then(() => {
-    const asked = location.hash.slice(1);
-    return open(TABS.includes(asked) ? asked : model.summary.classes && !inbox.waits() ? "classes" : "photos");
+    const first = asked() ?? (model.summary.classes && !inbox.waits() ? "classes" : "photos");
+    history.replaceState(null, "", `#${first}`);
+    return open(first);
   })
   .then(keepLooking)
   .catch((error) => {

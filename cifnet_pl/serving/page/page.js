@@ -5,7 +5,7 @@ const TOKEN = "cifnet-token";
 // Whoever scans the address with its token needs not type it.
 const given = /^#token=(.+)$/.exec(location.hash);
 if (given) {
-  sessionStorage.setItem(TOKEN, decodeURIComponent(given[1]));
+  localStorage.setItem(TOKEN, decodeURIComponent(given[1]));
   history.replaceState(null, "", location.pathname + location.search);
 }
 
@@ -23,6 +23,13 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
+/** Put an element where it is seen: into the open dialog, or above the page. */
+export function bringForward(element) {
+  const dialog = document.querySelector("dialog[open]");
+  if (dialog && !dialog.contains(element)) dialog.append(element);
+  if (!dialog && element.parentElement !== document.body) $("main").before(element);
+}
+
 const STAYS = 8000; // milliseconds that a good message stays; three times as long where something can be done about it
 let going = 0; // the timer that takes it away
 
@@ -30,8 +37,9 @@ let going = 0; // the timer that takes it away
  * after some seconds, so that it covers nothing. */
 export function say(text, good = false, act = null) {
   clearTimeout(going);
+  bringForward($("message"));
   if (text && good) going = setTimeout(() => say(""), act ? 3 * STAYS : STAYS);
-  $("message-text").textContent = text || "";
+  if ($("message-text").textContent !== text) $("message-text").textContent = text; // what did not change is not read again
   $("message").classList.toggle("good", good);
   $("message").hidden = !text;
   $("message-act").hidden = !act;
@@ -39,7 +47,7 @@ export function say(text, good = false, act = null) {
   $("message-act").onclick = act && (() => Promise.resolve(act.work()).catch((error) => say(error.message)));
 }
 
-const SILENT = "The service does not answer. Is it still running?";
+export const SILENT = "The service does not answer. Is it still running?";
 
 let pressed = false;
 const awaiting = []; // what goes on once nothing is pressed
@@ -58,7 +66,7 @@ for (const end of ["dragend", "blur"]) window.addEventListener(end, release);
 export const released = () => (pressed ? new Promise((resolve) => { awaiting.push(resolve); }) : Promise.resolve());
 
 /** The address of a path of the service, which may be behind a folder of another server. */
-export const address = (path) => new URL(path.replace(/^\//, ""), document.baseURI).href;
+const address = (path) => new URL(path.replace(/^\//, ""), document.baseURI).href;
 
 /** Take the message away that the service does not answer, once it does. */
 function answers() {
@@ -79,17 +87,34 @@ export const waits = ({ place }) => `Waiting: ${count(place, "change comes", "ch
 /** Whether a photo is of a known class, as far as the service can tell. */
 export const known = (photo) => photo.known !== false && photo.classes.length > 0;
 
+/** Whether it is not one class that is likely enough. */
+export const unsure = (photo) => Boolean(photo.prediction_set) && photo.prediction_set.length !== 1;
+
+/** Let the background of an element show a probability as a bar. */
+export function bar(element, share) {
+  element.classList.add("share");
+  element.style.setProperty("--share", `${100 * share}%`);
+  return element;
+}
+
+/** A probability beside its bar. */
+export const short = (share) => percent(Math.min(share, 0.99), 0);
+
+/** All classes with their probabilities as bars, the most probable first. */
+export const bars = ({ classes }) => make("ul", { class: "bars" },
+  ...classes.map(({ name, probability }) => bar(make("li", {}, named(name), make("span", { textContent: short(probability) })), probability)));
+
 /** What is said of a photo, a remark on it, and how it looks. */
 export function verdict(photo) {
   if (photo.unreadable) return ["Cannot be read", photo.unreadable, "warn"];
   if (photo.seen === false) return ["Not looked at yet", "", ""];
   if (!photo.classes.length) return ["Nothing is known yet", "", ""];
-  const all = photo.classes.map(({ name }) => name).join(", ");
-  if (photo.known === false) return ["This looks unlike what I learned.", `It could be: ${all}`, "warn"];
+  if (photo.known === false) return ["This looks unlike what I learned.", "", "warn"];
   const [best] = photo.classes;
-  const several = photo.prediction_set && photo.prediction_set.length !== 1;
-  const remark = !several ? "" : photo.prediction_set.length ? `One of: ${photo.prediction_set.join(", ")}` : "Unsure: no class is likely enough.";
-  return [`${best.name} ${likely(best.probability)}`, remark, ""];
+  const several = unsure(photo);
+  const others = several ? photo.prediction_set.filter((name) => name !== best.name) : [];
+  const remark = others.length ? `Or: ${others.join(", ")}` : "";
+  return [`${several ? "Not sure: " : ""}${best.name} ${likely(best.probability)}`, remark, ""];
 }
 
 /** An accuracy with the ends of its interval; what is said where there is none. */
@@ -109,7 +134,7 @@ export function promised({ loo_accuracy: these, loo_accuracy_interval: ends, new
 export const ENOUGH = 10;
 
 function headers() {
-  const token = sessionStorage.getItem(TOKEN);
+  const token = localStorage.getItem(TOKEN);
   return token ? { Authorization: `Bearer ${token}` } : {};
 }
 
@@ -117,7 +142,8 @@ let asking = null;
 
 /** The dialogue that asks for the token; its field has what was typed. */
 function tokenDialog(field) {
-  const title = make("h2", { id: "token-title", textContent: "This service asks for a token" });
+  const wrong = localStorage.getItem(TOKEN) !== null;
+  const title = make("h2", { id: "token-title", textContent: wrong ? "The token is wrong: type it again" : "This service asks for a token" });
   const row = make("div", { class: "row" }, make("button", { type: "submit", class: "main", textContent: "Continue" }));
   const form = make("form", { method: "dialog" }, title, make("label", { htmlFor: field.id, textContent: "Token" }), field, row);
   return make("dialog", { id: "token-dialog", "aria-labelledby": title.id }, form);
@@ -131,7 +157,7 @@ function askForToken() {
       const dialog = tokenDialog(field);
       document.body.append(dialog);
       dialog.addEventListener("close", () => {
-        sessionStorage.setItem(TOKEN, field.value.trim());
+        localStorage.setItem(TOKEN, field.value.trim());
         dialog.remove();
         asking = null;
         resolve();
@@ -145,6 +171,7 @@ function askForToken() {
 /** The answer to a request; an Error with the service's sentence where it refuses. */
 export async function request(path, options = {}) {
   let answer;
+  const token = localStorage.getItem(TOKEN);
   try {
     answer = await fetch(address(path), { ...options, headers: { ...headers(), ...options.headers }, credentials: "omit" });
   } catch {
@@ -152,50 +179,33 @@ export async function request(path, options = {}) {
   }
   answers();
   if (answer.status === 401) {
-    await askForToken();
+    if (token === localStorage.getItem(TOKEN)) await askForToken(); // no one has typed another one meanwhile
     return request(path, options);
   }
   if (!answer.ok) {
     const content = await answer.json().catch(() => ({}));
-    throw new Error(content.error || `The service answered with status ${answer.status}.`);
+    throw Object.assign(new Error(content.error || `The service answered with status ${answer.status}.`), { status: answer.status });
   }
   return answer;
 }
 
 export const get = async (path) => (await request(path)).json();
 
-export const post = async (path, content) =>
+export const post = async (path, content, signal = null) =>
   (await request(path, {
     method: "POST",
+    signal,
     body: content instanceof FormData ? content : JSON.stringify(content ?? {}),
     headers: content instanceof FormData ? {} : { "Content-Type": "application/json" },
   })).json();
 
-/** Send a form with a report of how much was sent; gives the answer as JSON. */
-export function send(path, form, report) {
-  return new Promise((resolve, reject) => {
-    const sending = new XMLHttpRequest();
-    sending.open("POST", address(path));
-    for (const [key, value] of Object.entries(headers())) sending.setRequestHeader(key, value);
-    sending.upload.addEventListener("progress", (event) => report(event.loaded / Math.max(event.total, 1)));
-    sending.addEventListener("load", () => {
-      let content = {};
-      try { content = JSON.parse(sending.responseText); } catch { /* the status says enough */ }
-      if (sending.status < 300) resolve(content);
-      else reject(new Error(content.error || `The service answered with status ${sending.status}.`));
-    });
-    sending.addEventListener("error", () => reject(new Error(SILENT)));
-    sending.send(form);
-  });
-}
-
-async function ended(job, report) {
-  while (job.state === "waiting" || job.state === "at work") {
-    report(job);
+async function ended(job) {
+  for (;;) {
+    showProgress(job);
+    if (job.state === "done" || job.state === "refused") return job;
     await new Promise((resolve) => setTimeout(resolve, 250));
     job = await get(`/jobs/${job.job}`);
   }
-  return job;
 }
 
 /** Ask before something is done: `choices` are buttons {value, text, kind}; gives the value of one, or "no". */
@@ -204,7 +214,7 @@ export function sure(text, choices) {
   $("sure-text").textContent = text;
   const cancel = { value: "no", text: "Cancel" };
   $("sure-choices").replaceChildren(...[...choices, cancel].map(({ value, text: textContent, kind }) =>
-    make("button", { value, textContent, class: kind ?? "" })));
+    make("button", { value, textContent, class: kind ?? "", autofocus: value === "no" })));
   dialog.returnValue = "no";
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => resolve(dialog.returnValue || "no"), { once: true });
@@ -214,10 +224,10 @@ export function sure(text, choices) {
 
 /** Wait for the end of a change. One that may be a mistake is asked about, and made where it is meant.
  * `begin` asks for it and gives a job; it gets {anyway}, or {instead} with the names that are meant for those given.
- * `report` gets what is known of it meanwhile; `labels` are other words for the two ways out.
+ * `labels` are other words for the two ways out.
  */
-export async function finished(begin, report = () => {}, labels = {}) {
-  let job = await ended(await begin({}), report);
+export async function finished(begin, labels = {}) {
+  let job = await ended(await begin({}));
   const names = Object.values(job.instead ?? {});
   if (job.may_be_asked_for || names.length) {
     const use = names.length === 1 ? `Use “${names[0]}”` : `Use the ${names.length} existing names`;
@@ -225,7 +235,7 @@ export async function finished(begin, report = () => {}, labels = {}) {
     if (job.may_be_asked_for) choices.push({ value: "yes", text: labels.yes ?? "Do it anyway", kind: "danger" });
     const choice = await sure(`${job.error}.`, choices);
     if (choice === "no") throw new Error("Nothing was changed.");
-    job = await ended(await begin(choice === "yes" ? { anyway: true } : { instead: job.instead }), report);
+    job = await ended(await begin(choice === "yes" ? { anyway: true } : { instead: job.instead }));
   }
   if (job.error) throw new Error(job.error);
   return job;
@@ -259,24 +269,6 @@ export function table(place, columns, rows) {
   const lines = rows.map(({ cells, current }) => make("tr", { class: current ? "current" : "" }, ...cells.map(cellOf)));
   place.replaceChildren(make("tr", {}, ...heads), ...lines);
 }
-
-/** A part of what an image or video shows, in its own pixels or scaled, as a file. */
-export async function cutOut(shown, x, y, width, height, name, scale = 1) {
-  const canvas = make("canvas", { width: width * scale, height: height * scale });
-  canvas.getContext("2d").drawImage(shown, x, y, width, height, 0, 0, width * scale, height * scale);
-  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.92));
-  return { file: new File([blob], name, { type: "image/jpeg" }), path: name };
-}
-
-/** The answer about one photo that the service does not keep. */
-export async function classified({ file, path }) {
-  const form = new FormData();
-  form.append("files", file, path);
-  return (await post("/classify?top=3", form)).images[0];
-}
-
-/** What is said of one photo that the service does not keep. */
-export const answerTo = async (photo) => verdict(await classified(photo));
 
 const urls = new Map(); // of photos that were fetched, by their names
 
@@ -329,10 +321,15 @@ export function takesPasted(take) {
 
 /** Call `take` with [{file, path}] for everything that is dropped on `place`, while `mark` shows that, or chosen. */
 export function takesFiles(place, inputs, take, mark) {
-  const over = (on) => (event) => { event.preventDefault(); mark.classList.toggle("over", on); };
+  const over = (on) => (event) => {
+    event.preventDefault();
+    event.stopPropagation(); // a place within another takes it
+    mark.classList.toggle("over", on);
+  };
   place.addEventListener("dragover", over(true));
   place.addEventListener("dragleave", over(false));
   action(place, "drop", async (event) => {
+    event.stopPropagation();
     mark.classList.remove("over");
     const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry && item.webkitGetAsEntry()).filter(Boolean);
     const files = listed(event.dataTransfer.files);
@@ -365,6 +362,7 @@ export const whenChanged = (show) => { showModel = show; };
 export async function changed(text, act = null) {
   try {
     await showModel();
+    if (document.activeElement === document.body) $("main").focus({ preventScroll: true }); // what had the focus is gone
   } catch (error) {
     say(`${text} The page could not be refreshed: ${error.message}`);
     return;
@@ -372,8 +370,12 @@ export async function changed(text, act = null) {
   say(text, true, act);
 }
 
-/** What is said of a change that is made. */
-export const progressOf = (job) => (job.place ? waits(job) : job.total ? `At work: ${job.done} of ${count(job.total, "photo")}…` : "At work…");
+/** Show how far a change is. No message does: those are read out. */
+function showProgress(job) {
+  const looking = job.total !== null && job.done < job.total;
+  $("work").hidden = job.state === "done" || job.state === "refused";
+  $("work-text").textContent = job.place ? waits(job) : looking ? `Looking at photo ${job.done} of ${job.total}…` : "Learning…";
+}
 
 /** Ask for a change; `done` is called before the page shows it, when what was typed for it is no longer needed. */
 export async function change(path, content, act = null, done = () => {}) {
@@ -381,10 +383,9 @@ export async function change(path, content, act = null, done = () => {}) {
     ? post("/move?wait=false", { name: content.old, ...content, into: Object.values(instead)[0] })
     : post(`${path}?wait=false${anyway ? "&anyway=true" : ""}`, content));
   const labels = path === "/rename" ? { instead: "Join both", yes: "Keep both" } : {};
-  const job = await finished(begin, (now) => say(progressOf(now), true), labels);
+  const { change: made } = await finished(begin, labels);
   done();
-  const text = job.change.message;
-  await changed(`${text[0].toUpperCase()}${text.slice(1)}. Version ${job.change.version} is served.`, act);
+  await changed(`${made.message[0].toUpperCase()}${made.message.slice(1)}. Version ${made.version} is served.`, act && act(made.version));
 }
 
 /** Delete photos and other versions for good, once someone has seen how many. */
@@ -395,5 +396,5 @@ export async function purge(images) {
   if (await sure(what, [{ value: "yes", text: "Delete for good", kind: "danger" }]) === "yes") await change("/purge", { images });
 }
 
-/** A button at the end of a message that takes the last change back. */
-export const takesBack = { text: "Undo", work: () => change("/undo") };
+/** A button at the end of a message that takes its change back, unless another came after it. */
+export const takesBack = (version) => ({ text: `Undo version ${version}`, work: () => change("/undo", { version }) });

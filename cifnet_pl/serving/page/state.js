@@ -18,18 +18,26 @@ export const inbox = {
   surest: false, // whether the photos of the most probable classes come first
   shown: 60, // number of photos that are asked for
   last: null, // the photo that was selected last
+  asked: [], // answers to photos that are not kept
   lesson: 0, // the version whose lesson is shown
   sending: Promise.resolve(), // the names that are on their way to the service
 };
 
+/** Photos on their way to the service: how many came since all were stored, and what goes wrong now. */
+export const upload = { queue: [], total: 0, trouble: "", running: false, stopped: false, wake: () => {} };
+
+/** Names of boxes that were added, of which nothing is known yet. */
+export const boxes = { added: [] };
+
 /** The class whose photos are shown, and which of them are selected. */
 export const opened = { name: null, selected: new Set() };
 
-/** The camera: what it shows is asked about while it runs. */
-export const camera = { stream: null, taken: 0 };
+/** The camera: what it shows is asked about while it runs; `frames` are its answers of the last second, `left` the number
+ * of photos of it that the service does not have yet. */
+export const camera = { stream: null, left: 0, stored: 0, frames: [] };
 
 /** The photo that is enlarged: what takes a part of it in, how that is called, and the part that was drawn. */
-export const enlarged = { take: null, name: "", part: null };
+export const enlarged = { take: null, name: "", part: null, asked: null };
 
 /** The photo that the till asks about, and its answer; null while the camera looks for one. */
 export const till = { asked: null };

@@ -1,47 +1,37 @@
 // The view for the till: the camera large, the answer large, and tiles to tap.
 
-import { openCamera, shot } from "./camera.js";
-import { $, action, classified, count, get, known, likely, make, named, post, say, send } from "./page.js";
+import { openCamera, shot, steady, watch } from "./camera.js";
+import { $, action, bar, change, count, get, known, likely, make, named, post, say, short, takesBack, unsure } from "./page.js";
+import { classified, startUpload, store, waitingOf } from "./photos.js";
 import { camera, isReadOnly, model, refresh, till } from "./state.js";
 
-const PAUSE = 400; // milliseconds between two looks of the camera
 const DAYS = 30;
 
-/** The classes that are likely enough, where it is not one. */
-const possible = ({ prediction_set: set }) => (set && set.length > 1 ? set : []);
+/** What is said of an answer: the class with its probability, or that it is not known. */
+const wordsOf = (answer) => {
+  if (answer.unreadable) return "Cannot be read";
+  if (!answer.classes.length) return "Nothing is known yet";
+  return known(answer) ? answer.classes[0].name : "Not known";
+};
 
-/** Show the class with its probability, and the others that it could be, or that it is not known. */
-function showAnswer(answer) {
-  const [best] = answer.classes;
-  const isKnown = known(answer);
-  $("till-answer").className = isKnown ? "" : "unknown";
-  const text = answer.unreadable ? "Cannot be read" : !best ? "Nothing is known yet" : isKnown ? best.name : "Not known";
-  const several = isKnown && possible(answer).length ? make("small", { textContent: `One of: ${possible(answer).join(", ")}` }) : null;
-  const share = isKnown ? make("small", { textContent: likely(best.probability) }) : "";
-  $("till-answer").replaceChildren(make("span", {}, named(text), several), share);
+/** Show an answer with the other classes that it could be; or why there is none. */
+function showAnswer(answer, reason = "") {
+  const isKnown = answer !== null && known(answer);
+  const isUnsure = isKnown && unsure(answer);
+  $("till-answer").className = !isKnown ? "unknown" : isUnsure ? "unsure" : "";
+  const others = isUnsure ? answer.prediction_set.filter((name) => name !== answer.classes[0].name) : [];
+  const remark = isUnsure ? ["Not sure", ...(others.length ? [`or ${others.slice(0, 3).join(", ")}`] : [])].join(": ") : reason;
+  const share = isKnown ? make("small", { textContent: likely(answer.classes[0].probability) }) : "";
+  const text = make("span", {}, named(answer ? wordsOf(answer) : "No answer"), make("small", { class: "clamp", textContent: remark }));
+  $("till-answer").replaceChildren(text, share);
 }
 
-/** Look at what the camera shows until a photo is asked about. */
-async function look() {
-  const video = $("till-video");
-  while (camera.stream && !till.asked) {
-    if (video.videoWidth && !document.hidden) {
-      try {
-        const answer = await classified(await shot(video, "till.jpg", true));
-        if (!till.asked) showAnswer(answer);
-      } catch (error) {
-        say(error.message);
-      }
-    }
-    await new Promise((resolve) => setTimeout(resolve, PAUSE));
-  }
-}
-
-const counted = async (counts) => (isReadOnly() ? undefined : showDays(await post("/days", counts)));
+const counted = async (counts, back = false) => (isReadOnly() ? undefined : showDays(await post(`/days?back=${back}`, counts)));
 
 function showTiles(answer) {
-  const tiles = answer.classes.slice(0, 3).map(({ name }) => {
+  const tiles = answer.classes.slice(0, 3).map(({ name, probability }) => {
     const tile = make("button", { type: "button", "aria-label": `It is ${name}` }, named(name));
+    if (known(answer)) bar(tile, probability).append(make("small", { textContent: short(probability) }));
     action(tile, "click", () => decide(name));
     return tile;
   });
@@ -56,33 +46,54 @@ async function ask(photo) {
   $("till-photo").src = URL.createObjectURL(photo.file);
   $("till-photo").hidden = false;
   $("till-video").hidden = true;
-  const answer = await classified(photo);
-  own.answer = answer;
-  showAnswer(answer);
+  $("till-answer").replaceChildren("Looking…");
+  try {
+    own.answer = steady(await classified(photo));
+  } catch (error) {
+    if (till.asked === own) next();
+    throw error;
+  }
+  if (till.asked !== own) return;
+  showAnswer(own.answer);
   $("till-take").hidden = true;
   $("till-next").hidden = false;
-  if (!isReadOnly()) showTiles(answer);
+  if (!isReadOnly()) showTiles(own.answer);
 }
 
-/** Keep a photo for the next lesson under a name. */
+/** Keep a photo for the next lesson under a name: a sentence, and what can be done about it. */
 async function keep(photo, name) {
-  const form = new FormData();
-  form.append("files", photo.file, photo.path);
-  const { images } = await send("/inbox", form, () => {});
-  if (images.length) await post("/inbox/names", { names: Object.fromEntries(images.map((image) => [image, name])) });
+  const kept = await store([photo]);
+  if (kept.unreadable.length) throw new Error(`The photo was not kept: ${kept.unreadable[0].reason}.`);
+  const [learned] = kept.known.filter((one) => one.name !== null);
+  if (learned) {
+    const move = { text: `Move to “${name}”`, work: () => change("/move", { name: learned.name, into: name, images: [learned.image] }, takesBack) };
+    return { text: `This photo was learned as “${learned.name}”.`, act: learned.name === name ? null : move };
+  }
+  const [image] = waitingOf(kept);
+  const before = (await get("/inbox?count=0")).names[image] ?? null;
+  await post("/inbox/names", { names: { [image]: name } });
+  const back = async () => {
+    if (kept.images.length) await post("/inbox/remove", { images: kept.images });
+    await post("/inbox/names", { names: { [image]: before } });
+  };
+  return { text: `Kept as “${name}”; it is learned with the next lesson.`, back };
 }
 
-/** A tap says what it is: a wrong answer is corrected, and its photo kept. */
+/** A tap says what it is: a wrong answer is corrected, and its photo kept. It can be taken back. */
 async function decide(name) {
-  const { photo, answer } = till.asked;
-  const right = known(answer) && answer.classes[0]?.name === name;
-  const unsure = !known(answer) || possible(answer).length > 0;
-  await counted({ asked: 1, unsure: unsure ? 1 : 0, corrected: right ? 0 : 1 });
-  if (!right) {
-    await keep(photo, name);
-    say(`Kept as “${name}”; it is learned with the next lesson.`, true);
-  } else if ($("till-keep").checked) await keep(photo, name);
+  const { photo, answer } = till.asked ?? {};
+  if (!answer) return; // it was tapped twice
   next();
+  const right = known(answer) && answer.classes[0]?.name === name;
+  const counts = { asked: 1, unsure: !known(answer) || unsure(answer) ? 1 : 0, corrected: right ? 0 : 1 };
+  const { text, act, back } = right && !$("till-keep").checked ? { text: `“${name}” was right.` } : await keep(photo, name);
+  await counted(counts);
+  const takeBack = async () => {
+    await back?.();
+    await counted(counts, true);
+    say("Taken back.", true);
+  };
+  say(text, true, act ?? { text: "Take back", work: takeBack });
 }
 
 /** Go on. Where nobody tapped, nobody said whether it was right, so it is not counted. */
@@ -92,14 +103,14 @@ function next() {
   $("till-photo").hidden = $("till-tiles").hidden = $("till-form").hidden = $("till-next").hidden = true;
   $("till-take").hidden = $("till-video").hidden = !camera.stream;
   $("till-name").value = "";
-  if (camera.stream) look();
+  if (camera.stream) watch($("till-video"), () => Boolean(camera.stream) && !till.asked, showAnswer);
   else $("till-answer").replaceChildren("Take a photo");
 }
 
 function showDays(days) {
   const right = ({ asked: all, corrected }) => (all ? Math.max(0, 1 - corrected / all) : 0);
   const today = days.at(-1);
-  $("today").textContent = today ? `${today.date}: ${count(today.asked, "photo")} asked, ${today.unsure} unsure, ${today.corrected} corrected: ${Math.round(100 * right(today))} % right` : "";
+  $("today").textContent = today ? `${today.date.slice(5)}: ${count(today.asked, "photo")}, ${today.unsure} unsure, ${today.corrected} corrected, ${Math.round(100 * right(today))} % right` : "";
   $("till-days").replaceChildren(...days.slice(-DAYS).map((day) => {
     const bar = make("span", { class: "bar" });
     bar.style.height = `${100 * right(day)}%`;
@@ -148,4 +159,5 @@ document.addEventListener("keydown", (event) => {
   const tile = $("till-tiles").children["123".indexOf(event.key)];
   if (till.asked && !$("till-tiles").hidden && tile) tile.click();
 });
+startUpload();
 start().catch((error) => say(error.message));

@@ -24,7 +24,7 @@ const COLUMNS = [
   { title: "Photos", number: true },
   { title: "New photos right (these days)", number: true },
   { title: "When", kind: "date" },
-  { title: "", bare: true },
+  { title: "Actions", bare: true },
 ];
 
 function row(version, current) {

@@ -1,6 +1,7 @@
 // A photo at its full size: a box drawn on it asks about that part alone.
 
-import { $, action, answerTo, cutOut, keptPhoto } from "./page.js";
+import { $, action, bars, keptPhoto, verdict } from "./page.js";
+import { classified, cutOut } from "./photos.js";
 import { enlarged } from "./state.js";
 
 /** Show a photo; `take` gets a part of it that is to be kept. */
@@ -9,21 +10,35 @@ export function zoom(photo, take) {
   image.id = "zoom-photo";
   $("zoom-photo").replaceWith(image);
   $("zoom-title").textContent = photo.file;
-  $("zoom-answer").textContent = "Draw a box to ask about that part.";
+  $("zoom-answer").textContent = "";
+  $("zoom-bars").replaceChildren();
   $("zoom-box").hidden = $("zoom-keep").hidden = true;
   const file = photo.file.split(/[\\/]/).at(-1);
   Object.assign(enlarged, { take, name: `part-of-${file.replace(/\.\w+$/, "")}`, part: null });
+  image.addEventListener("load", () => ask(0, 0, image.naturalWidth, image.naturalHeight).catch(failed), { once: true });
   $("zoom").showModal();
 }
 
-async function ask({ left, top, width, height }) {
-  const image = $("zoom-photo");
+const failed = (error) => { $("zoom-answer").textContent = error.message; };
+
+/** Ask about a part of the photo, in its own pixels; the part, unless another one was asked about meanwhile. */
+async function ask(x, y, width, height) {
+  const part = await cutOut($("zoom-photo"), x, y, width, height, `${enlarged.name}-${Math.round(x)}-${Math.round(y)}.jpg`);
+  enlarged.asked = part;
   $("zoom-answer").textContent = "Looking…";
+  const answer = await classified(part);
+  if (enlarged.asked !== part) return null;
+  $("zoom-answer").textContent = verdict(answer).slice(0, 2).filter(Boolean).join(". ");
+  $("zoom-bars").replaceChildren(bars(answer));
+  return part;
+}
+
+async function askAboutBox({ left, top, width, height }) {
+  const image = $("zoom-photo");
   const scale = image.naturalWidth / image.clientWidth;
-  const [x, y, wide, high] = [left, top, Math.max(1, width), Math.max(1, height)].map((value) => value * scale);
-  enlarged.part = await cutOut(image, x, y, Math.max(1, wide), Math.max(1, high), `${enlarged.name}-${Math.round(x)}-${Math.round(y)}.jpg`);
-  $("zoom-answer").textContent = (await answerTo(enlarged.part)).slice(0, 2).join(" ");
-  $("zoom-keep").hidden = false;
+  const [x, y, wide, high] = [left, top, width, height].map((value) => value * scale);
+  enlarged.part = await ask(x, y, Math.max(1, wide), Math.max(1, high));
+  $("zoom-keep").hidden = !enlarged.part;
 }
 
 export function start() {
@@ -51,7 +66,7 @@ export function start() {
   frame.addEventListener("pointerup", (event) => {
     const drawn = drawnTo(place(event));
     from = null;
-    if (drawn.width > 8 && drawn.height > 8) ask(drawn).catch((error) => { $("zoom-answer").textContent = error.message; });
+    if (drawn.width > 8 && drawn.height > 8) askAboutBox(drawn).catch(failed);
   });
   action($("zoom-keep"), "click", async () => {
     $("zoom").close();
