@@ -46,6 +46,9 @@ MAY_MIX = {
 """Operations that a GPU too does with tensors elsewhere: copies, and indices on the CPU."""
 
 
+WITHOUT_FLOAT64: list[bool] = []
+"""Not empty where the device has no float64, as Apple's MPS."""
+
 WAITS: list[str] = []
 """Operations so far for which a GPU must finish all that it was told to do."""
 
@@ -65,6 +68,8 @@ class There(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> There:
+        if WITHOUT_FLOAT64 and held.dtype == torch.float64:
+            raise TypeError("Cannot convert a simulated tensor to float64 dtype")
         shape = held.shape
         stride = held.stride()
         offset = held.storage_offset()
@@ -108,6 +113,17 @@ def gpu() -> Iterator[torch.device]:
     else:
         with simulated_device() as device:
             yield device
+
+
+@contextmanager
+def device_without_float64() -> Iterator[torch.device]:
+    """While entered, the simulated device exists, and refuses float64."""
+    WITHOUT_FLOAT64.append(True)
+    try:
+        with simulated_device() as device:
+            yield device
+    finally:
+        WITHOUT_FLOAT64.clear()
 
 
 @contextmanager

@@ -217,7 +217,7 @@ class Workspace:
         else:
             self._empty = model.clone()
         self._backbone = model.backbone
-        self._device = model.device
+        self._device = model.backbone.device
         self._lock = RLock()
         with ExitStack() as stack:
             stack.enter_context(exclusive(folder / "workspace"))
