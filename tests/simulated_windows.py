@@ -23,7 +23,7 @@ FUNCTIONS = (
     *("fork", "forkpty", "link", "symlink", "sched_getaffinity", "getuid", "geteuid"),
     *("getgid", "mkfifo", "fchmod", "chown", "getloadavg"),
 )
-SIGNALS = ("SIGHUP", "SIGKILL", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGPIPE")
+SIGNALS = ("SIGHUP", "SIGQUIT", "SIGALRM", "SIGPIPE")
 
 RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
 UNKEPT = re.compile(r'[<>:"\\|?*\x00-\x1f]|[. ]$')

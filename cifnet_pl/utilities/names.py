@@ -6,7 +6,9 @@ models) asks these functions, so that no two of them disagree.
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Literal
 
 Split = Literal["train", "val", "test"]
@@ -40,6 +42,10 @@ DIRECTION_MARKS = (
 
 INVISIBLE = "\u00ad\u200b\u2060\ufeff"
 """Invisible characters that would make two names of what looks like one."""
+
+
+DEVICE_NAME = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+"""Names that Windows keeps for devices, with any ending."""
 
 
 def split_of(name: str) -> Split | None:
@@ -89,3 +95,26 @@ def class_name_problem(name: object) -> str | None:
         if part in ("", ".", ".."):
             return "is a path"
     return None
+
+
+def folder_names(classes: Iterable[str]) -> dict[str, str]:
+    """Return a folder's name for each class that every system can keep beside the others.
+
+    Windows keeps neither some characters, nor a dot or space at the end, nor names of devices.
+    There, and on macOS, names that differ in the case of letters only are one folder.
+
+    Example:
+        >>> folder_names(["ant", "Ant", "F/A-18", "aux"])
+        {'ant': 'ant', 'Ant': 'Ant_', 'F/A-18': 'F_A-18', 'aux': '_aux'}
+    """
+    folders: dict[str, str] = {}
+    taken = set()
+    for name in classes:
+        folder = re.sub(r'[<>:"/\\|?*]|[. ]$', "_", name)
+        if DEVICE_NAME.fullmatch(folder):
+            folder = f"_{folder}"
+        while folder.casefold() in taken:
+            folder += "_"
+        taken.add(folder.casefold())
+        folders[name] = folder
+    return folders
