@@ -1,6 +1,9 @@
 # Everything runs in .venv. `make demo` and `make test` are all that a fresh machine needs.
 PYTHON ?= python3
 BIN := .venv/bin
+# uv installs the same packages sooner; a machine without it needs Python alone.
+UV := $(shell command -v uv 2>/dev/null)
+INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install)
 STAMP := .venv/.installed
 DEV_STAMP := .venv/.installed-dev
 
@@ -12,13 +15,13 @@ setup-dev: $(DEV_STAMP)
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install -e ".[embedded,serve]"
+	$(if $(UV),,$(INSTALL) --upgrade pip)
+	$(INSTALL) -e ".[embedded,serve]"
 	touch $(STAMP)
 
 # Tests, linters and documentation need more than a user does.
 $(DEV_STAMP): $(STAMP)
-	$(BIN)/python -m pip install -e ".[embedded,dev]"
+	$(INSTALL) -e ".[embedded,dev]"
 	touch $(DEV_STAMP)
 
 demo: setup
@@ -52,7 +55,7 @@ test-system: setup-dev
 
 # Large packages that most users do without: Ray, Hugging Face datasets.
 test-scale: setup-dev
-	$(BIN)/python -m pip install -e ".[ray,hf,shards]" webdataset
+	$(INSTALL) -e ".[ray,hf,shards]" webdataset
 	$(BIN)/python -m pytest -m scale -n 0
 
 lint: setup-dev

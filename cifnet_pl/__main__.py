@@ -204,7 +204,7 @@ def prepare_process() -> None:
     messages = logging.StreamHandler()
     messages.setFormatter(logging.Formatter("cifnet: %(message)s"))
     messages.addFilter(lambda record: is_first_process())
-    for name in ("cifnet_pl.backbones", "cifnet_pl.data"):
+    for name in ("cifnet_pl.backbones", "cifnet_pl.data", "cifnet_pl.utilities"):
         logger = logging.getLogger(name)
         logger.handlers = [messages]
         logger.setLevel(logging.INFO)

@@ -88,13 +88,13 @@ for args in json.loads(sys.argv[1]):
 
 
 def call_in_turn(
-    *commands: list[str], timeout: float = 300, **more: str
+    *commands: list[str], timeout: float = 300, before: str = "", **more: str
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run command lines one after the other in one process of their own, which imports the package
-    once.
+    once, after the program ``before``.
     """
     encoding = more.get("PYTHONIOENCODING", "utf-8")
-    args = [sys.executable, "-c", IN_TURN, json.dumps(commands)]
+    args = [sys.executable, "-c", before + IN_TURN, json.dumps(commands)]
     done = subprocess.run(
         args,
         env=environment(**more),

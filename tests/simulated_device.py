@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,6 +47,9 @@ MAY_MIX = {
 """Operations that a GPU too does with tensors elsewhere: copies, and indices on the CPU."""
 
 
+WITHOUT_FLOAT64: list[bool] = []
+"""Not empty where the device has no float64, as Apple's MPS."""
+
 WAITS: list[str] = []
 """Operations so far for which a GPU must finish all that it was told to do."""
 
@@ -65,6 +69,8 @@ class There(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> There:
+        if WITHOUT_FLOAT64 and held.dtype == torch.float64:
+            raise TypeError("Cannot convert a simulated tensor to float64 dtype")
         shape = held.shape
         stride = held.stride()
         offset = held.storage_offset()
@@ -111,12 +117,25 @@ def gpu() -> Iterator[torch.device]:
 
 
 @contextmanager
+def device_without_float64() -> Iterator[torch.device]:
+    """While entered, the simulated device exists, and refuses float64."""
+    WITHOUT_FLOAT64.append(True)
+    try:
+        with simulated_device() as device:
+            yield device
+    finally:
+        WITHOUT_FLOAT64.clear()
+
+
+@contextmanager
 def simulated_device() -> Iterator[torch.device]:
     """While entered, ``DEVICE`` exists in this thread.
 
     No network can be exported meanwhile, whether or not its graph is kept already: torch's exporter
     asks the driver for more than there is here.
     """
+    if not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+        pytest.skip("this version of torch cannot simulate a device")
     torch._C._ensureCUDADeviceGuardSet()
     _configure(True)
     refused = mock.Mock(

@@ -15,7 +15,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import STRATEGIES
 from cifnet_pl.model.classifier import Classifier
 from tests.command_line import BUFFER, FAST, fit, learned, make_images, measurements
-from tests.simulated_device import WAITS, gpu
+from tests.simulated_device import WAITS, device_without_float64, gpu
 
 THERE = ["--trainer.accelerator", "gpu", "--trainer.devices", "1"]
 LAST = ["--ckpt_path", "last"]
@@ -81,7 +81,10 @@ def test_backbones(name, device):
     assert torch.allclose(there.cpu(), here, rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_and_its_resumption(tmp_path):
+@pytest.mark.parametrize(
+    "there", [gpu, pytest.param(device_without_float64, marks=simulation_only)]
+)
+def test_a_run_and_its_resumption(there, tmp_path):
     """With everything that a run does: buffer, calibration, metrics, activations, cache, tables,
     predictions.
     """
@@ -95,7 +98,7 @@ def test_a_run_and_its_resumption(tmp_path):
     other = tmp_path / "other"
     options[-1] = str(tmp_path / "own")
     three = [*THERE, "--data.max_tasks", "3", *LAST]
-    with gpu():
+    with there():
         assert fit(other, *options, *THERE, "--data.max_tasks", "2") == 0
         assert fit(other, *options, *three) == 0
         arguments = [*FAST, *options, "--logs", str(other), *three]
@@ -117,7 +120,20 @@ def test_a_run_and_its_resumption(tmp_path):
     assert_close(cifnet_pl.load(one, "cpu"), cifnet_pl.load(run, "cpu"))
 
 
-def test_the_life_of_a_model(tmp_path, monkeypatch, capsys):
+@simulation_only
+def test_trained_methods_refuse_a_device_without_float64(tmp_path, capsys):
+    words = (
+        f"fit --config iterative/icarl --logs {tmp_path} {' '.join([*FAST, *THERE])}"
+    )
+    with device_without_float64():
+        assert main([*words.split(), "--model.backbone", "random:resnet18"]) == 2
+    assert "needs float64, which cuda has not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "there", [gpu, pytest.param(device_without_float64, marks=simulation_only)]
+)
+def test_the_life_of_a_model(there, tmp_path, monkeypatch, capsys):
     """The commands take the first GPU where there is one."""
     images = make_images(tmp_path / "images", ["ant", "bee", "cow"])
     more = make_images(tmp_path / "more", ["dog", "elk"])
@@ -142,8 +158,9 @@ def test_the_life_of_a_model(tmp_path, monkeypatch, capsys):
         if where == "here":
             assert [main(command) for command in commands] == [0] * len(commands)
         else:
-            with gpu():
-                assert cifnet_pl.load("../here/extended").device.type == "cuda"
+            with there():
+                loaded = cifnet_pl.load("../here/extended")
+                assert loaded.backbone.device.type == "cuda"
                 assert [main(command) for command in commands] == [0] * len(commands), (
                     capsys.readouterr().err
                 )

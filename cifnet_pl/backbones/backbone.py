@@ -124,6 +124,11 @@ class Backbone(nn.Module):
             self.sample = "image"
         self.eval()
 
+    @property
+    def device(self) -> torch.device:
+        """Device that embeds."""
+        return self.scale.device
+
     def train(self, mode: bool = True) -> Backbone:
         """Stay in evaluation mode whatever ``mode`` is.
 

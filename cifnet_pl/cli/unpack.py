@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cifnet_pl.utilities.errors import UsageError, check_that, unknown_name
 from cifnet_pl.utilities.files import expanded, new_folder
-from cifnet_pl.utilities.text import counted, number_of, print_text
+from cifnet_pl.utilities.names import folder_names
+from cifnet_pl.utilities.text import counted, listed, number_of, print_text, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.data.samples import SampleTable
@@ -56,28 +57,40 @@ def unpack(
     for name in classes:
         if name not in names:
             raise unknown_name("class", name, names)
-    wanted = set(classes or names)
+    folders = folder_names(dict.fromkeys(classes or names))
     if not data_source.train.are_images:
         raise UsageError(
             f"source {source} has no images: expected digits, cifar100 or torchvision:<data set>"
         )
     with new_folder(target) as folder:
-        count = _write(data_source.train, names, wanted, folder / "train", size)
-        count += _write(data_source.val, names, wanted, folder / "val", size)
-    classes_written = number_of(len(wanted), "class")
+        homes = [folders.get(name) for name in names]
+        count = _write(data_source.train, homes, folder / "train", size)
+        count += _write(data_source.val, homes, folder / "val", size)
+    renamed = [
+        f"{folder} ({printable(name)})"
+        for name, folder in folders.items()
+        if folder != name
+    ]
+    if renamed:
+        print_text(
+            f"note: folders whose names differ from the class: {listed(renamed)}"
+        )
+    classes_written = number_of(len(folders), "class")
     print_text(
         f"{number_of(count, 'image')} of {classes_written} in {target}/train and {target}/val"
     )
 
 
 def _write(
-    images: SampleTable, names: list[str], wanted: set[str], folder: Path, size: int
+    images: SampleTable, homes: Sequence[str | None], folder: Path, size: int
 ) -> int:
+    """Write the images of each label's folder, None for those left out; return their number."""
     from PIL import Image
 
-    rows = [row for row in range(len(images)) if names[images.labels[row]] in wanted]
+    home_of = [homes[label] for label in images.labels]
+    rows = [row for row, home in enumerate(home_of) if home is not None]
     for row in counted(rows, f"writing {folder.name}", len(rows)):
-        home = folder / names[images.labels[row]]
+        home = folder / cast(str, home_of[row])
         home.mkdir(parents=True, exist_ok=True)
         Image.fromarray(images.image(row).square(size)).save(
             home / f"{images.names[row]:0>6}.png"

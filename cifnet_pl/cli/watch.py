@@ -11,7 +11,7 @@ import time
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,7 +174,7 @@ def classified(
     for (key, image), prediction in zip(images.items(), predictions, strict=True):
         name = next(iter(prediction.classes), "")
         row = dict.fromkeys(COLUMNS, "")
-        row["time"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        row["time"] = datetime.now(UTC).isoformat(timespec="seconds")
         row["id"] = key
         row["file"] = str(image.path)
         row["closest"] = name

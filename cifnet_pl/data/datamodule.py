@@ -44,6 +44,7 @@ from cifnet_pl.images.files import use_zip_encoding
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
 from cifnet_pl.utilities.files import expanded, of_all_processes
+from cifnet_pl.utilities.growing_tensors import float64_device
 from cifnet_pl.utilities.text import number_of, printable
 
 CLASSES_PER_TASK = 10
@@ -601,8 +602,9 @@ class CIFNetDataModule(LightningDataModule):
     ) -> Batch:
         """Give a batch the learner's labels, -1 for new classes, and copy it to a device.
 
-        The copy does not wait for what the device is doing. Content hashes and positions stay on
-        the CPU: they are needed there alone.
+        The copy does not wait for what a CUDA device is doing; that is not safe for others. Labels
+        are brought to the statistics: to the CPU where the device has no float64. Content hashes
+        and positions stay on the CPU: they are needed there alone.
 
         Raises:
             DataError: an image is unreadable, and ``on_corrupt`` is "error".
@@ -612,8 +614,10 @@ class CIFNetDataModule(LightningDataModule):
                 raise DataError(name_unreadable(batch.unreadable))
             self.skipped += batch.unreadable
         labels = self._labels(chain.from_iterable(self.learner.learned_tasks))
-        samples = batch[0].to(device, non_blocking=True)
-        label = labels[batch.label].to(device, non_blocking=True)
+        non_blocking = device.type == "cuda"
+        samples = batch[0].to(device, non_blocking=non_blocking)
+        place = float64_device(device)
+        label = labels[batch.label].to(place, non_blocking=non_blocking)
         return type(batch)(samples, label, *batch[2:])
 
     def _labels(self, learned: Iterable[str]) -> Tensor:

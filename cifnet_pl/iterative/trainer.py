@@ -53,6 +53,7 @@ from cifnet_pl.utilities.errors import (
     explaining_full_memory,
     no_images,
 )
+from cifnet_pl.utilities.growing_tensors import float64_device
 from cifnet_pl.utilities.run_folders import COMPLETE
 
 OPTIONS = (
@@ -462,8 +463,8 @@ class IterativeModule(TaskModule):
 
         Raises:
             UsageError: data without images, an embedding cache, a limit on batches, which would cut
-                off passes, a Trainer whose processes would not learn together, or batches of one
-                image, which have no statistics.
+                off passes, a Trainer whose processes would not learn together, a device without
+                float64, or batches of one image, which have no statistics.
         """
         name = type(self).__name__
         if not self.data.source.train.are_images:
@@ -479,6 +480,11 @@ class IterativeModule(TaskModule):
         if stage != "fit":
             return
         check_trainer(self.trainer)
+        device = self.trainer.strategy.root_device
+        if float64_device(device) != device:
+            raise UsageError(
+                f"{name} needs float64, which {device.type} has not: --trainer.accelerator cpu"
+            )
         if self.trainer.limit_train_batches != 1.0:
             raise UsageError(
                 "a limit on training batches would cut off whole passes: use fewer --model.epochs"

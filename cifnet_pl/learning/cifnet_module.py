@@ -261,7 +261,7 @@ class CIFNetModule(TaskModule):
             learned: whether the model observes the batch.
         """
         if isinstance(batch, EmbeddingBatch):
-            z = batch.embedding
+            z = batch.embedding.to(batch.label.device)
             self.cached_embeddings += learned * len(z)
         else:
             z = self.model.embed_unchecked(batch.image)

@@ -123,6 +123,10 @@ def machine(device: torch.device) -> dict[str, Any]:
         gpu = torch.cuda.get_device_name(device)
         kind = gpu
         line = gpu
+    elif device.type != "cpu":
+        gpu = f"{name} ({device.type})"
+        kind = gpu
+        line = gpu
     return {
         "device": kind,
         "machine": line,

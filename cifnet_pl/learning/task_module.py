@@ -23,6 +23,7 @@ from cifnet_pl.model.bundle import FORMAT
 from cifnet_pl.model.task_evaluation import TaskEvaluation
 from cifnet_pl.utilities.errors import UsageError, explaining_full_memory
 from cifnet_pl.utilities.files import of_all_processes
+from cifnet_pl.utilities.growing_tensors import float64_device
 
 
 class TaskModule(LightningModule):
@@ -198,7 +199,8 @@ class TaskModule(LightningModule):
         if self.data.evaluated is not None:
             domains = len(self.data.evaluated.categories)
         sizes = [len(names) for names in self.learned_tasks]
-        self.evaluation = TaskEvaluation(sizes, domains, self.classifiers, self.device)
+        device = float64_device(self.device)
+        self.evaluation = TaskEvaluation(sizes, domains, self.classifiers, device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Count a batch; callbacks get its probabilities (n, C) as ``outputs``, None if empty."""
@@ -211,7 +213,7 @@ class TaskModule(LightningModule):
         domain = None
         if domains is not None:
             codes = domains.codes[batch.row.cpu().numpy()]
-            domain = torch.from_numpy(codes).to(self.device, torch.int64)
+            domain = torch.from_numpy(codes).to(batch.label.device, torch.int64)
         self.evaluation.update(probabilities, batch.label, domain, self.by_classifier)
         return probabilities
 

@@ -407,7 +407,7 @@ def embeddings_of(
             model.image_size,
             model.crop_ratio,
             model.precision,
-            model.device.type,
+            model.backbone.device.type,
         )
     except CifnetError as error:  # an audit needs no cache
         log.warning("no embeddings are cached: %s", error)

@@ -150,7 +150,7 @@ class Classifier(ModelLearner):
     @property
     def engine(self) -> str:
         """Engine that runs the backbone now: "torch" or "onnxruntime"."""
-        return self.backbone.engine(self.device.type, self.precision)
+        return self.backbone.engine(self.backbone.device.type, self.precision)
 
     def labels(self, names: Iterable[str]) -> list[int]:
         """Return the head's label of each class name.
@@ -243,7 +243,7 @@ class Classifier(ModelLearner):
         return modules
 
     def to(self, device: torch.device | str) -> Classifier:
-        """Move everything to a device, in place."""
+        """Move everything to a device, in place; only the backbone to one without float64."""
         self._predictors.clear()
         self.backbone.to(device)
         for module in self.stored_modules.values():
@@ -307,7 +307,7 @@ class Classifier(ModelLearner):
             name: position in ``images`` → what an error calls that image.
 
         Returns:
-            (n, d) float32 embeddings.
+            (n, d) float32 embeddings, on the device of the statistics.
 
         Raises:
             NonFiniteError: an embedding holds NaN or infinity.
@@ -318,9 +318,10 @@ class Classifier(ModelLearner):
 
     def embed_unchecked(self, images: Tensor) -> Tensor:
         """Embed as :meth:`embed`, but without looking at the embeddings, for which a GPU waits."""
-        with autocast(self.device.type, self.precision):
-            z: Tensor = self.backbone(images.to(self.device))
-        return z
+        device = self.backbone.device
+        with autocast(device.type, self.precision):
+            z: Tensor = self.backbone(images.to(device))
+        return z.to(self.device)
 
     def embed_batch(self, batch: DecodedBatch) -> Tensor:
         """Embed the images of a batch that could be read.
@@ -381,7 +382,7 @@ class Classifier(ModelLearner):
             iterate_images(images),
             self.image_size,
             self.crop_ratio,
-            device=self.device.type,
+            device=self.backbone.device.type,
         ):
             readable = self._predict(self.embed_batch(batch), top, predictor)
             for image, reason in zip(batch.files, batch.unreadable, strict=True):

@@ -91,7 +91,7 @@ def embed(
             else:
                 files.append(None)
         names = [image_location(image) for image in batch.readable]
-        z = backbone(batch.images.to(device))
+        z = backbone(batch.images.to(device)).cpu()
         check_embeddings(z, backbone.features, names.__getitem__)
-        embeddings.append(z.cpu())
+        embeddings.append(z)
     return Embedded(torch.cat(embeddings), files, unreadable)

@@ -180,7 +180,12 @@ class LabelledImages:
             return
         files = [self.files.given(row) for row in range(len(self.files))]
         batches = decode_images(
-            files, model.image_size, model.crop_ratio, look, skip, model.device.type
+            files,
+            model.image_size,
+            model.crop_ratio,
+            look,
+            skip,
+            model.backbone.device.type,
         )
         if progress:
             size = decoding_batch_size(model.image_size)

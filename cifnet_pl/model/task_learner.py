@@ -85,7 +85,7 @@ class ModelLearner:
 
     @property
     def device(self) -> torch.device:
-        """Device of the head's tensors."""
+        """Device of the statistics; the backbone may be on one without float64."""
         return self.head.labels.device
 
     def check_task(self, names: Sequence[str]) -> None:

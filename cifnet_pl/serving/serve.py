@@ -215,7 +215,7 @@ def keep_watching(service: Service, folder: Path) -> None:
         if service.closed.is_set():
             return
         for image in batch:
-            name = str(image.path.relative_to(folder))
+            name = image.path.relative_to(folder).as_posix()
             try:
                 files = [(name, io.BytesIO(image.content))]
                 service.inbox.receive(files, again=False)

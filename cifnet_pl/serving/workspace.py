@@ -18,7 +18,7 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -227,7 +227,7 @@ class Workspace:
         else:
             self._empty = model.clone()
         self._backbone = model.backbone
-        self._device = model.device
+        self._device = model.backbone.device
         self._lock = RLock()
         with ExitStack() as stack:
             self._lock_folder(stack)
@@ -807,7 +807,7 @@ class Workspace:
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @lru_cache(maxsize=10_000)

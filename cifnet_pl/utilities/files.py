@@ -6,12 +6,15 @@ Also: locks, YAML and CSV, the package's configurations, and what the processes 
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,15 +22,26 @@ from typing import IO, Any, TypeVar
 from uuid import uuid4
 
 import yaml
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError
+
+log = logging.getLogger(__name__)
 
 LONGEST_WHOLE_NAME = 220
 """Bytes of a name that hidden files beside it repeat: file systems allow 255."""
 
 RECOMMENDED = "folder"
 """The configuration of ``fit --data.root IMAGES`` alone."""
+
+DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors by which a disk says that it has not stored what was written."""
+
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of file systems that have no ``flock``, such as some of NFS and Lustre."""
+
+RENAME_WAITS = (0.0, 0.1, 0.4, 1.0)
+"""Seconds before each attempt to rename a file over one that another program reads."""
 
 
 def expanded(path: Path | str) -> Path:
@@ -66,7 +80,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             is_writing = False
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        _rename(temporary, path)
     except (OSError, RuntimeError) as error:
         refusal = _of_the_system(error)
         of_another_file = is_writing and refusal and refusal.filename is not None
@@ -94,10 +108,35 @@ def hidden_beside(path: Path, ending: str) -> Path:
     return path.with_name(f".{name}.{ending}")
 
 
+def _rename(temporary: Path, path: Path) -> None:
+    """Rename a file or folder; wait a little where another program has the old one open.
+
+    Windows refuses that, even for a moment's reading by a virus scanner.
+
+    Raises:
+        CifnetError: it is open for longer.
+    """
+    for seconds in RENAME_WAITS:
+        time.sleep(seconds)
+        try:
+            os.replace(temporary, path)
+            return
+        except PermissionError as error:
+            refusal = error
+    raise CifnetError(
+        f"cannot write {path}: {refusal.strerror}; nothing was changed; close it in other programs,"
+        " and give this account access to it"
+    ) from refusal
+
+
 def sync_folder_of(path: Path) -> None:
-    """Flush the entry of a renamed file or folder to disk, so that it survives a power cut."""
-    if os.name == "nt":  # Windows cannot open a folder
-        return
+    """Flush the entry of a renamed file or folder to disk, so that it survives a power cut.
+
+    Windows, and file systems of networks and virtual machines (SMB, virtiofs), flush files alone.
+
+    Raises:
+        CifnetError: the disk is full or damaged.
+    """
     try:
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
@@ -105,6 +144,8 @@ def sync_folder_of(path: Path) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            return
         raise CifnetError(
             f"{path} is written, but not known to be on the disk: {error.strerror or error}; write"
             " it again once the disk is well"
@@ -329,7 +370,9 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        os.replace(temporary, target)
+        if target.is_dir():  # empty; Windows renames no folder onto another one
+            target.rmdir()
+        _rename(temporary, target)
     except OSError as error:
         raise CifnetError(
             f"cannot write {target}: {error.strerror or error}; nothing was changed"
@@ -355,10 +398,10 @@ def exclusive(output: Path) -> Iterator[None]:
     place = output
     if output.name in ("", ".."):  # "." has no name
         place = output.resolve()
-    lock = FileLock(hidden_beside(place, "lock"), blocking=False)
+    lock_file = hidden_beside(place, "lock")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock = _acquired(lock_file)
     except Timeout:
         raise UsageError(
             f"another process is writing {output}: wait for it, or choose another output"
@@ -375,6 +418,35 @@ def exclusive(output: Path) -> Iterator[None]:
         with suppress(OSError):
             os.unlink(lock.lock_file)
         lock.release()
+
+
+def _acquired(lock_file: Path) -> BaseFileLock:
+    """Return a lock that is held.
+
+    Where the file system has no ``flock``, a file is the lock as long as it exists. One that a
+    killed process left is recognised on the machine where it ran.
+
+    Raises:
+        Timeout: another process holds it.
+        OSError: the file cannot be written.
+    """
+    lock = FileLock(lock_file, blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+        return lock
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+    marker = lock_file.with_suffix(".held")
+    log.warning(
+        "no file locks in %s: the lock is the file %s; remove it if its computer has stopped",
+        lock_file.parent,
+        marker.name,
+    )
+    lock_file.unlink(missing_ok=True)
+    soft = SoftFileLock(marker, blocking=False)
+    soft.acquire()
+    return soft
 
 
 T = TypeVar("T")

@@ -32,8 +32,26 @@ def fingerprint(about: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def float64_device(device: torch.device) -> torch.device:
+    """Return where what is computed in float64 for a device is kept.
+
+    That is the device itself, or the CPU where it has no float64, as Apple's GPUs (``mps``).
+    """
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except TypeError:
+        return torch.device("cpu")
+    return device
+
+
 def moved(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """Return a tensor moved as ``fn`` does, but with its own dtype."""
+    """Return a tensor of statistics moved as ``fn`` does, but with its own dtype.
+
+    It goes to the CPU in place of a device without float64.
+    """
+    target = fn(torch.empty(0)).device
+    if float64_device(target) != target:
+        return tensor.cpu()
     new = fn(tensor)
     if new.dtype == tensor.dtype:
         return new
@@ -89,7 +107,8 @@ class GrowingModule(nn.Module):
     """An ``nn.Module`` whose state loads into a fresh object with smaller (empty) buffers.
 
     ``.to(device, dtype)`` moves it but never changes a dtype: the dtype of sums is chosen when they
-    are made, and a sum that was rounded once stays wrong.
+    are made, and a sum that was rounded once stays wrong. It stays on the CPU where the device has
+    no float64.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

@@ -10,7 +10,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +45,10 @@ DIRECTION_MARKS = (
 
 INVISIBLE = "\u00ad\u200b\u2060\ufeff"
 """Invisible characters that would make two names of what looks like one."""
+
+
+DEVICE_NAME = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+"""Names that Windows keeps for devices, with any ending."""
 
 
 def split_of(name: str) -> Split | None:
@@ -135,3 +139,26 @@ def class_name_problem(name: object) -> str | None:
         if part in ("", ".", ".."):
             return "is a path"
     return None
+
+
+def folder_names(classes: Iterable[str]) -> dict[str, str]:
+    """Return a folder's name for each class that every system can keep beside the others.
+
+    Windows keeps neither some characters, nor a dot or space at the end, nor names of devices.
+    There, and on macOS, names that differ in the case of letters only are one folder.
+
+    Example:
+        >>> folder_names(["ant", "Ant", "F/A-18", "aux"])
+        {'ant': 'ant', 'Ant': 'Ant_', 'F/A-18': 'F_A-18', 'aux': '_aux'}
+    """
+    folders: dict[str, str] = {}
+    taken = set()
+    for name in classes:
+        folder = re.sub(r'[<>:"/\\|?*]|[. ]$', "_", name)
+        if DEVICE_NAME.fullmatch(folder):
+            folder = f"_{folder}"
+        while folder.casefold() in taken:
+            folder += "_"
+        taken.add(folder.casefold())
+        folders[name] = folder
+    return folders

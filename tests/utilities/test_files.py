@@ -15,6 +15,7 @@ from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import (
     exclusive,
     expanded,
+    new_folder,
     write_atomic,
     write_json,
     write_text,
@@ -92,21 +93,67 @@ def test_disk_that_refuses_at_the_end(
     assert untouched(target)
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.EBADF])
 def test_a_folder_that_cannot_be_flushed_leaves_the_new_file(
-    target: Path, monkeypatch: pytest.MonkeyPatch
+    target: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Only an error of the disk is one; some file systems cannot flush folders."""
     flush = os.fsync
 
     def refuse(descriptor: int) -> None:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            raise OSError(number, os.strerror(number))
         flush(descriptor)
 
     monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(CifnetError, match="Input/output error") as caught:
+    if number == errno.EIO:
+        with pytest.raises(CifnetError, match="Input/output error") as caught:
+            write_atomic(target, lambda file: file.write(b"new"))
+        assert "nothing was changed" not in str(caught.value)
+    else:
         write_atomic(target, lambda file: file.write(b"new"))
-    assert "nothing was changed" not in str(caught.value)
+        with new_folder(target.parent / "made") as made:
+            (made / "file").touch()
+        assert (target.parent / "made" / "file").is_file()
     assert target.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_lock_where_the_file_system_has_none(
+    target: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = Mock(side_effect=OSError(number, os.strerror(number)))
+    monkeypatch.setattr("fcntl.flock", refusal)
+    with exclusive(target):
+        with pytest.raises(UsageError, match="another process"), exclusive(target):
+            pass
+        write_atomic(target, lambda file: file.write(b"new"))
+    with exclusive(target):
+        assert target.read_bytes() == b"new"
+    assert os.listdir(target.parent) == [target.name]
+
+
+def test_a_file_that_another_program_has_open(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Windows treats it: for a moment, and for longer."""
+    rename = os.replace
+    refusals = [PermissionError(errno.EACCES, "Access is denied")]
+
+    def refuse(*paths: Path) -> None:
+        if refusals:
+            raise refusals.pop()
+        rename(*paths)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.setattr("time.sleep", Mock())
+    write_atomic(target, lambda file: file.write(b"new"))
+    assert target.read_bytes() == b"new"
+    refusals += [PermissionError(errno.EACCES, "Access is denied")] * 10
+    with pytest.raises(CifnetError, match="close it in other programs"):
+        write_atomic(target, lambda file: file.write(b"newer"))
+    assert target.read_bytes() == b"new"
+    assert os.listdir(target.parent) == [target.name]
 
 
 def test_strict_json(target: Path) -> None:

@@ -131,7 +131,7 @@ class CoverageAndNoveltyMetrics(Callback):
             module.record.tables["prediction_sets.csv"] = Table(SET_COLUMNS, rows)
         if self._unknown is None:
             return
-        device = module.device
+        device = module.model.device
         novelty = images[:, 3]
         if predictor.reference is not None:
             p_values = predictor.reference.p_values(novelty.to(device))

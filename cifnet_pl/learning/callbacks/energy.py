@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.utilities.errors import unknown_name
+from cifnet_pl.utilities.growing_tensors import float64_device
 from cifnet_pl.utilities.text import one_line
 
 COMPONENTS = ("cpu", "gpu", "ram", "co2_kg")
@@ -269,6 +270,6 @@ def _gpu_sources(part: Any) -> list[str]:
 
 def _over_nodes(trainer: Trainer, energy: Tensor) -> Tensor:
     """Return the sum over processes; only one process on each node has a reading."""
-    own = energy.nan_to_num().to(trainer.strategy.root_device)
+    own = energy.nan_to_num().to(float64_device(trainer.strategy.root_device))
     total = trainer.strategy.reduce(own, reduce_op="sum")
     return cast(Tensor, total).cpu()
