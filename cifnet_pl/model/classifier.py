@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import FLOAT32, autocast, check_precision
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, Task, pieces
+from cifnet_pl.data.sources.python_objects import are_embeddings
 from cifnet_pl.data.sources.tables import open_table
-from cifnet_pl.images.image import ImageLike
+from cifnet_pl.heads.base import as_tensor
 from cifnet_pl.images.reader import (
     DecodedBatch,
+    GivenImages,
     decode_images,
     image_location,
     iterate_images,
@@ -346,7 +348,7 @@ class Classifier(ModelLearner):
 
     def classify(
         self,
-        images: ImageLike | str | Iterable[ImageLike | str],
+        images: GivenImages,
         top: int = 5,
         *,
         unknown: float | None = None,
@@ -355,8 +357,8 @@ class Classifier(ModelLearner):
         """Yield the ``top`` most probable classes of each image, in order and constant memory.
 
         Args:
-            images: one image or many: paths, bytes of image files, or Pillow images. A single path
-                may also be a folder with images, a Zip archive, or a pattern.
+            images: one image or many, see :data:`~cifnet_pl.images.reader.GivenImages`; or
+                embeddings (n, d) of floats in an array or tensor.
             top: number of classes.
             unknown: share of images of known classes that may be called unknown; None not to tell.
             coverage: probability with which a prediction set holds the true class; None for none.
@@ -369,11 +371,13 @@ class Classifier(ModelLearner):
         """
         # Built before the first image is read, so that errors come at once.
         predictor = self.open_set_predictor(unknown, coverage)
+        if are_embeddings(images):
+            return self._predict(as_tensor(images, self.device), top, predictor)
         return self._classify_images(images, top, predictor)
 
     def _classify_images(
         self,
-        images: ImageLike | str | Iterable[ImageLike | str],
+        images: GivenImages,
         top: int,
         predictor: OpenSetPredictor,
     ) -> Iterator[Prediction]:
