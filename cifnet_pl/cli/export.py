@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -85,10 +84,7 @@ def export(
 
 def _export_graph(model: Classifier, target: Path) -> None:
     """Write one ONNX file."""
-    from cifnet_pl.backbones.engines import FLOAT32
-    from cifnet_pl.model.export import onnx_bytes
-
-    content, check = onnx_bytes(replace(model, precision=FLOAT32))
+    content, check = model.to_onnx()
     write_bytes(target, content)
     _print_graph(model, target, check)
 

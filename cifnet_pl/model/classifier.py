@@ -6,6 +6,7 @@ It embeds, learns task by task, classifies images, describes and stores itself.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -29,8 +30,13 @@ from cifnet_pl.images.reader import (
 )
 from cifnet_pl.model.bundle import Event, class_names, now, write_bundle
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
+from cifnet_pl.model.export import Export, Graph, HeadGraph, Square, onnx_bytes
 from cifnet_pl.model.task_learner import ModelLearner
-from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
+from cifnet_pl.model.unknowns import (
+    UNKNOWN_SHARE,
+    OpenSetDecision,
+    OpenSetPredictor,
+)
 from cifnet_pl.utilities.errors import UsageError, check_embeddings, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.names import class_name
@@ -198,6 +204,20 @@ class Classifier(ModelLearner):
         """Whether images of a removed class may still count as negatives of what is learned."""
         return bool(self.removals) and self.head.counterexamples
 
+    def estimated_accuracy(self) -> dict[str, Any]:
+        """Return the accuracy that is expected on new images, without any test images.
+
+        Returns:
+            ``loo_accuracy``, the leave-one-out accuracy of the buffer samples, and
+            ``new_group_accuracy``, that on new groups, in percent; with ``_interval`` behind the
+            name the 95 % interval of each, (low, high). None where not known.
+
+        Example::
+
+            model.estimated_accuracy()["loo_accuracy"]
+        """
+        return self.calibration.describe()
+
     def accuracy_sentences(self) -> list[str]:
         """Return sentences on decision rule, leave-one-out accuracy and accuracy on new groups."""
         counted = 0
@@ -298,6 +318,41 @@ class Classifier(ModelLearner):
         class_names(self.class_names, "this model")
         check_precision(self.precision)
         write_bundle(self.describe(), self.tensors(), Path(folder), overwrite)
+
+    def to_onnx(self) -> Export:
+        """Return this model as one ONNX graph that classifies anywhere.
+
+        It takes images, or embeddings if the model has learned those, and gives probabilities and,
+        if the head has it, novelty. Its metadata have the class names, the preprocessing and the
+        novelty threshold for ``UNKNOWN_SHARE``.
+
+        Returns:
+            The content of a file, and its largest differences from torch.
+
+        Raises:
+            CifnetError: this backbone or head cannot be expressed, or the check failed.
+
+        Example::
+
+            Path("flowers.onnx").write_bytes(model.to_onnx().content)
+        """
+        # A copy, of the backbone, too: another thread may use it.
+        model = copy.deepcopy(self).to("cpu")
+        graph = HeadGraph(model.head)
+        if model.backbone.takes_images:
+            square = Square(model.image_size, model.crop_ratio)
+            graph = Graph(model.head, model.backbone, square)
+        metadata = {
+            "class_names": json.dumps(model.class_names),
+            "backbone": f"{model.backbone.name} sha256 {model.backbone.sha256}",
+            "image_size": str(model.image_size),
+            "crop_ratio": str(model.crop_ratio),
+        }
+        available, _ = model.available_shares(unknown=UNKNOWN_SHARE)
+        if available is not None and "novelty" in graph.outputs:
+            limit = model.open_set_predictor(unknown=UNKNOWN_SHARE).limit
+            metadata["unknown_above"] = json.dumps({f"{UNKNOWN_SHARE:g}": limit})
+        return onnx_bytes(graph, metadata)
 
     # ------------------------------------------------------------------ prediction
 
