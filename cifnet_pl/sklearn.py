@@ -208,7 +208,6 @@ class ImageEmbedder(
     Args:
         backbone: its name (:func:`cifnet_pl.build_backbone`), or a backbone.
         image_size: side in pixels of the squares that are embedded; None for that of the weights.
-        device: where to compute; None for the first GPU if there is one, else the CPU.
 
     Example:
         >>> images = np.zeros((2, 40, 30, 3), np.uint8)
@@ -220,11 +219,9 @@ class ImageEmbedder(
         self,
         backbone: str | Backbone = DEFAULT_BACKBONE,
         image_size: int | None = None,
-        device: str | None = None,
     ):
         self.backbone = backbone
         self.image_size = image_size
-        self.device = device
 
     def fit(self, X: Any, y: Any = None) -> ImageEmbedder:
         """Build the backbone, so that a wrong name is an error now; the images are not read."""
@@ -248,7 +245,7 @@ class ImageEmbedder(
         if getattr(X, "shape", ())[1:] == (1,):
             images = np.asarray(X).ravel()
         backbone = _built(self.backbone)
-        found = embed(images, backbone, image_size=self.image_size, device=self.device)
+        found = embed(images, backbone, image_size=self.image_size)
         for image, reason in found.unreadable.items():
             raise DataError(f"{image}: {reason}; leave it out")
         return found.embeddings.numpy()

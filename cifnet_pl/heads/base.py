@@ -87,40 +87,33 @@ Numbers = Tensor | np.ndarray | Sequence[Any]
 
 
 def as_tensor(values: Numbers, device: torch.device | str = "cpu") -> Tensor:
-    """Return a tensor as it is, and an array or lists of numbers as a tensor.
+    """Return a tensor as it is, and a copy of an array or lists of numbers as a tensor.
 
     Args:
-        values: memory of an array is shared where that is possible.
+        values: the numbers.
         device: of the tensor that is made.
 
     Raises:
-        UsageError: lists of uneven length, or values that are no numbers.
+        UsageError: lists of uneven length, or values that are no numbers, such as class names.
     """
     if isinstance(values, Tensor):
         return values
     with explained(UsageError, "these values are no array of numbers"):
-        array = np.asarray(values)
-        native = array.dtype.newbyteorder("=")
-        # torch takes no other byte order, no negative strides and no memory that is read-only.
-        usable = np.require(array, native, ["C", "W"])
-        return torch.from_numpy(usable).to(device)
+        array = np.array(values)
+        if array.dtype.kind in "US":
+            raise UsageError(
+                "a head knows no class names: give integers, or use a Classifier or the estimators"
+                " of cifnet_pl.sklearn"
+            )
+        return torch.from_numpy(array).to(device)
 
 
 def as_labels(values: Numbers, device: torch.device | str = "cpu") -> Tensor:
-    """Return labels that are a tensor as they are, and integers in an array or list as int64.
-
-    Raises:
-        UsageError: something else, such as names of classes.
-    """
-    if isinstance(values, Tensor):
-        return values
-    dtype = np.asarray(values).dtype
-    if dtype.kind not in "iu":
-        raise UsageError(
-            f"labels are of type {dtype}, expected integers: a head knows no class names; a"
-            " Classifier and the estimators of cifnet_pl.sklearn do"
-        )
-    return as_tensor(values, device).long()
+    """Return integers as an int64 tensor; UsageError where they are none."""
+    labels = as_tensor(values, device)
+    if labels.is_floating_point():
+        raise UsageError(f"labels are {labels.dtype}, expected integers")
+    return labels.long()
 
 
 class CheckedSamples(NamedTuple):
@@ -384,7 +377,7 @@ class Head(nn.Module, ABC):
         Args:
             z: (n, d) float embeddings; n may be 0 or 1. Here as everywhere in a head, an array or
                 lists do as well as a tensor.
-            y: (n,) integer labels, all of the task begun last; a tensor has int64.
+            y: (n,) integer labels, all of the task begun last.
             weight: (n,) positive sample weights, or None for ones.
 
         Raises:
@@ -444,10 +437,9 @@ class Head(nn.Module, ABC):
         """
         z = self._checked_embeddings(z)
         y = as_labels(y, z.device)
-        if y.shape != (len(z),) or y.dtype != torch.int64:
+        if y.shape != (len(z),):
             raise UsageError(
-                f"labels have shape {tuple(y.shape)} and dtype {y.dtype}, expected ({len(z)},)"
-                " int64"
+                f"labels have shape {tuple(y.shape)}, expected ({len(z)},)"
             )
         if weight is None:
             return CheckedSamples(z, y, torch.ones_like(y, dtype=torch.float64))

@@ -349,7 +349,7 @@ class Classifier(ModelLearner):
             "crop_ratio": str(model.crop_ratio),
         }
         available, _ = model.available_shares(unknown=UNKNOWN_SHARE)
-        if available is not None and "novelty" in graph.outputs:
+        if available is not None:
             limit = model.open_set_predictor(unknown=UNKNOWN_SHARE).limit
             metadata["unknown_above"] = json.dumps({f"{UNKNOWN_SHARE:g}": limit})
         return onnx_bytes(graph, metadata)
@@ -413,21 +413,28 @@ class Classifier(ModelLearner):
 
         Args:
             images: one image or many, see :data:`~cifnet_pl.images.reader.GivenImages`; or
-                embeddings (n, d) of floats in an array or tensor.
+                embeddings (n, d) of floats in an array or tensor. For a model of embeddings, a
+                single path is a file .npz or .parquet with ``embeddings`` (n, d) and, if wanted,
+                ``ids`` (n,).
             top: number of classes.
             unknown: share of images of known classes that may be called unknown; None not to tell.
             coverage: probability with which a prediction set holds the true class; None for none.
 
         Raises:
-            DataError: a single path where there is no image.
+            DataError: a single path where there is no image; a file of embeddings is missing or
+                damaged.
             UsageError: something that is no image; a share outside (0, 1), or no calibration
                 samples.
             UnsupportedError: this model's head cannot tell what is asked.
+            CifnetError: the embeddings have another width than those that were learned, or hold NaN
+                or infinity.
         """
         # Built before the first image is read, so that errors come at once.
         predictor = self.open_set_predictor(unknown, coverage)
         if are_embeddings(images):
             return self._predict(as_tensor(images, self.device), top, predictor)
+        if isinstance(images, str | Path) and not self.backbone.takes_images:
+            return self._classify_embeddings(Path(images), top, predictor)
         return self._classify_images(images, top, predictor)
 
     def _classify_images(
@@ -450,29 +457,6 @@ class Classifier(ModelLearner):
                 if isinstance(image, Path):
                     prediction = replace(prediction, file=image)
                 yield prediction
-
-    def classify_embeddings(
-        self,
-        file: Path | str,
-        top: int = 5,
-        *,
-        unknown: float | None = None,
-        coverage: float | None = None,
-    ) -> Iterator[Prediction]:
-        """Yield the ``top`` most probable classes of each row of a file of embeddings.
-
-        Args:
-            file: .npz or .parquet with ``embeddings`` (n, d) and, if wanted, ``ids`` (n,).
-            top: number of classes per row.
-            unknown, coverage: as for :meth:`classify`.
-
-        Raises:
-            DataError: the file is missing or damaged, or an embedding holds NaN or infinity.
-            UsageError: another kind of file, or as for :meth:`classify`.
-            CifnetError: the embeddings have another width than those that were learned.
-        """
-        predictor = self.open_set_predictor(unknown, coverage)
-        return self._classify_embeddings(Path(file), top, predictor)
 
     def _classify_embeddings(
         self, file: Path, top: int, predictor: OpenSetPredictor

@@ -80,12 +80,11 @@ def embed(
     embeddings = [torch.zeros(0, backbone.features)]
     files = list[Path | None]()
     unreadable = dict[str, str]()
-    batches = decode_images(
-        iterate_images(images), image_size, crop_ratio, device=torch.device(device).type
-    )
+    found = iterate_images(images)
     if progress:
-        batches = counted(batches, "embedding")
-    for batch in batches:
+        found = counted(found, "embedding")
+    device_type = torch.device(device).type
+    for batch in decode_images(found, image_size, crop_ratio, device=device_type):
         for image, reason in zip(batch.files, batch.unreadable, strict=True):
             if reason is not None:
                 unreadable[image_location(image)] = reason

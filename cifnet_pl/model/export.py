@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,7 +194,7 @@ class Export(NamedTuple):
     check: ExportCheck
 
 
-def onnx_bytes(graph: HeadGraph, metadata: Mapping[str, str]) -> Export:
+def onnx_bytes(graph: HeadGraph, metadata: dict[str, str]) -> Export:
     """Export a graph, and check it with onnxruntime on real images or random embeddings.
 
     Args:

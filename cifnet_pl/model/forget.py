@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
 import torch
-from PIL import Image
 from torch import Tensor
 
 from cifnet_pl.data.samples import SampleTable
-from cifnet_pl.data.sources.python_objects import are_embeddings
+from cifnet_pl.data.sources.python_objects import read_samples
 from cifnet_pl.images.files import find_images
-from cifnet_pl.images.image import ImageLike
-from cifnet_pl.images.reader import GivenImages, iterate_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.utilities.errors import DataError, UnsupportedError
@@ -55,7 +51,7 @@ class Forgetting:
 def forget(
     old: Classifier,
     names: str | Sequence[str],
-    images: GivenImages | None = None,
+    images: Any = None,
 ) -> Forgetting:
     """Remove classes from a model; with their images, also what they contributed to the statistics.
 
@@ -66,9 +62,9 @@ def forget(
     Args:
         old: a learned model; it is not changed.
         names: one class name or several.
-        images: folder, Zip archive, files or images in memory that are all images that the class
-            was learned from, one or several of these; for a model of embeddings, an array (n, d) of
-            them. They are identified by their content hashes; others are ignored.
+        images: folder, Zip archive or files that hold all images that the class was learned from,
+            one or a list of these; a list or array of images in memory; or an array (n, d) of
+            embeddings. Images are identified by their content hashes; others are ignored.
 
     Returns:
         The model without the classes, and what was done.
@@ -186,7 +182,7 @@ class FoundImages(NamedTuple):
 def _embed_images_of(
     model: Classifier,
     names: Sequence[str],
-    given: GivenImages,
+    given: Any,
     unreadable: list[Unreadable],
 ) -> FoundImages:
     """Embed the given images that some classes were learned from; each is opened once.
@@ -225,21 +221,10 @@ def _embed_images_of(
 
 
 def _samples(given: Any) -> SampleTable:
-    """Return the samples of embeddings (n, d), or of places and images in memory."""
-    if are_embeddings(given):
-        return SampleTable(_unlabelled(len(given)), embeddings=np.asarray(given))
-    if isinstance(given, str | Path | bytes | Image.Image):
+    """Return the samples of one or several places, or of arrays and images in memory."""
+    if isinstance(given, str | Path):
         given = [given]
-    files: dict[Path, None] = {}
-    in_memory: list[ImageLike] = []
-    for place in given:
-        if isinstance(place, str | Path):
-            files.update(dict.fromkeys(find_images(place)))
-        else:
-            in_memory += iterate_images(place)
-    images = [*files, *in_memory]
-    return SampleTable(_unlabelled(len(images)), read=images.__getitem__)
-
-
-def _unlabelled(count: int) -> pd.DataFrame:
-    return pd.DataFrame({"label": np.zeros(count, dtype=np.int64)})
+    if isinstance(given, list | tuple) and isinstance(given[0], str | Path):
+        found = itertools.chain.from_iterable(map(find_images, given))
+        given = list(dict.fromkeys(found))
+    return read_samples((given, [0] * len(given)))

@@ -19,12 +19,11 @@ from cifnet_pl.data.splitting import held_out, held_out_together
 from cifnet_pl.images import duplicates as image_duplicates
 from cifnet_pl.images.duplicates import Duplicates, Repeats
 from cifnet_pl.images.files import listing, require_folder
-from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
+from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, ImageLike, Look
 from cifnet_pl.images.reader import (
     LEFT_OUT,
     DecodedBatch,
     decode_images,
-    decoding_batch_size,
     image_location,
 )
 from cifnet_pl.model.classifier import Classifier
@@ -182,16 +181,13 @@ class LabelledImages:
             for rows in pieces(every_row, EMBEDDED_BATCH):
                 yield rows, self.files.get(rows).to(model.device)
             return
-        files = [self.files.given(row) for row in range(len(self.files))]
-        batches = decode_images(
-            files, model.image_size, model.crop_ratio, look, skip, model.device.type
-        )
+        files: Iterator[ImageLike] = map(self.files.given, range(len(self.files)))
         if progress:
-            size = decoding_batch_size(model.image_size)
-            total = -(-len(files) // size)
-            batches = counted(batches, title, total)
+            files = counted(files, title, len(self.files))
         self.looks.clear()
-        for batch in batches:
+        for batch in decode_images(
+            files, model.image_size, model.crop_ratio, look, skip, model.device.type
+        ):
             unreadable += unreadable_of(batch)
             readable = []
             for seen, reason in zip(batch.looks, batch.unreadable, strict=True):

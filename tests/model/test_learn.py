@@ -112,9 +112,7 @@ def test_in_two_steps_as_in_one(model: Classifier, tmp_path: Path):
         result.model.head(torch.from_numpy(z)), whole.head(torch.from_numpy(z))
     )
     result.model.save(tmp_path / "bundle")
-    actual = list(
-        cifnet_pl.load(tmp_path / "bundle").classify_embeddings(tmp_path / "b.npz")
-    )
+    actual = list(cifnet_pl.load(tmp_path / "bundle").classify(tmp_path / "b.npz"))
     assert [prediction.classes[0] for prediction in actual[:2]] == ["3", "4"]
 
 
@@ -166,7 +164,7 @@ def test_from_memory_as_from_files(model: Classifier, tmp_path: Path):
     result = extended.model
     torch.testing.assert_close(result.head(z), expected.head(z))
     np.savez(tmp_path / "all.npz", embeddings=z)
-    from_file = result.classify_embeddings(tmp_path / "all.npz")
+    from_file = result.classify(tmp_path / "all.npz")
     predictions = [replace(prediction, file=None) for prediction in from_file]
     assert list(result.classify(z)) == predictions
     assert list(result.classify(torch.from_numpy(z))) == predictions

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
 
 from cifnet_pl.data.samples import (
@@ -50,8 +48,7 @@ def source_of(given: Any, options: SourceOptions) -> SampleTable:
 
 def are_embeddings(given: Any) -> TypeGuard[np.ndarray | Tensor]:
     """Whether given samples are embeddings: a matrix of floats."""
-    is_matrix = getattr(given, "ndim", 0) == 2
-    return is_matrix and "float" in str(given.dtype)
+    return getattr(given, "ndim", 0) == 2 and "float" in str(given.dtype)
 
 
 def _is_pair(given: Any) -> bool:
@@ -86,7 +83,8 @@ def _read_arrays(samples: Any, labels: Any) -> SampleTable:
     """
     y = np.asarray(labels)
     images = None
-    if isinstance(samples, list | tuple) and any(map(_is_image, samples[:1])):
+    # An item of other lists is a row of numbers.
+    if isinstance(samples, list | tuple) and np.ndim(samples[0]) != 1:
         images = list(iterate_images(samples))
         samples = range(len(images))
     x = np.asarray(samples)
@@ -105,12 +103,6 @@ def _read_arrays(samples: Any, labels: Any) -> SampleTable:
             " uint8"
         )
     return SampleTable(table, lambda row: pillow_image(x[row], f"X[{row}]"))
-
-
-def _is_image(given: Any) -> bool:
-    """Whether an item is an image, and not a row of embeddings."""
-    is_matrix = getattr(given, "ndim", 0) > 1
-    return is_matrix or isinstance(given, str | Path | bytes | Image.Image)
 
 
 def _read_data_set(dataset: Any) -> SampleTable:
