@@ -85,7 +85,7 @@ def build_backbone(
     build = _builder(family)
     network, features, preprocessing = build(rest, architecture, download)
     for view in views:
-        network, features = VIEWS[view](network, features)
+        network, features = VIEWS[view](network, features, preprocessing.image_size)
     backbone = Backbone(name, network, features, preprocessing, architecture, engine)
     if backbone.learnable_patches is not None and engine not in ("auto", "torch"):
         raise UsageError(
@@ -158,6 +158,9 @@ def backbone_imports(name: str, architecture: str | None = None) -> list[str]:
 
 class _Pool(nn.Module):
     """Convolutional features followed by global average pooling."""
+
+    late_layers = ("network._blocks.10", "network._blocks.14")
+    """Those of EfficientNet-Lite0, chosen by measurement: ends of its fifth and sixth stage."""
 
     def __init__(self, network: Any):
         super().__init__()

@@ -7,15 +7,19 @@ says what to build before they are loaded; nothing stored is executed.
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from collections.abc import Callable, Sequence
-from threading import local
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torchvision.models.feature_extraction import (
+    create_feature_extractor,
+    get_graph_node_names,
+)
 
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import UsageError, explained
 
 RESNET_LAYERS = ("conv1", "bn1", "layer1", "layer4", "avgpool")
 """Attributes by which a ResNet of torchvision is recognised."""
@@ -200,56 +204,119 @@ def structured(structure: str, build: Callable[[], nn.Module]) -> tuple[nn.Modul
 
 # ---------------------------------------------------------------------- views
 
-LATE_LAYERS: dict[str, tuple[str, ...]] = {
-    "efficientnet_lite_pytorch.model.EfficientNet": (
-        "network._blocks.10",
-        "network._blocks.14",
-    ),
-    "torchvision.models.resnet.ResNet": ("layer3",),
-}
-"""Class of a network → layers that :class:`Layers` reads besides the last: ends of stages."""
+STAGE = re.compile(
+    r"(features|trunk_output|encoder\.layers|blocks|layers)\.[^.]+"
+    r"|(layer|stage)\d+|(Mixed_|inception)\w+"
+)
+"""Name of a stage or block of torchvision's networks."""
+
+LAST_BLOCKS = 4
+"""Last blocks of a transformer that are joined, as where DINO's authors evaluate ViT-S."""
 
 
-class Collected(local):
-    """Outputs of earlier layers in the pass of the current thread: several may embed at a time."""
+def pooled(output: Tensor) -> Tensor:
+    """Return (n, c) of a layer's output.
 
-    def __init__(self) -> None:
-        self.outputs: list[Tensor] = []
+    Args:
+        output: (n, c, s, s) or (n, s, s, c), which is averaged over the map; or tokens (n, t, c),
+            of which the first is the class token.
+    """
+    if output.ndim == 3:
+        return output[:, 0]
+    if output.shape[1] == output.shape[2]:
+        return output.mean(dim=(1, 2))
+    return output.mean(dim=(2, 3))
 
-    def __reduce__(self) -> Any:
-        return Collected, ()  # a copy collects for itself
+
+def late_layers(outputs: Sequence[Tensor], width: int) -> list[int]:
+    """Choose the late layers of a network besides its embedding.
+
+    Of a network of several resolutions these are the ends of its last two stages (3 and 4 of most);
+    not of the last one if it has the width of the embedding, which is its mean then. Of a
+    transformer of one resolution they are the blocks before the last one, which the embedding is
+    from.
+
+    Args:
+        outputs: of its stages or blocks for one image, in order.
+        width: of the embedding.
+
+    Returns:
+        Positions in ``outputs``.
+    """
+    channels = [pooled(output).shape[1] for output in outputs]
+    stages: dict[int, list[int]] = {}
+    for position, output in enumerate(outputs):
+        places = output.numel() // channels[position]
+        stages.setdefault(places, []).append(position)
+    *earlier, last = stages.values()
+    if not earlier:
+        return last[-LAST_BLOCKS:-1]
+    others = [position for position in last if channels[position] != width]
+    return [earlier[-1][-1], *others[-1:]]
 
 
-class Layers(nn.Module):
-    """The embedding of a network and the globally averaged outputs of earlier layers, in one pass.
+class TimmLayers(nn.Module):
+    """The embedding of a network of timm and the pooled outputs of late layers, in one pass.
+
+    Of a transformer that embeds by its class token, those of the blocks are taken.
+
+    Args:
+        network: has ``forward_intermediates``.
+        positions: of its late layers among the outputs of that.
+    """
+
+    def __init__(self, network: Any, positions: Sequence[int]):
+        super().__init__()
+        # The attribute's name is part of the weights' hash, so that caches tell networks with and
+        # without late layers apart.
+        self.layered = network
+        self.positions = positions
+        self.options: dict[str, Any] = {}
+        accepted = inspect.signature(network.forward_intermediates).parameters
+        if "return_prefix_tokens" in accepted:  # a vision transformer
+            by_token = network.global_pool == "token"
+            self.options = {"norm": True, "return_prefix_tokens": by_token}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (n, d + Σ c)."""
+        # Some networks go on to the embedding only if the last output is asked for.
+        indices = [*self.positions, -1]
+        final, outputs = self.layered.forward_intermediates(
+            x, indices=indices, **self.options
+        )
+        outputs = outputs[: len(self.positions)]
+        if self.options.get("return_prefix_tokens"):
+            outputs = [prefix for _, prefix in outputs]
+        z = self.layered.forward_head(final)
+        return torch.cat([z, *map(pooled, outputs)], dim=1)
+
+
+class TracedLayers(nn.Module):
+    """As :class:`TimmLayers` of a network that torch.fx can trace, such as those of torchvision.
 
     Args:
         network: (n, 3, h, w) → (n, d).
-        names: its sub-modules whose outputs (n, c, h, w) are averaged over h and w.
+        names: its sub-modules that are late layers.
     """
 
     def __init__(self, network: nn.Module, names: Sequence[str]):
         super().__init__()
-        # The attribute's name is part of the weights' hash, so that caches tell networks with and
-        # without earlier layers apart.
-        self.layered = network
-        self._collected = Collected()
-        for name in names:
-            network.get_submodule(name).register_forward_hook(self._collect)
-
-    def _collect(self, layer: nn.Module, inputs: Any, output: Tensor) -> None:
-        pooled = output.mean(dim=(2, 3))
-        self._collected.outputs.append(pooled)
+        nodes = _traced(network)
+        self.layered: Any = create_feature_extractor(network, [*names, nodes[-1]])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, d + Σ c)."""
-        outputs: list[Tensor] = []
-        self._collected.outputs = outputs
-        try:
-            z = self.layered(x)
-            return torch.cat([z, *outputs], dim=1)
-        finally:
-            self._collected.outputs = []
+        *outputs, z = self.layered(x).values()
+        for position, output in enumerate(outputs):
+            if output.ndim == 3:  # of torchvision's vision transformer
+                outputs[position] = self.layered.encoder.ln(output)
+        return torch.cat([z, *map(pooled, outputs)], dim=1)
+
+
+def _traced(network: nn.Module) -> list[str]:
+    """Return the names of all steps of a network in evaluation mode, the last its embedding."""
+    _, nodes = get_graph_node_names(network, suppress_diff_warning=True)
+    return list(nodes)
 
 
 class Mirrored(nn.Module):
@@ -266,40 +333,64 @@ class Mirrored(nn.Module):
         return (z + mirror_z) / 2
 
 
-def layers(network: nn.Module, features: int) -> tuple[nn.Module, int]:
-    """Add the outputs of earlier layers to the embedding of a network whose late stages are known.
+@torch.inference_mode()
+def layers(network: nn.Module, features: int, side: int) -> tuple[nn.Module, int]:
+    """Add the outputs of late layers to the embedding of a network.
 
     Args:
-        network: a network, or a module with one as a child.
-        features: width of its embeddings; not needed for this view.
+        network: a network of timm or torchvision, or another that torch.fx can trace. Its attribute
+            ``late_layers`` may name the sub-modules.
+        features: width of its embeddings.
+        side: of its images in pixels.
 
     Returns:
-        A :class:`Layers`, and the width of its embeddings.
+        The network with late layers, and the width of its embeddings.
 
     Raises:
-        UsageError: the late stages of this network are not known.
+        UsageError: the late layers of this network cannot be found.
     """
-    for module in (network, *network.children()):
-        kind = type(module)
-        name = f"{kind.__module__}.{kind.__name__}"
-        names = LATE_LAYERS.get(name)
-        if names is not None:
-            layered = Layers(network, names).eval()
-            with torch.inference_mode():  # one pass tells the width
-                black = torch.zeros(1, 3, 64, 64)
-                z = layered(black)
-            return layered, z.shape[1]
-    raise UsageError(
-        f"+layers is for EfficientNet-Lite0 and torchvision's ResNets, not {type(network).__name__}"
-    )
+    network.eval()
+    black = torch.zeros(1, 3, side, side)
+    layered: nn.Module
+    kind = type(network).__name__
+    with explained(
+        UsageError, f"+layers is for networks of timm and torchvision, not {kind}"
+    ):
+        if hasattr(network, "forward_intermediates"):
+            _, outputs = cast(Any, network).forward_intermediates(black)
+            layered = TimmLayers(network, late_layers(outputs, features))
+        else:
+            names = getattr(network, "late_layers", None)
+            names = names or _late_modules(network, features, black)
+            layered = TracedLayers(network, names)
+        return layered, layered(black).shape[1]
 
 
-def mirror(network: nn.Module, features: int) -> tuple[nn.Module, int]:
+def _late_modules(network: nn.Module, width: int, image: Tensor) -> list[str]:
+    """Return the names of the sub-modules that are late layers.
+
+    Args:
+        network: the network.
+        width: of its embeddings.
+        image: (1, 3, s, s) that it can take.
+    """
+    stages = [found[0] for found in map(STAGE.match, _traced(network)) if found]
+    if not stages:
+        kind = type(network).__name__
+        raise UsageError(f"+layers is for networks with stages or blocks, not {kind}")
+    names = list(dict.fromkeys(stages))
+    outputs = create_feature_extractor(network, names)(image)
+    chosen = late_layers(list(outputs.values()), width)
+    return [names[position] for position in chosen]
+
+
+def mirror(network: nn.Module, features: int, side: int) -> tuple[nn.Module, int]:
     """Average the embeddings of an image and its mirror image.
 
     Args:
         network: (n, 3, h, w) → (n, ``features``).
         features: width of its embeddings.
+        side: not needed for this view.
 
     Returns:
         A :class:`Mirrored`, and the same width.
@@ -307,8 +398,9 @@ def mirror(network: nn.Module, features: int) -> tuple[nn.Module, int]:
     return Mirrored(network), features
 
 
-VIEWS: dict[str, Callable[[nn.Module, int], tuple[nn.Module, int]]] = {
+VIEWS: dict[str, Callable[[nn.Module, int, int], tuple[nn.Module, int]]] = {
     "layers": layers,
     "mirror": mirror,
 }
-"""Suffix of a backbone's name → function (network, width) → (network with the view, width)."""
+"""Suffix of a backbone's name → function (network, width, side of the images) → (network with the
+view, width)."""

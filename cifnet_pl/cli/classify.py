@@ -264,7 +264,7 @@ class ClassificationTable:
         else:
             files = []
             for file in self.images:
-                part = self.model.classify_embeddings(file, self.top, **self._judged)
+                part = self.model.classify(file, self.top, **self._judged)
                 files.append(part)
             predictions = chain.from_iterable(files)
         return counted(predictions, "classifying", total)

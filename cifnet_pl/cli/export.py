@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -85,10 +84,7 @@ def export(
 
 def _export_graph(model: Classifier, target: Path, overwrite: bool) -> None:
     """Write one ONNX file."""
-    from cifnet_pl.backbones.engines import FLOAT32
-    from cifnet_pl.model.export import onnx_bytes
-
-    content, check = onnx_bytes(replace(model, precision=FLOAT32))
+    content, check = model.to_onnx()
     if target.is_file() and not overwrite:
         refuse_other(target, target.read_bytes() == content)
     write_bytes(target, content)

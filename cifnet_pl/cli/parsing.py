@@ -177,6 +177,11 @@ def options_in(
             continue
         if not equals:
             value = next(remaining, "--")
+        if equals and not value:
+            following = next(remaining, "VALUE")
+            raise UsageError(
+                f"{word} needs its value without a space: {word}{following}"
+            )
         if not value or (not equals and value.startswith("--")):
             raise UsageError(f"{name} needs a value")
         yield name, value

@@ -23,6 +23,7 @@ from cifnet_pl.images.image import (
     Look,
     UnreadableImage,
     content_hash,
+    pillow_image,
 )
 from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.utilities.errors import CifnetError, DataError
@@ -163,8 +164,9 @@ class SampleTable:
     # ------------------------------------------------------------------ one sample
 
     def file(self, row: int) -> Path:
-        """Return the file of an image."""
-        assert self.root is not None
+        """Return the file of an image; where there is none, what messages call the sample."""
+        if self.root is None:
+            return Path(self.place(row))
         return self.root / self.paths[row]
 
     def place(self, row: int) -> str:
@@ -320,30 +322,6 @@ class SourceOptions:
 
 
 # ---------------------------------------------------------------------- images of Python objects
-
-
-def pillow_image(image: Any, where: str) -> Image.Image:
-    """Convert an array or tensor of pixels to an image of Pillow.
-
-    Args:
-        image: (h, w), (h, w, 3) or (3, h, w) uint8, or an image of Pillow, which stays as it is.
-        where: the image's place, for messages.
-
-    Raises:
-        DataError: another shape or dtype.
-    """
-    if isinstance(image, Image.Image):
-        return image
-    pixels = np.asarray(image)
-    if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
-        pixels = np.moveaxis(pixels, 0, -1)
-    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
-        hint = ""
-        if pixels.dtype.kind == "f":
-            hint = "; leave ToTensor and Normalize out of the transform"
-        found = f"shape {pixels.shape} and dtype {pixels.dtype}"
-        raise DataError(f"{where} is an image of {found}, expected uint8 pixels{hint}")
-    return Image.fromarray(pixels.squeeze())
 
 
 def dataset_image(dataset: Any, index: int) -> Image.Image:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +25,7 @@ from cifnet_pl.utilities.errors import (
     check_choice,
     check_embeddings,
     check_that,
+    explained,
 )
 from cifnet_pl.utilities.growing_tensors import (
     make_room,
@@ -81,33 +82,52 @@ Metric = Literal["cosine", "euclidean"]
 """Metric by which two embeddings are compared."""
 
 
-def check_samples(z: Tensor, y: Tensor, weight: Tensor | None, width: int) -> Tensor:
-    """Check a batch at the boundary, and return its weights.
+Numbers = Tensor | np.ndarray | Sequence[Any]
+"""A tensor, an array, or lists of numbers."""
+
+
+def as_tensor(values: Numbers, device: torch.device | str = "cpu") -> Tensor:
+    """Return a tensor as it is, and a copy of an array or lists of numbers as a tensor.
 
     Args:
-        z: (n, ``width``) finite float embeddings.
-        y: (n,) int64 labels.
-        weight: (n,) positive finite sample weights, or None.
-        width: of the embeddings.
+        values: the numbers.
+        device: of the tensor that is made.
 
     Raises:
-        UsageError: labels or weights that do not fit.
-        CifnetError: embeddings of another width or dtype, or that hold NaN or Inf.
+        UsageError: lists of uneven length, or values that are no numbers, such as class names.
     """
-    check_embeddings(z, width)
-    if y.shape != (len(z),) or y.dtype != torch.int64:
-        raise UsageError(
-            f"labels have shape {tuple(y.shape)} and dtype {y.dtype}, expected ({len(z)},) int64"
-        )
-    if weight is None:
-        return torch.ones_like(y, dtype=torch.float64)
-    if weight.shape != (len(z),):
-        raise UsageError(
-            f"weights have shape {tuple(weight.shape)}, expected ({len(z)},)"
-        )
-    if not (torch.isfinite(weight) & (weight > 0)).all():
-        raise UsageError("sample weights must be positive and finite")
-    return weight
+    if isinstance(values, Tensor):
+        return values
+    with explained(UsageError, "these values are no array of numbers"):
+        array = np.array(values)
+        if array.dtype.kind in "US":
+            raise UsageError(
+                "a head knows no class names: give integers, or use a Classifier or the estimators"
+                " of cifnet_pl.sklearn"
+            )
+        return torch.from_numpy(array).to(device)
+
+
+def as_labels(values: Numbers, device: torch.device | str = "cpu") -> Tensor:
+    """Return integers as an int64 tensor; UsageError where they are none."""
+    labels = as_tensor(values, device)
+    if labels.is_floating_point():
+        raise UsageError(f"labels are {labels.dtype}, expected integers")
+    return labels.long()
+
+
+class CheckedSamples(NamedTuple):
+    """Samples that were checked at the boundary.
+
+    Attributes:
+        z: (n, d) finite float embeddings.
+        y: (n,) int64 labels.
+        weight: (n,) positive finite weights.
+    """
+
+    z: Tensor
+    y: Tensor
+    weight: Tensor
 
 
 def scalar(value: float) -> Tensor:
@@ -312,9 +332,7 @@ class Head(nn.Module, ABC):
     # ------------------------------------------------------------------ learning
 
     @in_full_precision
-    def begin_task(
-        self, classes: Sequence[int], counts: Sequence[int] | None = None
-    ) -> None:
+    def begin_task(self, classes: Numbers, counts: Sequence[int] | None = None) -> None:
         """Open a task.
 
         Args:
@@ -326,9 +344,10 @@ class Head(nn.Module, ABC):
                 fit.
             CifnetError: the task before was never solved.
         """
-        new = [operator.index(c) for c in classes]
-        if not new:
+        given = list(classes)
+        if not given:
             raise UsageError("a task needs at least one class, none was given")
+        new: list[int] = as_labels(given).tolist()
         if len(set(new)) < len(new):
             raise UsageError(f"classes {new} of one task hold a label twice")
         known = sorted(set(new) & set(self.classes))
@@ -352,30 +371,33 @@ class Head(nn.Module, ABC):
         self._begin(len(new), counts)
 
     @in_full_precision
-    def observe(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
+    def observe(self, z: Numbers, y: Numbers, weight: Numbers | None = None) -> None:
         """Add samples of the current task to what it has observed.
 
         Args:
-            z: (n, d) float embeddings; n may be 0 or 1.
-            y: (n,) int64 labels, all of the task begun last.
+            z: (n, d) float embeddings; n may be 0 or 1. Here as everywhere in a head, an array or
+                lists do as well as a tensor.
+            y: (n,) integer labels, all of the task begun last.
             weight: (n,) positive sample weights, or None for ones.
 
         Raises:
             UsageError: a label that is not of the current task.
         """
-        weight = check_samples(z, y, weight, self.in_features)
-        columns = self._columns(y)
-        earlier = y[self.task_of[columns] < self.task_of.max()]
+        samples = self._checked(z, y, weight)
+        columns = self._columns(samples.y)
+        earlier = samples.y[self.task_of[columns] < self.task_of.max()]
         if len(earlier):
             raise UsageError(
                 f"label {int(earlier[0])} is not a class of the current task {self.tasks[-1]}"
             )
-        if len(z):
+        if len(samples.z):
             self.solved.fill_(False)
-            self._observe(z, columns, weight)
+            self._observe(samples.z, columns, samples.weight)
 
     @in_full_precision
-    def observe_past(self, z: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
+    def observe_past(
+        self, z: Numbers, y: Numbers, weight: Numbers | None = None
+    ) -> None:
         """Show samples of earlier classes (the calibration buffer).
 
         :class:`~cifnet_pl.heads.CIFNetHead` shows them to this task's neurons only. A no-op
@@ -389,15 +411,52 @@ class Head(nn.Module, ABC):
         Raises:
             UsageError: a label of the current task.
         """
-        weight = check_samples(z, y, weight, self.in_features)
-        columns = self._columns(y)
+        samples = self._checked(z, y, weight)
+        columns = self._columns(samples.y)
         if (self.task_of[columns] == self.task_of.max()).any():
             raise UsageError(
                 "observe_past got labels of the current task; it takes samples of earlier tasks"
             )
-        if len(z) and self.uses_buffer:
+        if len(samples.z) and self.uses_buffer:
             self.solved.fill_(False)
-            self._observe_past(z, columns, weight)
+            self._observe_past(samples.z, columns, samples.weight)
+
+    def _checked(
+        self, z: Numbers, y: Numbers, weight: Numbers | None = None
+    ) -> CheckedSamples:
+        """Check a batch at the boundary.
+
+        Args:
+            z: (n, d) finite float embeddings.
+            y: (n,) integer labels.
+            weight: (n,) positive finite sample weights, or None for ones.
+
+        Raises:
+            UsageError: labels or weights that do not fit.
+            CifnetError: embeddings of another width or dtype, or that hold NaN or Inf.
+        """
+        z = self._checked_embeddings(z)
+        y = as_labels(y, z.device)
+        if y.shape != (len(z),):
+            raise UsageError(
+                f"labels have shape {tuple(y.shape)}, expected ({len(z)},)"
+            )
+        if weight is None:
+            return CheckedSamples(z, y, torch.ones_like(y, dtype=torch.float64))
+        weight = as_tensor(weight, z.device)
+        if weight.shape != (len(z),):
+            raise UsageError(
+                f"weights have shape {tuple(weight.shape)}, expected ({len(z)},)"
+            )
+        if not (torch.isfinite(weight) & (weight > 0)).all():
+            raise UsageError("sample weights must be positive and finite")
+        return CheckedSamples(z, y, weight)
+
+    def _checked_embeddings(self, z: Numbers) -> Tensor:
+        """Return embeddings (n, d) as a tensor; CifnetError where they do not fit."""
+        z = as_tensor(z, self.labels.device)
+        check_embeddings(z, self.in_features)
+        return z
 
     @in_full_precision
     def count_duplicates(self, count: int) -> None:
@@ -565,7 +624,7 @@ class Head(nn.Module, ABC):
         if not len(self.labels) or not self.solved:
             raise CifnetError("the head is not solved: call solve() after observe()")
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Numbers) -> Tensor:
         """Score embeddings.
 
         Args:
@@ -577,12 +636,12 @@ class Head(nn.Module, ABC):
         Raises:
             CifnetError: nothing learned yet, unsolved samples, or embeddings of another width.
         """
-        check_embeddings(z, self.in_features)
+        z = self._checked_embeddings(z)
         self._require_solved()
         with torch.autocast(z.device.type, enabled=False):
             return self._scores(z)
 
-    def probabilities(self, z: Tensor) -> Tensor:
+    def probabilities(self, z: Numbers) -> Tensor:
         """Return the probability of each class (:func:`to_probabilities`).
 
         Args:
@@ -593,7 +652,7 @@ class Head(nn.Module, ABC):
         """
         return to_probabilities(self(z), self.temperature, self.odds_power)
 
-    def predict(self, z: Tensor) -> Tensor:
+    def predict(self, z: Numbers) -> Tensor:
         """Return the labels with the largest score.
 
         Args:
@@ -605,7 +664,7 @@ class Head(nn.Module, ABC):
         return self.labels[self(z).argmax(dim=1)]
 
     def leave_one_out(
-        self, z: Tensor, y: Tensor, groups: Tensor | None = None
+        self, z: Numbers, y: Numbers, groups: Numbers | None = None
     ) -> Tensor:
         """Score learned samples, each as if it, or all of its group, had never been learned.
 
@@ -631,6 +690,8 @@ class Head(nn.Module, ABC):
             CifnetError: the head is not solved, or embeddings of another width.
         """
         rules = self.rules_left_out(z, y)
+        if groups is not None:
+            groups = as_labels(groups, self.labels.device)
         return self.sum_of_rules([left_out(groups) for left_out in rules])
 
     def sum_of_rules(self, scores: Sequence[Tensor]) -> Tensor:
@@ -639,7 +700,7 @@ class Head(nn.Module, ABC):
         return rule
 
     @in_full_precision
-    def rules_left_out(self, z: Tensor, y: Tensor) -> tuple[LeftOut, ...]:
+    def rules_left_out(self, z: Numbers, y: Numbers) -> tuple[LeftOut, ...]:
         """Return the leave-out function of each rule; the scores are the sum of the rules' scores.
 
         Such a function computes the scores of a rule without the group of each sample. What does
@@ -653,9 +714,10 @@ class Head(nn.Module, ABC):
             UnsupportedError, CifnetError: as for :meth:`leave_one_out`.
         """
         self.require("leaves_one_out")
-        check_samples(z, y, None, self.in_features)
+        samples = self._checked(z, y)
         self._require_solved()
-        return self._rules_left_out(z.to(self.dtype), self._columns(y))
+        columns = self._columns(samples.y)
+        return self._rules_left_out(samples.z.to(self.dtype), columns)
 
     # ------------------------------------------------------------------ novelty
 
@@ -675,7 +737,7 @@ class Head(nn.Module, ABC):
         return self._distances
 
     @in_full_precision
-    def novelty(self, z: Tensor) -> Tensor:
+    def novelty(self, z: Numbers) -> Tensor:
         """Measure how far embeddings are from everything learned.
 
         That is the squared Mahalanobis distance to the nearest class mean less half of that to the
@@ -690,8 +752,7 @@ class Head(nn.Module, ABC):
         Raises:
             UnsupportedError, CifnetError: as for :meth:`distances`.
         """
-        check_embeddings(z, self.in_features)
-        return self.novelty_function()(z)
+        return self.novelty_function()(self._checked_embeddings(z))
 
     @in_full_precision
     def novelty_function(self) -> Callable[[Tensor], Tensor]:
@@ -704,7 +765,7 @@ class Head(nn.Module, ABC):
 
     @in_full_precision
     def leave_one_out_novelty(
-        self, z: Tensor, y: Tensor, groups: Tensor | None = None
+        self, z: Numbers, y: Numbers, groups: Numbers | None = None
     ) -> Tensor:
         """Return the novelty of learned samples, each as if it, or its group, had not been learned.
 
@@ -723,10 +784,12 @@ class Head(nn.Module, ABC):
         Raises:
             UnsupportedError, CifnetError: as for :meth:`distances`.
         """
-        check_samples(z, y, None, self.in_features)
+        samples = self._checked(z, y)
         distances = self.distances()
-        columns = self._columns(y)
-        features = self._novelty_features(z)
+        columns = self._columns(samples.y)
+        features = self._novelty_features(samples.z)
+        if groups is not None:
+            groups = as_labels(groups, self.labels.device)
         return distances.left_out(features, columns, groups)
 
     # ------------------------------------------------------------------ labels

@@ -130,6 +130,30 @@ UNREADABLE_HASH = content_hash(b"")
 """Hash that stands for an image that cannot be read."""
 
 
+def pillow_image(image: Any, where: str) -> Image.Image:
+    """Convert an array or tensor of pixels to an image of Pillow.
+
+    Args:
+        image: (h, w), (h, w, 3) or (3, h, w) uint8, or an image of Pillow, which stays as it is.
+        where: the image's place, for messages.
+
+    Raises:
+        DataError: another shape or dtype.
+    """
+    if isinstance(image, Image.Image):
+        return image
+    pixels = np.asarray(image)
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
+        pixels = np.moveaxis(pixels, 0, -1)
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+        hint = ""
+        if pixels.dtype.kind == "f":
+            hint = "; leave ToTensor and Normalize out of the transform"
+        found = f"shape {pixels.shape} and dtype {pixels.dtype}"
+        raise DataError(f"{where} is an image of {found}, expected uint8 pixels{hint}")
+    return Image.fromarray(pixels.squeeze())
+
+
 class Look(NamedTuple):
     """The small things that are known of an image once it was read.
 

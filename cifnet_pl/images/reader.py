@@ -28,6 +28,7 @@ from cifnet_pl.images.image import (
     ImageLike,
     Look,
     UnreadableImage,
+    pillow_image,
 )
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 
@@ -39,6 +40,12 @@ BATCH_IMAGES = 256
 
 BATCH_PIXELS = 2**22
 """Pixels of such a batch, at most, if it has more than one image."""
+
+GivenImages = ImageLike | str | np.ndarray | Tensor | Iterable[Any]
+"""One image or many: paths, bytes of image files, Pillow images, or uint8 arrays (h, w, 3).
+
+An array (n, h, w, 3) is many. A single path may also be a folder with images, a Zip archive, or a
+pattern."""
 
 LEFT_OUT = "left out"
 """Why an image that was not wanted has no pixels."""
@@ -67,14 +74,11 @@ def decoding_cores(processes: int = 1) -> int:
     return max(1, min(share, CORES_LIMIT))
 
 
-def iterate_images(
-    images: ImageLike | str | Iterable[ImageLike | str],
-) -> Iterator[ImageLike]:
+def iterate_images(images: GivenImages) -> Iterator[ImageLike]:
     """Return an iterator over one or many images.
 
     Args:
-        images: paths, contents of files, or Pillow images; one alone, or several. A single path may
-            be a folder, a zip archive or a pattern.
+        images: see :data:`GivenImages`.
 
     Raises:
         DataError: there is no image at a single path.
@@ -82,18 +86,23 @@ def iterate_images(
     """
     if isinstance(images, str | Path):
         return find_images(images)
-    if isinstance(images, bytes | Image.Image):
+    shape = tuple(getattr(images, "shape", ()))
+    is_pixels = len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)
+    if isinstance(images, bytes | Image.Image) or is_pixels:
         images = [images]
     return map(_as_image, images)
 
 
-def _as_image(item: object) -> ImageLike:
+def _as_image(item: Any) -> ImageLike:
     if isinstance(item, bytes | Path | Image.Image):
         return item
     if isinstance(item, str):
         return Path(item)
+    if hasattr(item, "shape"):
+        return pillow_image(item, "an image in memory")
     raise UsageError(
-        f"a {type(item).__name__} is no image: give a path, the bytes of a file, or a Pillow image"
+        f"a {type(item).__name__} is no image: give a path, the bytes of a file, a Pillow image, or"
+        " an array (h, w, 3) of uint8"
     )
 
 

@@ -6,6 +6,7 @@ It embeds, learns task by task, classifies images, describes and stores itself.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,18 +18,25 @@ from torch import Tensor, nn
 
 from cifnet_pl.backbones.engines import FLOAT32, autocast, check_precision
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, Task, pieces
+from cifnet_pl.data.sources.python_objects import are_embeddings
 from cifnet_pl.data.sources.tables import open_table
-from cifnet_pl.images.image import ImageLike
+from cifnet_pl.heads.base import as_tensor
 from cifnet_pl.images.reader import (
     DecodedBatch,
+    GivenImages,
     decode_images,
     image_location,
     iterate_images,
 )
 from cifnet_pl.model.bundle import Event, class_names, now, write_bundle
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
+from cifnet_pl.model.export import Export, Graph, HeadGraph, Square, onnx_bytes
 from cifnet_pl.model.task_learner import ModelLearner
-from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
+from cifnet_pl.model.unknowns import (
+    UNKNOWN_SHARE,
+    OpenSetDecision,
+    OpenSetPredictor,
+)
 from cifnet_pl.utilities.errors import UsageError, check_embeddings, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.names import class_name
@@ -196,6 +204,20 @@ class Classifier(ModelLearner):
         """Whether images of a removed class may still count as negatives of what is learned."""
         return bool(self.removals) and self.head.counterexamples
 
+    def estimated_accuracy(self) -> dict[str, Any]:
+        """Return the accuracy that is expected on new images, without any test images.
+
+        Returns:
+            ``loo_accuracy``, the leave-one-out accuracy of the buffer samples, and
+            ``new_group_accuracy``, that on new groups, in percent; with ``_interval`` behind the
+            name the 95 % interval of each, (low, high). None where not known.
+
+        Example::
+
+            model.estimated_accuracy()["loo_accuracy"]
+        """
+        return self.calibration.describe()
+
     def accuracy_sentences(self) -> list[str]:
         """Return sentences on decision rule, leave-one-out accuracy and accuracy on new groups."""
         counted = 0
@@ -297,6 +319,41 @@ class Classifier(ModelLearner):
         check_precision(self.precision)
         write_bundle(self.describe(), self.tensors(), Path(folder), overwrite)
 
+    def to_onnx(self) -> Export:
+        """Return this model as one ONNX graph that classifies anywhere.
+
+        It takes images, or embeddings if the model has learned those, and gives probabilities and,
+        if the head has it, novelty. Its metadata have the class names, the preprocessing and the
+        novelty threshold for ``UNKNOWN_SHARE``.
+
+        Returns:
+            The content of a file, and its largest differences from torch.
+
+        Raises:
+            CifnetError: this backbone or head cannot be expressed, or the check failed.
+
+        Example::
+
+            Path("flowers.onnx").write_bytes(model.to_onnx().content)
+        """
+        # A copy, of the backbone, too: another thread may use it.
+        model = copy.deepcopy(self).to("cpu")
+        graph = HeadGraph(model.head)
+        if model.backbone.takes_images:
+            square = Square(model.image_size, model.crop_ratio)
+            graph = Graph(model.head, model.backbone, square)
+        metadata = {
+            "class_names": json.dumps(model.class_names),
+            "backbone": f"{model.backbone.name} sha256 {model.backbone.sha256}",
+            "image_size": str(model.image_size),
+            "crop_ratio": str(model.crop_ratio),
+        }
+        available, _ = model.available_shares(unknown=UNKNOWN_SHARE)
+        if available is not None:
+            limit = model.open_set_predictor(unknown=UNKNOWN_SHARE).limit
+            metadata["unknown_above"] = json.dumps({f"{UNKNOWN_SHARE:g}": limit})
+        return onnx_bytes(graph, metadata)
+
     # ------------------------------------------------------------------ prediction
 
     def embed(self, images: Tensor, name: Callable[[int], str] | None = None) -> Tensor:
@@ -347,7 +404,7 @@ class Classifier(ModelLearner):
 
     def classify(
         self,
-        images: ImageLike | str | Iterable[ImageLike | str],
+        images: GivenImages,
         top: int = 5,
         *,
         unknown: float | None = None,
@@ -356,25 +413,34 @@ class Classifier(ModelLearner):
         """Yield the ``top`` most probable classes of each image, in order and constant memory.
 
         Args:
-            images: one image or many: paths, bytes of image files, or Pillow images. A single path
-                may also be a folder with images, a Zip archive, or a pattern.
+            images: one image or many, see :data:`~cifnet_pl.images.reader.GivenImages`; or
+                embeddings (n, d) of floats in an array or tensor. For a model of embeddings, a
+                single path is a file .npz or .parquet with ``embeddings`` (n, d) and, if wanted,
+                ``ids`` (n,).
             top: number of classes.
             unknown: share of images of known classes that may be called unknown; None not to tell.
             coverage: probability with which a prediction set holds the true class; None for none.
 
         Raises:
-            DataError: a single path where there is no image.
+            DataError: a single path where there is no image; a file of embeddings is missing or
+                damaged.
             UsageError: something that is no image; a share outside (0, 1), or no calibration
                 samples.
             UnsupportedError: this model's head cannot tell what is asked.
+            CifnetError: the embeddings have another width than those that were learned, or hold NaN
+                or infinity.
         """
         # Built before the first image is read, so that errors come at once.
         predictor = self.open_set_predictor(unknown, coverage)
+        if are_embeddings(images):
+            return self._predict(as_tensor(images, self.device), top, predictor)
+        if isinstance(images, str | Path) and not self.backbone.takes_images:
+            return self._classify_embeddings(Path(images), top, predictor)
         return self._classify_images(images, top, predictor)
 
     def _classify_images(
         self,
-        images: ImageLike | str | Iterable[ImageLike | str],
+        images: GivenImages,
         top: int,
         predictor: OpenSetPredictor,
     ) -> Iterator[Prediction]:
@@ -392,29 +458,6 @@ class Classifier(ModelLearner):
                 if isinstance(image, Path):
                     prediction = replace(prediction, file=image)
                 yield prediction
-
-    def classify_embeddings(
-        self,
-        file: Path | str,
-        top: int = 5,
-        *,
-        unknown: float | None = None,
-        coverage: float | None = None,
-    ) -> Iterator[Prediction]:
-        """Yield the ``top`` most probable classes of each row of a file of embeddings.
-
-        Args:
-            file: .npz or .parquet with ``embeddings`` (n, d) and, if wanted, ``ids`` (n,).
-            top: number of classes per row.
-            unknown, coverage: as for :meth:`classify`.
-
-        Raises:
-            DataError: the file is missing or damaged, or an embedding holds NaN or infinity.
-            UsageError: another kind of file, or as for :meth:`classify`.
-            CifnetError: the embeddings have another width than those that were learned.
-        """
-        predictor = self.open_set_predictor(unknown, coverage)
-        return self._classify_embeddings(Path(file), top, predictor)
 
     def _classify_embeddings(
         self, file: Path, top: int, predictor: OpenSetPredictor

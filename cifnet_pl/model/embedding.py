@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,8 +9,13 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import DEFAULT_BACKBONE, Backbone, build_backbone
-from cifnet_pl.images.image import IMAGE_SIZE_LIMIT, ImageLike
-from cifnet_pl.images.reader import decode_images, image_location, iterate_images
+from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
+from cifnet_pl.images.reader import (
+    GivenImages,
+    decode_images,
+    image_location,
+    iterate_images,
+)
 from cifnet_pl.utilities.errors import check_embeddings, check_that
 from cifnet_pl.utilities.text import counted
 
@@ -31,7 +35,7 @@ class Embedded(NamedTuple):
 
 
 def embed(
-    images: ImageLike | str | Iterable[ImageLike | str],
+    images: GivenImages,
     backbone: str | Backbone = DEFAULT_BACKBONE,
     *,
     image_size: int | None = None,
@@ -41,8 +45,7 @@ def embed(
     """Embed images by a frozen backbone as ``fit`` does: upright, resized and cropped to a square.
 
     Args:
-        images: one image or many: paths, bytes of image files, or Pillow images. A single path may
-            also be a folder with images, a Zip archive, or a pattern.
+        images: one image or many, see :data:`~cifnet_pl.images.reader.GivenImages`.
         backbone: the backbone, or its name (:func:`cifnet_pl.build_backbone`).
         image_size: side of the squares in pixels; None for the size and crop of the weights.
         device: where to compute; None for the first GPU if there is one, else the CPU.
@@ -77,12 +80,11 @@ def embed(
     embeddings = [torch.zeros(0, backbone.features)]
     files = list[Path | None]()
     unreadable = dict[str, str]()
-    batches = decode_images(
-        iterate_images(images), image_size, crop_ratio, device=torch.device(device).type
-    )
+    found = iterate_images(images)
     if progress:
-        batches = counted(batches, "embedding")
-    for batch in batches:
+        found = counted(found, "embedding")
+    device_type = torch.device(device).type
+    for batch in decode_images(found, image_size, crop_ratio, device=device_type):
         for image, reason in zip(batch.files, batch.unreadable, strict=True):
             if reason is not None:
                 unreadable[image_location(image)] = reason

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cifnet_pl.backbones import Backbone
 from cifnet_pl.backbones.engines import exclusive_export, import_onnxruntime
-from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.unknowns import UNKNOWN_SHARE
+from cifnet_pl.heads import Head
 from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import CifnetError, explained
 from cifnet_pl.utilities.version import __version__
@@ -99,7 +97,7 @@ class HeadGraph(nn.Module):
     All are float32.
 
     Args:
-        model: a learned model on the CPU.
+        head: solved, on the CPU.
 
     Attributes:
         input_name: name of the input.
@@ -109,9 +107,8 @@ class HeadGraph(nn.Module):
 
     input_name = "embeddings"
 
-    def __init__(self, model: Classifier):
+    def __init__(self, head: Head):
         super().__init__()
-        head = model.head
         self.about = (
             f"embeddings: float32 (n, {head.in_features}), from the backbone that the model was"
             " learned with"
@@ -144,22 +141,28 @@ class HeadGraph(nn.Module):
 
 
 class Graph(HeadGraph):
-    """Map images (n, h, w, 3) uint8 RGB to what :class:`HeadGraph` gives for their embeddings."""
+    """Map images (n, h, w, 3) uint8 RGB to what :class:`HeadGraph` gives for their embeddings.
+
+    Args:
+        head: solved, on the CPU.
+        backbone: on the CPU.
+        square: what resizes and crops images for the backbone.
+    """
 
     input_name = "images"
 
-    def __init__(self, model: Classifier):
-        super().__init__(model)
+    def __init__(self, head: Head, backbone: Backbone, square: Square):
+        super().__init__(head)
         self.about = (
             "images: uint8 RGB (n, height, width, 3), all of one size, any size"
         )
-        height = model.image_size + 3
-        width = model.image_size + 5
+        height = square.size + 3
+        width = square.size + 5
         self.example = torch.zeros(2, height, width, 3, dtype=torch.uint8)
-        self.square = Square(model.image_size, model.crop_ratio)
-        self.network = model.backbone.network
-        self.scale: Tensor = nn.Buffer(model.backbone.scale)
-        self.shift: Tensor = nn.Buffer(model.backbone.shift)
+        self.square = square
+        self.network = backbone.network
+        self.scale: Tensor = nn.Buffer(backbone.scale)
+        self.shift: Tensor = nn.Buffer(backbone.shift)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return all outputs."""
@@ -191,51 +194,34 @@ class Export(NamedTuple):
     check: ExportCheck
 
 
-def onnx_bytes(model: Classifier) -> Export:
-    """Export a model, and check the graph with onnxruntime on real images or random embeddings.
+def onnx_bytes(graph: HeadGraph, metadata: dict[str, str]) -> Export:
+    """Export a graph, and check it with onnxruntime on real images or random embeddings.
 
     Args:
-        model: a learned model.
+        graph: of a learned model.
+        metadata: of the file, besides the descriptions of input and output.
 
     Raises:
         CifnetError: this backbone or head cannot be expressed, or the check failed.
     """
     import onnx
 
-    model = copy.deepcopy(model).to(
-        "cpu"
-    )  # the backbone, too: another thread may use it
-    graph = Graph(model) if model.backbone.takes_images else HeadGraph(model)
     graph.eval()
     proto: Any = _exported(graph).model_proto
-    metadata = _metadata(model, graph)
-    onnx.helper.set_model_props(proto, metadata)
-    _strip(proto.graph)
-    content = proto.SerializeToString()
-    return Export(content, check_onnx(content, graph))
-
-
-def _metadata(model: Classifier, graph: HeadGraph) -> dict[str, str]:
-    """Return the metadata of the file, with the novelty threshold for ``UNKNOWN_SHARE``."""
     output = (
         "probabilities: float32 (n, classes), calibrated, in the order of class_names"
     )
     if "novelty" in graph.outputs:
         output += "; novelty: float32 (n), larger is more novel"
-    metadata = {
-        "class_names": json.dumps(model.class_names),
+    about = {
         "input": graph.about,
         "output": output,
-        "backbone": f"{model.backbone.name} sha256 {model.backbone.sha256}",
-        "image_size": str(model.image_size),
-        "crop_ratio": str(model.crop_ratio),
         "producer": f"cifnet_pl {__version__}",
     }
-    available, _ = model.available_shares(unknown=UNKNOWN_SHARE)
-    if available is not None and "novelty" in graph.outputs:
-        limit = model.open_set_predictor(unknown=UNKNOWN_SHARE).limit
-        metadata["unknown_above"] = json.dumps({f"{UNKNOWN_SHARE:g}": limit})
-    return metadata
+    onnx.helper.set_model_props(proto, about | metadata)
+    _strip(proto.graph)
+    content = proto.SerializeToString()
+    return Export(content, check_onnx(content, graph))
 
 
 def _exported(graph: HeadGraph) -> Any:

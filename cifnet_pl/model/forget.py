@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from cifnet_pl.data.samples import SampleTable
+from cifnet_pl.data.sources.python_objects import read_samples
 from cifnet_pl.images.files import find_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
@@ -51,7 +51,7 @@ class Forgetting:
 def forget(
     old: Classifier,
     names: str | Sequence[str],
-    images: Path | str | Sequence[Path | str] | None = None,
+    images: Any = None,
 ) -> Forgetting:
     """Remove classes from a model; with their images, also what they contributed to the statistics.
 
@@ -62,9 +62,9 @@ def forget(
     Args:
         old: a learned model; it is not changed.
         names: one class name or several.
-        images: folder, Zip archive or files that hold all images that the class was learned from;
-            several where they do together. Images are identified by their content hashes; others
-            are ignored.
+        images: folder, Zip archive or files that hold all images that the class was learned from,
+            one or a list of these; a list or array of images in memory; or an array (n, d) of
+            embeddings. Images are identified by their content hashes; others are ignored.
 
     Returns:
         The model without the classes, and what was done.
@@ -84,9 +84,8 @@ def forget(
     rounding = None
     ignored = 0
     if images is not None:
-        places = [images] if isinstance(images, Path | str) else images
         with model.backbone.preferring(old.engines):
-            found = _embed_images_of(model, names, places, unreadable)
+            found = _embed_images_of(model, names, images, unreadable)
             for name in names:
                 _subtract_images(model, name, found.embeddings)
             rounding = _rounding(model)
@@ -183,15 +182,15 @@ class FoundImages(NamedTuple):
 def _embed_images_of(
     model: Classifier,
     names: Sequence[str],
-    places: Sequence[Path | str],
+    given: Any,
     unreadable: list[Unreadable],
 ) -> FoundImages:
-    """Embed the images at some places that some classes were learned from; each is opened once.
+    """Embed the given images that some classes were learned from; each is opened once.
 
     Args:
         model: that learned them.
         names: of the classes.
-        places: where the images are, as :func:`~cifnet_pl.images.files.find_images` takes each.
+        given: the images, as for :func:`forget`.
         unreadable: images that cannot be decoded are appended.
 
     Raises:
@@ -205,20 +204,27 @@ def _embed_images_of(
     wanted: set[int] = set()
     for label in model.labels(names):
         wanted.update(model.images.of_label(label).tolist())
-    distinct: dict[Path, None] = {}
-    for place in places:
-        distinct.update(dict.fromkeys(find_images(place)))
-    files = list(distinct)
-    table = pd.DataFrame({"label": np.zeros(len(files), dtype=np.int64)})
-    images = LabelledImages([""], SampleTable(table, read=files.__getitem__))
+    images = LabelledImages([""], _samples(given))
 
     def is_other(row: int, content_hash: int) -> bool:
         return content_hash not in wanted
 
     embeddings: dict[int, Tensor] = {}
     for rows, z in images.embedded(model, "", unreadable, skip=is_other):
-        hashes = images.files.hash_of[rows].tolist()
+        hashes = images.files.hashes(rows).tolist()
         embeddings.update(zip(hashes, z, strict=True))
     hashes = [look.hash for look in images.looks if look is not None]
+    if not images.files.are_images:
+        hashes = list(embeddings)
     ignored = sum(content_hash not in wanted for content_hash in hashes)
     return FoundImages(embeddings, ignored)
+
+
+def _samples(given: Any) -> SampleTable:
+    """Return the samples of one or several places, or of arrays and images in memory."""
+    if isinstance(given, str | Path):
+        given = [given]
+    if isinstance(given, list | tuple) and isinstance(given[0], str | Path):
+        found = itertools.chain.from_iterable(map(find_images, given))
+        given = list(dict.fromkeys(found))
+    return read_samples((given, [0] * len(given)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -13,17 +13,18 @@ from torch import Tensor
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.data.samples import SampleTable, labelled
 from cifnet_pl.data.sources.folders import class_samples, find_splits
+from cifnet_pl.data.sources.python_objects import read_samples
 from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.data.splitting import held_out, held_out_together
 from cifnet_pl.images import duplicates as image_duplicates
 from cifnet_pl.images.duplicates import Duplicates, Repeats
 from cifnet_pl.images.files import listing, require_folder
-from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
+from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, ImageLike, Look
 from cifnet_pl.images.reader import (
     LEFT_OUT,
     DecodedBatch,
     decode_images,
-    decoding_batch_size,
+    image_location,
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import DataError
@@ -178,21 +179,18 @@ class LabelledImages:
             for rows in pieces(every_row, EMBEDDED_BATCH):
                 yield rows, self.files.get(rows).to(model.device)
             return
-        files = [self.files.given(row) for row in range(len(self.files))]
-        batches = decode_images(
+        files: Iterator[ImageLike] = map(self.files.given, range(len(self.files)))
+        if progress:
+            files = counted(files, title, len(self.files))
+        self.looks.clear()
+        for batch in decode_images(
             files,
             model.image_size,
             model.crop_ratio,
             look,
             skip,
             model.backbone.device.type,
-        )
-        if progress:
-            size = decoding_batch_size(model.image_size)
-            total = -(-len(files) // size)
-            batches = counted(batches, title, total)
-        self.looks.clear()
-        for batch in batches:
+        ):
             unreadable += unreadable_of(batch)
             readable = []
             for seen, reason in zip(batch.looks, batch.unreadable, strict=True):
@@ -206,36 +204,44 @@ class LabelledImages:
 
 
 def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:
-    """List the images of a batch of files that could not be decoded."""
+    """List the images of a batch that could not be decoded."""
     unreadable = []
-    for file, reason in zip(batch.files, batch.unreadable, strict=True):
-        if reason is not None and reason != LEFT_OUT:
-            unreadable.append(Unreadable(cast(Path, file), reason))
+    for image, reason in zip(batch.files, batch.unreadable, strict=True):
+        if reason is None or reason == LEFT_OUT:
+            continue
+        if not isinstance(image, Path):
+            image = Path(image_location(image))
+        unreadable.append(Unreadable(image, reason))
     return unreadable
 
 
 def samples_of(
-    model: Classifier, place: Path | str, option: str, tested: bool = False
+    model: Classifier, given: Any, option: str, tested: bool = False
 ) -> LabelledImages:
-    """Find what a model learns from: images in class folders, or a file of labelled embeddings.
+    """Find what a model learns from: images in class folders, a file of embeddings, or arrays.
 
     Args:
         model: that is to learn or to be tested.
-        place, option, tested: as for :meth:`LabelledImages.find`.
+        given: folder, archive or file; or what
+            :func:`~cifnet_pl.data.sources.python_objects.read_samples` takes.
+        option, tested: as for :meth:`LabelledImages.find`.
 
     Raises:
-        UsageError: another kind of file than one of embeddings.
+        UsageError: another kind of file than one of embeddings; arrays that do not fit.
         DataError: as :meth:`LabelledImages.find`; embeddings or labels that are missing, or do not
             fit.
     """
-    if model.backbone.takes_images:
-        return LabelledImages.find(place, option, tested)
-    names, samples = labelled(open_table(Path(place)).samples())
+    if not isinstance(given, Path | str):
+        table = read_samples(given)
+    elif model.backbone.takes_images:
+        return LabelledImages.find(given, option, tested)
+    else:
+        table = open_table(Path(given)).samples()
+    names, samples = labelled(table)
     width = model.head.in_features
-    found = samples.features
-    if found != width:
+    if not samples.are_images and samples.features != width:
         raise DataError(
-            f"{samples.where}: embeddings of width {found}, expected the model's {width}"
+            f"{samples.where}: embeddings of width {samples.features}, expected the model's {width}"
         )
     return LabelledImages(names, samples)
 

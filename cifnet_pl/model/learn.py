@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,9 +75,9 @@ class Extension:
 
 def extend(
     old: Classifier,
-    images: Path | str,
+    images: Any,
     *,
-    check: Path | str | None = None,
+    check: Any = None,
     more: bool = False,
     duplicates: Duplicates = "leave_out",
     progress: bool = False,
@@ -89,9 +90,9 @@ def extend(
     Args:
         old: a learned model; it is not changed.
         images: folder with one sub-folder of images per class; for a model of embeddings, a file of
-            those with labels.
-        check: folder with one sub-folder of images per old class, scored before and after, never
-            learned.
+            those with labels. From memory (X, y): X images, or embeddings (n, d) of floats, and y
+            (n,) names or integers; or a torch data set.
+        check: images of old classes in the same form, scored before and after, never learned.
         more: whether classes that are known already may get more images.
         duplicates: "leave_out" to leave out images that were learned already, occur twice or lie in
             two classes, "keep" to learn them.
@@ -121,7 +122,7 @@ def extend(
         check_images = found.of_classes(set(old.class_names))
         if not check_images.class_names:
             raise DataError(
-                f"{check} has no folder of a class that the model knows: give images of its old"
+                "--check has no image of a class that the model knows: give images of its old"
                 " classes"
             )
     result = learn(old, labelled, duplicates, progress)

@@ -567,11 +567,9 @@ def bundle(service: AskedService, number: VersionNumber) -> Response:
 @routes.get("/versions/{number}/onnx", response_class=Response)
 def onnx(service: AskedService, number: VersionNumber) -> Response:
     """The version as one ONNX graph from images to probabilities."""
-    from cifnet_pl.model.export import onnx_bytes
-
     model = service.workspace.load(number)
     with service.costly:
-        content, _ = onnx_bytes(model)
+        content = model.to_onnx().content
     name = f"{service.options.name}-{number}.onnx"
     attached = {"content-disposition": f'attachment; filename="{name}"'}
     return Response(content, headers=attached, media_type="application/octet-stream")

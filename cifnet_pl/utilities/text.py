@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+import time
 import unicodedata
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -274,25 +275,32 @@ def on_terminal() -> bool:
     return Console(stderr=True).is_terminal
 
 
+LOG_SECONDS = 30
+"""Seconds between two lines of a log that say how far a command is."""
+
+
 def counted(
     items: Iterable[T], description: str, total: int | None = None
 ) -> Iterator[T]:
-    """Yield the same items, with a bar that counts them while they are consumed.
+    """Yield the same items, and show how many of them were consumed.
+
+    That is a bar on a terminal, and in a log a line for every ``LOG_SECONDS``.
 
     Args:
         items: what to iterate over.
-        description: the words in front of the bar.
-        total: number of items.
+        description: the words in front of the number.
+        total: number of items, for the bar.
     """
     console = Console(stderr=True)
-    yield from track(
-        items,
-        description,
-        total,
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
+    if console.is_terminal:
+        yield from track(items, description, total, console=console, transient=True)
+        return
+    said = time.monotonic()
+    for count, item in enumerate(items, 1):
+        yield item
+        if time.monotonic() - said >= LOG_SECONDS:
+            said = time.monotonic()
+            print(f"{description}: {count:,}", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------------- in figures

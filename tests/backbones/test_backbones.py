@@ -12,12 +12,18 @@ import safetensors.torch
 import timm
 import torch
 from torch import Tensor, nn
-from torchvision.models import VisionTransformer, resnet18
+from torchvision.models import (
+    SwinTransformer,
+    VisionTransformer,
+    get_model_builder,
+    resnet18,
+)
 
 from cifnet_pl import backbones
 from cifnet_pl.backbones import Backbone, Preprocessing, build_backbone
 from cifnet_pl.backbones.cifar_resnets import ResNet32
 from cifnet_pl.backbones.registry import headless
+from cifnet_pl.backbones.structures import layers
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 
 LITE0 = "embedded:efficientnet_lite0"
@@ -145,7 +151,7 @@ def test_side_that_the_network_cannot_take() -> None:
         ("timm:resnet18.a9_in1k", "'resnet18.a9_in1k'.* resnet18.a"),
         ("pixels:0", "pixels:<side>"),
         ("file:weights.pth", "--model.architecture"),
-        ("pixels:8+layers", "is for EfficientNet-Lite0"),
+        ("pixels:8+layers", "is for networks with stages or blocks"),
     ],
 )
 def test_unknown_names(name: str, fragment: str) -> None:
@@ -444,6 +450,122 @@ def test_one_networks_views_have_hashes_of_their_own() -> None:
     hashes = [build_backbone(name).sha256 for name in names]
     assert len(set(hashes)) == 3
     assert build_backbone(LITE0 + "+mirror+layers").sha256 == hashes[-1]
+
+
+SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_heads": 2}
+SMALL_STAGES = {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}
+
+
+def timm_network(name: str, **settings: Any) -> nn.Module:
+    network = timm.create_model(name, pretrained=False, num_classes=0, **settings)
+    return cast(nn.Module, network.eval())
+
+
+def averaged(network: nn.Module, name: str, x: Tensor) -> Tensor:
+    """The output of a sub-module, averaged over the map."""
+    outputs = []
+    module = network.get_submodule(name)
+    hook = module.register_forward_hook(lambda m, a, z: outputs.append(z))
+    network(x)
+    hook.remove()
+    (output,) = outputs
+    last_is_channels = output.shape[1] == output.shape[2]
+    return output.mean((1, 2) if last_is_channels else (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "stages"),
+    [
+        ("convnext_atto", SMALL_STAGES, ["stages.2"]),
+        ("resnet10t", {}, ["layer3"]),
+        ("efficientnet_lite0", {}, ["blocks.4", "blocks.6"]),
+        (
+            "swin_tiny_patch4_window7_224",
+            {"img_size": 64, "embed_dim": 8, "depths": (1, 1, 1, 1), "window_size": 2},
+            ["layers.2"],
+        ),
+    ],
+)
+def test_stages_of_timm(name: str, settings: dict[str, Any], stages: list[str]) -> None:
+    """Stages 3 and 4, but the last where the embedding is its mean."""
+    network = timm_network(name, **settings)
+    x = torch.randn(2, 3, 64, 64)
+    width = network(x).shape[1]
+    layered, features = layers(network, width, 64)
+    expected = [network(x), *(averaged(network, stage, x) for stage in stages)]
+    torch.testing.assert_close(layered(x), torch.cat(expected, dim=1))
+    assert features == layered(x).shape[1] > width
+
+
+@pytest.mark.parametrize("pooling", ["token", "avg"])
+def test_last_blocks_of_a_vision_transformer(pooling: str) -> None:
+    """Normalised class tokens, or means, of the last four blocks; the last is the embedding."""
+    network: Any = timm_network(
+        "vit_tiny_patch16_224", depth=6, global_pool=pooling, fc_norm=False, **SMALL_VIT
+    )
+    x = torch.randn(2, 3, 32, 32)
+    layered, features = layers(network, 24, 32)
+    assert features == 4 * 24
+    tokens = network.forward_intermediates(
+        x, norm=True, return_prefix_tokens=True, intermediates_only=True
+    )
+    late = []
+    for maps, prefix in [*tokens[-4:-1]]:
+        late.append(prefix[:, 0] if pooling == "token" else maps.mean((2, 3)))
+    torch.testing.assert_close(layered(x), torch.cat([network(x), *late], dim=1))
+
+
+def small_torchvision(name: str) -> nn.Module:
+    if name == "vit":
+        transformer = VisionTransformer(32, 8, 6, 2, 24, 32)
+        transformer.heads = nn.Sequential()
+        return transformer.eval()
+    if name == "swin":
+        swin = SwinTransformer([4, 4], 8, [1, 1, 1, 1], [1, 2, 2, 4], [2, 2])
+        swin.head = nn.Identity()
+        return swin.eval()
+    network, _ = headless(get_model_builder(name)(weights=None))
+    return network.eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [
+        ("resnet18", ["layer3"]),
+        ("efficientnet_b0", ["features.5", "features.7"]),
+        ("mobilenet_v3_small", ["features.8", "features.12"]),
+        ("regnet_y_400mf", ["trunk_output.block3"]),
+        ("swin", ["features.5"]),
+        ("vit", []),
+    ],
+)
+def test_stages_of_torchvision(name: str, stages: list[str]) -> None:
+    torch.manual_seed(0)
+    side = 32 if name == "vit" else 64
+    network: Any = small_torchvision(name)
+    x = torch.randn(2, 3, side, side)
+    z = network(x)
+    late = [averaged(network, stage, x) for stage in stages]
+    if name == "vit":
+        blocks = network.encoder.layers
+        tokens: list[Tensor] = []
+        for block in blocks[2:5]:
+            block.register_forward_hook(lambda m, a, out: tokens.append(out))
+        network(x)
+        late = [network.encoder.ln(output)[:, 0] for output in tokens]
+    layered, features = layers(network, z.shape[1], side)
+    torch.testing.assert_close(layered(x), torch.cat([z, *late], dim=1))
+    assert features == layered(x).shape[1]
+
+
+def test_late_layers_are_part_of_the_weights_hash() -> None:
+    """So that the cache and bundles tell both networks apart, of timm, too."""
+    hashes = set()
+    for views in ("", "+layers"):
+        torch.manual_seed(0)
+        backbone = build_backbone(f"random:timm:test_vit{views}", engine="torch")
+        hashes.add(backbone.sha256)
+    assert len(hashes) == 2
 
 
 def test_threads_that_embed_at_the_same_time_keep_their_layers_apart() -> None:

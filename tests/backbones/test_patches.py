@@ -13,7 +13,6 @@ from torch import Tensor
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import Backbone, build_backbone, patches
-from cifnet_pl.model.export import onnx_bytes
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from tests.command_line import (
     assert_ends,
@@ -216,6 +215,6 @@ def test_a_learned_model_is_extended_and_forgets(run, tmp_path):
 
 @pytest.mark.soak  # torch's exporter takes many seconds
 def test_a_learned_model_is_exported(run):
-    content, check = onnx_bytes(cifnet_pl.load(run))
+    content, check = cifnet_pl.load(run).to_onnx()
     assert content
     assert check.probability < 1e-4

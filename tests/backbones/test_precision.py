@@ -13,7 +13,7 @@ from cifnet_pl.backbones import BACKBONES, Preprocessing, build_backbone
 from cifnet_pl.backbones.engines import FLOAT32, REDUCED, autocast
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.export import Graph, check_onnx
+from cifnet_pl.model.export import Graph, Square, check_onnx
 from cifnet_pl.utilities.errors import UsageError
 from tests.backbones.test_engines import Small
 from tests.cli.test_extend import assert_same_scores, fit
@@ -133,10 +133,10 @@ def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, cap
     said = capsys.readouterr().out
     assert "float32" in said
     assert "bf16-mixed" in said
-    model.precision = FLOAT32
-    assert (
-        check_onnx(target.read_bytes(), Graph(model).eval()).probability < 1e-5
-    )  # the same network in float32
+    square = Square(model.image_size, model.crop_ratio)
+    graph = Graph(model.head, model.backbone, square).eval()
+    check = check_onnx(target.read_bytes(), graph)  # the same network in float32
+    assert check.probability < 1e-5
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])

@@ -24,7 +24,7 @@ from cifnet_pl.heads import CIFNetHead, NCMHead
 from cifnet_pl.images.image import square
 from cifnet_pl.model import export as onnx_graph
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.export import Graph, HeadGraph, Square, check_onnx, onnx_bytes
+from cifnet_pl.model.export import Graph, HeadGraph, Square, check_onnx
 from cifnet_pl.utilities.errors import CifnetError
 from tests.command_line import run_cifnet
 from tests.models import SIDE, WIDTH, learned, samples
@@ -153,7 +153,7 @@ def test_network_and_head_in_one_graph(
 def test_every_head_and_names_in_any_language(head: str, outputs: list[str]):
     tasks = [["Ströme", "図書館"], ["\udcff", '"quoted"', "five"]]
     model = learned(head, tasks)
-    content, check = onnx_bytes(model)
+    content, check = model.to_onnx()
     assert check.probability <= 1e-4
     assert run(content, IMAGES[0][None, :90, :70]).shape == (1, 5)
     graph = onnx.load_from_string(content)
@@ -190,7 +190,7 @@ def test_threads_export_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
     """
     begun = threading.Event()
     monkeypatch.setattr(torch.onnx, "export", lambda *given, **options: begun.set())
-    graph = HeadGraph(learned("ncm"))
+    graph = HeadGraph(learned("ncm").head)
     with ThreadPoolExecutor(1) as pool:
         with exclusive_export():
             waiting = pool.submit(onnx_graph._exported, graph)
@@ -206,7 +206,7 @@ def test_thresholds_of_novelty_are_in_the_file():
     z, own, keys = samples(model.class_names, 60)
     model.buffer.add(z, torch.tensor(model.labels(own)), keys)
     model.buffer.commit()
-    graph = onnx.load_from_string(onnx_bytes(model)[0])
+    graph = onnx.load_from_string(model.to_onnx()[0])
     limits = json.loads({p.key: p.value for p in graph.metadata_props}["unknown_above"])
     assert list(limits) == ["0.05"]
     z, _, _ = samples([*model.class_names, "yak"], 20)
@@ -226,18 +226,18 @@ def test_a_head_that_cannot_be_expressed_says_so(monkeypatch: pytest.MonkeyPatch
         lambda self: lambda z: z[:, :6] if z.sum() > 0 else -z[:, :6],
     )
     with pytest.raises(CifnetError, match="cannot be written as ONNX"):
-        onnx_bytes(learned("ncm"))
+        learned("ncm").to_onnx()
 
 
 @pytest.mark.system
 def test_the_check_would_notice():
     """Another model's graph does not pass."""
-    content, _ = onnx_bytes(learned("ridge"))
+    content, _ = learned("ridge").to_onnx()
     other = learned("slda")
     with pytest.raises(
         CifnetError, match=r"onnxruntime differs from torch by .* more than 0\.0001"
     ):
-        check_onnx(content, Graph(other).eval())
+        check_onnx(content, Graph(other.head, other.backbone, Square(SIDE, 1.0)).eval())
 
 
 def test_a_model_of_embeddings_is_a_graph_of_its_head(

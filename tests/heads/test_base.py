@@ -1,10 +1,15 @@
 """What all heads have in common: capabilities, and the sizes of stored tensors."""
 
-import pytest
+from collections.abc import Callable
+from typing import Any
 
-from cifnet_pl.heads import HEADS, CIFNetHead, Head
+import numpy as np
+import pytest
+import torch
+
+from cifnet_pl.heads import HEADS, CIFNetHead, Head, RidgeHead
 from cifnet_pl.testing import WIDTH
-from cifnet_pl.utilities.errors import UnsupportedError
+from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
 
 EXACT = "merges merges_sites subtracts reduces"
 ABILITIES = {
@@ -49,3 +54,71 @@ def test_an_argument_takes_capabilities_away_from_that_head_only() -> None:
     assert declared(CIFNetHead(WIDTH)) == ABILITIES["CIFNetHead"]
     with pytest.raises(UnsupportedError, match="CIFNetHead cannot"):
         locked.require("tells_novelty")
+
+
+# ---------------------------------------------------------------------- arrays
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.asarray,
+        np.ndarray.tolist,
+        read_only,
+        lambda array: array[::-1].copy()[::-1],
+        lambda array: array.astype(f"{array.dtype.kind}4"),
+    ],
+    ids=["array", "list", "read-only", "reversed", "32 bits"],
+)
+def test_arrays_and_lists_are_taken_as_tensors_are(
+    given: Callable[[np.ndarray], Any],
+) -> None:
+    generator = np.random.default_rng(0)
+    z = generator.standard_normal((40, 3)).astype(np.float32).astype(np.float64)
+    y = np.arange(40) % 4 - 1
+    weight = np.full(40, 2.0)
+    groups = np.arange(40) // 2
+    results = []
+    for convert in (torch.from_numpy, given):
+        head = RidgeHead(3)
+        head.begin_task(convert(np.array([-1, 0, 1, 2])))
+        head.observe(convert(z), convert(y), convert(weight))
+        head.solve()
+        results.append(
+            [
+                head(convert(z)),
+                head.probabilities(convert(z)),
+                head.predict(convert(z)),
+                head.novelty(convert(z)),
+                head.leave_one_out(convert(z), convert(y), convert(groups)),
+                head.leave_one_out_novelty(convert(z), convert(y), convert(groups)),
+            ]
+        )
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_what_is_no_array_of_numbers_gets_one_sentence() -> None:
+    head = RidgeHead(2)
+    with pytest.raises(UsageError, match="a head knows no class names"):
+        head.begin_task(["ant", "bee"])
+    head.begin_task([0, 1])
+    z = np.zeros((2, 2))
+    with pytest.raises(UsageError, match="a head knows no class names"):
+        head.observe(z, ["ant", "bee"])
+    with pytest.raises(UsageError, match="expected integers"):
+        head.observe(z, [0.0, 1.0])
+    with pytest.raises(UsageError, match="no array of numbers"):
+        head.observe([[1.0], [2.0, 3.0]], [0, 1])
+    with pytest.raises(UsageError, match="no array of numbers"):
+        head.observe(z.astype(">f4"), [0, 1])
+    with pytest.raises(UsageError, match=r"labels have shape \(1,\)"):
+        head.observe(z, [0])
+    with pytest.raises(CifnetError, match="expected floating point"):
+        head.observe(z.astype(int), [0, 1])

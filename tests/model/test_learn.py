@@ -3,11 +3,13 @@ changed.
 """
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.backbones import build_backbone
@@ -17,6 +19,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.learn import HELD_OUT, learn
 from cifnet_pl.utilities.errors import DataError, UsageError
+from tests.cli.test_extend import queries
 from tests.command_line import make_images
 from tests.data.layouts import vectors
 from tests.models import learned, tensors_equal
@@ -109,9 +112,7 @@ def test_in_two_steps_as_in_one(model: Classifier, tmp_path: Path):
         result.model.head(torch.from_numpy(z)), whole.head(torch.from_numpy(z))
     )
     result.model.save(tmp_path / "bundle")
-    actual = list(
-        cifnet_pl.load(tmp_path / "bundle").classify_embeddings(tmp_path / "b.npz")
-    )
+    actual = list(cifnet_pl.load(tmp_path / "bundle").classify(tmp_path / "b.npz"))
     assert [prediction.classes[0] for prediction in actual[:2]] == ["3", "4"]
 
 
@@ -149,3 +150,60 @@ def test_an_image_is_opened_once_and_one_that_is_known_is_not_decoded(
     assert sorted(opened) == sorted((tmp_path / "new").rglob("*.png"))
     assert len(decoded) == len(set(decoded)) == 12
     assert extension.learned == {"cat": 6, "dog": 6}
+
+
+def test_from_memory_as_from_files(model: Classifier, tmp_path: Path):
+    """Embeddings in arrays with names of classes: extended, classified, forgotten."""
+    z, y = vectors(60, classes=5)
+    new = y >= 3
+    names = np.array(["a", "b", "c", "gnu", "hen"])[y]
+    extended = cifnet_pl.extend(model, (z[new], names[new]), check=(z[~new], y[~new]))
+    assert extended.learned == {"gnu": 12, "hen": 12}
+    assert extended.old_before.images == 36
+    expected = cifnet_pl.extend(model, save(tmp_path / "b.npz", [3, 4])).model
+    result = extended.model
+    torch.testing.assert_close(result.head(z), expected.head(z))
+    np.savez(tmp_path / "all.npz", embeddings=z)
+    from_file = result.classify(tmp_path / "all.npz")
+    predictions = [replace(prediction, file=None) for prediction in from_file]
+    assert list(result.classify(z)) == predictions
+    assert list(result.classify(torch.from_numpy(z))) == predictions
+    forgotten = cifnet_pl.forget(result, ["gnu", "hen"], z)
+    assert forgotten.exact
+    assert forgotten.ignored == 36
+    torch.testing.assert_close(forgotten.model.head(z), model.head(z))
+    with pytest.raises(DataError, match="0 of them are there"):
+        cifnet_pl.forget(result, "gnu", z[~new])
+    with pytest.raises(DataError, match="width 3"):
+        cifnet_pl.extend(model, (z[:, :3], y))
+    with pytest.raises(UsageError, match="a label for each sample"):
+        cifnet_pl.extend(model, (z, y[1:]))
+
+
+def test_images_in_memory_as_in_files(tmp_path: Path):
+    old = learned("ridge")
+    folder = make_images(tmp_path, ["gnu", "hen"], 10)
+    files = sorted(folder.rglob("*.png"))
+    names = [file.parent.name for file in files]
+    expected = cifnet_pl.extend(old, folder).model
+    pillow = [Image.open(file) for file in files]
+    arrays = np.stack([np.asarray(image) for image in pillow])
+    for images in (files, [file.read_bytes() for file in files], pillow, arrays):
+        twice = cifnet_pl.extend(old, (images, names))
+        assert twice.duplicates == []
+        torch.testing.assert_close(
+            twice.model.head(queries()), expected.head(queries())
+        )
+        found = [p.classes[0] for p in twice.model.classify(images)]
+        assert found == [p.classes[0] for p in expected.classify(files)]
+        again = cifnet_pl.forget(twice.model, ["gnu", "hen"], images)
+        assert again.exact
+        torch.testing.assert_close(again.model.head(queries()), old.head(queries()))
+    one = cifnet_pl.extend(old, ([*pillow, pillow[0]], [*names, names[0]]))
+    assert one.duplicates == [Path("number 20")]
+    (alone,) = old.classify(arrays[0])
+    assert alone.classes == next(old.classify(arrays)).classes
+    with pytest.raises(DataError, match="expected uint8 pixels"):
+        list(old.classify([arrays[0] / 255]))
+    broken = cifnet_pl.extend(old, ([*pillow, b"none"], [*names, "gnu"]))
+    assert [image.file for image in broken.unreadable] == [Path("an image in memory")]

@@ -14,7 +14,7 @@ from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.heads import LogisticHead
-from cifnet_pl.model import export
+from cifnet_pl.model import classifier, export
 from cifnet_pl.serving import gate
 from cifnet_pl.serving import service as teaching
 from cifnet_pl.serving.answering import ServiceOptions
@@ -361,10 +361,11 @@ def test_downloads(http, tmp_path, monkeypatch):
     zip_file = tmp_path / "bundle.zip"
     zip_file.write_bytes(http.get("/versions/2/bundle").content)
     assert cifnet_pl.load(zip_file).class_names == ["red", "green", "blue"]
-    exported = Mock(side_effect=lambda model: (b"graph", model.class_names))
-    monkeypatch.setattr(export, "onnx_bytes", exported)
+    exported = Mock(return_value=export.Export(b"graph", export.ExportCheck(0.0)))
+    monkeypatch.setattr(classifier, "onnx_bytes", exported)
     assert http.get("/versions/2/onnx").content == b"graph"
-    assert exported.call_args.args[0].class_names == ["red", "green", "blue"]
+    names = exported.call_args.args[1]["class_names"]
+    assert json.loads(names) == ["red", "green", "blue"]
     assert tree(tmp_path / "w" / "incoming") == set()
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
+from torch import Tensor
 
 from cifnet_pl.data.samples import (
     SampleTable,
     SourceOptions,
     dataset_image,
     joined,
-    pillow_image,
     table_of,
 )
+from cifnet_pl.images.image import pillow_image
+from cifnet_pl.images.reader import iterate_images
 from cifnet_pl.utilities.errors import UsageError, explained
 
 EXPECTED = (
@@ -27,10 +29,11 @@ def source_of(given: Any, options: SourceOptions) -> SampleTable:
     """Return samples of Python objects.
 
     Args:
-        given: arrays (X, y), with X embeddings (n, d) of floats or images (n, h, w, 3) or (n, 3, h,
-            w) of uint8, and y (n,) integers or names; a torch ``Dataset`` whose items are (image,
-            label), an image being one of Pillow or an array of uint8; or a pair of either, to learn
-            and to test with; or :class:`~cifnet_pl.data.samples.SampleTable`.
+        given: arrays (X, y), with X embeddings (n, d) of floats, images (n, h, w, 3) or (n, 3, h,
+            w) of uint8 or a list of images, and y (n,) integers or names; a torch ``Dataset`` whose
+            items are (image, label), an image being one of Pillow or an array of uint8; or a pair
+            of either, to learn and to test with; or
+            :class:`~cifnet_pl.data.samples.SampleTable`.
         options: not needed; all sources have them.
 
     Raises:
@@ -39,8 +42,13 @@ def source_of(given: Any, options: SourceOptions) -> SampleTable:
     if isinstance(given, SampleTable):
         return given
     if _is_pair(given) and all(_is_pair(part) or _is_data_set(part) for part in given):
-        return joined([_read(part) for part in given])
-    return _read(given)
+        return joined([read_samples(part) for part in given])
+    return read_samples(given)
+
+
+def are_embeddings(given: Any) -> TypeGuard[np.ndarray | Tensor]:
+    """Whether given samples are embeddings: a matrix of floats."""
+    return getattr(given, "ndim", 0) == 2 and "float" in str(given.dtype)
 
 
 def _is_pair(given: Any) -> bool:
@@ -52,8 +60,12 @@ def _is_data_set(given: Any) -> bool:
     return not is_array and hasattr(given, "__getitem__") and hasattr(given, "__len__")
 
 
-def _read(part: Any) -> SampleTable:
-    """Inspect a pair of arrays or a torch data set."""
+def read_samples(part: Any) -> SampleTable:
+    """Return the samples of a pair of arrays or of a torch data set.
+
+    Raises:
+        UsageError: something else.
+    """
     arrays = getattr(part, "tensors", part)  # of a TensorDataset
     if _is_pair(arrays):
         return _read_arrays(*arrays)
@@ -64,18 +76,25 @@ def _read(part: Any) -> SampleTable:
 
 
 def _read_arrays(samples: Any, labels: Any) -> SampleTable:
-    """Read arrays X and y.
+    """Read arrays X and y; X may also be a list of images.
 
     Raises:
         UsageError: shapes or dtypes that are neither those of images nor those of embeddings.
     """
-    x = np.asarray(samples)
     y = np.asarray(labels)
+    images = None
+    # An item of other lists is a row of numbers.
+    if isinstance(samples, list | tuple) and np.ndim(samples[0]) != 1:
+        images = list(iterate_images(samples))
+        samples = range(len(images))
+    x = np.asarray(samples)
     if y.shape != x.shape[:1]:
         raise UsageError(
             f"X has shape {x.shape} and y {y.shape}, expected a label for each sample: {EXPECTED}"
         )
     table = table_of(label=y.tolist())
+    if images is not None:
+        return SampleTable(table, images.__getitem__)
     if x.ndim == 2 and x.dtype.kind == "f":
         return SampleTable(table, embeddings=x, where="X")
     if x.dtype != np.uint8 or x.ndim not in (3, 4):

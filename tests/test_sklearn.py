@@ -1,0 +1,173 @@
+"""The estimators: scikit-learn's own checks, labels of any kind, and what the head gives."""
+
+import pickle
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.exceptions import SkipTestWarning
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import estimator_checks
+from sklearn.utils.estimator_checks import check_estimator
+
+import cifnet_pl
+from cifnet_pl.heads import NCMHead, RidgeHead
+from cifnet_pl.sklearn import ImageEmbedder, IncrementalClassifier
+from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
+from tests.command_line import make_images
+
+WORDS = np.array(
+    ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+)
+EXACT = partial(RidgeHead, decision="auto")
+"""Without product features, the number of which the first call would decide."""
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    X, y = load_digits(return_X_y=True)
+    return X[:600], WORDS[y[:600]]
+
+
+def test_checks_of_scikit_learn_pass_for_the_classifier() -> None:
+    results = check_estimator(IncrementalClassifier(), on_skip=None)
+    # It is for arrays of other libraries, and runs where SCIPY_ARRAY_API is set.
+    skipped = {"check_array_api_input"}
+    left_out = {r["check_name"] for r in results if r["status"] != "passed"}
+    assert left_out <= skipped
+    assert len(results) > 50
+
+
+WITHOUT_DATA = [
+    estimator_checks.check_estimator_cloneable,
+    estimator_checks.check_estimator_repr,
+    estimator_checks.check_estimator_tags_renamed,
+    estimator_checks.check_get_params_invariance,
+    estimator_checks.check_no_attributes_set_in_init,
+    estimator_checks.check_parameters_default_constructible,
+    estimator_checks.check_set_params,
+    estimator_checks.check_valid_tag_types,
+]
+"""The others give a matrix of numbers, which is no list of images: ``check_estimator`` skips them
+for every transformer of texts or images."""
+
+
+def test_checks_of_scikit_learn_pass_for_the_embedder() -> None:
+    with pytest.warns(SkipTestWarning):
+        check_estimator(ImageEmbedder())
+    for check in WITHOUT_DATA:
+        check("ImageEmbedder", ImageEmbedder())
+
+
+def test_classes_in_any_order_as_all_at_once(digits) -> None:
+    X, y = digits
+    at_once = IncrementalClassifier(EXACT).fit(X, y)
+    late = IncrementalClassifier(EXACT)
+    for part in (y == "two", (y > "six") & (y != "two"), y <= "six"):
+        late.partial_fit(X[part], y[part], classes=WORDS)
+    assert late.classes_.tolist() == sorted(WORDS)
+    in_halves = IncrementalClassifier(EXACT).partial_fit(X[:300], y[:300])
+    in_halves.partial_fit(X[300:], y[300:])
+    for model in (late, in_halves):
+        np.testing.assert_allclose(
+            model.decision_function(X), at_once.decision_function(X), atol=1e-6
+        )
+    assert (
+        at_once.fit(X[:300], y[:300]).model_.counts["one"] == (y[:300] == "one").sum()
+    )
+
+
+def test_outputs_are_those_of_the_model(digits, tmp_path: Path) -> None:
+    """In the order of ``classes_``, which is not the one in which they were learned."""
+    X, y = digits
+    ours = IncrementalClassifier()
+    for part in (y > "six", y <= "six"):
+        ours.partial_fit(X[part], y[part])
+    ours.model_.save(tmp_path / "bundle")
+    model = cifnet_pl.load(tmp_path / "bundle")
+    predictions = list(model.classify(X, top=10, unknown=0.05, coverage=0.9))
+    assert [p.classes[0] for p in predictions] == ours.predict(X).tolist()
+    assert [p.prediction_set for p in predictions] == ours.predict_set(X, coverage=0.9)
+    np.testing.assert_allclose([p.novelty for p in predictions], ours.novelty(X))
+    probabilities = ours.predict_proba(X)
+    for prediction, row in zip(predictions, probabilities, strict=True):
+        columns = np.searchsorted(ours.classes_, prediction.classes)
+        np.testing.assert_allclose(row[columns], prediction.probabilities)
+    again = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_array_equal(again.predict_proba(X), probabilities)
+
+
+@pytest.mark.parametrize(
+    "labels", [[-1, 1], [True, False], [0.0, 3.0], ["b", "a"], ["é", "a/b"]]
+)
+def test_labels_of_any_kind(labels: list[Any]) -> None:
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    y = np.where(X[:, 0] > 0, *labels)
+    model = IncrementalClassifier().fit(X, y)
+    assert model.classes_.tolist() == sorted(labels)
+    assert model.score(X, y) > 0.8
+    assert {label for members in model.predict_set(X) for label in members} <= set(
+        labels
+    )
+
+
+def test_what_scikit_learn_builds_around_it(digits) -> None:
+    X, y = digits
+    table = pd.DataFrame(X)
+    pipeline = make_pipeline(StandardScaler(), IncrementalClassifier())
+    scores = cross_val_score(pipeline, table, pd.Series(y), cv=2)
+    assert scores.min() > 0.8
+    search = GridSearchCV(IncrementalClassifier(), {"head": [None, NCMHead]}, cv=2)
+    assert search.fit(table, y).best_params_ == {"head": None}
+
+
+def test_bad_input_gets_one_sentence(digits) -> None:
+    X, y = digits
+    model = IncrementalClassifier(NCMHead).fit(X, y)
+    with pytest.raises(UnsupportedError, match="NCMHead"):
+        model.predict_set(X)
+    with pytest.raises(ValueError, match="not among the classes"):
+        model.partial_fit(X, y, classes=["one"])
+    with pytest.raises(ValueError, match="Mix of label input types"):
+        model.partial_fit(X[:2], [1, 2])
+    with pytest.raises(UsageError, match="use a capacity of 10"):
+        IncrementalClassifier(capacity=3).fit(X, y)
+    np.testing.assert_array_equal(model.classes_, sorted(WORDS))
+
+
+def test_embedder_takes_images_in_every_form(tmp_path: Path) -> None:
+    folder = make_images(tmp_path, ["ant"], 3)
+    files = sorted(map(str, folder.rglob("*.png")))
+    pillow = [Image.open(file) for file in files]
+    arrays = np.stack([np.asarray(image) for image in pillow])
+    embedder = ImageEmbedder("pixels:8")
+    expected = cifnet_pl.embed(files, "pixels:8").embeddings.numpy()
+    for images in (
+        files,
+        pd.Series(files),
+        pd.DataFrame({"file": files}),
+        pillow,
+        arrays,
+    ):
+        np.testing.assert_array_equal(embedder.fit_transform(images), expected)
+    in_pandas = clone(embedder).set_output(transform="pandas").transform(files)
+    assert in_pandas.columns[-1] == "imageembedder191"
+    with pytest.raises(DataError, match="missing"):
+        embedder.transform([*files, "missing.jpg"])
+    with pytest.raises(UsageError, match="unknown backbone"):
+        ImageEmbedder("pixel").fit(files)
+    model = make_pipeline(embedder, IncrementalClassifier())
+    assert model.fit(files, [1, 2, 3]).predict(torch.from_numpy(arrays)).tolist() == [
+        1,
+        2,
+        3,
+    ]
