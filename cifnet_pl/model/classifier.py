@@ -614,6 +614,7 @@ class Classifier(ModelLearner):
         if self.buffer is not None:
             self.buffer.remove_classes(labels)
         self.images.remove(labels)
+        self.calibration.keep_learned(self.images.content)
         if self.head.solved:
             self.calibrate()
         else:
