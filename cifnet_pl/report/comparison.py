@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from cifnet_pl.report.results import Results, last_rows
+from cifnet_pl.report.results import ACCURACY_DIGITS, Results, last_rows
 from cifnet_pl.report.tables import ReportTable, file_name, number_text
 from cifnet_pl.utilities.errors import (
     DataError,
@@ -25,7 +25,7 @@ QUANTITIES = {"A_K": "final accuracy A_K", "A_bar": "average accuracy Ā"}
 RESAMPLES = 10_000
 """Resamples of a bootstrap: the ends of an interval then vary by about a hundredth of its width."""
 
-SAME = 1e-8
+SAME = 10**-ACCURACY_DIGITS
 """Points of accuracy that are only rounding."""
 
 
@@ -92,6 +92,8 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
     second = b[name].iloc[0]
     data = a["data"].iloc[0]
     both = a.merge(b, on="pair", suffixes=("_a", "_b"))
+    runs = len(both)
+    both = both.drop_duplicates(["answers_a", "answers_b"])
     predictions = {}
     notes = [
         f"Difference: {first} minus {second}, over the seeds, class orders and test images that"
@@ -99,6 +101,11 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
         " difference. Interval over images: bootstrap of the test images, the same ones for all"
         " seeds, and of the seeds. p over images: McNemar's exact test."
     ]
+    if len(both) < runs:
+        notes.append(
+            f"Of {runs} pairs of runs {len(both)} are distinct: the others have the same class order"
+            " and the same accuracies, as no seed changes them, and do not count."
+        )
     for pair in both.to_dict("records"):
         correct = {}
         for side in ("a", "b"):
@@ -108,7 +115,7 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
         if len(correct) == 2:
             common = pd.concat(correct, axis=1, join="inner")
             if len(common):
-                predictions[pair["seed_a"]] = common
+                predictions[_drawn(pair)] = common
     if not predictions:
         notes.append(
             "No test images are compared: run with --predictions.every_task true to keep the"
@@ -117,8 +124,8 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
     rows = _over_seeds(both)
     if len(predictions) > 1:
         rows.append(_over_images("seeds and images", list(predictions.values())))
-    for seed, frame in predictions.items():
-        rows.append(_over_images(f"images, seed {seed}", [frame]))
+    for drawn, frame in predictions.items():
+        rows.append(_over_images(f"images, {drawn}", [frame]))
     names = {
         "first": f"{first} (%)",
         "second": f"{second} (%)",
@@ -135,6 +142,15 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
         text_columns=1,
         notes=notes,
     )
+
+
+def _drawn(pair: Mapping[str, Any]) -> str:
+    """Return the seed of a pair of runs, and the class order where it is another number."""
+    seed = f"seed {pair['seed_a']}"
+    order = pair["class_order_a"]
+    if order in (pair["seed_a"], "as it is"):
+        return seed
+    return f"{seed}, order {order}"
 
 
 def _cell(value: Any) -> str:
@@ -159,7 +175,7 @@ def _over_seeds(both: pd.DataFrame) -> list[dict[str, Any]]:
         first = known[f"{key}_a"]
         second = known[f"{key}_b"]
         means = [first.mean(), second.mean()]
-        row: dict[str, Any] = {"seeds": len(known)}
+        row: dict[str, Any] = {"distinct pairs": len(known)}
         # Methods that no seed changes give one measurement however often they are run.
         if np.ptp(first - second) > SAME:
             test = stats.ttest_rel(first, second)
@@ -195,7 +211,7 @@ def _over_images(over: str, frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
     accuracies = pd.DataFrame([100 * frame.mean() for frame in frames])
     interval = bootstrap_interval(frames)
     row = _difference(f"final accuracy A_K, over {over}", accuracies.mean(), interval)
-    row |= {"seeds": len(frames), "images": min(map(len, frames))}
+    row |= {"distinct pairs": len(frames), "images": min(map(len, frames))}
     if len(frames) > 1:
         return row
     first = frames[0]["a"]
