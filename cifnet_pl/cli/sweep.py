@@ -356,12 +356,7 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     has_own = False
     for option in options.values():
         if option.config:
-            own = read_yaml(Path(option.config))
-            if seed is not None:
-                _drop_seed(own)
-            own.pop("seed_everything", None)
-            own["data"] = config.get("data", {}) | own.get("data", {})
-            config |= own
+            config |= _own_config(option.config, config, seed is not None)
             has_own = True
     labels = {}
     for axis, option in options.items():
@@ -384,6 +379,22 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
         if is_kept or not put(config, path, value):
             ignored.append(name)
     return Point(config, labels, ignored)
+
+
+def _own_config(file: str, config: CONFIG, has_seed: bool) -> CONFIG:
+    """Return the configuration of an option, with the data of the base where it names none.
+
+    Args:
+        file: that holds it.
+        config: the base.
+        has_seed: whether the point has a seed of the sweep.
+    """
+    own = read_yaml(Path(file))
+    if has_seed:
+        _drop_seed(own)
+    own.pop("seed_everything", None)
+    own["data"] = config.get("data", {}) | own.get("data", {})
+    return own
 
 
 def _drop_seed(config: CONFIG) -> None:

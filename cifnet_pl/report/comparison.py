@@ -94,7 +94,6 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
     both = a.merge(b, on="pair", suffixes=("_a", "_b"))
     runs = len(both)
     both = both.drop_duplicates(["answers_a", "answers_b"])
-    predictions = {}
     notes = [
         f"Difference: {first} minus {second}, over the seeds, class orders and test images that"
         " both have. Interval and p over seeds: paired t-test, empty where all seeds have the same"
@@ -103,19 +102,10 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
     ]
     if len(both) < runs:
         notes.append(
-            f"Of {runs} pairs of runs {len(both)} are distinct: the others have the same class order"
-            " and the same accuracies, as no seed changes them, and do not count."
+            f"{len(both)} of {runs} pairs of runs are distinct: the others have the same class"
+            " order and the same accuracies, as no seed changes them, and do not count."
         )
-    for pair in both.to_dict("records"):
-        correct = {}
-        for side in ("a", "b"):
-            file = Path(pair[f"run_{side}"]) / "predictions.parquet"
-            if file.exists():
-                correct[side] = correct_predictions(file)
-        if len(correct) == 2:
-            common = pd.concat(correct, axis=1, join="inner")
-            if len(common):
-                predictions[_drawn(pair)] = common
+    predictions = _common_predictions(both)
     if not predictions:
         notes.append(
             "No test images are compared: run with --predictions.every_task true to keep the"
@@ -142,6 +132,22 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
         text_columns=1,
         notes=notes,
     )
+
+
+def _common_predictions(both: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return which test images both runs of each pair predicted correctly, as ``a`` and ``b``."""
+    predictions = {}
+    for pair in both.to_dict("records"):
+        correct = {}
+        for side in ("a", "b"):
+            file = Path(pair[f"run_{side}"]) / "predictions.parquet"
+            if file.exists():
+                correct[side] = correct_predictions(file)
+        if len(correct) == 2:
+            common = pd.concat(correct, axis=1, join="inner")
+            if len(common):
+                predictions[_drawn(pair)] = common
+    return predictions
 
 
 def _drawn(pair: Mapping[str, Any]) -> str:
