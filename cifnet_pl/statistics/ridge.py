@@ -157,7 +157,7 @@ def gcv_ridge(
         df(λ) = free + Σ e_i/(e_i + λ)
         GCV(λ) = n·RSS/(n − df)²
 
-    The search is bounded: below by ``df ≤ n/2`` and by the rounding of the largest eigenvalue,
+    The range is bounded: below by ``df ≤ n/2`` and by the rounding of the largest eigenvalue,
     above by the trace of G, where less than one degree of freedom is left.
 
     Args:
@@ -205,10 +205,13 @@ def gcv_ridge(
         return RidgeChoice(largest)
     low = math.log(smallest)
     high = math.log(largest)
+    # There may be several minima: the search is around the best point of a grid.
+    grid = np.linspace(low, high, math.ceil(high - low) + 1)
+    best = min(grid.tolist(), key=score)
+    step = float(grid[1] - grid[0])
+    bounds = (max(low, best - step), min(high, best + step))
     options = {"xatol": RIDGE_TOLERANCE}
-    found = minimize_scalar(
-        score, bounds=(low, high), method="bounded", options=options
-    )
+    found = minimize_scalar(score, bounds=bounds, method="bounded", options=options)
     at_limit = high - float(found.x) < 2 * RIDGE_TOLERANCE
     return RidgeChoice(math.exp(found.x), at_limit)
 
