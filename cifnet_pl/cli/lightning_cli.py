@@ -101,13 +101,25 @@ class CIFNetCLI(LightningCLI):
         model = {"class_path": "cifnet_pl.CIFNetModule", "init_args": {"head": head}}
         parser.set_defaults({"model": model})
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the arguments, and find the seeds of module, buffer and head that none names."""
+        super().parse_arguments(parser, args)
+        given = parser.parse_args(args, defaults=False)
+        self._open_seeds = [
+            name
+            for name, _ in self.config.items()
+            if name.startswith("model.")
+            and name.endswith(".seed")
+            and name not in given
+        ]
+
     def _set_seed(self) -> None:
         """Seed everything; UsageError if the seed is out of range."""
         with explained(UsageError, "seed_everything", ValueError):
             super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Seed module, buffer and head, choose the run's folder, and refuse unfit strategies."""
+        """Seed what has no seed of its own, choose the folder, and refuse unfit strategies."""
         config = self.config
         if config.trainer.max_epochs is not None:
             raise UsageError(
@@ -115,9 +127,8 @@ class CIFNetCLI(LightningCLI):
                 " --data.classes_per_task"
             )
         if config.seed_everything is not False:
-            for name, _ in config.items():
-                if name.startswith("model.") and name.endswith(".seed"):
-                    config[name] = config.seed_everything
+            for name in self._open_seeds:
+                config[name] = config.seed_everything
         choose_backbone(config)
         check_strategy(config.trainer.strategy)
         base = runs.experiment_folder(config.experiment, config.logs)
@@ -167,6 +178,8 @@ class CIFNetCLI(LightningCLI):
         """Return the content of the run's ``config.yaml``."""
         stored = self.config.clone()
         stored.pop("ckpt_path")  # where this start of the run began
+        for name in self._open_seeds:  # they follow seed_everything again
+            stored.pop(name)
         # It has the number of classes that is learned.
         stored.data.classes_per_task = self.datamodule.given["classes_per_task"]
         return str(self.parser.dump(stored, skip_none=False, skip_validation=True))
