@@ -41,6 +41,8 @@ from cifnet_pl.utilities.errors import UsageError, explained
 from cifnet_pl.utilities.files import dump_yaml, is_first_process
 from cifnet_pl.utilities.plugins import current_folder_importable
 
+DEFAULT_MODEL = "cifnet_pl.CIFNetModule"
+
 UNFIT = "the options of trainer do not fit"
 
 
@@ -98,13 +100,13 @@ class CIFNetCLI(LightningCLI):
         parser.add_lightning_class_args(PredictionRecord, "predictions")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
         head = {"class_path": f"cifnet_pl.heads.{DEFAULT_HEAD}"}
-        model = {"class_path": "cifnet_pl.CIFNetModule", "init_args": {"head": head}}
+        model = {"class_path": DEFAULT_MODEL, "init_args": {"head": head}}
         parser.set_defaults({"model": model})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and find the seeds of module, buffer and head that none names."""
         super().parse_arguments(parser, args)
-        given = parser.parse_args(args, defaults=False)
+        given = parser.parse_args([f"--model={DEFAULT_MODEL}", *args], defaults=False)
         self._open_seeds = [
             name
             for name, _ in self.config.items()
