@@ -21,10 +21,11 @@ BUFFER = ["--model.buffer", "CalibrationBuffer", "--model.buffer.capacity", "300
 
 
 def fit(logs: Path, *options: str) -> int:
-    """Learn digits from their pixels: experiment "default" in ``logs``, unless ``options`` say
-    otherwise.
+    """Learn digits from their pixels by the paper's head: experiment "default" in ``logs``, unless
+    ``options`` say otherwise.
     """
-    return main(["fit", *FAST, "--logs", str(logs), *options])
+    head = ["--model.head", "CIFNetHead"]
+    return main(["fit", *FAST, *head, "--logs", str(logs), *options])
 
 
 def run_cifnet(command: str, *words: str, **options: object) -> int:

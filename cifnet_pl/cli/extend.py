@@ -108,7 +108,7 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         lines.append(
             f"Accuracy on old classes {before} % before, {after} % after{interval}"
         )
-    rarely = rarely_predicted_message(result.rarely_predicted, sample)
+    rarely = rarely_predicted_message(result.rarely_predicted, result.model)
     if rarely is not None:
         lines.append(rarely)
     return lines + result.model.accuracy_sentences()

@@ -16,12 +16,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
 from cifnet_pl.cli.commands import TRAINER_COMMANDS, help_on_topic, topic_of
-from cifnet_pl.cli.configs import choose_backbone, with_recommended
+from cifnet_pl.cli.configs import choose_backbone
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
     OneSentence,
     own_errors,
     with_clean_heads,
+    with_recommended,
 )
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.learning.callbacks import (
