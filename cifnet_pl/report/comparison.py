@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,19 +92,14 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
     second = b[name].iloc[0]
     data = a["data"].iloc[0]
     both = a.merge(b, on="pair", suffixes=("_a", "_b"))
-    runs = len(both)
     both = both.drop_duplicates(["answers_a", "answers_b"])
     notes = [
         f"Difference: {first} minus {second}, over the seeds, class orders and test images that"
         " both have. Interval and p over seeds: paired t-test, empty where all seeds have the same"
         " difference. Interval over images: bootstrap of the test images, the same ones for all"
-        " seeds, and of the seeds. p over images: McNemar's exact test."
+        " seeds, and of the seeds. p over images: McNemar's exact test. Pairs of runs of one class"
+        " order with the same accuracies, as where no seed changes a method, count once."
     ]
-    if len(both) < runs:
-        notes.append(
-            f"{len(both)} of {runs} pairs of runs are distinct: the others have the same class"
-            " order and the same accuracies, as no seed changes them, and do not count."
-        )
     predictions = _common_predictions(both)
     if not predictions:
         notes.append(
@@ -146,17 +141,9 @@ def _common_predictions(both: pd.DataFrame) -> dict[str, pd.DataFrame]:
         if len(correct) == 2:
             common = pd.concat(correct, axis=1, join="inner")
             if len(common):
-                predictions[_drawn(pair)] = common
+                drawn = f"seed {pair['seed_a']}, order {pair['class_order_a']}"
+                predictions[drawn] = common
     return predictions
-
-
-def _drawn(pair: Mapping[str, Any]) -> str:
-    """Return the seed of a pair of runs, and the class order where it is another number."""
-    seed = f"seed {pair['seed_a']}"
-    order = pair["class_order_a"]
-    if order in (pair["seed_a"], "as it is"):
-        return seed
-    return f"{seed}, order {order}"
 
 
 def _cell(value: Any) -> str:
