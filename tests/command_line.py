@@ -16,7 +16,8 @@ from cifnet_pl.__main__ import main
 
 LINE = "--model.backbone pixels:8 --data.source digits --data.image_size 8"
 LINE += " --data.num_workers 0 --data.classes_per_task 2 --energy.enabled false"
-FAST = LINE.split()
+DATA = LINE.split()
+FAST = [*DATA, "--model.head", "CIFNetHead"]
 BUFFER = ["--model.buffer", "CalibrationBuffer", "--model.buffer.capacity", "300"]
 
 
@@ -24,8 +25,7 @@ def fit(logs: Path, *options: str) -> int:
     """Learn digits from their pixels by the paper's head: experiment "default" in ``logs``, unless
     ``options`` say otherwise.
     """
-    head = ["--model.head", "CIFNetHead"]
-    return main(["fit", *FAST, *head, "--logs", str(logs), *options])
+    return main(["fit", *FAST, "--logs", str(logs), *options])
 
 
 def run_cifnet(command: str, *words: str, **options: object) -> int:

@@ -212,9 +212,7 @@ def run(args: list[str]) -> None:
     # Lightning may refuse an option at any moment.
     refused = explained(UsageError, UNFIT, MisconfigurationException)
     with refused, process_group(), ExitStack() as held:
-        if command == "fit":
-            options = with_recommended(options)
-        options = with_clean_heads(options)
+        options = with_clean_heads(with_recommended(options))
         with own_errors(), current_folder_importable():
             cli = CIFNetCLI(command, options, held)
         quiet = {}

@@ -203,7 +203,7 @@ def with_recommended(args: Sequence[str]) -> list[str]:
     """Add the recommended configuration where data are named, and nothing of a method.
 
     Args:
-        args: options of ``fit``.
+        args: options of ``fit``, or of a command that evaluates what it learned.
     """
     names = set()
     for name, value in options_in(args, (*CONFIG_OPTIONS, "--model")):

@@ -26,7 +26,7 @@ from cifnet_pl.cli.parsing import (
 )
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
-from tests.command_line import FAST, make_images
+from tests.command_line import DATA, make_images
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Those of paper and sweeps are sweeps; those of iterative are run by
@@ -57,7 +57,7 @@ def head_of(*args: str) -> dict:
 )
 def test_config_runs(path, tmp_path):
     tiny = [
-        *FAST,
+        *DATA,
         "--data.root",
         "null",
         "--data.max_tasks",
@@ -240,9 +240,13 @@ def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(
     assert '"folder"' in capsys.readouterr().err
 
 
-def test_nothing_is_recommended_to_an_evaluation(capsys):
-    assert main(["validate", "--data.root", "p"]) == 2
-    assert "using the configuration" not in capsys.readouterr().err
+def test_an_evaluation_has_the_same_default(tmp_path, capsys):
+    images = make_images(tmp_path / "images", ["ant", "bee"], 5)
+    given = ["--data.root", str(images), "--model.backbone", "pixels:4"]
+    given += ["--data.image_size", "4", "--logs", str(tmp_path)]
+    assert main(["fit", *given, "--energy.enabled", "false"]) == 0
+    assert main(["validate", *given, "--ckpt_path", "last"]) == 0
+    assert "not calibrated" not in capsys.readouterr().out
 
 
 def test_options_of_the_papers_head_alone_choose_it():
