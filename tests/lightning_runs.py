@@ -6,6 +6,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from cifnet_pl import CalibrationBuffer, CIFNetDataModule, CIFNetModule
+from cifnet_pl.heads import CIFNetHead
 
 
 def digits(**options: Any) -> CIFNetDataModule:
@@ -24,7 +25,12 @@ def digits(**options: Any) -> CIFNetDataModule:
 def module(**options: Any) -> CIFNetModule:
     """The paper's head with a buffer, on pixels."""
     return CIFNetModule(
-        **{"backbone": "pixels:8", "buffer": CalibrationBuffer(300), **options}
+        **{
+            "backbone": "pixels:8",
+            "head": CIFNetHead,
+            "buffer": CalibrationBuffer(300),
+            **options,
+        }
     )
 
 

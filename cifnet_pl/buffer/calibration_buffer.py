@@ -241,7 +241,7 @@ class CalibrationBuffer(GrowingModule):
             candidates in memory (``MAX_CANDIDATES_RATIO``).
         per_class: number of embeddings of each class, or None.
         strategy: one of ``STRATEGIES``.
-        seed: of the selection; on the command line, ``--seed_everything``.
+        seed: of the selection; on the command line, ``--seed_everything`` unless it is given.
         oversample: whether ``oversampling`` gives eq:oversampling or all ones (ablation of the
             paper).
     """

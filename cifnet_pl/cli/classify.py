@@ -132,7 +132,7 @@ def classify(
     print_text(f"{count} classified in {place}, {table.unreadable} unreadable", stream)
     for sentence in table.summary():
         print_text(sentence, stream)
-    for note in table.passed_over.notes():
+    for note in (*table.passed_over.notes(), *classifier.calibration_notes()):
         print_text(note, sys.stderr)
     if picture is not None:
         print_text(

@@ -1,29 +1,14 @@
-"""``configs``: find the package's configurations by name, and the defaults of ``fit``."""
+"""``configs``: find the package's configurations by name, and the backbone of embeddings."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-from cifnet_pl.utilities.files import RECOMMENDED, config_files, expanded
+from cifnet_pl.utilities.files import config_files, expanded
 from cifnet_pl.utilities.names import DEFAULT_BACKBONE
 from cifnet_pl.utilities.text import print_text
-
-METHOD_OPTIONS = (
-    "--config",
-    "-c",
-    "--model",
-    "--model.head",
-    "--model.buffer",
-    "--model.calibrate",
-    "--model.head.update_past",  # only CIFNetHead has this one and the next
-    "--model.head.weighting",
-    "--data.source",
-)
-"""Options of ``fit`` that choose the method or the data; with them nothing is recommended."""
 
 
 def configs() -> None:
@@ -56,32 +41,14 @@ def find_config(word: str) -> Path:
     raise unknown_name("configuration", word, files)
 
 
-def with_recommended(args: Sequence[str]) -> list[str]:
-    """Add the recommended configuration to ``--data.root IMAGES``; return others as they are.
-
-    Args:
-        args: options of ``fit``.
-    """
-    keys = {arg.partition("=")[0] for arg in args}
-    if "--data.root" not in keys or keys & set(METHOD_OPTIONS):
-        return list(args)
-    path = config_files()[RECOMMENDED]
-    print_text(
-        f'cifnet: using the configuration "{RECOMMENDED}" (cifnet configs lists others)',
-        sys.stderr,
-    )
-    # The configuration names an experiment of its own.
-    return ["--config", str(path), "--experiment", "default", *args]
-
-
 def choose_backbone(config: Any) -> None:
-    """Set the backbone to ``none:<width>`` if the data are embeddings.
+    """Set the backbone to ``none:<width>`` if the data are embeddings; say which one is left out.
 
     Args:
         config: configuration of ``fit``; ``model.init_args.backbone`` is changed.
 
     Raises:
-        UsageError: another backbone was asked for, or the file of embeddings is not given.
+        UsageError: the file of embeddings is not given.
         DataError: it cannot be read.
     """
     from cifnet_pl.data.sources.tables import embeddings_width
@@ -91,10 +58,7 @@ def choose_backbone(config: Any) -> None:
     if config.data.source != "embeddings" or backbone is None:
         return
     if backbone != DEFAULT_BACKBONE and backbone.partition(":")[0] != "none":
-        raise UsageError(
-            f"data source embeddings has no images for backbone {backbone}: leave --model.backbone"
-            " out"
-        )
+        print_text(f"note: embeddings need no backbone, {backbone} is left out")
     width = embeddings_width(config.data.root, config.data.options)
     model["backbone"] = f"none:{width}"
 

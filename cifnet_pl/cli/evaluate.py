@@ -105,7 +105,8 @@ def evaluate(
             return
         evaluation = evaluate_images(loaded, known, unreadable, progress=True)
         warn(labelled.notes, unreadable)
-        for line in [*summary_lines(evaluation), *duplicate_lines(evaluation)]:
+        lines = summary_lines(evaluation, loaded)
+        for line in [*lines, *duplicate_lines(evaluation)]:
             print_text(line)
         Console().print(class_table(evaluation))
         for pair in evaluation.confused_pairs()[:LISTED_NAMES]:
@@ -143,8 +144,8 @@ def known_images(
     return known
 
 
-def summary_lines(evaluation: Evaluation) -> list[str]:
-    """Return lines on accuracy, calibration error and rarely predicted classes."""
+def summary_lines(evaluation: Evaluation, model: Classifier) -> list[str]:
+    """Return lines on accuracy, calibration error and rarely predicted classes of a model."""
     from cifnet_pl.model.metrics import ECE_BINS, rarely_predicted_message
 
     confidence = 100 * float(evaluation.confidence.mean())
@@ -153,10 +154,10 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
         f"Calibration error {evaluation.ece:.1f} % (ECE, {ECE_BINS} bins),"
         f" mean confidence {confidence:.1f} %",
     ]
-    rarely = rarely_predicted_message(evaluation.rarely_predicted)
+    rarely = rarely_predicted_message(evaluation.rarely_predicted, model)
     if rarely is not None:
         lines.append(rarely)
-    return lines
+    return lines + model.calibration_notes()
 
 
 def accuracy_line(name: str, evaluation: Evaluation) -> str:

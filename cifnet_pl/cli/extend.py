@@ -26,8 +26,8 @@ def extend(
 ) -> None:
     """Add new classes to a model from one folder of images per class, without the old images.
 
-    The model learns four fifths of the new images and is scored on the held-out fifth. Then it
-    learns all of them, exactly as if they had been the next task of the original run.
+    It learns them exactly as if they had been the next task of the original run, and is scored on
+    their samples in the calibration buffer, each left out.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle; it is not changed.
@@ -89,11 +89,16 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
     lines = []
     sample = result.model.backbone.sample
     if result.score.images:
-        held_out = number_of(result.score.images, f"held-out {sample}")
+        images = f"{number_of(result.score.images, sample)}, each left out"
         bounds = wilson_interval(result.score.correct, result.score.images)
-        interval = interval_text(bounds, held_out)
+        interval = interval_text(bounds, images)
         percent = number(result.score.accuracy)
         lines.append(f"Accuracy on new classes {percent} %{interval}")
+    else:
+        lines.append(
+            "Accuracy on new classes not measured: no leave-one-out scores (these take a buffer,"
+            f" and two {sample}s of a class); measure it by cifnet evaluate on other {sample}s"
+        )
     if result.old_before.images:
         before = number(result.old_before.accuracy)
         after = number(result.old_after.accuracy)
@@ -103,7 +108,7 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         lines.append(
             f"Accuracy on old classes {before} % before, {after} % after{interval}"
         )
-    rarely = rarely_predicted_message(result.rarely_predicted, sample)
+    rarely = rarely_predicted_message(result.rarely_predicted, result.model)
     if rarely is not None:
         lines.append(rarely)
     return lines + result.model.accuracy_sentences()

@@ -103,7 +103,7 @@ def summary_lines(model: Classifier, versions: dict[str, str]) -> list[str]:
     lines.append(f"Model {model.identity}")
     if model.remembers_removed:
         lines.append(REMOVED)
-    rarely = rarely_predicted_message(rarely_predicted_by(model), model.backbone.sample)
+    rarely = rarely_predicted_message(rarely_predicted_by(model), model)
     if rarely is not None:
         lines.append(rarely)
     lines += model.accuracy_sentences()

@@ -16,12 +16,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
 from cifnet_pl.cli.commands import TRAINER_COMMANDS, help_on_topic, topic_of
-from cifnet_pl.cli.configs import choose_backbone, with_recommended
+from cifnet_pl.cli.configs import choose_backbone
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
     OneSentence,
     own_errors,
     with_clean_heads,
+    with_recommended,
 )
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.learning.callbacks import (
@@ -40,6 +41,8 @@ from cifnet_pl.utilities import run_folders as runs
 from cifnet_pl.utilities.errors import UsageError, explained
 from cifnet_pl.utilities.files import dump_yaml, is_first_process
 from cifnet_pl.utilities.plugins import current_folder_importable
+
+DEFAULT_MODEL = "cifnet_pl.CIFNetModule"
 
 UNFIT = "the options of trainer do not fit"
 
@@ -98,8 +101,20 @@ class CIFNetCLI(LightningCLI):
         parser.add_lightning_class_args(PredictionRecord, "predictions")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
         head = {"class_path": f"cifnet_pl.heads.{DEFAULT_HEAD}"}
-        model = {"class_path": "cifnet_pl.CIFNetModule", "init_args": {"head": head}}
+        model = {"class_path": DEFAULT_MODEL, "init_args": {"head": head}}
         parser.set_defaults({"model": model})
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the arguments, and find the seeds of module, buffer and head that none names."""
+        super().parse_arguments(parser, args)
+        given = parser.parse_args([f"--model={DEFAULT_MODEL}", *args], defaults=False)
+        self._open_seeds = [
+            name
+            for name, _ in self.config.items()
+            if name.startswith("model.")
+            and name.endswith(".seed")
+            and name not in given
+        ]
 
     def _set_seed(self) -> None:
         """Seed everything; UsageError if the seed is out of range."""
@@ -107,7 +122,7 @@ class CIFNetCLI(LightningCLI):
             super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Seed module, buffer and head, choose the run's folder, and refuse unfit strategies."""
+        """Seed what has no seed of its own, choose the folder, and refuse unfit strategies."""
         config = self.config
         if config.trainer.max_epochs is not None:
             raise UsageError(
@@ -115,9 +130,8 @@ class CIFNetCLI(LightningCLI):
                 " --data.classes_per_task"
             )
         if config.seed_everything is not False:
-            for name, _ in config.items():
-                if name.startswith("model.") and name.endswith(".seed"):
-                    config[name] = config.seed_everything
+            for name in self._open_seeds:
+                config[name] = config.seed_everything
         choose_backbone(config)
         check_strategy(config.trainer.strategy)
         base = runs.experiment_folder(config.experiment, config.logs)
@@ -167,6 +181,8 @@ class CIFNetCLI(LightningCLI):
         """Return the content of the run's ``config.yaml``."""
         stored = self.config.clone()
         stored.pop("ckpt_path")  # where this start of the run began
+        for name in self._open_seeds:  # they follow seed_everything again
+            stored.pop(name)
         # It has the number of classes that is learned.
         stored.data.classes_per_task = self.datamodule.given["classes_per_task"]
         return str(self.parser.dump(stored, skip_none=False, skip_validation=True))
@@ -196,9 +212,7 @@ def run(args: list[str]) -> None:
     # Lightning may refuse an option at any moment.
     refused = explained(UsageError, UNFIT, MisconfigurationException)
     with refused, process_group(), ExitStack() as held:
-        if command == "fit":
-            options = with_recommended(options)
-        options = with_clean_heads(options)
+        options = with_clean_heads(with_recommended(options))
         with own_errors(), current_folder_importable():
             cli = CIFNetCLI(command, options, held)
         quiet = {}

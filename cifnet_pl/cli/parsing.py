@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -20,20 +21,31 @@ from cifnet_pl.utilities.errors import (
     explained,
     unknown_name,
 )
-from cifnet_pl.utilities.files import flatten, read_yaml
+from cifnet_pl.utilities.files import RECOMMENDED, config_files, flatten, read_yaml
 from cifnet_pl.utilities.plugins import (
     failure,
     import_object,
     import_part,
     offered,
 )
+from cifnet_pl.utilities.text import print_text
 
 DEFAULT_HEAD = "CIFNetHead"
-"""Head where neither an option nor a configuration names one.
+"""Head where a method is chosen, as by its buffer alone, and no head is named.
 
-The configuration that :func:`cifnet_pl.cli.configs.with_recommended` adds to ``fit --data.root
-IMAGES``, configs/folder.yaml, names ``RidgeHead``.
+Where nothing of a method is named, :func:`with_recommended` adds configs/folder.yaml to ``fit``,
+which names ``RidgeHead``.
 """
+
+METHOD_OPTIONS = (
+    "--model",
+    "--model.head",
+    "--model.buffer",
+    "--model.calibrate",
+    "--model.head.update_past",  # only CIFNetHead has this one and the next
+    "--model.head.weighting",
+)
+"""Options of ``fit`` that choose the method; with them nothing is recommended."""
 
 MODULES_OF_SHORT_NAMES = (
     "cifnet_pl",
@@ -190,6 +202,31 @@ def options_in(
 def plain(name: str) -> str:
     """Return a dotted name without the steps that may be left out."""
     return name.replace(".init_args", "")
+
+
+def with_recommended(args: Sequence[str]) -> list[str]:
+    """Add the recommended configuration where data are named, and nothing of a method.
+
+    Args:
+        args: options of ``fit``, or of a command that evaluates what it learned.
+    """
+    names = set()
+    for name, value in options_in(args, (*CONFIG_OPTIONS, "--model")):
+        names.add(name)
+        if name in CONFIG_OPTIONS and value is not None:
+            settings = flatten(read_yaml(find_config(value)))
+            names.update(f"--{setting}" for setting in settings)
+    chosen = {plain(name).removesuffix(".class_path") for name in names}
+    names_data = any(name.startswith("--data.") for name in names)
+    if not names_data or chosen & set(METHOD_OPTIONS):
+        return list(args)
+    path = config_files()[RECOMMENDED]
+    print_text(
+        f'cifnet: using the configuration "{RECOMMENDED}" (cifnet configs lists others)',
+        sys.stderr,
+    )
+    # The configuration names an experiment of its own.
+    return ["--config", str(path), "--experiment", "default", *args]
 
 
 def with_clean_heads(args: Sequence[str]) -> list[str]:

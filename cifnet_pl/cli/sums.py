@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cifnet_pl.model.partial_sums import Shard, ShardLearner
 
 DEFAULT_SUMS_HEAD = "RidgeHead"
-"""Its sums are exact and small."""
+"""Head where options of one are given, and none is named."""
 
 HEAD_SEED = 1
 """As ``fit`` sets it: sums of another random projection could not be merged with a run."""
@@ -169,12 +169,15 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     parser.set_defaults(
         {"model": {"class_path": "cifnet_pl.CIFNetModule"}, "data.classes_per_task": 1}
     )
-    words = with_clean_heads([f"--model.head={DEFAULT_SUMS_HEAD}", *options])
+    given = {plain(word.partition("=")[0]) for word in options}
+    words = list(options)
+    if any(name.startswith("--model.head.") for name in given):
+        words.insert(0, f"--model.head={DEFAULT_SUMS_HEAD}")
+    words = with_clean_heads(words)
     with current_folder_importable():
         config = parser.parse_args(words)
     choose_backbone(config)
     head_options = config.get("model.init_args.head.init_args")
-    given = {plain(word.partition("=")[0]) for word in options}
     has_seed = head_options is not None and "seed" in head_options
     if has_seed and "--model.head.seed" not in given:
         head_options["seed"] = HEAD_SEED
@@ -196,7 +199,12 @@ def learner_of(options: tuple[str, ...]) -> ShardLearner:
     return ShardLearner(
         source,
         Classifier(
-            module.backbone, module.head, image_size=size, crop_ratio=crop_ratio
+            module.backbone,
+            module.head,
+            module.buffer,
+            image_size=size,
+            crop_ratio=crop_ratio,
+            calibrated=module.model.calibrated,
         ),
         data.batch_size,
         data.num_workers or 0,

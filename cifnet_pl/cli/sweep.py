@@ -103,7 +103,8 @@ class Sweep(SweepBlock):
 
     Attributes:
         base: configuration file, relative to this one.
-        seeds: each sets both seed_everything and the class order.
+        seeds: each sets seed_everything, and the class order where nothing else names one. An order
+            that equals the seed of its own configuration counts as set by that seed.
         parts: blocks with settings and axes of their own.
     """
 
@@ -311,11 +312,11 @@ def read_points(
         del sweep.parts[1:]
         sweep.parts[0].label = ""
     seed_axis = [
-        Option.model_validate(
-            {"label": f"s{seed}", "seed_everything": seed, "data.class_order": seed}
-        )
+        Option.model_validate({"label": f"s{seed}", "seed_everything": seed})
         for seed in seeds or sweep.seeds
     ]
+    if seed_axis:
+        _drop_seed(base)
     points = []
     for part in sweep.parts:
         shared = Option(label=part.label, **(sweep.fixed | part.fixed))
@@ -357,21 +358,24 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
         UsageError: a class has no such setting, or the file of an option does not exist.
     """
     config = copy.deepcopy(base)
+    seed = (options["seed"].model_extra or {}).get("seed_everything")
     has_own = False
     for option in options.values():
         if option.config:
-            own = read_yaml(Path(option.config))
-            own.pop("seed_everything", None)
-            own["data"] = config.get("data", {}) | own.get("data", {})
-            config |= own
+            config |= _own_config(option.config, config, seed is not None)
             has_own = True
     labels = {}
     for axis, option in options.items():
         if option.label:
             labels[axis] = option.label
-        for name, value in (option.model_extra or {}).items():
-            if not put(config, plain(name), copy.deepcopy(value)):
-                raise UsageError(f"{name} cannot be set: there is no such option")
+        values = option.model_extra or {}
+        if seed not in (None, values.get("seed_everything", seed)):
+            raise UsageError(
+                f"axis {axis} and seeds both set seed_everything: leave one of them out"
+            )
+        _put_all(config, values)
+    if seed is not None:
+        config.setdefault("data", {}).setdefault("class_order", seed)
     ignored = []
     for name, text in overrides:
         value = yaml_value(f"--{name}", text)
@@ -380,6 +384,37 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
         if is_kept or not put(config, path, value):
             ignored.append(name)
     return Point(config, labels, ignored)
+
+
+def _own_config(file: str, config: CONFIG, has_seed: bool) -> CONFIG:
+    """Return the configuration of an option, with the data of the base where it names none.
+
+    Args:
+        file: that holds it.
+        config: the base.
+        has_seed: whether the point has a seed of the sweep.
+    """
+    own = read_yaml(Path(file))
+    if has_seed:
+        _drop_seed(own)
+    own.pop("seed_everything", None)
+    own["data"] = config.get("data", {}) | own.get("data", {})
+    return own
+
+
+def _drop_seed(config: CONFIG) -> None:
+    """Drop the seed of a configuration, in place, and the class order where it is the same."""
+    seed = config.pop("seed_everything", None)
+    data = config.get("data", {})
+    if seed is not None and data.get("class_order") == seed:
+        del data["class_order"]
+
+
+def _put_all(config: CONFIG, values: Mapping[str, Any]) -> None:
+    """Set dotted names in a configuration; UsageError where there is no such option."""
+    for name, value in values.items():
+        if not put(config, plain(name), copy.deepcopy(value)):
+            raise UsageError(f"{name} cannot be set: there is no such option")
 
 
 def put(config: CONFIG, name: str, value: Any, kind: str | None = None) -> bool:

@@ -40,7 +40,7 @@ from cifnet_pl.data.sources import OWN_IMAGES, build_source
 from cifnet_pl.data.splitting import NEAR, SINGLE, tuning_source
 from cifnet_pl.data.streams import Disjoint, Plan, Stream, make_plan
 from cifnet_pl.images.duplicates import Duplicates
-from cifnet_pl.images.files import use_zip_encoding
+from cifnet_pl.images.files import zip_names_in
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
 from cifnet_pl.utilities.files import expanded, of_all_processes
@@ -211,7 +211,8 @@ class CIFNetDataModule(LightningDataModule):
         source_options = SourceOptions(
             place, val_fraction, split_seed, download, own, group
         )
-        self.source = build_source(source, source_options)
+        with zip_names_in(zip_encoding):
+            self.source = build_source(source, source_options)
         if tune is not None:
             self.source = tuning_source(self.source, tune, split_seed)
         # By these two numbers `audit` divides the images again, unless the user named the groups.
@@ -668,8 +669,6 @@ def _check_options(given: Mapping[str, Any]) -> None:
     check_that(fits, "image_size", size, expected)
     fraction = given["val_fraction"]
     check_that(0 < fraction < 1, "val_fraction", fraction, "a number between 0 and 1")
-    if given["zip_encoding"] is not None:
-        use_zip_encoding(given["zip_encoding"])
     if given["tune"] is not None and given["group"] is not None:
         raise UsageError(
             "--data.tune splits image by image, --data.group by groups: leave one of them out"

@@ -268,7 +268,8 @@ class Head(nn.Module, ABC):
     def statistics_of_class(self, label: int) -> Any:
         """Return a head of the same settings that has learned the samples of one class alone.
 
-        Subtracting it equals subtracting a head that was shown the samples again.
+        Subtracting it equals subtracting a head that was shown the samples again: duplicates among
+        them are not counted as such (:meth:`count_duplicates`).
 
         Args:
             label: of the class.

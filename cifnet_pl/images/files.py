@@ -12,7 +12,8 @@ import stat
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -212,35 +213,52 @@ ENCODING_VARIABLE = "CIFNET_ZIP_ENCODING"
 """Environment variable with the encoding of names without that bit, such as ``cp932``."""
 
 
-def use_zip_encoding(encoding: str | None) -> None:
-    """Read names in archives that are not UTF-8 in an encoding, in the processes that follow, too.
+_encoding_to_list: ContextVar[str | None] = ContextVar("zip_encoding", default=None)
+
+_encoding_of: dict[Path, str] = {}
+"""Archive → encoding with which it was listed, for those who read its files later."""
+
+
+@contextmanager
+def zip_names_in(encoding: str | None) -> Iterator[None]:
+    """Within the block, list names in archives that are not UTF-8 in an encoding.
+
+    The files that are found are read by these names after the block, too.
 
     Args:
-        encoding: one of Python's names, such as ``cp932``; None to leave it as it is.
+        encoding: one of Python's names, such as ``cp932``; None for that of the environment.
 
     Raises:
         UsageError: Python does not know it.
     """
-    if encoding is None:
-        return
+    chosen = encoding or default_encoding()
     with explained(UsageError, "zip_encoding", LookupError, end="; for example cp932"):
-        "".encode(encoding)
-    os.environ[ENCODING_VARIABLE] = encoding
+        "".encode(chosen)
+    token = _encoding_to_list.set(chosen)
+    try:
+        yield
+    finally:
+        _encoding_to_list.reset(token)
+
+
+def default_encoding() -> str:
+    """Return the encoding of names in archives that do not say theirs, where no user named one."""
+    return os.environ.get(ENCODING_VARIABLE, "utf-8")
 
 
 def entry_name(entry: zipfile.ZipInfo) -> str:
     """Return the name of an entry of a Zip archive, with slashes, whatever its encoding is."""
-    return _decoded_name(entry) or entry.filename.replace("\\", "/")
+    name = _decoded_name(entry, default_encoding())
+    return name or entry.filename.replace("\\", "/")
 
 
-def _decoded_name(entry: zipfile.ZipInfo) -> str | None:
-    """Return the name of an entry, with slashes; None where its encoding is not known.
+def _decoded_name(entry: zipfile.ZipInfo, encoding: str) -> str | None:
+    """Return the name of an entry, with slashes; None where its encoding is another one.
 
     macOS writes UTF-8 without saying so.
     """
     name = entry.orig_filename
     if not entry.flag_bits & UTF8_FLAG:
-        encoding = os.environ.get(ENCODING_VARIABLE, "utf-8")
         try:
             name = name.encode("cp437").decode(encoding)  # zipfile read it as cp437
         except UnicodeError:
@@ -256,6 +274,7 @@ class Archive:
 
     Args:
         path: the archive.
+        encoding: of names that do not say theirs.
 
     Attributes:
         files: name of each file → its entry.
@@ -265,14 +284,14 @@ class Archive:
         DataError: the archive is damaged, or the encoding of its names is needed.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, encoding: str):
         self.path = path
         self._lock = threading.Lock()
         with self._explained():
             self._zip = zipfile.ZipFile(path)
         entries = {}
         for entry in self._zip.infolist():
-            decoded = _decoded_name(entry)
+            decoded = _decoded_name(entry, encoding)
             if decoded is None:
                 raise DataError(
                     f"archive {printable(str(path))} has a name in an encoding that it does not"
@@ -330,9 +349,11 @@ def _single_top_folder(names: dict[str, zipfile.ZipInfo]) -> str:
 
 
 @lru_cache
-def _opened(path: Path, process: int, version: tuple[object, ...]) -> Archive:
+def _opened(
+    path: Path, encoding: str, process: int, version: tuple[int, ...]
+) -> Archive:
     """Return one open archive for each process: forked ones would share a position in the file."""
-    return Archive(path)
+    return Archive(path, encoding)
 
 
 class ArchivePart(NamedTuple):
@@ -349,9 +370,13 @@ class ArchivePart(NamedTuple):
     def open(self) -> Archive:
         """Return the archive in its current state; DataError where it cannot be read."""
         found = self.path.stat()
-        encoding = os.environ.get(ENCODING_VARIABLE)
-        state = (found.st_size, found.st_ino, found.st_mtime_ns, encoding)
-        return _opened(self.path, os.getpid(), state)
+        version = (found.st_size, found.st_ino, found.st_mtime_ns)
+        encoding = _encoding_to_list.get()
+        if encoding is None:
+            encoding = _encoding_of.get(self.path) or default_encoding()
+        archive = _opened(self.path, encoding, os.getpid(), version)
+        _encoding_of[self.path] = encoding
+        return archive
 
 
 def archive_part(path: Path) -> ArchivePart | None:

@@ -17,7 +17,7 @@ from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, EmbeddingBatch, ImageBatch
-from cifnet_pl.heads import CIFNetHead, Head
+from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.heads.probabilities import check_buffer
 from cifnet_pl.learning.run_record import PrequentialRow
 from cifnet_pl.learning.strategy import check_trainer
@@ -69,7 +69,7 @@ class CIFNetModule(TaskModule):
     Args:
         backbone: name of the frozen backbone, see :mod:`cifnet_pl.backbones`.
         head: a class of ``cifnet_pl.heads``, in Python also a head of the backbone's width; null
-            for CIFNetHead.
+            for the recommended one, calibrated by the given buffer or by one of the default size.
         buffer: the calibration buffer, or null for none; it stays empty for heads that do not use
             it.
         architecture: of backbone ``file:…``: a torchvision model, resnet32_cifar, resnet18_cifar or
@@ -104,7 +104,11 @@ class CIFNetModule(TaskModule):
         self.backbone = build_backbone(backbone, architecture, download, engine)
         # Of the weights as given: a learned backbone changes them.
         self._given_weights = self.backbone.sha256
-        self.head = _head_of(head or CIFNetHead, self.backbone)
+        if head is None:
+            head = partial(RidgeHead, decision="auto", product_features="auto")
+            buffer = buffer or CalibrationBuffer()
+            calibrate = True
+        self.head = _head_of(head, self.backbone)
         self.method = type(self.head)
         self.element_bytes = self.head.dtype.itemsize
         check_buffer(self.head, buffer, calibrate)

@@ -61,11 +61,11 @@ class Event:
     Percentages are 0–100; None where something was not measured.
 
     Attributes:
-        kind: "task", "extend", "merge", "forget" or "recalibrate".
+        kind: "task", "extend", "merge", "forget", "recalibrate"; of the page also "move", "join".
         classes: number of classes known afterwards.
         images: number of images taken in (task, extend, merge) or out (forget).
-        accuracy: A_k in percent after a task; of an extension, on the held-out fifth of the new
-            images.
+        accuracy: A_k in percent after a task; of an extension, on samples of the new classes in
+            the buffer, each left out.
         old_accuracy_before: accuracy on the images of ``--check`` before an extension.
         old_accuracy: the same afterwards.
         seconds: time that the step took.

@@ -381,6 +381,17 @@ class Calibration(GrowingModule):
             groups = self.groups
         return CalibrationSamples(head, stored.z, stored.y, groups, counted=counted)
 
+    def keep_learned(self, learned: Tensor) -> None:
+        """Forget all images that a model no longer knows.
+
+        Args:
+            learned: (n,) int64 content hashes of those that it knows.
+        """
+        self.chosen = self.chosen[torch.isin(self.chosen, learned)]
+        known = torch.isin(self.given_key, learned)
+        self.given_key = self.given_key[known]
+        self.given = self.given[known]
+
     def replace_new_images(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the labelled images that are not learned.
 

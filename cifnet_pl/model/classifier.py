@@ -242,6 +242,16 @@ class Classifier(ModelLearner):
             f" edge of its range, {max(ridges):.3g})"
         )
 
+    def calibration_notes(self) -> list[str]:
+        """Return how to calibrate the probabilities; nothing where they are calibrated."""
+        head = self.head
+        if self.calibrated or head.selects_rule or float(head.temperature) != 1:
+            return []
+        means = "cifnet evaluate --recalibrate true"
+        if head.leaves_one_out:
+            means = f"learn with a buffer and --model.calibrate true, or {means}"
+        return [f"probabilities not calibrated: {means}"]
+
     def state_elements(self) -> dict[str, int]:
         """Count the elements kept between tasks: the head's by component, and the buffer's."""
         elements = dict(self.head.state_elements())
@@ -660,6 +670,7 @@ class Classifier(ModelLearner):
             self.buffer.remove_classes(labels)
             self.calibration.set_groups(self.buffer.key, group_of)
         self.images.remove(labels)
+        self.calibration.keep_learned(self.images.content)
         if self.head.solved:
             self.calibrate()
         else:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.data.sources.python_objects import read_samples
+from cifnet_pl.heads import Head
 from cifnet_pl.images.files import find_images
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
@@ -95,7 +96,7 @@ def forget(
             label = model.labels([name])[0]
             share = model.head.statistics_of_class(label)
             if share is not None:
-                model.head.subtract_(share)
+                _subtract(model, label, share)
                 recalled.add(name)
     exact = images is not None or len(recalled) == len(names)
     model.remove_classes(names)
@@ -161,10 +162,21 @@ def _subtract_images(
     removed.begin_task([label], [len(hashes)])
     labels = torch.full((len(hashes),), label, device=model.device)
     removed.observe(torch.stack(z), labels)
-    duplicates = model.images.duplicates
+    _subtract(model, label, removed)
+
+
+def _subtract(model: Classifier, label: int, share: Head) -> None:
+    """Subtract the statistics of a class, of which duplicates were counted once.
+
+    Args:
+        model: it is changed in place.
+        label: of the class.
+        share: a head that has learned the images of this class alone, duplicates included.
+    """
+    before = model.images.duplicates
     model.images.remove([label])
-    removed.count_duplicates(duplicates - model.images.duplicates)
-    model.head.subtract_(removed)
+    share.count_duplicates(before - model.images.duplicates)
+    model.head.subtract_(share)
 
 
 class FoundImages(NamedTuple):

@@ -15,7 +15,7 @@ from cifnet_pl.data.samples import SampleTable, labelled
 from cifnet_pl.data.sources.folders import class_samples, find_splits
 from cifnet_pl.data.sources.python_objects import read_samples
 from cifnet_pl.data.sources.tables import open_table
-from cifnet_pl.data.splitting import held_out, held_out_together
+from cifnet_pl.data.splitting import held_out_together
 from cifnet_pl.images import duplicates as image_duplicates
 from cifnet_pl.images.duplicates import Duplicates, Repeats
 from cifnet_pl.images.files import listing, require_folder
@@ -117,8 +117,6 @@ class LabelledImages:
     def held_out(self, rows: np.ndarray, share: float) -> np.ndarray:
         """Choose the held-out images of one class; near-duplicates are on the same side.
 
-        Embeddings are chosen by a hash of their names.
-
         Args:
             rows: (n,) positions of the class's images.
             share: of them, never all.
@@ -127,8 +125,6 @@ class LabelledImages:
             (n,) bool.
         """
         names = self.files.names_of(rows)
-        if not self.files.are_images:
-            return held_out(names, share, 0)
         looks = [self.looks[row] or UNREAD for row in rows]
         return held_out_together(names, looks, share, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,7 @@ import torch
 
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
-from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.images.duplicates import Duplicates
-from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import (
     LabelledImages,
@@ -25,11 +24,9 @@ from cifnet_pl.model.labelled_images import (
 )
 from cifnet_pl.model.metrics import rarely_predicted
 from cifnet_pl.model.task_evaluation import TaskEvaluation
+from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
-
-HELD_OUT = SourceOptions.val_fraction
-"""Share of the new images that is held out for a score before all are learned, as in ``fit``."""
 
 
 def _not_scored() -> TaskEvaluation:
@@ -43,7 +40,8 @@ class Extension:
     Attributes:
         model: the model that learned everything; the one that was extended is not changed.
         learned: class name → number of images learned.
-        score: on the held-out fifth of the new images, of a model that learned the others.
+        score: on the calibration buffer's samples of these classes, each left out with its group;
+            on none without a buffer, or where the head has no leave-one-out scores.
         seconds: time to embed, learn and score the new images.
         unreadable: images that could not be decoded, and were left out.
         warnings: sentences for the user.
@@ -84,8 +82,8 @@ def extend(
 ) -> Extension:
     """Learn new classes from one folder of images per class, without any earlier image.
 
-    The new classes become the model's next task. A fifth of the new images is held out, and scored
-    by a model that learned the others; then all are learned.
+    The new classes become the model's next task. Their samples in the calibration buffer are scored
+    by the model that learned them, each left out with its group.
 
     Args:
         old: a learned model; it is not changed.
@@ -184,11 +182,9 @@ def learn(
     duplicates: Duplicates = "keep",
     progress: bool = False,
 ) -> Extension:
-    """Embed new images once and learn them twice: all, and all but a held-out fifth for the score.
+    """Embed new images, learn them, and score the classes by leave-one-out.
 
-    Each image is opened once for its hash, which tells whether it is a duplicate, its thumbnail,
-    time and pixels. Near-duplicates are held out together, and no image of a class with a single
-    one.
+    Each image is opened once for its hash, which tells whether it is a duplicate, and pixels.
 
     Args:
         old: a learned model; it is not changed.
@@ -213,9 +209,7 @@ def learn(
     def is_learned(row: int, content_hash: int) -> bool:
         return int(images.files.labels[row]) in known.get(content_hash, ())
 
-    batches = images.embedded(
-        old, "learning", unreadable, progress, EncodedImage.look, is_learned
-    )
+    batches = images.embedded(old, "learning", unreadable, progress, skip=is_learned)
     z, kept = images.joined(old.head.in_features, batches)
     found = duplicates_among(old, images, duplicates)
     learned = images
@@ -228,17 +222,21 @@ def learn(
             kept = kept[new]
     names = learned.class_names
     old.check_task(names)
-    held_out = _held_out(learned, kept)
-    final = old.clone()
-    _learn_task(final, learned, z, np.flatnonzero(kept))
-    trial = _trial(old)
-    _learn_task(trial, learned, z, np.flatnonzero(kept & ~held_out))
+    _check_readable(learned, kept)
+    rows = np.flatnonzero(kept)
+    model = old.clone()
+    samples = BufferSamples(
+        torch.from_numpy(z[rows]),
+        torch.from_numpy(learned.files.labels[rows]),
+        torch.from_numpy(learned.files.hashes(rows)),
+    )
+    model.learn_embeddings(names, samples)
     before = old.counts
-    counts = final.counts
+    counts = model.counts
     return Extension(
-        model=final,
+        model=model,
         learned={name: counts[name] - before.get(name, 0) for name in names},
-        score=score(trial, learned, z, np.flatnonzero(held_out)),
+        score=_score_left_out(model, names),
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
         warnings=found.messages,
@@ -247,44 +245,32 @@ def learn(
     )
 
 
-def _held_out(images: LabelledImages, readable: np.ndarray) -> np.ndarray:
-    """Choose the held-out images (n,) bool among those that can be read (n,) bool.
-
-    Raises:
-        DataError: no image of a class can be read.
-    """
-    held_out = np.zeros(len(readable), dtype=bool)
+def _check_readable(images: LabelledImages, readable: np.ndarray) -> None:
+    """Raise DataError where no image of a class can be read: (n,) bool says which can."""
     for label, of_class in images.files.rows_of.items():
-        rows = of_class[readable[of_class]]
-        if not len(rows):
+        if not readable[of_class].any():
             name = printable(images.class_names[label])
             raise DataError(
                 f"no image of class '{name}' can be read: add some, or leave it out"
             )
-        if len(rows) > 1:
-            held_out[rows] = images.held_out(rows, HELD_OUT)
-    return held_out
 
 
-def _trial(old: Classifier) -> Classifier:
-    """Return a copy of a model that only predicts classes: it is not calibrated again."""
-    trial = old.clone()
-    trial.calibrated = False
-    trial.head.temperature.fill_(1)
-    trial.head.odds_power.fill_(1)
-    if old.class_names:  # the decision rule was selected on the images before
-        trial.head.selects_rule = False
-    return trial
+def _score_left_out(model: Classifier, names: Sequence[str]) -> TaskEvaluation:
+    """Score the buffer's samples of some classes, each without itself and its group.
 
-
-def _learn_task(
-    model: Classifier, images: LabelledImages, z: np.ndarray, rows: np.ndarray
-) -> None:
-    """Let a model learn some rows of images and their embeddings (n, d) as one task."""
-    files = images.files
-    samples = BufferSamples(
-        torch.from_numpy(z[rows]),
-        torch.from_numpy(files.labels[rows]),
-        torch.from_numpy(files.hashes(rows)),
-    )
-    model.learn_embeddings(images.class_names, samples)
+    No second model is needed for it. Nothing is scored without a buffer, or where the head has no
+    leave-one-out scores.
+    """
+    evaluation = TaskEvaluation([len(model.class_names)], device=model.device)
+    samples = model.calibration_samples()
+    head = model.head
+    if samples is not None and head.leaves_one_out:
+        scores, columns, _ = samples.known_scores()
+        wanted = columns.new_tensor([model.class_names.index(name) for name in names])
+        is_wanted = torch.isin(columns, wanted)
+        probabilities = to_probabilities(
+            scores[is_wanted], head.temperature, head.odds_power
+        )
+        evaluation.update(probabilities, columns[is_wanted])
+    evaluation.finish()
+    return evaluation

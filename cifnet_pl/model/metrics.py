@@ -294,19 +294,26 @@ def rarely_predicted_by(model: Classifier) -> list[str]:
     return [model.class_names[column] for column in rarely_predicted(confusion)]
 
 
-def rarely_predicted_message(names: Sequence[str], sample: str = "image") -> str | None:
+def rarely_predicted_message(
+    names: Sequence[str], model: Classifier | None
+) -> str | None:
     """Return a sentence about rarely predicted classes; None if there are none.
 
     Args:
         names: of the classes.
-        sample: noun for a sample, "image" or "sample".
+        model: that predicts; None for a trained method.
     """
     if not names:
         return None
     classes = listed([printable(name) for name in names])
+    remedy = "add images of new groups"
+    if model is not None:
+        remedy = f"add {model.backbone.sample}s of new groups"
+    if model is None or not model.head.selects_rule:
+        remedy = f"use the recommended head (cifnet fit --config folder), or {remedy}"
     return (
         f"{number_of(len(names), 'rarely predicted class')} (accuracy below"
-        f" {RARELY_PREDICTED:.0f} %): {classes}; add {sample}s of new groups"
+        f" {RARELY_PREDICTED:.0f} %): {classes}; {remedy}"
     )
 
 

@@ -367,6 +367,8 @@ class ShardLearner:
         model.begin_task(names, known_counts)
         model.observe_all(self._batches(model, record))
         model.add_up()
+        if model.buffer is not None:
+            model.buffer.commit()
         # A fresh head holds nothing of the task that is under way.
         head = model.head.fresh()
         head.merge_(model.head)

@@ -73,6 +73,10 @@ class ModelLearner:
     _observed: list[tuple[Tensor, Tensor]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
+    # The hashes before the task, which come back where it is aborted.
+    _hashes: dict[str, Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     # By the shares that were asked for, since the model was calibrated last.
     _predictors: dict[Any, OpenSetPredictor] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -139,6 +143,7 @@ class ModelLearner:
             labels = list(range(start, start + len(new)))
             self.head.begin_task(labels, new_counts)
             self.class_names += new
+        self._hashes = self.images.state_dict()
         self._waiting = []
         self._observed = []
 
@@ -223,15 +228,14 @@ class ModelLearner:
             if not count:
                 raise no_images(name)
         self._waiting = None
-        additions = self._additions
-        self._additions = None
         introduces_classes = bool(self.head.under_way)
         if self.buffer is not None and introduces_classes:
             observe_buffer(self.head, self.buffer)
-        if additions is not None:
+        if self._additions is not None:
             if introduces_classes:
                 self.head.solve()
-            self.head.merge_(additions)
+            self.head.merge_(self._additions)
+            self._additions = None
         self.solve()
 
     def learn_embeddings(
@@ -260,7 +264,13 @@ class ModelLearner:
         self.finish_task(reduce)
 
     def abort_task(self) -> None:
-        """Discard the task that was begun, and all that was observed since."""
+        """Discard the task that was begun, and all that was observed since.
+
+        What the head has committed stays, with its hashes.
+        """
+        uncommitted = self._additions is not None or bool(self.head.under_way)
+        if uncommitted and self._hashes:
+            self.images.load_state_dict(self._hashes)
         self.head.abort_task()
         del self.class_names[len(self.head.classes) :]
         if self.buffer is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from cifnet_pl.report.results import Results, last_rows
+from cifnet_pl.report.results import ACCURACY_DIGITS, Results, last_rows
 from cifnet_pl.report.tables import ReportTable, file_name, number_text
 from cifnet_pl.utilities.errors import (
     DataError,
@@ -25,7 +25,7 @@ QUANTITIES = {"A_K": "final accuracy A_K", "A_bar": "average accuracy Ā"}
 RESAMPLES = 10_000
 """Resamples of a bootstrap: the ends of an interval then vary by about a hundredth of its width."""
 
-SAME = 1e-8
+SAME = 10**-ACCURACY_DIGITS
 """Points of accuracy that are only rounding."""
 
 
@@ -92,23 +92,15 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
     second = b[name].iloc[0]
     data = a["data"].iloc[0]
     both = a.merge(b, on="pair", suffixes=("_a", "_b"))
-    predictions = {}
+    both = both.drop_duplicates(["answers_a", "answers_b"])
     notes = [
         f"Difference: {first} minus {second}, over the seeds, class orders and test images that"
         " both have. Interval and p over seeds: paired t-test, empty where all seeds have the same"
         " difference. Interval over images: bootstrap of the test images, the same ones for all"
-        " seeds, and of the seeds. p over images: McNemar's exact test."
+        " seeds, and of the seeds. p over images: McNemar's exact test. Pairs of runs of one class"
+        " order with the same accuracies, as where no seed changes a method, count once."
     ]
-    for pair in both.to_dict("records"):
-        correct = {}
-        for side in ("a", "b"):
-            file = Path(pair[f"run_{side}"]) / "predictions.parquet"
-            if file.exists():
-                correct[side] = correct_predictions(file)
-        if len(correct) == 2:
-            common = pd.concat(correct, axis=1, join="inner")
-            if len(common):
-                predictions[pair["seed_a"]] = common
+    predictions = _common_predictions(both)
     if not predictions:
         notes.append(
             "No test images are compared: run with --predictions.every_task true to keep the"
@@ -117,8 +109,8 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
     rows = _over_seeds(both)
     if len(predictions) > 1:
         rows.append(_over_images("seeds and images", list(predictions.values())))
-    for seed, frame in predictions.items():
-        rows.append(_over_images(f"images, seed {seed}", [frame]))
+    for drawn, frame in predictions.items():
+        rows.append(_over_images(f"images, {drawn}", [frame]))
     names = {
         "first": f"{first} (%)",
         "second": f"{second} (%)",
@@ -135,6 +127,23 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
         text_columns=1,
         notes=notes,
     )
+
+
+def _common_predictions(both: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return which test images both runs of each pair predicted correctly, as ``a`` and ``b``."""
+    predictions = {}
+    for pair in both.to_dict("records"):
+        correct = {}
+        for side in ("a", "b"):
+            file = Path(pair[f"run_{side}"]) / "predictions.parquet"
+            if file.exists():
+                correct[side] = correct_predictions(file)
+        if len(correct) == 2:
+            common = pd.concat(correct, axis=1, join="inner")
+            if len(common):
+                drawn = f"seed {pair['seed_a']}, order {pair['class_order_a']}"
+                predictions[drawn] = common
+    return predictions
 
 
 def _cell(value: Any) -> str:
@@ -159,7 +168,7 @@ def _over_seeds(both: pd.DataFrame) -> list[dict[str, Any]]:
         first = known[f"{key}_a"]
         second = known[f"{key}_b"]
         means = [first.mean(), second.mean()]
-        row: dict[str, Any] = {"seeds": len(known)}
+        row: dict[str, Any] = {"distinct pairs": len(known)}
         # Methods that no seed changes give one measurement however often they are run.
         if np.ptp(first - second) > SAME:
             test = stats.ttest_rel(first, second)
@@ -195,7 +204,7 @@ def _over_images(over: str, frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
     accuracies = pd.DataFrame([100 * frame.mean() for frame in frames])
     interval = bootstrap_interval(frames)
     row = _difference(f"final accuracy A_K, over {over}", accuracies.mean(), interval)
-    row |= {"seeds": len(frames), "images": min(map(len, frames))}
+    row |= {"distinct pairs": len(frames), "images": min(map(len, frames))}
     if len(frames) > 1:
         return row
     first = frames[0]["a"]

@@ -172,6 +172,7 @@ def line_picture(kind: str, title: str, rows: pd.DataFrame) -> Picture | None:
     if known["task"].nunique() < 2:
         return None
     once = known.drop_duplicates(["setting", "label", "pair", "task"], keep="last")
+    once = once.drop_duplicates(["setting", "label", "answers", "task"])
     grouped = once.groupby([line_names(once), "classes_seen"], sort=False)["A_k"]
     figure, axes = draw_lines(grouped.agg(["mean", "std"]), title)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -100,6 +100,9 @@ SYMBOLS = {
 """Setting → its name before a value."""
 
 
+ACCURACY_DIGITS = 8
+"""Decimals of a percentage that are not rounding."""
+
 WARNINGS = Path(__file__).parent / "templates" / "warnings.txt"
 
 
@@ -115,7 +118,9 @@ class Results:
             ``classes_seen`` and ``A_k``; all others are the same in all rows of a run: numbers of
             ``summary.json`` by their names there, what tells runs apart (``setting``, ``data``,
             ``backbone``, ``method``, ``label``, ``config``, ``pair``, ``machine``,
-            ``energy_from``), and ``origin``: "measured", "external" or "published".
+            ``energy_from``), ``origin``: "measured", "external" or "published", and ``answers``,
+            equal for runs of a configuration that are one measurement: of the same class order,
+            with the same accuracy after every task, as where no seed changes a method.
         left_out: a sentence for each folder that was not read, or not used.
         missing: a sentence for each point of a sweep that has no complete run.
     """
@@ -211,6 +216,7 @@ def read_results(
     for setting in settings.to_dict("records"):
         rows += published_rows(setting)
     table = pd.DataFrame(rows, columns=measured.columns)
+    table["answers"] = table["answers"].fillna(table["pair"])
     table = table.astype(dict.fromkeys([*MEASURED, "A_k", "state_bytes"], float))
     seen = table.groupby(["setting", "task"])["classes_seen"].transform("first")
     table["classes_seen"] = seen
@@ -226,6 +232,8 @@ def table_of_runs(runs: Iterable[Run]) -> pd.DataFrame:
         row |= {"run": str(run.folder), "origin": "measured", "method": method_of(run)}
         row |= {"config": config, "configuration": repr(sorted(config.items()))}
         row["defaults"] = default_settings(run.summary)
+        accuracies = [round(accuracy, ACCURACY_DIGITS) for accuracy in row["A_k"]]
+        row["answers"] = f"{row['class_order']}: {accuracies}"
         rows.append(row)
     table = pd.DataFrame(rows).drop(columns="A_k")
     table = table.reindex(columns=table.columns.union([*MEASURED, "data_fingerprint"]))

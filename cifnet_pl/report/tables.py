@@ -145,6 +145,9 @@ def summarise(
     """
     # A seed that ran on two machines counts once, unless they make two groups.
     runs = last_rows(rows).drop_duplicates([*by, "pair"], keep="last")
+    # Runs that answered alike are one measurement of quality, and several of costs.
+    is_repeated = runs.duplicated([*by, "answers"])
+    runs.loc[is_repeated, runs.columns.intersection(list(QUALITY))] = math.nan
     columns = dict(by)
     for column, header in numbers.items():
         if runs[column].notna().any():

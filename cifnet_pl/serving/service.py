@@ -23,7 +23,6 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor
 
 from cifnet_pl.data.samples import SampleTable, table_of
-from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
 from cifnet_pl.model.labelled_images import LabelledImages
@@ -40,8 +39,8 @@ from cifnet_pl.utilities.text import listed, number_of, printable
 LOGGER = logging.getLogger("cifnet_pl.serving")
 
 SCORES = {
-    "held_out_accuracy",
-    "held_out_images",
+    "new_accuracy",
+    "new_images",
     "old_accuracy_before",
     "old_accuracy_after",
 }
@@ -62,9 +61,10 @@ class UpdateResult(ApiObject):
     learned: dict[str, int]
     """Images learned of each class."""
     unreadable: list[LeftOut] = Field(default=[])
-    held_out_accuracy: float | None = None
-    """Percent of a held-out fifth that is predicted right before it is learned, too."""
-    held_out_images: int = 0
+    new_accuracy: float | None = None
+    """Leave-one-group-out accuracy of the classes that were learned, in percent."""
+    new_images: int = 0
+    """Number of their images in the calibration buffer, of which that is a share."""
     old_accuracy_before: float | None = None
     """Leave-one-group-out accuracy of the earlier classes in percent, before the update."""
     old_accuracy_after: float | None = None
@@ -133,7 +133,6 @@ class EmbeddedUploads(LabelledImages):
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield rows and embeddings, as :meth:`LabelledImages.embedded` does."""
         rows = np.arange(len(self.z))
-        self.looks[:] = self.files.look(rows)
         yield rows, self.z
 
 
@@ -248,7 +247,8 @@ class Service:
         """
         start = time.perf_counter()
         images = self.inbox.to_learn(names, anyway)
-        old = self.answering.served.model.clone()
+        served = self.answering.served.model
+        old = served.clone()
         if images.selected is not None:
             chosen = torch.tensor(images.selected, dtype=torch.int64)
             old.calibration.exclude_selected(chosen)
@@ -256,15 +256,11 @@ class Service:
         model = update.model
         before, _ = accuracy_of_classes(old, old.class_names)
         after, interval = accuracy_of_classes(model, old.class_names)
-        right = update.score.accuracy
-        count = sum(update.learned.values())
-        event = Event("extend", len(model.counts), count, right, before, after)
-        model.history.append(event)
         result = UpdateResult(
             learned=update.learned,
             unreadable=images.left_out,
-            held_out_accuracy=right,
-            held_out_images=update.score.images,
+            new_accuracy=update.score.accuracy,
+            new_images=update.score.images,
             old_accuracy_before=before,
             old_accuracy_after=after,
             old_accuracy_interval=interval,
@@ -272,9 +268,19 @@ class Service:
             accuracy=AccuracyEstimate.from_model(model),
             warnings=old.class_name_warnings(list(images.classes)),
         )
+        result.seconds = time.perf_counter() - start
+        model.record_event(
+            "extend",
+            sum(update.learned.values()),
+            accuracy=result.new_accuracy,
+            old_accuracy_before=before,
+            old_accuracy=after,
+            seconds=result.seconds,
+            class_names=list(update.learned),
+            parents=[served.identity],
+        )
         if not dry_run:
             self._store(model, images.classes, result)
-        result.seconds = time.perf_counter() - start
         return result
 
     def _images(self, classes: Mapping[str, Sequence[str]]) -> EmbeddedUploads:
@@ -405,6 +411,7 @@ class Service:
         new = [file for file in moved if file not in known]
         learned = {name: rest, target: new}
         learned = {one: files for one, files in learned.items() if files}
+        parent = model.identity
         model = forget(model, name, removed).model
         if learned:
             model = learn(model, self._images(learned)).model
@@ -414,7 +421,9 @@ class Service:
             action = "move"
             photos = number_of(len(moved), "photo")
             message = f"moved {photos} of '{name}' to '{target}'"
-        model.history.append(Event(action, len(model.counts), len(new)))
+        model.record_event(
+            action, len(new), class_names=[name, target], parents=[parent]
+        )
         change = Change(action=action, message=message, learned=learned, forgotten=name)
         return self._changed(model, change)
 

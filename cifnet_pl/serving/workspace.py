@@ -93,7 +93,7 @@ class Change(ApiObject):
     message: str
     """One sentence."""
     scores: dict[str, float] = Field(default={})
-    """Percentages; held_out_images is how many images held_out_accuracy is a share of."""
+    """Percentages; new_images is how many images new_accuracy is a share of."""
     learned: dict[str, list[str]] = Field(default={}, exclude=True)
     """Class name → file names of its kept images."""
     forgotten: str | None = Field(default=None, exclude=True)

@@ -25,7 +25,7 @@ be chosen. Distinct images ask for 0.22 to 0.53 of their number (``docs/studies/
 """
 
 RIDGE_TOLERANCE = 0.1
-"""Precision of the logarithm of a chosen ridge.
+"""Step of the logarithm of candidate ridges.
 
 Three times the ridge costs at most 0.8 points (``docs/studies/duplicates.md``)."""
 
@@ -157,7 +157,7 @@ def gcv_ridge(
         df(λ) = free + Σ e_i/(e_i + λ)
         GCV(λ) = n·RSS/(n − df)²
 
-    The search is bounded: below by ``df ≤ n/2`` and by the rounding of the largest eigenvalue,
+    The range is bounded: below by ``df ≤ n/2`` and by the rounding of the largest eigenvalue,
     above by the trace of G, where less than one degree of freedom is left.
 
     Args:
@@ -170,8 +170,6 @@ def gcv_ridge(
     Raises:
         CifnetError: the sums overflowed.
     """
-    from scipy.optimize import minimize_scalar  # to classify needs none of it
-
     if not torch.isfinite(gram.trace()):
         raise CifnetError(
             f"the Gram matrix overflowed {gram.dtype}: scale the embeddings down, or use dtype:"
@@ -201,16 +199,15 @@ def gcv_ridge(
 
     rounding = len(gram) * torch.finfo(gram.dtype).eps * float(values[-1])
     smallest = _ridge_of_freedom(values, LARGEST_DF_SHARE * samples - free, rounding)
-    if smallest >= largest:
-        return RidgeChoice(largest)
     low = math.log(smallest)
     high = math.log(largest)
-    options = {"xatol": RIDGE_TOLERANCE}
-    found = minimize_scalar(
-        score, bounds=(low, high), method="bounded", options=options
-    )
-    at_limit = high - float(found.x) < 2 * RIDGE_TOLERANCE
-    return RidgeChoice(math.exp(found.x), at_limit)
+    if low >= high:
+        return RidgeChoice(largest)
+    # There may be several minima, which a search by intervals would not see.
+    candidates = np.arange(high, low, -RIDGE_TOLERANCE).tolist()
+    best = min(candidates, key=score)
+    at_limit = high - best < 2 * RIDGE_TOLERANCE
+    return RidgeChoice(math.exp(best), at_limit)
 
 
 def _ridge_of_freedom(values: np.ndarray, freedom: float, smallest: float) -> float:

@@ -4,24 +4,29 @@ recommended one.
 
 import contextlib
 import io
+import json
 import re
 from inspect import signature
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from cifnet_pl import CalibrationBuffer, CIFNetModule
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.configs import (
-    METHOD_OPTIONS,
     config_files,
     find_config,
+)
+from cifnet_pl.cli.parsing import (
+    METHOD_OPTIONS,
+    with_clean_heads,
     with_recommended,
 )
-from cifnet_pl.cli.parsing import with_clean_heads
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import UsageError
-from tests.command_line import FAST, make_images
+from tests.command_line import DATA, make_images
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Those of paper and sweeps are sweeps; those of iterative are run by
@@ -52,7 +57,7 @@ def head_of(*args: str) -> dict:
 )
 def test_config_runs(path, tmp_path):
     tiny = [
-        *FAST,
+        *DATA,
         "--data.root",
         "null",
         "--data.max_tasks",
@@ -85,11 +90,11 @@ class TestHeads:
     LOCKED = ("--config", str(CONFIGS / "ablation" / "locked.yaml"))
     EXACT = ("--config", str(CONFIGS / "digits_ridge.yaml"))
 
-    def test_default_is_the_papers(self):
-        assert (
-            head_of("--data.source", "digits")["class_path"]
-            == "cifnet_pl.heads.CIFNetHead"
-        )
+    def test_default_is_the_recommended_one(self):
+        head = head_of("--data.source", "digits")
+        assert head["class_path"] == "cifnet_pl.heads.RidgeHead"
+        head = head_of("--data.source", "digits", "--model.head.update_past", "false")
+        assert head["class_path"] == "cifnet_pl.heads.CIFNetHead"
 
     @pytest.mark.parametrize(
         ("config", "spelling"),
@@ -235,9 +240,13 @@ def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(
     assert '"folder"' in capsys.readouterr().err
 
 
-def test_nothing_is_recommended_to_an_evaluation(capsys):
-    assert main(["validate", "--data.root", "p"]) == 2
-    assert "using the configuration" not in capsys.readouterr().err
+def test_an_evaluation_has_the_same_default(tmp_path, capsys):
+    images = make_images(tmp_path / "images", ["ant", "bee"], 5)
+    given = ["--data.root", str(images), "--model.backbone", "pixels:4"]
+    given += ["--data.image_size", "4", "--logs", str(tmp_path)]
+    assert main(["fit", *given, "--energy.enabled", "false"]) == 0
+    assert main(["validate", *given, "--ckpt_path", "last"]) == 0
+    assert "not calibrated" not in capsys.readouterr().out
 
 
 def test_options_of_the_papers_head_alone_choose_it():
@@ -246,14 +255,71 @@ def test_options_of_the_papers_head_alone_choose_it():
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "is_recommended"),
     [
-        [],
-        ["--data.root", "p", "--config", "folder"],
-        ["--data.root", "p", "--model.head", "NCMHead"],
-        ["--data.root=p", "--model.buffer", "null"],
-        ["--data.root", "p", "--data.source", "imagenet100"],
+        (["--logs", "l"], False),
+        (["--data.root", "p", "--config", "folder"], False),
+        (["--data.root", "p", "--config", "iterative/replay"], False),
+        (["--data.root", "p", "--model.head", "NCMHead"], False),
+        (["--data.root=p", "--model.buffer", "null"], False),
+        (["--data.root", "p", "--data.source", "imagenet100"], True),
+        (["--data.source=embeddings", "--data.root", "p"], True),
+        (["--data.source", "hf:NAME", "--model.backbone", "pixels:8"], True),
+        (["--config", "{tmp}/data.yaml"], True),
     ],
 )
-def test_nothing_is_recommended_to_who_has_chosen(words):
-    assert with_recommended(words) == words
+def test_the_recommended_method_is_that_of_every_source(
+    words, is_recommended, tmp_path
+):
+    """Unless a method is named."""
+    (tmp_path / "data.yaml").write_text("data: {source: webdataset, root: p}")
+    words = [word.format(tmp=tmp_path) for word in words]
+    recommended = with_recommended(words)
+    assert (recommended != words) == is_recommended
+    assert recommended[-len(words) :] == words
+
+
+def test_a_file_of_embeddings_without_options(tmp_path, capsys):
+    """Rare classes are found, too; a backbone that does not apply is left out."""
+    draw = np.random.default_rng(0)
+    counts = [1200, 120, 12, 5]
+    means = draw.normal(size=(4, 16))
+    labels = np.repeat(np.arange(4), counts)
+    test = np.repeat(np.arange(4), 25)
+    every = np.concatenate([labels, test])
+    z = means[every] + 0.5 * draw.normal(size=(len(every), 16))
+    split = ["train"] * len(labels) + ["test"] * len(test)
+    file = tmp_path / "z.npz"
+    np.savez(file, embeddings=z.astype(np.float32), labels=every, split=split)
+    source = ["--data.source", "embeddings", "--data.root", str(file)]
+    quiet = ["--energy.enabled", "false", "--logs", str(tmp_path)]
+    assert main(["fit", *source, *quiet]) == 0
+    assert "efficientnet_lite0+layers+mirror is left out" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "default/version_0/summary.json").read_text())
+    assert summary["A_K"] >= 95
+    assert main(["fit", *source, *quiet, "--config", "folder"]) == 0
+    again = json.loads((tmp_path / "folder/version_0/summary.json").read_text())
+    assert again["A_K"] == summary["A_K"]
+    assert "not calibrated" not in capsys.readouterr().out
+    # The paper's head is asked for: what is missing is said.
+    assert main(["fit", *source, *quiet, "--model.head", "CIFNetHead"]) == 0
+    said = capsys.readouterr().out
+    assert "bins; probabilities not calibrated" in said
+    assert "use the recommended head" in said
+    model = tmp_path / "default" / "version_1"
+    words = ["--model", str(model), "--images", str(file)]
+    assert main(["classify", *words, "--output", str(tmp_path / "c.csv")]) == 0
+    assert capsys.readouterr().err.count("not calibrated") == 1
+
+
+def test_the_head_of_python_is_the_recommended_one():
+    config = yaml.safe_load(config_files()["folder"].read_text())["model"]["init_args"]
+    module = CIFNetModule("none:16")
+    assert module.model.calibrated == config["calibrate"]
+    settings = module.head.settings()
+    assert {key: settings[key] for key in config["head"]["init_args"]} == config[
+        "head"
+    ]["init_args"]
+    assert module.buffer.capacity == config["buffer"]["init_args"]["capacity"]
+    kept = CalibrationBuffer(50)
+    assert CIFNetModule("none:16", buffer=kept).buffer is kept

@@ -212,17 +212,33 @@ class TestConfig:
         assert saved["data"]["max_tasks"] is None  # as of the resume
 
     def test_seed_of_the_run_is_that_of_the_buffer(self, run, tmp_path):
-        saved = yaml.safe_load((run / "config.yaml").read_text())
-        assert (
-            saved["model"]["init_args"]["buffer"]["init_args"]["seed"]
-            == saved["seed_everything"]
-            == 3
-        )
-        other = learned(tmp_path, *BUFFER, "--seed_everything", "4")
+        """Also where the configuration of a run is run again with another seed."""
+        config = ["--config", str(run / "config.yaml"), "--logs", str(tmp_path)]
+        assert main(["fit", *config, "--seed_everything", "4"]) == 0
+        other = tmp_path / "default" / "version_0"
+        assert [seed_of_buffer(folder) for folder in (run, other)] == [3, 4]
         keys = [
             checkpoint(folder)["state_dict"]["buffer.key"] for folder in (run, other)
         ]
         assert not torch.equal(*keys)
+
+    @pytest.mark.parametrize("seed", [0, 7])
+    def test_a_seed_that_is_given_stays(self, seed, tmp_path):
+        (tmp_path / "c.yaml").write_text(
+            f"model: {{init_args: {{buffer: {{init_args: {{seed: {seed}}}}}}}}}"
+        )
+        few = [*BUFFER, "--data.max_tasks", "1"]
+        given = [["--model.buffer.seed", str(seed)], ["--config", f"{tmp_path}/c.yaml"]]
+        for version, words in enumerate(given):
+            run = learned(tmp_path, *few, *words, version=version)
+            assert seed_of_buffer(run) == seed
+        config = run_cifnet("fit", config=run / "config.yaml", seed_everything=5)
+        assert config == 0
+        assert seed_of_buffer(run.parent / "version_2") == seed
+
+
+def seed_of_buffer(run):
+    return json.loads((run / "summary.json").read_text())["buffer_settings"]["seed"]
 
 
 class TestEvaluation:

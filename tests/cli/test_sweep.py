@@ -72,6 +72,28 @@ def test_product_of_axes_and_seeds(tmp_path: Path) -> None:
     assert points[0].config["model"]["init_args"]["head"]["init_args"] == {"ridge": 1.0}
 
 
+def test_seeds_leave_an_order_that_is_named(tmp_path: Path) -> None:
+    orders = [{"label": f"o{order}", "data.class_order": order} for order in (7, 8)]
+    path = write(tmp_path, axes={"head": AXES["head"], "order": orders}, seeds=[1, 2])
+    points = read_points(path)
+    assert len({point.identity for point in points}) == 8
+    for point in points:
+        assert point.config["data"]["class_order"] == int(point.labels["order"][1])
+        assert point.config["seed_everything"] == int(point.labels["seed"][1])
+    given = read_points(path, [("data.class_order", "3")])
+    assert {point.config["data"]["class_order"] for point in given} == {3}
+    twice = [{"label": "nine", "seed_everything": 9}]
+    with pytest.raises(UsageError, match="axis run and seeds both set"):
+        read_points(write(tmp_path, axes={"run": twice}, seeds=[1]))
+    base = {**BASE, "data": {**BASE["data"], "class_order": 5}}
+    alone = write(tmp_path, seeds=[1, 2])
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    of_base = read_points(alone)
+    assert [point.config["data"]["class_order"] for point in of_base] == [5, 5]
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({**base, "seed_everything": 5}))
+    assert [p.config["data"]["class_order"] for p in read_points(alone)] == [1, 2]
+
+
 def test_options_that_start_from_other_configurations(tmp_path: Path) -> None:
     for name in ("slow", "quick"):
         model = {

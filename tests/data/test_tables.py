@@ -315,14 +315,13 @@ def test_learn_export_and_classify(
     assert "expected (n, 16)" in capsys.readouterr().err
 
 
-def test_a_backbone_is_refused_and_a_configuration_is_not(
+def test_a_backbone_is_left_out_and_a_configuration_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path)
     few = ["--data.classes_per_task", "2"]
-    assert fit(path, tmp_path, "--model.backbone", "pixels", *few) == 2
-    assert "no images for backbone pixels" in capsys.readouterr().err
-    assert fit(path, tmp_path, "--model.backbone", "none", *few) == 0
+    assert fit(path, tmp_path, "--model.backbone", "pixels", *few) == 0
+    assert "backbone, pixels is left out" in capsys.readouterr().out
     saved = tmp_path / "default" / "version_0" / "config.yaml"
     assert "backbone: none:4" in saved.read_text()
     assert main(["fit", "--config", str(saved)]) == 0

@@ -15,7 +15,8 @@ from cifnet_pl.images.files import (
     find_images,
     is_folder,
     links_upwards,
-    use_zip_encoding,
+    read_bytes,
+    zip_names_in,
 )
 from cifnet_pl.images.image import UnreadableImage, read_square
 from cifnet_pl.images.reader import decode_images
@@ -167,16 +168,26 @@ def explorer_archive(target: Path, *names: str) -> Path:
     return target
 
 
-def test_names_in_the_code_page_of_another_system(tmp_path, monkeypatch):
+def test_names_in_the_code_page_of_another_system(tmp_path):
     # The second byte of each of the first two characters is that of a backslash.
     packed = explorer_archive(tmp_path / "x.zip", "表/1.png", "ソ/1.png", "犬/1.png")
     with pytest.raises(DataError, match=r"set --data\.zip_encoding"):
         is_folder(packed)
-    monkeypatch.setenv("CIFNET_ZIP_ENCODING", "x")  # is restored afterwards
-    with pytest.raises(UsageError, match="zip_encoding"):
-        use_zip_encoding("no such encoding")
-    use_zip_encoding("cp932")
-    assert {image.parent.name for image in find_images(packed)} == {"表", "ソ", "犬"}
+    with (
+        pytest.raises(UsageError, match="zip_encoding"),
+        zip_names_in("no such encoding"),
+    ):
+        pass
+    with zip_names_in("cp932"):
+        found = list(find_images(packed))
+    assert {image.parent.name for image in found} == {"表", "ソ", "犬"}
+    assert read_bytes(found[0]) == b""
+    # Nobody else inherits it, nor loses what was found.
+    other = explorer_archive(tmp_path / "y.zip", "表/1.png")
+    for archive in (other, packed):
+        with pytest.raises(DataError, match="zip_encoding"), zip_names_in(None):
+            is_folder(archive)
+    assert read_bytes(found[0]) == b""
 
 
 def test_names_of_macos_are_utf8_without_the_flag(tmp_path: Path):

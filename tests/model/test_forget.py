@@ -4,15 +4,22 @@ changed.
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import cifnet_pl
+from cifnet_pl.backbones import build_backbone
+from cifnet_pl.buffer import BufferSamples
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.forget import _subtract_images
 from cifnet_pl.model.merge import merge
-from cifnet_pl.utilities.errors import UnsupportedError, UsageError
+from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
 from tests.cli.test_extend import queries
 from tests.command_line import make_images
-from tests.models import learned, tensors_equal
+from tests.data.layouts import vectors
+from tests.models import learn_task, learned, samples, tensors_equal
 
 
 @pytest.mark.parametrize(
@@ -54,3 +61,78 @@ def test_merge_changes_none_of_its_models():
     )
     with pytest.raises(UsageError, match="learned by both and would count twice"):
         merge([a, a.clone()])
+
+
+@pytest.mark.parametrize("remember", [True, False])
+def test_a_forgotten_class_leaves_all_statistics_as_if_it_had_never_been_there(
+    remember: bool, tmp_path: Path
+):
+    """Also where most of its images are duplicates: each of 50 is there three times."""
+    z, _ = vectors(210, width=6, classes=2)
+    z[50:100] = z[100:150] = z[:50]
+    y = np.array([0] * 150 + [1] * 60)
+    hashes = np.concatenate([np.tile(np.arange(50), 3), 50 + np.arange(60)])
+
+    def model_of(rows: np.ndarray, names: list[str]) -> Classifier:
+        model = Classifier(
+            build_backbone("none:6"), RidgeHead(6, remember=remember), None
+        )
+        labels = np.unique(y[rows], return_inverse=True)[1]
+        columns = (z[rows], labels, hashes[rows])
+        model.learn_embeddings(names, BufferSamples(*map(torch.tensor, columns)))
+        return model
+
+    both = model_of(np.arange(210), ["a", "b"])
+    never = model_of(np.arange(150, 210), ["b"])
+    if remember:
+        forgotten = cifnet_pl.forget(both, "a").model
+    else:
+        share = {key: torch.tensor(z[key]) for key in range(50)}
+        forgotten = both.clone()
+        _subtract_images(forgotten, "a", share)
+        forgotten.remove_classes(["a"])
+    assert int(forgotten.head.sums.seen) == 60
+    ours = forgotten.tensors()
+    for name, tensor in never.tensors().items():
+        if name.endswith("labels"):
+            continue  # the label of a class never changes
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_nothing_in_a_bundle_identifies_an_image_of_a_forgotten_class(tmp_path: Path):
+    model = learned("ridge-auto")
+    hashes = [int(key) for key in model.images.of_label(model.labels(["dog"])[0])]
+    others = [int(key) for key in model.images.of_label(model.labels(["cat"])[0])]
+    keys = torch.tensor(hashes + others)
+    model.calibration.exclude_selected(keys)
+    model.calibration.add_given_groups(keys, torch.arange(len(keys)))
+    model.calibrate()
+
+    def found(model: Classifier, keys: list[int]) -> int:
+        model.save(tmp_path, overwrite=True)
+        content = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+        return sum(
+            key.to_bytes(8, "little") in content or str(key).encode() in content
+            for key in keys
+        )
+
+    assert found(model, hashes) == len(hashes)
+    model.remove_classes(["dog"])
+    assert found(model, hashes) == 0
+    assert found(model, others) == len(others)
+
+
+def test_an_aborted_task_leaves_no_hash():
+    """Neither of a new class nor of one that got more images."""
+    model = learned("ridge")
+    before = model.images.images()
+    z, _, keys = samples(["ant", "gnu"])
+    model.begin_task(["ant", "gnu", "hen"])
+    labels = torch.tensor(model.labels(["ant", "gnu"])).repeat_interleave(7)
+    model.observe(z, labels, keys + 1)
+    with pytest.raises(DataError, match="'hen'"):
+        model.finish_task()
+    model.abort_task()
+    assert model.images.images() == before
+    learn_task(model, ["kiwi"])
+    assert len(model.images.of_label(model.labels(["kiwi"])[0])) == 7

@@ -121,8 +121,12 @@ def test_rarely_predicted_classes():
     }
     assert scores == {"ant": (2, 9), "bee": (2, 8), "cat": (0, 4)}
     assert result.rarely_predicted == ["ant"]
-    assert rarely_predicted_message([]) is None
-    assert "2 rarely predicted" in str(rarely_predicted_message(["ant", "bee"]))
+    assert rarely_predicted_message([], None) is None
+    for head, helps in (("ridge-auto", False), ("ridge", True), ("cifnet", True)):
+        said = str(rarely_predicted_message(["ant", "bee"], learned(head)))
+        assert "2 rarely predicted" in said
+        assert ("the recommended head" in said) == helps
+        assert len(learned(head).calibration_notes()) == helps
 
 
 def test_rarely_predicted_classes_of_a_model():

@@ -10,6 +10,7 @@ from scipy import stats
 from cifnet_pl.__main__ import main
 from cifnet_pl.report.comparison import bootstrap_interval, compare_methods
 from cifnet_pl.report.results import read_results
+from cifnet_pl.report.tables import accuracy_table
 from cifnet_pl.utilities.errors import DataError, UsageError
 from tests.command_line import assert_ends
 from tests.command_line import rows as rows_of
@@ -74,7 +75,7 @@ def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
     both = rows["final accuracy A_K, over seeds and images"]
     assert float(both["95 % from"]) < differences.mean() < float(both["95 % to"])
     for seed, (a, b) in zip((1, 2, 3), pairs, strict=True):
-        row = rows[f"final accuracy A_K, over images, seed {seed}"]
+        row = rows[f"final accuracy A_K, over images, seed {seed}, order {seed}"]
         assert float(row["only Exact ridge"]) == np.sum(a & ~b)
         assert float(row["only CIFNet"]) == np.sum(b & ~a)
         half = 1.96 * np.std(100.0 * (a.astype(float) - b)) / np.sqrt(IMAGES)
@@ -159,3 +160,35 @@ def test_networks_are_compared_on_the_images_that_both_have(runs, tmp_path):
     common = right["RidgeHead", 1][: IMAGES - 10]
     gained = np.mean(answers[: IMAGES - 10]) - np.mean(common)
     assert row["difference (points)"] == pytest.approx(100 * gained)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_runs_that_no_seed_changes_are_one_measurement(tmp_path: Path) -> None:
+    """Two class orders, each with two seeds that change nothing."""
+    differences = []
+    for order in (7, 8):
+        finals = {"RidgeHead": 72.0 + 3 * order, "NCMHead": 70.0 + order}
+        differences.append(finals["RidgeHead"] - finals["NCMHead"])
+        for seed in (1, 2):
+            for head, final in finals.items():
+                folder = tmp_path / f"{head}{order}{seed}" / "version_0"
+                data = {"class_order": order}
+                write_run(folder, head=head, seed=seed, tasks=1, data=data, first=final)
+                right = np.arange(IMAGES) < IMAGES * final / 100
+                keep_predictions(folder, right, np.arange(IMAGES))
+    results = read_results([tmp_path])
+    (table,) = compare_methods(results, ["Exact ridge", "NCM"])
+    rows = table.values.set_index("quantity")
+    over_seeds = rows.loc["final accuracy A_K, over seeds"]
+    assert over_seeds["distinct pairs"] == 2
+    p = stats.ttest_1samp(differences, 0).pvalue
+    assert float(over_seeds["p"]) == pytest.approx(p, rel=0.05)
+    assert [name for name in rows.index if "images, " in name] == [
+        "final accuracy A_K, over images, seed 1, order 7",
+        "final accuracy A_K, over images, seed 1, order 8",
+    ]
+    stats_of = accuracy_table(results).values.set_index("method").loc["Exact ridge"]
+    counted = {name: value for name, value in stats_of.items() if "A_K" in name}
+    assert [value for name, value in counted.items() if name.endswith(" n")] == [2]
+    (deviation,) = (value for name, value in counted.items() if name.endswith(" sd"))
+    assert deviation == pytest.approx(np.std([93.0, 96.0], ddof=1))

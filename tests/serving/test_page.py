@@ -98,7 +98,7 @@ def test_drop_name_learn_undo(width, browser, server):
         expect(page.locator("#version-table img")).to_have_count(0)
         expect(page.locator("#version-table tr").nth(3)).to_contain_text(
             "too few to say"
-        )  # of two held-back images
+        )  # of eight photos and one
         no_wider_than_the_screen(page)
         picture(page, f"versions-{width}")
         page.get_by_role("button", name="Delete all kept photos").click()

@@ -133,7 +133,11 @@ def test_taught_as_the_command_line_teaches(http, tmp_path):
     lesson = taught(http)
     assert lesson["version"] == 2
     assert lesson["learned"] == {"blue": 10}
-    assert lesson["held_out_images"] == 2
+    assert lesson["new_images"] == 10
+    event = http.get("/summary").json()["history"][-1]
+    assert (event["kind"], event["class_names"]) == ("extend", ["blue"])
+    assert event["parents"] == [model().identity]
+    assert event["date"]
     assert lesson["old_accuracy_before"] == 100.0
     folder = tmp_path / "photos" / "blue"
     folder.mkdir(parents=True)
@@ -305,6 +309,10 @@ def test_two_classes_become_one(http, tmp_path):
     assert (job["may_be_asked_for"], job["instead"]) == (False, {"blue": "blue"})
     said = changed(http, "/move", name="Blue", into="blue")["message"]
     assert said == "joined 'Blue' to 'blue'"
+    forgot, joined = http.get("/summary").json()["history"][-2:]
+    assert (forgot["kind"], joined["kind"]) == ("forget", "join")
+    assert joined["parents"] == forgot["parents"] != []
+    assert joined["date"]
     assert [counts(http)["blue"], len(kept(http)["blue"])] == [10, 10]
     http.post("/undo")
     assert len(counts(http)) == 4

@@ -209,3 +209,34 @@ def test_few_easy_samples_have_half_as_many_degrees_of_freedom() -> None:
     values = torch.linalg.eigvalsh((z - z.mean(0)) @ (z - z.mean(0)).T).clamp_min(0)
     freedom = 1 + (values / (values + choice.ridge)).sum()
     assert 0.45 * len(z) < freedom <= 0.5 * len(z) + 1e-9
+
+
+@pytest.mark.parametrize("seed", [25, 46, 75, 104, 125, 264])
+def test_the_ridge_is_the_best_of_several_minima(seed: int) -> None:
+    """Of spectra over several decades, where GCV has more than one minimum."""
+    draw = np.random.default_rng(seed)
+    n, p, c = (int(draw.integers(*ends)) for ends in ((10, 200), (3, 60), (1, 6)))
+    scale = 10.0 ** draw.uniform(-4, 1, p)
+    x = scale * draw.normal(size=(n, p))
+    weights = 10.0 ** draw.uniform(-3, 0, (p, 1)) * draw.normal(size=(p, c))
+    y = (x / scale) @ weights + 10.0 ** draw.uniform(-1, 2) * draw.normal(size=(n, c))
+    x -= x.mean(axis=0)
+    y -= y.mean(axis=0)
+    gram, moment, tss = (
+        torch.tensor(sums) for sums in (x.T @ x, x.T @ y, np.square(y).sum())
+    )
+    ridge = gcv_ridge(gram, moment, tss, n, free=1).ridge
+    u, s, _ = np.linalg.svd(x, full_matrices=False)
+    squares = np.square(u.T @ y).sum(axis=1)
+    rest = np.square(y).sum() - squares.sum()
+
+    def score(ridge: float) -> float:
+        shrinkage = s**2 / (s**2 + ridge)
+        residual = rest + (squares * np.square(1 - shrinkage)).sum()
+        return residual / (n - 1 - shrinkage.sum()) ** 2
+
+    candidates = np.geomspace(1e-10, 1, 1000) * (s**2).sum()
+    freedom = (s**2 / (s**2 + candidates[:, None])).sum(axis=1)
+    allowed = candidates[1 + freedom <= n / 2]
+    best = min(allowed, key=score)
+    assert score(ridge) < 1.05 * score(best)

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from cifnet_pl.data.loading import Batch, name_unreadable
+from cifnet_pl.images.files import zip_names_in
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import Table
 from cifnet_pl.learning.task_module import TaskModule
@@ -152,7 +153,7 @@ class CoverageAndNoveltyMetrics(Callback):
 def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
     """Return the (m, d) embeddings of the images in a folder."""
     data = module.data
-    with prefixed("--data.unknown"):
+    with prefixed("--data.unknown"), zip_names_in(data.given["zip_encoding"]):
         z, _, unreadable = embed(
             folder,
             module.backbone,

@@ -176,7 +176,8 @@ class EnergyMonitor(Callback):
         before = self._last_total
         if self._tracker is not None:
             with self._guarded():
-                # Not flush(), which leaves out what took less than 50 ms.
+                # Not flush(), which leaves out what took less than 50 ms and gives no components,
+                # nor tasks, within which CodeCarbon reads the power once.
                 self._tracker._measure_power_and_energy()
                 data = self._tracker._prepare_emissions_data()
                 kwh = [data.cpu_energy, data.gpu_energy, data.ram_energy]

@@ -116,8 +116,7 @@ def summary_lines(module: TaskModule) -> list[str]:
                 "With one class the accuracy is always 100 %: add a second class"
             )
         else:
-            ece = number(summary["ece"], unit=" %")
-            measured = f"Calibration error {ece} (ECE, {ECE_BINS} bins)"
+            measured = calibration_line(module, summary["ece"])
             if summary["forgetting"] is not None:
                 points = number(summary["forgetting"])
                 measured = f"Forgetting {points} points, c{measured[1:]}"
@@ -142,6 +141,14 @@ def summary_lines(module: TaskModule) -> list[str]:
     )
     lines.append(f"{training}, {energy}, state {bytes_of_state / 1e6:.2f} MB")
     return lines
+
+
+def calibration_line(module: TaskModule, ece: float | None) -> str:
+    """Return a line on the calibration error in percent, and how to calibrate where nothing is."""
+    facts = [f"ECE, {ECE_BINS} bins"]
+    if isinstance(module, CIFNetModule):
+        facts += module.model.calibration_notes()
+    return f"Calibration error {number(ece, unit=' %')} ({'; '.join(facts)})"
 
 
 def largest_share(record: RunRecord) -> str:
@@ -174,7 +181,7 @@ def class_warnings(module: TaskModule) -> list[str]:
     if few:
         lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few)}")
     rare = [names[label] for label in rarely_predicted(evaluation.confusion)]
-    sentence = rarely_predicted_message(rare, sample)
+    sentence = rarely_predicted_message(rare, getattr(module, "model", None))
     if sentence is not None:
         lines.append(sentence)
     return lines
@@ -234,8 +241,7 @@ class RunTable(Callback):
         shown.add_section()
         shown.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
         self.console.print(shown)
-        ece = number(evaluation.figures()["ece"], unit=" %")
-        print_text(f"Calibration error {ece} (ECE, {ECE_BINS} bins)")
+        print_text(calibration_line(module, evaluation.figures()["ece"]))
         for line in class_warnings(module):
             print_text(line)
 

@@ -292,7 +292,7 @@ const rounded = (value) => `${value.toFixed(0)} %`;
 
 /** One sentence, what comes next, and the rest folded. */
 function showLesson(lesson) {
-  const { held_out_images: of, held_out_accuracy: share, old_accuracy_before: before, old_accuracy_after: after, old_accuracy_interval: ends } = lesson;
+  const { new_images: of, new_accuracy: share, old_accuracy_before: before, old_accuracy_after: after, old_accuracy_interval: ends } = lesson;
   const lost = ends && before !== null && before > ends[1];
   const range = ends ? ` (${ends[0].toFixed(0)} to ${rounded(ends[1])})` : "";
   const old = after === null ? "" : lost ? `What it knew before is right less often: ${rounded(after)}${range}, ${rounded(before)} before.`

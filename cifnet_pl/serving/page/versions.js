@@ -28,7 +28,7 @@ const COLUMNS = [
 ];
 
 function row(version, current) {
-  const { held_out_accuracy: right, held_out_images: of } = version.scores;
+  const { new_accuracy: right, new_images: of } = version.scores;
   const scores = right === undefined ? "" : of < ENOUGH ? "too few to say" : `${right.toFixed(0)} % of ${of}`;
   const actions = make("div", { class: "row" });
   const other = version.number !== current;
