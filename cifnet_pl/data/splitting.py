@@ -73,6 +73,8 @@ def split_table(
     for column in ("domain", "task"):
         if column in whole.table:
             whole = whole.with_columns(**{column: _sorted(whole.table[column])})
+    if "split" not in whole.table and not options.val_fraction:
+        return Source(class_names, whole, whole.subset(np.arange(0)), whole.notes)
     if "split" not in whole.table:
         return _held_out_source(class_names, whole, options, options.group or group)
     if options.group is not None:

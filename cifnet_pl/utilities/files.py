@@ -317,13 +317,14 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def exclusive(output: Path) -> Iterator[None]:
+def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
     """Hold the lock on ``output`` within the block; the system releases it for a killed process.
 
     Processes that are forked meanwhile, such as those that decode images, do not hold it.
 
     Args:
         output: a file or a folder; the lock is a hidden file beside it.
+        wait: whether to wait for another process that is writing it.
 
     Raises:
         UsageError: another process is writing it.
@@ -333,7 +334,7 @@ def exclusive(output: Path) -> Iterator[None]:
     if output.name in ("", ".."):  # "." has no name
         place = output.resolve()
     lock_file = place.parent / f".{place.name}.lock"
-    lock = FileLock(lock_file, blocking=False)
+    lock = FileLock(lock_file, blocking=wait)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
