@@ -87,22 +87,23 @@ def sums(
         for text in shard:
             print_text(make(folder, [Shard.parse(text)], words, threads)[0])
         return
-    from cifnet_pl.cli.ray import make_with_ray
+    from cifnet_pl.cli.ray import Job, make_with_ray
 
     everything = [Shard(i, shards) for i in range(1, shards + 1)]
-    plan = planned(folder, words)
-    failed = make_with_ray(
-        folder,
-        unfinished(folder, everything, plan),
+    left = unfinished(folder, everything, planned(folder, words))
+    job = Job(
+        os.getcwd(),
+        str(folder.resolve()),
         words,
         workers,
         retries,
         threads,
         workers_per_gpu,
     )
+    failed = make_with_ray(job, left)
     if failed:
         raise CifnetError(
-            f"{len(failed)} of {shards} shards failed, the first is {failed[0]}; the others are"
+            f"{len(failed)} of {shards} shards failed, the first is {failed[0]}: the others are"
             " finished, and the same command goes on"
         )
     print_text(f"{shards} shards in {folder}")

@@ -451,8 +451,7 @@ class ShardLearner:
         """
         record = record_of(self.plan, shard)
         model = self.empty.clone()
-        if model.backbone.takes_images:
-            model.record_engines([model.engine])
+        model.record_engines([model.engine])
         # The counts of all parts, so that these agree.
         model.begin_task(self.plan.class_names, self.plan.counts)
         for piece in self.training_set.pieces(self.plan, record.start, record.stop):

@@ -30,6 +30,10 @@ RIDGE_TOLERANCE = 0.1
 Three times the ridge costs at most 0.8 points (``docs/studies/duplicates.md``)."""
 
 
+RIDGE_DIGITS = 4
+"""Decimals of the logarithm of a chosen ridge, far more than ``RIDGE_TOLERANCE`` tells."""
+
+
 class RidgeChoice(NamedTuple):
     """A ridge.
 
@@ -210,7 +214,9 @@ def gcv_ridge(
         score, bounds=(low, high), method="bounded", options=options
     )
     at_limit = high - float(found.x) < 2 * RIDGE_TOLERANCE
-    return RidgeChoice(math.exp(found.x), at_limit)
+    # Sums of the same samples in another order, which rounded otherwise, give the same ridge.
+    logarithm = round(float(found.x), RIDGE_DIGITS)
+    return RidgeChoice(math.exp(logarithm), at_limit)
 
 
 def _ridge_of_freedom(values: np.ndarray, freedom: float, smallest: float) -> float:
