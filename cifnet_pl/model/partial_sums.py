@@ -24,10 +24,11 @@ import safetensors
 import safetensors.torch
 import torch
 from pydantic import Field, Strict
+from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.buffer import BufferSamples, CalibrationBuffer, concatenate
-from cifnet_pl.buffer.calibration_buffer import STRATEGIES, STREAMING
+from cifnet_pl.buffer.calibration_buffer import STREAMING, mix_keys
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, ImageLoader
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import StoredModel, StoredRecord, parse
@@ -147,6 +148,12 @@ class PartialSums:
             raise UsageError(
                 f"not all sums are there: {missing} are missing; make those shards first"
             )
+        candidates = self.model.buffer
+        if candidates is not None:
+            buffer = CalibrationBuffer(**candidates.settings())
+            buffer.add(*candidates.samples)
+            buffer.add(*candidates.pending())
+            self.model.buffer = buffer
         self.model.finish_task()
         self.model.history.clear()
         images = sum(self.model.counts.values())
@@ -157,6 +164,46 @@ class PartialSums:
 def place_of(shard: ShardRecord) -> tuple[str, int, int]:
     """Return a key that sorts positions by set, ascending."""
     return shard.set_hash, shard.start, shard.stop
+
+
+# ---------------------------------------------------------------------- the buffer's candidates
+
+
+class Candidates(CalibrationBuffer):
+    """The samples that the buffer's draw among all samples could take, in place of the buffer.
+
+    These are the first of each class in the order of the draw: single images by the seed and their
+    content hashes, as many as the buffer can keep of a class once all classes are known. So the
+    first ones of all parts are among the first ones of each.
+    """
+
+    classes_in_all = 1
+
+    def add(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Offer samples; see :meth:`CalibrationBuffer.add`."""
+        self._pending.append(BufferSamples(z.detach(), y, key))
+        offered = sum(len(batch.y) for batch in self._pending)
+        if offered >= EMBEDDED_BATCH:
+            self.end()
+
+    def end(self) -> None:
+        """Keep the first samples of each class among those that were offered."""
+        samples = concatenate([self.samples, *self._pending])
+        self.discard_pending()
+        labels = samples.y.cpu().numpy()
+        hashes = mix_keys(samples.key, self.seed).cpu().numpy()
+        order = np.lexsort((hashes, labels))
+        # Equal images have equal hashes: the first one stays.
+        hashes = hashes[order]
+        labels = labels[order]
+        differs = (np.diff(hashes, prepend=-1) != 0) | (np.diff(labels, prepend=-1) != 0)
+        order = order[differs]
+        labels = labels[differs]
+        first_of_class = np.searchsorted(labels, labels)
+        rank = np.arange(len(labels)) - first_of_class
+        rows = order[rank < self.quota(self.classes_in_all)]
+        kept = samples.at(torch.from_numpy(rows).to(samples.y.device))
+        self.z, self.y, self.key = kept
 
 
 # ---------------------------------------------------------------------- adding up
@@ -186,7 +233,7 @@ def added_up(
         part.check()
         if total is None:
             total = PartialSums(_without_samples(part.model), [], name)
-            total.model.begin_task(class_names)
+            _begin(total.model, class_names)
         with prefixed(f"cannot add {part.name} to {name}"):
             check_same_embeddings(total.model, part.model)
             total.model.observe_sums(part.model)
@@ -201,11 +248,20 @@ def added_up(
     return total
 
 
+def _begin(
+    model: Classifier, class_names: Sequence[str], counts: Sequence[int] | None = None
+) -> None:
+    """Begin the task of all classes."""
+    model.begin_task(class_names, counts)
+    if isinstance(model.buffer, Candidates):
+        model.buffer.classes_in_all = len(class_names)
+
+
 def _without_samples(model: Classifier) -> Classifier:
-    """Return a model of the same settings that has observed nothing."""
+    """Return a model of the same settings that has observed nothing, and keeps candidates."""
     buffer = None
     if model.buffer is not None:
-        buffer = CalibrationBuffer(**model.buffer.settings())
+        buffer = Candidates(**model.buffer.settings())
     return Classifier(
         model.backbone,
         model.head.fresh(),
@@ -241,11 +297,8 @@ def _check_sets(hashes_of_sets: Sequence[np.ndarray]) -> None:
 def part_of(model: Classifier, shards: list[ShardRecord], name: str) -> PartialSums:
     """End the observation of a part: what its task has observed can be stored, and added up.
 
-    Of the buffer's candidates those stay that the draw among all samples could take: the first of
-    each class, single images by the seed and their content hashes.
-
     Args:
-        model: with a task under way; it is changed in place.
+        model: with a task under way and :class:`Candidates`; it is changed in place.
         shards: positions that were observed.
         name: what errors call the sums.
     """
@@ -256,27 +309,9 @@ def part_of(model: Classifier, shards: list[ShardRecord], name: str) -> PartialS
     head = model.head.fresh()
     head.merge_(model.head)
     model.head = head
-    if model.buffer is not None:
-        buffer = model.buffer
-        quota = buffer.quota(len(model.class_names))
-        candidates = _first_of_classes(buffer, quota)
-        buffer.discard_pending()
-        buffer.z, buffer.y, buffer.key = candidates
+    if isinstance(model.buffer, Candidates):
+        model.buffer.end()
     return PartialSums(model, shards, name)
-
-
-def _first_of_classes(buffer: CalibrationBuffer, quota: int) -> BufferSamples:
-    """Return the first ``quota`` pending candidates of each class, duplicates once."""
-    pending = buffer.pending()
-    parts = [pending.at(slice(0))]
-    for label in torch.unique(pending.y).tolist():
-        of_class = pending.at(pending.y == label)
-        first = np.unique(of_class.key.cpu().numpy(), return_index=True)[1]
-        distinct = of_class.at(torch.from_numpy(first).to(of_class.key.device))
-        select = STRATEGIES[buffer.strategy]
-        rows = select(distinct.z, distinct.key, buffer.seed, quota)
-        parts.append(distinct.at(rows))
-    return concatenate(parts)
 
 
 # ---------------------------------------------------------------------- files
@@ -450,10 +485,10 @@ class ShardLearner:
             NonFiniteError: an embedding that holds NaN or infinity.
         """
         record = record_of(self.plan, shard)
-        model = self.empty.clone()
+        model = _without_samples(self.empty)
         model.record_engines([model.engine])
         # The counts of all parts, so that these agree.
-        model.begin_task(self.plan.class_names, self.plan.counts)
+        _begin(model, self.plan.class_names, self.plan.counts)
         for piece in self.training_set.pieces(self.plan, record.start, record.stop):
             samples = piece.samples
             batch_size = EMBEDDED_BATCH

@@ -26,6 +26,9 @@ from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.text import printable
 
+JOINED_BATCHES = 64
+"""Batches whose labels and hashes are joined."""
+
 Reduce = Callable[[Tensor], object]
 """Replaces a tensor by its sum over all processes."""
 
@@ -160,6 +163,10 @@ class ModelLearner:
         if self.buffer is not None:
             self.buffer.add(*samples)
         self._observed.append((samples.y, samples.key))
+        if len(self._observed) >= JOINED_BATCHES:
+            # Many small tensors that stay would keep the memory of large ones from being used again.
+            labels, hashes = zip(*self._observed, strict=True)
+            self._observed = [(torch.cat(labels), torch.cat(hashes))]
         self._waiting.append(samples)
         # Each update reads and writes a whole Gram matrix, and a GPU is waited for.
         waiting = sum(len(batch.y) for batch in self._waiting)

@@ -15,7 +15,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.sums import make
 from cifnet_pl.heads import HEADS as REGISTERED
-from cifnet_pl.model.partial_sums import Shard, read_sums, shards_of
+from cifnet_pl.model.partial_sums import Shard, read_header, read_sums
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.cli.test_option_errors import one_sentence
 from tests.command_line import assert_ends, make_images, run_cifnet
@@ -27,14 +27,15 @@ SHARDS = 5
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Embeddings of 7 classes, 30 to 60 samples each, in no order."""
+    """Embeddings of 7 classes, 30 to 60 samples each, in no order, and some to test with."""
     draw = np.random.default_rng(0)
-    labels = draw.permutation(np.repeat(np.arange(7), draw.integers(30, 60, 7)))
-    z = (
-        draw.normal(size=(7, 12))[labels] + draw.normal(size=(len(labels), 12))
-    ).astype(np.float32)
+    trained = draw.permutation(np.repeat(np.arange(7), draw.integers(30, 60, 7)))
+    labels = np.concatenate([np.arange(14) % 7, trained])
+    centres = draw.normal(size=(7, 12))
+    z = centres[labels] + draw.normal(size=(len(labels), 12))
     path = tmp_path_factory.mktemp("vectors") / "vectors.npz"
-    np.savez(path, embeddings=z, labels=labels)
+    split = np.repeat(["test", "train"], [14, len(trained)])
+    np.savez(path, embeddings=z.astype(np.float32), labels=labels, split=split)
     return path
 
 
@@ -166,8 +167,8 @@ def test_another_set_with_the_same_samples_is_refused(
     stored = np.load(vectors)
     np.savez(
         tmp_path / "part.npz",
-        embeddings=stored["embeddings"][:80],
-        labels=stored["labels"][:80],
+        embeddings=stored["embeddings"][14:94],
+        labels=stored["labels"][14:94],
     )
     make(tmp_path, [Shard(1, 1)], options(tmp_path / "part.npz"))
     with pytest.raises(UsageError, match=r"have \d+ samples in common"):
@@ -176,6 +177,7 @@ def test_another_set_with_the_same_samples_is_refused(
         tmp_path / "other.npz",
         embeddings=stored["embeddings"] + 1,
         labels=stored["labels"],
+        split=stored["split"],
     )
     make(tmp_path / "o", [Shard(1, 1)], options(tmp_path / "other.npz"))
     both = reduce_sums([*shards, tmp_path / "o" / "shard-1-of-1.sums"])
@@ -188,9 +190,9 @@ def test_missing_shards_are_named(
     shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert main(["merge", *map(str, shards[1:4]), "--output", str(tmp_path / "m")]) == 2
-    total = shards_of(shards[0])[0].total
-    first = shards_of(shards[0])[0]
-    last = shards_of(shards[4])[0]
+    first = read_header(shards[0]).shards[0]
+    last = read_header(shards[4]).shards[0]
+    total = first.total
     said = capsys.readouterr().err
     assert (
         f"samples 0 to {first.stop - 1} of {total}, samples {last.start} to {total - 1} of"

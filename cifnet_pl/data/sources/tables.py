@@ -25,7 +25,7 @@ from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import number_of, printable
 
-BLOCK_ROWS = 16384
+BLOCK_ROWS = 2**16
 """Rows of a block of a file that has no blocks of its own; a part of a set reads whole ones."""
 
 ALIASES = {"embeddings": "embedding", "labels": "label", "ids": "id"}
@@ -178,12 +178,15 @@ def _npz(path: Path) -> ArrayFile:
         infos = archive.infolist()
     members = {info.filename.removesuffix(".npy"): info for info in infos}
 
-    @cache
     def whole(name: str) -> np.ndarray:
         if members[name].compress_type == zipfile.ZIP_STORED:
             mapped = _mapped_npy(path, members[name].header_offset)
             if mapped is not None:
                 return mapped
+        return unpacked(name)
+
+    @cache
+    def unpacked(name: str) -> np.ndarray:
         with np.load(path, allow_pickle=False) as arrays:
             return np.asarray(arrays[name])
 
