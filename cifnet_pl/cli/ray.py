@@ -12,14 +12,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifnet_pl.cli.sums import make
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import one_line, print_text
@@ -43,6 +42,7 @@ class Job:
         retries: how often a shard is tried again.
         threads: of torch in each worker.
         workers_per_gpu: number of workers that share a GPU.
+        make: function from the folder, a shard in a list, ``words`` and ``threads`` to sentences.
     """
 
     home: str
@@ -52,6 +52,7 @@ class Job:
     retries: int
     threads: int
     workers_per_gpu: int
+    make: Callable[..., list[str]]
 
 
 def make_with_ray(job: Job, shards: Sequence[Shard]) -> list[str]:
@@ -74,10 +75,12 @@ def make_with_ray(job: Job, shards: Sequence[Shard]) -> list[str]:
     _check_head(os.environ.get("RAY_ADDRESS", ""))
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    driver = context.Process(target=_drive, args=(job, list(shards), sender), daemon=True)
+    driver = context.Process(
+        target=_drive, args=(job, list(shards), sender), daemon=True
+    )
     driver.start()
     sender.close()
-    failed = []
+    failed: list[str] = []
     try:
         while True:
             message = receiver.recv()
@@ -90,7 +93,7 @@ def make_with_ray(job: Job, shards: Sequence[Shard]) -> list[str]:
             if not succeeded:
                 failed.append(name)
                 stream = sys.stderr
-            print_text(f"{text}", stream)
+            print_text(text, stream)
     except EOFError:
         raise CifnetError(
             "the head of the Ray cluster was lost, or ended the driver: finished shards stay, and"
@@ -116,7 +119,7 @@ def _check_head(address: str) -> None:
 
 
 def _drive(job: Job, shards: list[Shard], sender: Connection) -> None:
-    """Run the driver; send (name, sentence, whether it succeeded) for each shard, and None at the end.
+    """Send (name, sentence, whether it succeeded) for each shard, and None at the end.
 
     An error is sent in their place.
     """
@@ -148,12 +151,12 @@ def _start(ray: Any, job: Job) -> None:
 
 def _run(ray: Any, job: Job, shards: list[Shard], sender: Connection) -> None:
     """Keep as many shards under way as there are workers, until all have ended."""
-    resources = {"num_cpus": job.threads}
+    resources: dict[str, float] = {"num_cpus": job.threads}
     if ray.cluster_resources().get("GPU"):
         resources["num_gpus"] = 1 / job.workers_per_gpu
-    task = ray.remote(
-        **resources, max_retries=job.retries, retry_exceptions=[OSError]
-    )(_make_one)
+    task = ray.remote(**resources, max_retries=job.retries, retry_exceptions=[OSError])(
+        _make_one
+    )
     waiting = list(reversed(shards))
     running: dict[Any, str] = {}
     while waiting or running:
@@ -180,7 +183,8 @@ def _make_one(job: Job, index: int, count: int) -> str:
     if os.path.isdir(job.home):  # not on another machine of a cluster
         os.chdir(job.home)
     try:
-        return make(Path(job.folder), [Shard(index, count)], job.words, job.threads)[0]
+        shards = [Shard(index, count)]
+        return job.make(Path(job.folder), shards, job.words, job.threads)[0]
     except CifnetError as error:
         if isinstance(error.__cause__, OSError):
             raise OSError(str(error)) from None

@@ -99,6 +99,7 @@ def sums(
         retries,
         threads,
         workers_per_gpu,
+        make,
     )
     failed = make_with_ray(job, left)
     if failed:
@@ -204,7 +205,9 @@ def unfinished(folder: Path, shards: Sequence[Shard], plan: Plan) -> list[Shard]
             left.append(shard)
             continue
         learned = [stored.learned for stored in header.shards]
-        samples = [stored.model_copy(update={"learned": None}) for stored in header.shards]
+        samples = [
+            stored.model_copy(update={"learned": None}) for stored in header.shards
+        ]
         if None in learned or samples != [wanted]:
             left.append(shard)
     return left

@@ -29,7 +29,6 @@ from cifnet_pl.utilities.errors import CifnetError, DataError
 from cifnet_pl.utilities.names import class_name, class_name_problem
 from cifnet_pl.utilities.text import listed, one_line, printable
 
-
 HASHED_ROWS = 128
 """Embeddings that are hashed at a time: with 512 numbers each they fit the processor's cache."""
 

@@ -73,8 +73,6 @@ def split_table(
     for column in ("domain", "task"):
         if column in whole.table:
             whole = whole.with_columns(**{column: _sorted(whole.table[column])})
-    if "split" not in whole.table and not options.val_fraction:
-        return Source(class_names, whole, whole.subset(np.arange(0)), whole.notes)
     if "split" not in whole.table:
         return _held_out_source(class_names, whole, options, options.group or group)
     if options.group is not None:
@@ -123,6 +121,8 @@ def _held_out_source(
 ) -> Source:
     """Hold out a share of the samples of each class, by a kind of group."""
     fraction = options.val_fraction
+    if not fraction:
+        return Source(class_names, whole, whole.subset(np.arange(0)), whole.notes)
     seed = options.split_seed
     notes = whole.notes
     if kind not in (NEAR, SINGLE):

@@ -130,7 +130,9 @@ class PartialSums:
             shard.set_hash: shard.between(shard.total, shard.total)
             for shard in self.shards
         }
-        in_order = sorted([*starts.values(), *self.shards, *ends.values()], key=place_of)
+        in_order = sorted(
+            [*starts.values(), *self.shards, *ends.values()], key=place_of
+        )
         for before, after in pairwise(in_order):
             if before.set_hash == after.set_hash and before.stop < after.start:
                 missing.append(before.between(before.stop, after.start))
@@ -150,7 +152,8 @@ class PartialSums:
             )
         candidates = self.model.buffer
         if candidates is not None:
-            buffer = CalibrationBuffer(**candidates.settings())
+            settings: dict[str, Any] = candidates.settings()
+            buffer = CalibrationBuffer(**settings)
             buffer.add(*candidates.samples)
             buffer.add(*candidates.pending())
             self.model.buffer = buffer
@@ -196,7 +199,9 @@ class Candidates(CalibrationBuffer):
         # Equal images have equal hashes: the first one stays.
         hashes = hashes[order]
         labels = labels[order]
-        differs = (np.diff(hashes, prepend=-1) != 0) | (np.diff(labels, prepend=-1) != 0)
+        differs = (np.diff(hashes, prepend=-1) != 0) | (
+            np.diff(labels, prepend=-1) != 0
+        )
         order = order[differs]
         labels = labels[differs]
         first_of_class = np.searchsorted(labels, labels)
@@ -261,7 +266,8 @@ def _without_samples(model: Classifier) -> Classifier:
     """Return a model of the same settings that has observed nothing, and keeps candidates."""
     buffer = None
     if model.buffer is not None:
-        buffer = Candidates(**model.buffer.settings())
+        settings: dict[str, Any] = model.buffer.settings()
+        buffer = Candidates(**settings)
     return Classifier(
         model.backbone,
         model.head.fresh(),

@@ -18,7 +18,13 @@ import numpy as np
 from pydantic import Field, Strict
 
 from cifnet_pl.data.duplicates import find_duplicates
-from cifnet_pl.data.samples import SampleTable, Source, SourceOptions, labelled, table_of
+from cifnet_pl.data.samples import (
+    SampleTable,
+    Source,
+    SourceOptions,
+    labelled,
+    table_of,
+)
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.tables import ArrayFile, open_table
 from cifnet_pl.data.sources.tar_shards import webdataset

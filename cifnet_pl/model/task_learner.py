@@ -164,7 +164,7 @@ class ModelLearner:
             self.buffer.add(*samples)
         self._observed.append((samples.y, samples.key))
         if len(self._observed) >= JOINED_BATCHES:
-            # Many small tensors that stay would keep the memory of large ones from being used again.
+            # Small tensors that stay would keep the memory of large ones from being used again.
             labels, hashes = zip(*self._observed, strict=True)
             self._observed = [(torch.cat(labels), torch.cat(hashes))]
         self._waiting.append(samples)

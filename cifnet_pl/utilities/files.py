@@ -9,10 +9,13 @@ import csv
 import io
 import json
 import os
+import platform
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from uuid import uuid4
@@ -56,6 +59,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     is_writing = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _swept(path.parent)
         with temporary.open("xb") as file:
             is_writing = True
             write(file)
@@ -78,8 +82,54 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """Return a name beside ``path`` that no other process takes."""
-    return path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
+    """Return a name beside ``path`` that no other process takes; it tells who made it."""
+    unique = uuid4().hex[:8]
+    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{unique}.tmp")
+
+
+@cache
+def _machine() -> str:
+    """Return a short name of this machine for names of files."""
+    return f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+def remove_leftovers(folder: Path, ending: str = "") -> None:
+    """Remove what killed processes left in a folder: temporary files, and locks that none holds.
+
+    Temporary files of other machines stay, as their processes cannot be seen from here.
+
+    Args:
+        folder: where they are.
+        ending: of the files whose locks are removed, as other programs have locks, too; empty for
+            none.
+    """
+    for path in folder.glob(".*.tmp"):
+        maker = re.search(rf"\.{_machine()}-(\d+)-[0-9a-f]{{8}}\.tmp$", path.name)
+        if maker and not _is_running(int(maker[1])):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+    if not ending:
+        return
+    for path in folder.glob(f".*{ending}.lock"):
+        with suppress(OSError, Timeout), FileLock(path, blocking=False):
+            os.unlink(path)
+
+
+def _is_running(process: int) -> bool:
+    if os.name == "nt":  # where signal 0 ends a process
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another account's
+        return True
+    return True
+
+
+_swept = cache(remove_leftovers)
 
 
 def sync_folder_of(path: Path) -> None:
@@ -337,6 +387,7 @@ def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
     lock = FileLock(lock_file, blocking=wait)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(place.parent, place.suffix)
         lock.acquire()
     except Timeout:
         raise UsageError(
