@@ -52,7 +52,7 @@ test-system: setup-dev
 
 # Large packages that most users do without: Ray, Hugging Face datasets.
 test-scale: setup-dev
-	$(BIN)/python -m pip install -e ".[ray,hf,shards]" webdataset
+	$(BIN)/python -m pip install -e ".[ray,hf,tables]" webdataset
 	$(BIN)/python -m pytest -m scale -n 0
 
 lint: setup-dev

@@ -249,7 +249,8 @@ def added_up(
     assert total is not None
     total.shards.sort(key=place_of)
     _check_overlap(total.shards)
-    _check_sets([np.concatenate(hashes) for hashes in hashes_of_set.values()])
+    if len(hashes_of_set) > 1:
+        _check_sets([np.concatenate(hashes) for hashes in hashes_of_set.values()])
     return total
 
 
@@ -289,8 +290,6 @@ def _check_overlap(shards: Sequence[ShardRecord]) -> None:
 
 def _check_sets(hashes_of_sets: Sequence[np.ndarray]) -> None:
     """Raise UsageError where two sets have samples in common, by their content hashes."""
-    if len(hashes_of_sets) < 2:
-        return
     distinct = [np.unique(hashes) for hashes in hashes_of_sets]
     together = np.concatenate(distinct)
     common = len(together) - len(np.unique(together))
