@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cifnet_pl.__main__ import main
 from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.sums import file_of, make
 from cifnet_pl.model.partial_sums import Shard, ShardRecord, read_sums, write_sums
@@ -70,7 +69,7 @@ def parts(folder: Path) -> None:
 def merge(folder: Path, count: int) -> None:
     """Merge parts that differ from one real part in their hashes alone."""
     data = embeddings(folder / "part.npz", PART, 64, 100)
-    make(folder / "one", [Shard(1, 1)], data + ["--model.head=RidgeHead"])
+    make(folder / "one", [Shard(1, 1)], [*data, "--model.head=RidgeHead"])
     sums = folder / "sums"
     sums.mkdir()
     draw = np.random.default_rng(1)

@@ -31,7 +31,7 @@ PATIENCE = 20
 
 
 @dataclass(frozen=True)
-class Job:
+class RayJob:
     """What Ray's workers are to do.
 
     Attributes:
@@ -55,7 +55,7 @@ class Job:
     make: Callable[..., list[str]]
 
 
-def make_with_ray(job: Job, shards: Sequence[Shard]) -> list[str]:
+def make_with_ray(job: RayJob, shards: Sequence[Shard]) -> list[str]:
     """Make shards on the cluster of RAY_ADDRESS, or with workers on this machine.
 
     Args:
@@ -118,7 +118,7 @@ def _check_head(address: str) -> None:
         ) from None
 
 
-def _drive(job: Job, shards: list[Shard], sender: Connection) -> None:
+def _drive(job: RayJob, shards: list[Shard], sender: Connection) -> None:
     """Send (name, sentence, whether it succeeded) for each shard, and None at the end.
 
     An error is sent in their place.
@@ -137,7 +137,7 @@ def _drive(job: Job, shards: list[Shard], sender: Connection) -> None:
         sender.send(CifnetError(f"Ray: {one_line(error)}"))
 
 
-def _start(ray: Any, job: Job) -> None:
+def _start(ray: Any, job: RayJob) -> None:
     """Join the cluster of RAY_ADDRESS, or start one here; its workers get this package."""
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(PATIENCE))
     package = str(Path(__file__).parents[1])
@@ -145,11 +145,15 @@ def _start(ray: Any, job: Job) -> None:
     if not os.environ.get("RAY_ADDRESS"):
         # Nothing is sent anywhere.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        options |= {"num_cpus": job.workers * job.threads, "include_dashboard": False}
+        options |= {
+            "address": "local",
+            "num_cpus": job.workers * job.threads,
+            "include_dashboard": False,
+        }
     ray.init(log_to_driver=False, logging_level="error", **options)
 
 
-def _run(ray: Any, job: Job, shards: list[Shard], sender: Connection) -> None:
+def _run(ray: Any, job: RayJob, shards: list[Shard], sender: Connection) -> None:
     """Keep as many shards under way as there are workers, until all have ended."""
     resources: dict[str, float] = {"num_cpus": job.threads}
     if ray.cluster_resources().get("GPU"):
@@ -172,7 +176,7 @@ def _run(ray: Any, job: Job, shards: list[Shard], sender: Connection) -> None:
             sender.send((name, f"{name} failed: {one_line(cause)}", False))
 
 
-def _make_one(job: Job, index: int, count: int) -> str:
+def _make_one(job: RayJob, index: int, count: int) -> str:
     """Make one shard in a worker, which keeps data, backbone and head for the next.
 
     Raises:

@@ -25,7 +25,7 @@ from cifnet_pl.utilities.text import next_command, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.model.partial_sums import Shard, ShardLearner
-    from cifnet_pl.model.partition import Plan, TrainingSet
+    from cifnet_pl.model.partition import SetPlan, TrainingSet
 
 DEFAULT_CONFIG = "heads/ridge"
 """Configuration whose model is learned where no option names another one: exact and calibrated."""
@@ -87,11 +87,11 @@ def sums(
         for text in shard:
             print_text(make(folder, [Shard.parse(text)], words, threads)[0])
         return
-    from cifnet_pl.cli.ray import Job, make_with_ray
+    from cifnet_pl.cli.ray import RayJob, make_with_ray
 
     everything = [Shard(i, shards) for i in range(1, shards + 1)]
     left = unfinished(folder, everything, planned(folder, words))
-    job = Job(
+    job = RayJob(
         os.getcwd(),
         str(folder.resolve()),
         words,
@@ -192,7 +192,7 @@ def file_of(folder: Path, shard: Shard) -> Path:
     return folder / f"{shard.name}.sums"
 
 
-def unfinished(folder: Path, shards: Sequence[Shard], plan: Plan) -> list[Shard]:
+def unfinished(folder: Path, shards: Sequence[Shard], plan: SetPlan) -> list[Shard]:
     """Return the shards whose file is missing, damaged, or of other samples than planned."""
     from cifnet_pl.model.partial_sums import read_tensors, record_of
 
@@ -274,7 +274,7 @@ def set_of(config: Any) -> TrainingSet:
     return TrainingSet(data.source, options, duplicates)
 
 
-def planned(folder: Path, words: tuple[str, ...]) -> Plan:
+def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:
     """Return the plan of a folder's parts; the first process makes it, the others wait.
 
     Raises:
@@ -282,7 +282,7 @@ def planned(folder: Path, words: tuple[str, ...]) -> Plan:
         DataError: the data cannot be read.
     """
     from cifnet_pl.model.bundle import parse
-    from cifnet_pl.model.partition import Plan
+    from cifnet_pl.model.partition import SetPlan
     from cifnet_pl.utilities.files import write_text
 
     config = configured(words)
@@ -296,7 +296,7 @@ def planned(folder: Path, words: tuple[str, ...]) -> Plan:
                 for note in notes:
                     print_text(note)
                 write_text(path, plan.model_dump_json())
-    plan = parse(Plan, json.loads(path.read_bytes()), str(path))
+    plan = parse(SetPlan, json.loads(path.read_bytes()), str(path))
     if plan.data != wanted:
         raise UsageError(
             f"{folder} has sums of other data ({plan.data['root']}): choose another --output"

@@ -34,7 +34,7 @@ from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import StoredModel, StoredRecord, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import check_same_embeddings
-from cifnet_pl.model.partition import Plan, TrainingSet
+from cifnet_pl.model.partition import SetPlan, TrainingSet
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, explained, prefixed
 from cifnet_pl.utilities.files import write_bytes
 from cifnet_pl.utilities.growing_tensors import fingerprint
@@ -52,7 +52,7 @@ class ShardRecord(StoredRecord):
     """Positions ``start`` to ``stop`` (exclusive) of a set of ``total`` samples.
 
     Attributes:
-        set_hash: of the set (:class:`~cifnet_pl.model.partition.Plan`).
+        set_hash: of the set (:class:`~cifnet_pl.model.partition.SetPlan`).
         learned: number of its samples that are in the sums: duplicates and unreadable images are
             not. None in files of an earlier version, which may have held samples out.
     """
@@ -172,7 +172,7 @@ def place_of(shard: ShardRecord) -> tuple[str, int, int]:
 # ---------------------------------------------------------------------- the buffer's candidates
 
 
-class Candidates(CalibrationBuffer):
+class PartBuffer(CalibrationBuffer):
     """The samples that the buffer's draw among all samples could take, in place of the buffer.
 
     These are the first of each class in the order of the draw: single images by the seed and their
@@ -259,7 +259,7 @@ def _begin(
 ) -> None:
     """Begin the task of all classes."""
     model.begin_task(class_names, counts)
-    if isinstance(model.buffer, Candidates):
+    if isinstance(model.buffer, PartBuffer):
         model.buffer.classes_in_all = len(class_names)
 
 
@@ -268,7 +268,7 @@ def _without_samples(model: Classifier) -> Classifier:
     buffer = None
     if model.buffer is not None:
         settings: dict[str, Any] = model.buffer.settings()
-        buffer = Candidates(**settings)
+        buffer = PartBuffer(**settings)
     return Classifier(
         model.backbone,
         model.head.fresh(),
@@ -303,7 +303,7 @@ def part_of(model: Classifier, shards: list[ShardRecord], name: str) -> PartialS
     """End the observation of a part: what its task has observed can be stored, and added up.
 
     Args:
-        model: with a task under way and :class:`Candidates`; it is changed in place.
+        model: with a task under way and :class:`PartBuffer`; it is changed in place.
         shards: positions that were observed.
         name: what errors call the sums.
     """
@@ -314,7 +314,7 @@ def part_of(model: Classifier, shards: list[ShardRecord], name: str) -> PartialS
     head = model.head.fresh()
     head.merge_(model.head)
     model.head = head
-    if isinstance(model.buffer, Candidates):
+    if isinstance(model.buffer, PartBuffer):
         model.buffer.end()
     return PartialSums(model, shards, name)
 
@@ -446,7 +446,7 @@ class Shard:
         return f"shard-{self.index:0{width}}-of-{self.count}"
 
 
-def record_of(plan: Plan, shard: Shard) -> ShardRecord:
+def record_of(plan: SetPlan, shard: Shard) -> ShardRecord:
     """Return the positions of a part, of which nothing is learned yet.
 
     Raises:
@@ -476,7 +476,7 @@ class ShardLearner:
     """
 
     training_set: TrainingSet
-    plan: Plan
+    plan: SetPlan
     empty: Classifier
     batch_size: int = 64
     workers: int = 0

@@ -53,7 +53,7 @@ class UnitRecord(StoredRecord):
     digest: str
 
 
-class Plan(StoredRecord):
+class SetPlan(StoredRecord):
     """What all parts of a training set must know of it.
 
     Attributes:
@@ -133,8 +133,8 @@ class TrainingSet:
 
     # ------------------------------------------------------------------ planning
 
-    def plan(self, data: dict[str, Any]) -> tuple[Plan, list[str]]:
-        """Plan the parts of the set: find its classes, units and duplicates.
+    def plan(self, data: dict[str, Any]) -> tuple[SetPlan, list[str]]:
+        """SetPlan the parts of the set: find its classes, units and duplicates.
 
         Args:
             data: options that say which set it is.
@@ -171,7 +171,7 @@ class TrainingSet:
             raise DataError(
                 f"every image of '{name}' is in another class, too: remove the wrong duplicates"
             )
-        plan = Plan(
+        plan = SetPlan(
             data=data,
             set_hash=hash_of(units, ends.tobytes()),
             class_names=source.class_names,
@@ -181,8 +181,8 @@ class TrainingSet:
         )
         return plan, notes
 
-    def _plan_embeddings(self, data: dict[str, Any]) -> Plan:
-        """Plan the parts of a file of embeddings, of which only the labels are read."""
+    def _plan_embeddings(self, data: dict[str, Any]) -> SetPlan:
+        """SetPlan the parts of a file of embeddings, of which only the labels are read."""
         columns = dict(self._columns)
         for unneeded in ("embeddings", "ids"):
             columns.pop(unneeded, None)
@@ -207,7 +207,7 @@ class TrainingSet:
             ends = file.read(FILE_ENDS)
             file.seek(-min(FILE_ENDS, path.stat().st_size), 2)
             ends += file.read()
-        return Plan(
+        return SetPlan(
             data=data,
             set_hash=hash_of(units, ends),
             class_names=names,
@@ -218,7 +218,7 @@ class TrainingSet:
 
     # ------------------------------------------------------------------ reading
 
-    def pieces(self, plan: Plan, start: int, stop: int) -> Iterator[Piece]:
+    def pieces(self, plan: SetPlan, start: int, stop: int) -> Iterator[Piece]:
         """Read the samples at positions ``start`` to ``stop`` (exclusive), unit by unit.
 
         Args:

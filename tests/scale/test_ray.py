@@ -2,6 +2,7 @@
 those of one run, bit for bit, and nothing is counted twice.
 """
 
+import os
 import subprocess
 import sys
 import threading
@@ -97,26 +98,30 @@ def test_a_killed_worker_changes_nothing(given: list[str], here: Path, tmp_path:
     assert tensors_equal(model.tensors(), other.tensors())
 
 
-PORT = 16379
+PORT = 6391
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two nodes of Ray on this machine, which ``cifnet`` joins; one has a GPU, so it says."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     program = str(Path(sys.executable).with_name("ray"))
     before = {process.pid for process in psutil.process_iter()}
     head = f"--head --port {PORT} --include-dashboard=false --num-gpus 1"
-    for where in (head, f"--address 127.0.0.1:{PORT}"):
-        words = f"start {where} --num-cpus 1 --disable-usage-stats"
-        subprocess.run([program, *words.split()], check=True, env=environment())
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{PORT}")
-    yield
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            words = " ".join(process.cmdline())
-            if process.pid not in before and ("/ray/" in words or "ray::" in words):
-                process.kill()
+    try:
+        for where in (head, f"--address 127.0.0.1:{PORT}"):
+            words = f"start {where} --num-cpus 1 --disable-usage-stats"
+            subprocess.run([program, *words.split()], check=True, env=dict(os.environ))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{PORT}")
+        yield
+    finally:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                words = " ".join(process.cmdline())
+                is_of_ray = "/ray/" in words or "ray::" in words
+                if is_of_ray and process.pid not in before:
+                    process.kill()
 
 
 @pytest.mark.parametrize("lost", ["raylet/raylet", "gcs/gcs_server"])
