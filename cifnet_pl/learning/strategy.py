@@ -82,7 +82,11 @@ class StatisticsDDPStrategy(DDPStrategy):
         finally:
             alarm.cancel()
             self._timeout = lasting
-        distributed_c10d._set_pg_timeout(lasting)
+        # Before torch 2.13 it has no public name.
+        set_timeout: Any = getattr(
+            torch.distributed, "set_timeout", distributed_c10d._set_pg_timeout
+        )
+        set_timeout(lasting)
 
     def configure_ddp(self) -> None:
         """Give all processes the same tensors; wrap modules that leave gradients to Lightning."""
