@@ -158,9 +158,13 @@ def _run(ray: Any, job: RayJob, shards: list[Shard], sender: Connection) -> None
     resources: dict[str, float] = {"num_cpus": job.threads}
     if ray.cluster_resources().get("GPU"):
         resources["num_gpus"] = 1 / job.workers_per_gpu
-    task = ray.remote(**resources, max_retries=job.retries, retry_exceptions=[OSError])(
-        _make_one
-    )
+    # Without a limit of calls, which is one on a GPU, a worker keeps backbone and data.
+    task = ray.remote(
+        **resources,
+        max_calls=0,
+        max_retries=job.retries,
+        retry_exceptions=[OSError],
+    )(_make_one)
     waiting = list(reversed(shards))
     running: dict[Any, str] = {}
     while waiting or running:
