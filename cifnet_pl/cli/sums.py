@@ -104,8 +104,8 @@ def sums(
     failed = make_with_ray(job, left)
     if failed:
         raise CifnetError(
-            f"{len(failed)} of {shards} shards failed, the first is {failed[0]}: the others are"
-            " finished, and the same command goes on"
+            f"{len(failed)} of {shards} shards failed, the first is {failed[0]}: finished ones"
+            " stay, and the same command goes on"
         )
     print_text(f"{shards} shards in {folder}")
     options = {plain(word.partition("=")[0]): word.partition("=")[2] for word in given}

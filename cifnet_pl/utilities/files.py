@@ -29,6 +29,10 @@ RECOMMENDED = "folder"
 """The configuration of ``fit --data.root IMAGES`` alone."""
 
 
+SWEEP_SECONDS = 1.0
+"""Time within which a lock is got that no process holds longer than to remove it."""
+
+
 def expanded(path: Path | str) -> Path:
     """Replace a leading ``~`` by the home folder; names that only begin with ``~`` stay.
 
@@ -384,7 +388,9 @@ def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
     if output.name in ("", ".."):  # "." has no name
         place = output.resolve()
     lock_file = place.parent / f".{place.name}.lock"
-    lock = FileLock(lock_file, blocking=wait)
+    # Others that remove leftovers hold it for a moment.
+    patience = -1.0 if wait else SWEEP_SECONDS
+    lock = FileLock(lock_file, timeout=patience)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(place.parent, place.suffix)
