@@ -55,7 +55,7 @@ test-system: setup-dev
 
 # Large packages that most users do without: Ray, Hugging Face datasets.
 test-scale: setup-dev
-	$(INSTALL) -e ".[ray,hf,shards]" webdataset
+	$(INSTALL) -e ".[ray,hf,tables]" webdataset
 	$(BIN)/python -m pytest -m scale -n 0
 
 lint: setup-dev

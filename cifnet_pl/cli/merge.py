@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,7 +112,7 @@ def sums_files(paths: list[Path]) -> list[Path]:
 
 
 def reduce_sums(files: Sequence[Path], trust: bool = False) -> PartialSums:
-    """Add up files of sums in the order of the samples, so that shards always give the same bits.
+    """Add up files of sums in the order of the samples, so that parts always give the same bits.
 
     Args:
         files: of parts that do not overlap.
@@ -120,19 +120,28 @@ def reduce_sums(files: Sequence[Path], trust: bool = False) -> PartialSums:
 
     Raises:
         UsageError: the same samples twice, or sums of other settings.
-        CheckpointError: a file that is damaged.
+        CheckpointError: a file that is damaged, or of an earlier version.
     """
-    from cifnet_pl.model.partial_sums import read_sums, shards_of
+    from cifnet_pl.model.bundle import Description, parse
+    from cifnet_pl.model.partial_sums import added_up, place_of, read_header, read_sums
 
-    def place(path: Path) -> tuple[str, int, str]:
-        first = shards_of(path)[0]
-        return first.set_hash, first.start, path.name
+    headers = {path: read_header(path) for path in files}
+    order = sorted(
+        files, key=lambda path: (place_of(headers[path].shards[0]), path.name)
+    )
+    names: dict[str, None] = {}
+    for path in order:
+        description = parse(Description, headers[path].model, str(path))
+        names |= dict.fromkeys(description.class_names)
 
-    order = sorted(files, key=place)
-    total = read_sums(order[0], trust)
-    for path in order[1:]:
-        total.add(read_sums(path, trust))
-    return total
+    def parts() -> Iterator[PartialSums]:
+        backbone = None
+        for path in order:
+            part = read_sums(path, trust, backbone)
+            backbone = part.model.backbone
+            yield part
+
+    return added_up(parts(), list(names), order[0].name)
 
 
 def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool) -> None:
@@ -149,20 +158,30 @@ def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool) ->
             already.
         CheckpointError: a file that is damaged.
     """
-    from cifnet_pl.model.partial_sums import is_sums, write_sums
+    from cifnet_pl.model.partial_sums import is_sums, part_of, write_sums
 
-    with writing(target, overwrite, "file" if is_sums(target) else "merge"):
+    count = number_of(len(files), "file")
+    if is_sums(target):
+        with writing(target, overwrite, "file"):
+            total = reduce_sums(files, trust)
+            write_sums(part_of(total.model, total.shards, target.name), target)
+        missing = number_of(len(total.missing), "part")
+        print_text(
+            f"{count} of sums added up in {target}: {total.learned}, {missing} missing"
+        )
+        return
+    with writing(target, overwrite, "merge"):
         total = reduce_sums(files, trust)
-        count = number_of(len(files), "file")
-        samples = number_of(sum(total.model.counts.values()), "sample")
-        if is_sums(target):
-            write_sums(total, target)
-            missing = number_of(len(total.missing), "part")
-            print_text(
-                f"{count} of sums added up in {target}: {samples}, {missing} missing"
-            )
-            return
         model = total.solved()
         model.save(target, overwrite)
     classes = number_of(len(model.class_names), "class")
-    print_text(f"{count} of sums merged: {classes} from {samples} in bundle {target}")
+    print_text(f"{count} of sums merged: {classes}, {total.learned}")
+    sentences = model.accuracy_sentences()
+    if not model.calibrated:
+        sentences.append(
+            "note: not calibrated, as the options of cifnet sums asked for: confidences are too low"
+            " or too high (--config heads/ridge or --config folder calibrate)"
+        )
+    for sentence in sentences:
+        print_text(sentence)
+    print_text(f"Bundle {target}")

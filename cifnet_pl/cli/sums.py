@@ -1,34 +1,46 @@
-"""``sums``: write the sums of shards of a training set to files, for ``merge``."""
+"""``sums``: write the sums of parts of a training set to files, for ``merge``."""
 
 from __future__ import annotations
 
+import json
 import os
-import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifnet_pl.cli.configs import choose_backbone
+from cifnet_pl.cli.configs import choose_backbone, find_config
 from cifnet_pl.cli.parsing import (
     OneSentence,
+    options_in,
     own_errors,
     plain,
     with_clean_heads,
+    with_recommended,
 )
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
-from cifnet_pl.utilities.files import exclusive, expanded
-from cifnet_pl.utilities.plugins import current_folder_importable, optional
-from cifnet_pl.utilities.text import next_command, one_line, print_text
+from cifnet_pl.utilities.files import (
+    RECOMMENDED,
+    exclusive,
+    expanded,
+    read_yaml,
+)
+from cifnet_pl.utilities.names import DEFAULT_BACKBONE
+from cifnet_pl.utilities.plugins import current_folder_importable
+from cifnet_pl.utilities.text import next_command, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.model.partial_sums import Shard, ShardLearner
+    from cifnet_pl.model.partition import SetPlan, TrainingSet
 
 DEFAULT_SUMS_HEAD = "RidgeHead"
-"""Head where options of one are given, and none is named."""
+"""Its sums are exact and small."""
 
-HEAD_SEED = 1
-"""As ``fit`` sets it: sums of another random projection could not be merged with a run."""
+PLAN = "plan.json"
+"""Name of the file, beside those of sums, that says how the set is cut."""
+
+UNUSED = ("tune", "stream", "max_tasks", "unknown")
+"""Options of ``--data`` that would have samples left out, or are only for scores."""
 
 
 def sums(
@@ -36,22 +48,27 @@ def sums(
     overrides: Sequence[tuple[str, str]] = (),
     shard: Sequence[str] = [],
     shards: int | None = None,
+    config: str | None = None,
     workers: int = 2,
     retries: int = 3,
     threads: int = 1,
+    workers_per_gpu: int = 1,
 ) -> None:
-    """Embed shards of a training set, and write a file of sums for each; cifnet merge adds them.
+    """Embed parts of a training set, and write a file of sums for each; cifnet merge adds them.
 
-    Options with a dot in their name are those of fit, such as --data.root and --model.head. Shards
-    that are finished are skipped.
+    Options with a dot in their name are those of fit, such as --data.root and --model.head. Every
+    training sample is learned, and nothing is held out. Shards that are finished are skipped.
 
     Args:
         output: folder for the files.
         shard: shards to compute one after the other, such as 3/64.
         shards: number of shards to cut the set into, and to compute all of them with Ray.
-        workers: number of Ray's workers at a time.
-        retries: how often Ray retries a shard whose worker was lost.
+        config: configuration whose model is learned, such as folder; without it and --model.head
+            that of fit for images in class folders, and heads/ridge for other data.
+        workers: number of Ray's workers at a time, on the cluster of RAY_ADDRESS, too.
+        retries: how often Ray retries a shard whose worker was lost, or whose files failed.
         threads: of torch in each worker; sums of a shard have the same bits for the same number.
+        workers_per_gpu: number of Ray's workers that share a GPU, where the cluster has any.
 
     Raises:
         UsageError: options that do not fit, a head whose statistics are not sums, or Ray is not
@@ -63,31 +80,73 @@ def sums(
     from cifnet_pl.model.partial_sums import Shard
 
     folder = expanded(output)
-    options = [word for name, value in overrides for word in (f"--{name}", value)]
-    if shard and shards is None:
-        for line in make(
-            folder, [Shard.parse(text) for text in shard], options, threads
-        ):
-            print_text(line)
-        return
-    if shards is None or shard:
+    given = [f"--{name}={value}" for name, value in overrides]
+    if (shards is None) == (not shard):
         raise UsageError(
             "give either --shard 3/64 for one shard, or --shards 64 for all of them"
         )
+    words = words_of(config, given)
+    if shards is None:
+        for text in shard:
+            print_text(make(folder, [Shard.parse(text)], words, threads)[0])
+        return
+    from cifnet_pl.cli.ray import RayJob, make_with_ray
+
     everything = [Shard(i, shards) for i in range(1, shards + 1)]
-    _make_with_ray(
-        folder, unfinished(folder, everything), options, workers, retries, threads
+    left = unfinished(folder, everything, planned(folder, words))
+    job = RayJob(
+        os.getcwd(),
+        str(folder.resolve()),
+        words,
+        workers,
+        retries,
+        threads,
+        workers_per_gpu,
+        make,
     )
-    left = unfinished(folder, everything)
-    if left:
+    failed = make_with_ray(job, left)
+    if failed:
         raise CifnetError(
-            f"{len(left)} of {shards} shards failed, the first is {left[0].index}: see above"
+            f"{len(failed)} of {shards} shards failed, the first is {failed[0]}: finished ones"
+            " stay, and the same command goes on"
         )
     print_text(f"{shards} shards in {folder}")
-    given = dict(overrides)
-    parts = [f"model.{part}" for part in ("head", "backbone", "architecture")]
-    trust = bool(plugin_imports(*[given.get(part, "") for part in parts]))
+    options = {plain(word.partition("=")[0]): word.partition("=")[2] for word in given}
+    parts = [f"--model.{part}" for part in ("head", "backbone", "architecture")]
+    trust = bool(plugin_imports(*[options.get(part, "") for part in parts]))
     print_text(next_command("merge", str(folder), "--output", "MODEL", trust=trust))
+
+
+def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
+    """Return all options that the sums depend on, so that a worker needs no configuration.
+
+    Args:
+        config: name or file of a configuration, or None.
+        given: options of ``fit``, such as "--data.root=images".
+
+    Raises:
+        UsageError: there is no such configuration, or it has no model.
+    """
+    values = {word.partition("=")[0]: word.partition("=")[2] for word in given}
+    if config is None and len(with_recommended(given)) > len(given):
+        config = RECOMMENDED
+    if config is None:
+        return tuple(given)
+    content = read_yaml(find_config(config))
+    data = content.get("data", {})
+    source = values.get("--data.source", data.get("source"))
+    model = content.get("model")
+    if not isinstance(model, dict):
+        raise UsageError(f"configuration {config} has no model: choose another one")
+    if source == "embeddings":
+        model.get("init_args", {}).pop("backbone", None)
+    words = [
+        f"--seed_everything={content.get('seed_everything', 1)}",
+        f"--model={json.dumps(model)}",
+    ]
+    for name, value in data.items():
+        words.append(f"--data.{name}={json.dumps(value)}")
+    return (*words, *given)
 
 
 def make(
@@ -98,30 +157,33 @@ def make(
     Args:
         folder: of the files.
         shards: to compute.
-        options: of ``fit``.
+        options: all that the sums depend on (:func:`words_of`).
         threads: of torch from now on; sums round differently with another number.
 
     Returns:
         A sentence for each shard.
+
+    Raises:
+        CifnetError: as for :func:`sums`.
     """
     import torch
 
     from cifnet_pl.model.partial_sums import write_sums
 
     torch.set_num_threads(threads)
-    missing = unfinished(folder, shards)
-    messages = [
-        f"{shard.name} is finished already" for shard in shards if shard not in missing
-    ]
-    for shard in missing:
-        learner = learner_of(tuple(options))
+    words = tuple(options)
+    plan = planned(folder, words)
+    missing = unfinished(folder, shards, plan)
+    messages = []
+    for shard in shards:
         path = file_of(folder, shard)
+        if shard not in missing:
+            messages.append(f"{shard.name} is finished already")
+            continue
         with exclusive(path):
-            shard_sums = learner.sums(shard)
+            shard_sums = learner_of(folder, words).sums(shard)
             write_sums(shard_sums, path)
-        messages.append(
-            f"{shard.name}: {sum(shard_sums.model.counts.values())} samples"
-        )
+        messages.append(f"{shard.name}: {shard_sums.learned}")
     return messages
 
 
@@ -130,168 +192,158 @@ def file_of(folder: Path, shard: Shard) -> Path:
     return folder / f"{shard.name}.sums"
 
 
-def unfinished(folder: Path, shards: Sequence[Shard]) -> list[Shard]:
-    """Return the shards whose file is missing or damaged."""
-    from cifnet_pl.model.partial_sums import read_sums
+def unfinished(folder: Path, shards: Sequence[Shard], plan: SetPlan) -> list[Shard]:
+    """Return the shards whose file is missing, damaged, or of other samples than planned."""
+    from cifnet_pl.model.partial_sums import read_tensors, record_of
 
     left = []
     for shard in shards:
+        wanted = record_of(plan, shard)
         try:
-            read_sums(
-                file_of(folder, shard), trust=True
-            )  # this user's own run, which imports what its options name
+            header = read_tensors(file_of(folder, shard))[0]
         except CheckpointError:
+            left.append(shard)
+            continue
+        learned = [stored.learned for stored in header.shards]
+        samples = [
+            stored.model_copy(update={"learned": None}) for stored in header.shards
+        ]
+        if None in learned or samples != [wanted]:
             left.append(shard)
     return left
 
 
+# ---------------------------------------------------------------------- options and plan
+
+
 @lru_cache(maxsize=1)
-def learner_of(options: tuple[str, ...]) -> ShardLearner:
-    """Build data, backbone and head from the options of ``fit``.
+def configured(words: tuple[str, ...]) -> Any:
+    """Parse options of ``fit`` about data and model.
+
+    Raises:
+        UsageError: options that do not fit.
+    """
+    from cifnet_pl.data.datamodule import CIFNetDataModule, check_options
+    from cifnet_pl.learning.cifnet_module import CIFNetModule
+
+    parser = OneSentence(prog="cifnet sums")
+    parser.add_argument("--seed_everything", type=int, default=1)
+    parser.add_class_arguments(
+        CIFNetDataModule, "data", sub_configs=False, instantiate=False
+    )
+    parser.add_subclass_arguments(CIFNetModule, "model", required=False)
+    parser.set_defaults({"model": {"class_path": "cifnet_pl.CIFNetModule"}})
+    given = with_clean_heads([f"--model.head={DEFAULT_SUMS_HEAD}", *words])
+    with current_folder_importable():
+        config = parser.parse_args(given)
+    names = {plain(name) for name, _ in options_in(words)}
+    for name in UNUSED:
+        if f"--data.{name}" in names:
+            raise UsageError(
+                f"--data.{name} does not fit to sums, which learn every training sample: leave it"
+                " out"
+            )
+    if config.data.source == "embeddings" and "--model.backbone" not in names:
+        config["model.init_args.backbone"] = DEFAULT_BACKBONE
+    choose_backbone(config)
+    for name, _ in config.items():
+        is_seed = name.startswith("model.") and name.endswith(".seed")
+        if is_seed and f"--{plain(name)}" not in names:
+            config[name] = config.seed_everything
+    check_options(vars(config.data))
+    config.parser = parser
+    return config
+
+
+def set_of(config: Any) -> TrainingSet:
+    """Return the training set that options mean."""
+    from cifnet_pl.data.samples import SourceOptions
+    from cifnet_pl.data.sources import OWN_IMAGES
+    from cifnet_pl.model.partition import TrainingSet
+
+    data = config.data
+    root = None
+    if data.root:
+        root = Path(data.root)
+    duplicates = data.duplicates
+    if duplicates is None and data.source in OWN_IMAGES:
+        duplicates = "leave_out"
+    options = SourceOptions(
+        root, val_fraction=0.0, download=data.download, own=data.options or {}
+    )
+    return TrainingSet(data.source, options, duplicates)
+
+
+def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:
+    """Return the plan of a folder's parts; the first process makes it, the others wait.
+
+    Raises:
+        UsageError: the plan is of other data.
+        DataError: the data cannot be read.
+    """
+    from cifnet_pl.model.bundle import parse
+    from cifnet_pl.model.partition import SetPlan
+    from cifnet_pl.utilities.files import write_text
+
+    config = configured(words)
+    path = folder / PLAN
+    names = ("source", "root", "options", "duplicates", "zip_encoding")
+    wanted = json.loads(json.dumps({name: config.data[name] for name in names}))
+    if not path.is_file():
+        with exclusive(path, wait=True):
+            if not path.is_file():
+                plan, notes = set_of(config).plan(wanted)
+                for note in notes:
+                    print_text(note)
+                write_text(path, plan.model_dump_json())
+    plan = parse(SetPlan, json.loads(path.read_bytes()), str(path))
+    if plan.data != wanted:
+        raise UsageError(
+            f"{folder} has sums of other data ({plan.data['root']}): choose another --output"
+        )
+    return plan
+
+
+@lru_cache(maxsize=1)
+def learner_of(folder: Path, words: tuple[str, ...]) -> ShardLearner:
+    """Build data, backbone and head from options.
 
     Args:
-        options: arguments of the command line.
+        folder: of the plan.
+        words: all that the sums depend on.
 
     Raises:
         UsageError: options that do not fit.
         DataError: data that is missing.
     """
-    from cifnet_pl.data.datamodule import CIFNetDataModule
-    from cifnet_pl.data.duplicates import find_duplicates
-    from cifnet_pl.learning.cifnet_module import CIFNetModule
-    from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.partial_sums import ShardLearner
+    import torch
 
-    parser = OneSentence(prog="cifnet sums")
-    parser.add_class_arguments(CIFNetDataModule, "data", sub_configs=False)
-    parser.add_subclass_arguments(CIFNetModule, "model", required=False)
-    # Which task a class belongs to makes no difference to sums.
-    parser.set_defaults(
-        {"model": {"class_path": "cifnet_pl.CIFNetModule"}, "data.classes_per_task": 1}
-    )
-    given = {plain(word.partition("=")[0]) for word in options}
-    words = list(options)
-    if any(name.startswith("--model.head.") for name in given):
-        words.insert(0, f"--model.head={DEFAULT_SUMS_HEAD}")
-    words = with_clean_heads(words)
-    with current_folder_importable():
-        config = parser.parse_args(words)
-    choose_backbone(config)
-    head_options = config.get("model.init_args.head.init_args")
-    has_seed = head_options is not None and "seed" in head_options
-    if has_seed and "--model.head.seed" not in given:
-        head_options["seed"] = HEAD_SEED
+    from cifnet_pl.data.datamodule import usual_batch_size
+    from cifnet_pl.model.classifier import Classifier
+    from cifnet_pl.model.partial_sums import ShardLearner, check_mergeable
+
+    config = configured(words)
     with own_errors():
-        built: Any = parser.instantiate_classes(config)
+        built: Any = config.parser.instantiate_classes(config)
     module = built.model
-    data = built.data
-    size, crop_ratio = data.image_shape(module.backbone.preprocessing)
-    source = data.source
-    if data.learns_held_out:
-        source = source.untested()  # sums have no score to hold out for
-    left_out = None
-    if data.duplicates is not None:
-        copies = find_duplicates(source, ())
-        for message in (*data.notes, *copies.sentences(data.duplicates)):
-            print_text(message)
-        if data.duplicates == "leave_out":
-            left_out = copies.left_out(source)[0]
+    data = config.data
+    size = data.image_size or 0
+    model = Classifier(
+        module.backbone,
+        module.head,
+        module.buffer,
+        calibrated=module.model.calibrated,
+        image_size=size,
+    )
+    check_mergeable(model)
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
     return ShardLearner(
-        source,
-        Classifier(
-            module.backbone,
-            module.head,
-            module.buffer,
-            image_size=size,
-            crop_ratio=crop_ratio,
-            calibrated=module.model.calibrated,
-        ),
-        data.batch_size,
+        set_of(config),
+        planned(folder, words),
+        model.to(device),
+        data.batch_size or usual_batch_size(device, model.image_size),
         data.num_workers or 0,
         data.on_corrupt == "skip",
-        left_out,
     )
-
-
-# ---------------------------------------------------------------------- Ray
-
-
-def _make_with_ray(
-    folder: Path,
-    missing: Sequence[Shard],
-    options: Sequence[str],
-    workers: int,
-    retries: int,
-    threads: int,
-) -> None:
-    """Make shards, ``workers`` at a time; join the cluster of RAY_ADDRESS, or start one here.
-
-    Each shard is a task; Ray itself starts the task of a lost worker again.
-    """
-    ray = optional("ray", "--shards, but not --shard,", "ray")
-    if not missing:
-        return
-    began = not ray.is_initialized()
-    if began:
-        _start(ray, workers)
-    try:
-        task = ray.remote(num_cpus=1, max_retries=retries, retry_exceptions=False)(
-            _make_one
-        )
-        where = str(folder.resolve())
-        words = tuple(options)
-        home = os.getcwd()
-        waiting = {
-            task.remote(home, where, (s.index, s.count), words, threads): s.name
-            for s in missing
-        }
-        while waiting:
-            (done,), _ = ray.wait(list(waiting), num_returns=1)
-            name = waiting.pop(done)
-            try:
-                print_text(ray.get(done))
-            except ray.exceptions.RayError as error:
-                print_text(f"{name} failed: {one_line(error)}", sys.stderr)
-    finally:
-        if began:
-            ray.shutdown()
-
-
-def _start(ray: Any, workers: int) -> None:
-    # Workers import this package also where it is not installed.
-    home = str(Path(__file__).parents[2])
-    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), home]))
-    options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": paths}}}
-    if not os.environ.get("RAY_ADDRESS"):
-        os.environ.setdefault(
-            "RAY_USAGE_STATS_ENABLED", "0"
-        )  # nothing is sent anywhere
-        options |= {
-            "num_cpus": workers,
-            "include_dashboard": False,
-            "logging_level": "error",
-        }
-    ray.init(log_to_driver=False, **options)
-
-
-def _make_one(
-    home: str,
-    folder: str,
-    shard: tuple[int, int],
-    options: tuple[str, ...],
-    threads: int,
-) -> str:
-    """Compute one shard in a worker, which keeps data, backbone and head for the next.
-
-    Args:
-        home: folder that the command was given in; paths and custom code are relative to it.
-        folder: of the files.
-        shard: its number, and how many there are.
-        options: of ``fit``.
-        threads: of torch.
-    """
-    from cifnet_pl.model.partial_sums import Shard
-
-    if os.path.isdir(home):  # not on another machine of a cluster
-        os.chdir(home)
-    return make(Path(folder), [Shard(*shard)], options, threads)[0]

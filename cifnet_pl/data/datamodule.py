@@ -197,7 +197,7 @@ class CIFNetDataModule(LightningDataModule):
         self.given = dict(locals())
         del self.given["self"], self.given["__class__"]
         super().__init__()
-        _check_options(self.given)
+        check_options(self.given)
         self.source_name = source
         if isinstance(source, tuple | list):
             self.source_name = "arrays"
@@ -552,8 +552,7 @@ class CIFNetDataModule(LightningDataModule):
         if chosen or device == "cpu" or not self.learner.any_batch_size:
             return self.batch_size
         side, _ = self.image_shape(self.learner.backbone.preprocessing)
-        fitting = GPU_BATCH_PIXELS // side**2
-        return max(1, min(GPU_BATCH, fitting))
+        return usual_batch_size(device, side)
 
     @cached_property
     def _loaders(self) -> dict[Part, ImageLoader]:
@@ -653,7 +652,20 @@ class CIFNetDataModule(LightningDataModule):
             self.__dict__.pop(name, None)
 
 
-def _check_options(given: Mapping[str, Any]) -> None:
+def usual_batch_size(device: str, side: int) -> int:
+    """Return the number of images in a batch for a frozen backbone, unless told otherwise.
+
+    Args:
+        device: type of the device that embeds them.
+        side: of the images, in pixels.
+    """
+    if device == "cpu":
+        return DEFAULT_BATCH
+    fitting = GPU_BATCH_PIXELS // side**2
+    return max(1, min(GPU_BATCH, fitting))
+
+
+def check_options(given: Mapping[str, Any]) -> None:
     """Check the options that every source has, by their names.
 
     Raises:

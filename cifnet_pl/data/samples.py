@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from cifnet_pl.buffer.calibration_buffer import GOLDEN, split_mix
 from cifnet_pl.images.files import file_identity, file_size
 from cifnet_pl.images.image import (
     UNREADABLE_HASH,
@@ -22,13 +23,43 @@ from cifnet_pl.images.image import (
     ImageLike,
     Look,
     UnreadableImage,
-    content_hash,
     pillow_image,
 )
 from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.utilities.errors import CifnetError, DataError
 from cifnet_pl.utilities.names import class_name, class_name_problem
 from cifnet_pl.utilities.text import listed, one_line, printable
+
+HASHED_ROWS = 128
+"""Embeddings that are hashed at a time: with 512 numbers each they fit the processor's cache."""
+
+
+def row_hashes(rows: np.ndarray) -> np.ndarray:
+    """Hash the bytes of each row of an array to a number of 63 bits, as content hashes of images.
+
+    Each word of eight bytes is mixed with its place in the row (SplitMix64); the hash is the sum.
+    Ten million random rows had no two equal hashes (``tests/scale/test_hashes.py``).
+
+    Args:
+        rows: (n, d), any dtype.
+
+    Returns:
+        (n,) int64, not negative.
+
+    Example:
+        >>> hashes = row_hashes(np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]]))
+        >>> bool(hashes[0] == hashes[2]), bool(hashes[0] == hashes[1])
+        (True, False)
+    """
+    content = np.ascontiguousarray(rows).view(np.uint8)
+    padding = -content.shape[1] % 8
+    if padding:
+        content = np.pad(content, ((0, 0), (0, padding)))
+    words = content.view(np.uint64)
+    places = GOLDEN * np.arange(1, words.shape[1] + 1, dtype=np.uint64)
+    sums = split_mix(words + places).sum(axis=1)
+    hashes = split_mix(sums) >> np.uint64(1)
+    return hashes.astype(np.int64)
 
 
 @dataclass(eq=False)
@@ -61,9 +92,7 @@ class SampleTable:
     Attributes:
         labels: (n,) int64, position of each sample's class in the source's ``class_names``; as the
             source gives them before :func:`labelled`.
-        names: name of each sample.
         positions: (n,) int64, where each sample is in the data.
-        paths: path of each file below ``root``.
         groups: (n,) int64, the column ``group``; None without groups.
         are_images: whether the samples are images, and not embeddings.
         in_files: whether each sample is an image in a file of its own.
@@ -85,13 +114,8 @@ class SampleTable:
         if "position" not in self.table:
             self.table = self.table.assign(position=np.arange(count))
         self.positions = self.table["position"].to_numpy(np.int64, copy=True)
-        if "name" not in self.table:
-            names = [str(position) for position in self.positions.tolist()]
-            self.table = self.table.assign(name=names)
         if not len(self.hash_of):
             self.hash_of = np.full(count, -1, dtype=np.int64)
-        self.names: list[str] = self.table["name"].tolist()
-        self.paths: list[str] = self.table.get("path", self.table["name"]).tolist()
         self.labels = self.table["label"].to_numpy(copy=True)
         self.groups = None
         if "group" in self.table:
@@ -101,6 +125,22 @@ class SampleTable:
 
     def __len__(self) -> int:
         return len(self.table)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Name of each sample; made when they are read, as embeddings seldom need them."""
+        if "name" not in self.table:
+            return [str(position) for position in self.positions.tolist()]
+        names: list[str] = self.table["name"].tolist()
+        return names
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """Path of each file below ``root``."""
+        if "path" not in self.table:
+            return self.names
+        paths: list[str] = self.table["path"].tolist()
+        return paths
 
     @cached_property
     def rows_of(self) -> dict[int, np.ndarray]:
@@ -203,12 +243,13 @@ class SampleTable:
 
         That of an image that cannot be read is ``UNREADABLE_HASH``.
         """
-        is_unread = self.hash_of[rows] < 0
-        for row in rows[is_unread].tolist():
-            if self.embeddings is not None:
-                vector = self.embeddings[self.positions[row]]
-                self.hash_of[row] = content_hash(vector.tobytes())
-                continue
+        unread = rows[self.hash_of[rows] < 0]
+        if self.embeddings is not None:
+            for start in range(0, len(unread), HASHED_ROWS):
+                part = unread[start : start + HASHED_ROWS]
+                self.hash_of[part] = row_hashes(self.embeddings[self.positions[part]])
+            return np.asarray(self.hash_of[rows])
+        for row in unread.tolist():
             try:
                 self.hash_of[row] = EncodedImage(self.given(row)).hash
             except UnreadableImage:  # it is reported when it is decoded
@@ -256,7 +297,9 @@ def joined(parts: Sequence[SampleTable]) -> SampleTable:
             return train.given(position)
         return test.given(position - first)
 
-    tables = [train.table.assign(split="train"), test.table.assign(split="test")]
+    tables = []
+    for part, split in ((train, "train"), (test, "test")):
+        tables.append(part.table.assign(name=part.names, split=split))
     table = pd.concat(tables, ignore_index=True)
     table["position"] = np.arange(len(table))
     whole = replace(train, table=table, read=read, hash_of=np.zeros(0))
@@ -306,7 +349,8 @@ class SourceOptions:
 
     Attributes:
         root: folder or file of the data.
-        val_fraction: share of each class that is held out if the data have no test split.
+        val_fraction: share of each class that is held out if the data have no test split; 0 to
+            hold nothing out, so that no sample is read.
         split_seed: seed of that split.
         download: whether data may be fetched.
         own: options of one source alone.
@@ -349,11 +393,14 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     """
     where = samples.where
     names = samples.class_names
-    cells = samples.table["label"].tolist()
-    for row, label in enumerate(cells):
-        if type(label) not in (int, str):
-            _check_label(label, row, where)
-    codes, found = pd.factorize(np.array(cells, dtype=object))
+    cells = samples.table["label"]
+    if cells.dtype.kind not in "iu":
+        cells = cells.astype(object)
+        for row, label in enumerate(cells.tolist()):
+            if type(label) not in (int, str):
+                _check_label(label, row, where)
+    codes, distinct_cells = pd.factorize(cells.to_numpy())
+    found = distinct_cells.tolist()
     read = [class_name(label) if isinstance(label, str) else label for label in found]
     distinct = sorted(set(read), key=lambda label: (isinstance(label, str), label))
     class_names = []

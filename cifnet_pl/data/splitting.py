@@ -121,6 +121,8 @@ def _held_out_source(
 ) -> Source:
     """Hold out a share of the samples of each class, by a kind of group."""
     fraction = options.val_fraction
+    if not fraction:
+        return Source(class_names, whole, whole.subset(np.arange(0)), whole.notes)
     seed = options.split_seed
     notes = whole.notes
     if kind not in (NEAR, SINGLE):

@@ -848,13 +848,13 @@ class Head(nn.Module, ABC):
         Raises:
             UsageError: a label that is not known.
         """
-        is_own = y[:, None] == self.labels
-        unknown = y[~is_own.any(dim=1)]
+        unknown = y[~torch.isin(y, self.labels)]
         if len(unknown):
             raise UsageError(
                 f"label {int(unknown[0])} was not introduced by begin_task()"
             )
-        return is_own.nonzero()[:, 1]
+        ascending, order = self.labels.sort()
+        return order[torch.searchsorted(ascending, y.contiguous())]
 
     # ------------------------------------------------------------------ storing
 

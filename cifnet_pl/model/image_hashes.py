@@ -91,9 +91,11 @@ class ImageHashes(GrowingModule):
 
     def _replace(self, labels: np.ndarray, hashes: np.ndarray) -> None:
         order = np.lexsort((hashes, labels))
-        classes, counts = np.unique(labels, return_counts=True)
+        in_order = labels[order]
+        first = np.flatnonzero(np.diff(in_order, prepend=in_order[:1] - 1))
+        counts = np.diff(first, append=len(in_order))
         device = self.content.device
         content = torch.from_numpy(hashes[order])
-        self.labels = torch.from_numpy(classes).to(device)
+        self.labels = torch.from_numpy(in_order[first]).to(device)
         self.counts = torch.from_numpy(counts).to(device)
         self.content = content.to(device)

@@ -1,18 +1,21 @@
-"""Partial sums: the statistics of shards of a training set, one file each, merged to one model.
+"""Partial sums: the statistics of parts of a training set, one file each, merged to one model.
 
-A file is safetensors: the statistics of a head that is not solved yet, the content hashes of the
-samples in them, and a description that is checked as a bundle's is. Shards of one set record the
-positions that they cover; shards of different sets are compared by the hashes.
+A file is safetensors: the statistics of a head that is not solved yet, the candidates of the
+calibration buffer, the content hashes of the samples in them, and a description that is checked as
+a bundle's is. Parts of one set record the positions that they cover; parts of different sets are
+compared by the hashes.
+
+To merge parts is to finish one task: each adds its statistics and candidates to what is observed,
+and the task ends as in ``fit``.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,17 +24,21 @@ import safetensors
 import safetensors.torch
 import torch
 from pydantic import Field, Strict
+from torch import Tensor
 
+from cifnet_pl.backbones import Backbone
+from cifnet_pl.buffer import BufferSamples, CalibrationBuffer, concatenate
+from cifnet_pl.buffer.calibration_buffer import STREAMING, mix_keys
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, ImageLoader
-from cifnet_pl.data.samples import SampleTable, Source
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import StoredModel, StoredRecord, parse
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.merge import absorb, check_same_embeddings
+from cifnet_pl.model.merge import check_same_embeddings
+from cifnet_pl.model.partition import SetPlan, TrainingSet
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, explained, prefixed
 from cifnet_pl.utilities.files import write_bytes
 from cifnet_pl.utilities.growing_tensors import fingerprint
-from cifnet_pl.utilities.text import listed, printable
+from cifnet_pl.utilities.text import listed, number_of
 
 FILE_ENDING = ".sums"
 
@@ -45,13 +52,16 @@ class ShardRecord(StoredRecord):
     """Positions ``start`` to ``stop`` (exclusive) of a set of ``total`` samples.
 
     Attributes:
-        set_hash: see :func:`set_hash`.
+        set_hash: of the set (:class:`~cifnet_pl.model.partition.SetPlan`).
+        learned: number of its samples that are in the sums: duplicates and unreadable images are
+            not. None in files of an earlier version, which may have held samples out.
     """
 
     set_hash: str
     start: Position
     stop: Position
     total: Position
+    learned: Position | None = None
 
     def __str__(self) -> str:
         return f"samples {self.start} to {self.stop - 1} of {self.total}"
@@ -67,14 +77,16 @@ class SumsRecord(StoredRecord):
     shards: list[ShardRecord]
     sha256: str
     model: Any
+    calibrated: bool = False
 
 
 @dataclass
 class PartialSums:
-    """The statistics of one or more shards of training sets.
+    """The statistics of one or more parts of training sets.
 
     Attributes:
-        model: its head is not solved; ``images`` are the content hashes of the samples.
+        model: its head is not solved; its buffer holds candidates; ``images`` are the content
+            hashes of the samples.
         shards: positions in the sums, by set, ascending, without overlap.
         name: what errors call it.
     """
@@ -84,102 +96,227 @@ class PartialSums:
     name: str = "sums"
 
     @property
+    def learned(self) -> str:
+        """How many of the samples at these positions are in the sums, in words."""
+        learned = sum(self.model.counts.values())
+        samples = sum(shard.stop - shard.start for shard in self.shards)
+        return f"learned {learned:,} of {number_of(samples, 'sample')}"
+
+    def check(self) -> None:
+        """Check that the sums hold what their records say.
+
+        Raises:
+            CheckpointError: they do not, or are of an earlier version.
+        """
+        recorded = [shard.learned for shard in self.shards]
+        if None in recorded:
+            raise CheckpointError(
+                f"{self.name} is of an earlier version, which may have held samples out: make it"
+                " again"
+            )
+        learned = sum(self.model.counts.values())
+        if learned != sum(filter(None, recorded)):
+            raise CheckpointError(
+                f"{self.name} has {number_of(learned, 'sample')}, not as many as it says: make it"
+                " again"
+            )
+
+    @property
     def missing(self) -> list[ShardRecord]:
         """Positions of the same sets that are not in the sums."""
         missing: list[ShardRecord] = []
-        for _, of_set in itertools.groupby(self.shards, lambda each: each.set_hash):
-            end = 0
-            for shard in of_set:
-                if shard.start > end:
-                    missing.append(shard.between(end, shard.start))
-                end = shard.stop
-            if end < shard.total:
-                missing.append(shard.between(end, shard.total))
+        starts = {shard.set_hash: shard.between(0, 0) for shard in self.shards}
+        ends = {
+            shard.set_hash: shard.between(shard.total, shard.total)
+            for shard in self.shards
+        }
+        in_order = sorted(
+            [*starts.values(), *self.shards, *ends.values()], key=place_of
+        )
+        for before, after in pairwise(in_order):
+            if before.set_hash == after.set_hash and before.stop < after.start:
+                missing.append(before.between(before.stop, after.start))
         return missing
-
-    def add(self, other: PartialSums) -> None:
-        """Add other sums.
-
-        Args:
-            other: sums of other samples; it must not be used afterwards.
-
-        Raises:
-            UsageError: a sample that is in both, or other backbones, image sizes, precisions, heads
-                or settings.
-        """
-        with prefixed(f"cannot add {other.name} to {self.name}"):
-            self._check_overlap(other)
-            check_same_embeddings(self.model, other.model)
-            absorb(self.model, other.model)
-            if self.model.buffer is not None:
-                self.model.buffer.commit()
-        shards = [*self.shards, *other.shards]
-        self.shards = sorted(shards, key=lambda each: (each.set_hash, each.start))
-
-    def _check_overlap(self, other: PartialSums) -> None:
-        """Compare shards of one set by their positions, those of different sets by hashes."""
-        for shard, another in itertools.product(self.shards, other.shards):
-            start = max(shard.start, another.start)
-            stop = min(shard.stop, another.stop)
-            if shard.set_hash == another.set_hash and start < stop:
-                both = shard.between(start, stop)
-                raise UsageError(f"both have {both}, which would count twice")
-        sets = {shard.set_hash for shard in self.shards}
-        if sets >= {shard.set_hash for shard in other.shards}:
-            return
-        ours = self.model.images.hashes
-        common = np.intersect1d(ours, other.model.images.hashes)
-        if len(common):
-            raise UsageError(
-                f"they have {len(common)} samples in common, which would count twice"
-            )
 
     def solved(self) -> Classifier:
         """Return the model of all samples; the sums must not be used afterwards.
 
         Raises:
-            UsageError: a shard of a set is missing.
+            UsageError: a part of a set is missing.
+            DataError: a class without samples.
         """
         if self.missing:
             missing = listed([str(shard) for shard in self.missing])
             raise UsageError(
                 f"not all sums are there: {missing} are missing; make those shards first"
             )
-        empty = [name for name, count in self.model.counts.items() if not count]
-        if empty:
-            raise UsageError(
-                f"class '{printable(empty[0])}' has no samples in these sums"
-            )
-        self.model.head.solved.fill_(False)
-        self.model.solve()
+        candidates = self.model.buffer
+        if candidates is not None:
+            settings: dict[str, Any] = candidates.settings()
+            buffer = CalibrationBuffer(**settings)
+            buffer.add(*candidates.samples)
+            buffer.add(*candidates.pending())
+            self.model.buffer = buffer
+        self.model.finish_task()
         self.model.history.clear()
         images = sum(self.model.counts.values())
         self.model.record_event("task", images)
         return self.model
 
 
-def set_hash(samples: SampleTable, class_names: Sequence[str]) -> str:
-    """Hash a set of samples: names, labels, and the contents of the first and the last sample.
+def place_of(shard: ShardRecord) -> tuple[str, int, int]:
+    """Return a key that sorts positions by set, ascending."""
+    return shard.set_hash, shard.start, shard.stop
 
-    The contents are needed because names are often only positions.
+
+# ---------------------------------------------------------------------- the buffer's candidates
+
+
+class PartBuffer(CalibrationBuffer):
+    """The samples that the buffer's draw among all samples could take, in place of the buffer.
+
+    These are the first of each class in the order of the draw: single images by the seed and their
+    content hashes, as many as the buffer can keep of a class once all classes are known. So the
+    first ones of all parts are among the first ones of each.
+    """
+
+    classes_in_all = 1
+
+    def add(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+        """Offer samples; see :meth:`CalibrationBuffer.add`."""
+        self._pending.append(BufferSamples(z.detach(), y, key))
+        offered = sum(len(batch.y) for batch in self._pending)
+        if offered >= EMBEDDED_BATCH:
+            self.end()
+
+    def end(self) -> None:
+        """Keep the first samples of each class among those that were offered."""
+        samples = concatenate([self.samples, *self._pending])
+        self.discard_pending()
+        labels = samples.y.cpu().numpy()
+        hashes = mix_keys(samples.key, self.seed).cpu().numpy()
+        order = np.lexsort((hashes, labels))
+        # Equal images have equal hashes: the first one stays.
+        hashes = hashes[order]
+        labels = labels[order]
+        differs = (np.diff(hashes, prepend=-1) != 0) | (
+            np.diff(labels, prepend=-1) != 0
+        )
+        order = order[differs]
+        labels = labels[differs]
+        first_of_class = np.searchsorted(labels, labels)
+        rank = np.arange(len(labels)) - first_of_class
+        rows = order[rank < self.quota(self.classes_in_all)]
+        kept = samples.at(torch.from_numpy(rows).to(samples.y.device))
+        self.z, self.y, self.key = kept
+
+
+# ---------------------------------------------------------------------- adding up
+
+
+def added_up(
+    parts: Iterable[PartialSums], class_names: Sequence[str], name: str = "sums"
+) -> PartialSums:
+    """Add up parts, in the order in which they come, as the observations of one task.
 
     Args:
-        samples: the set.
-        class_names: name of each label.
+        parts: at least one; they are used up, one after the other.
+        class_names: of all classes, in the order of their labels in the model.
+        name: what errors call the sums.
 
     Returns:
-        32 hexadecimal digits.
+        Sums whose task is still to be finished.
+
+    Raises:
+        UsageError: a sample that is in two parts, or other backbones, image sizes, precisions,
+            heads or settings.
+        CheckpointError: a part that does not hold what its records say.
     """
-    title = repr((list(class_names), len(samples)))
-    encoded = title.encode("utf-8", "surrogateescape")
-    digest = hashlib.blake2b(encoded, digest_size=16)
-    labels = np.ascontiguousarray(samples.labels)
-    digest.update(labels.tobytes())
-    for name in samples.names:
-        digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
-    ends = np.array([0, len(samples) - 1])
-    digest.update(samples.hashes(ends).tobytes())
-    return digest.hexdigest()
+    total: PartialSums | None = None
+    hashes_of_set: dict[str, list[np.ndarray]] = {}
+    for part in parts:
+        part.check()
+        if total is None:
+            total = PartialSums(_without_samples(part.model), [], name)
+            _begin(total.model, class_names)
+        with prefixed(f"cannot add {part.name} to {name}"):
+            check_same_embeddings(total.model, part.model)
+            total.model.observe_sums(part.model)
+        total.model.record_engines(part.model.engines)
+        total.shards += part.shards
+        hashes = hashes_of_set.setdefault(part.shards[0].set_hash, [])
+        hashes.append(part.model.images.hashes)
+    assert total is not None
+    total.shards.sort(key=place_of)
+    _check_overlap(total.shards)
+    if len(hashes_of_set) > 1:
+        _check_sets([np.concatenate(hashes) for hashes in hashes_of_set.values()])
+    return total
+
+
+def _begin(
+    model: Classifier, class_names: Sequence[str], counts: Sequence[int] | None = None
+) -> None:
+    """Begin the task of all classes."""
+    model.begin_task(class_names, counts)
+    if isinstance(model.buffer, PartBuffer):
+        model.buffer.classes_in_all = len(class_names)
+
+
+def _without_samples(model: Classifier) -> Classifier:
+    """Return a model of the same settings that has observed nothing, and keeps candidates."""
+    buffer = None
+    if model.buffer is not None:
+        settings: dict[str, Any] = model.buffer.settings()
+        buffer = PartBuffer(**settings)
+    return Classifier(
+        model.backbone,
+        model.head.fresh(),
+        buffer,
+        calibrated=model.calibrated,
+        image_size=model.image_size,
+        crop_ratio=model.crop_ratio,
+        precision=model.precision,
+    )
+
+
+def _check_overlap(shards: Sequence[ShardRecord]) -> None:
+    """Raise UsageError where a position is in two of the shards, which are in order."""
+    for before, after in pairwise(shards):
+        if before.set_hash == after.set_hash and after.start < before.stop:
+            both = before.between(after.start, min(before.stop, after.stop))
+            raise UsageError(f"both have {both}, which would count twice")
+
+
+def _check_sets(hashes_of_sets: Sequence[np.ndarray]) -> None:
+    """Raise UsageError where two sets have samples in common, by their content hashes."""
+    distinct = [np.unique(hashes) for hashes in hashes_of_sets]
+    together = np.concatenate(distinct)
+    common = len(together) - len(np.unique(together))
+    if common:
+        raise UsageError(
+            f"they have {common} samples in common, which would count twice"
+        )
+
+
+def part_of(model: Classifier, shards: list[ShardRecord], name: str) -> PartialSums:
+    """End the observation of a part: what its task has observed can be stored, and added up.
+
+    Args:
+        model: with a task under way and :class:`PartBuffer`; it is changed in place.
+        shards: positions that were observed.
+        name: what errors call the sums.
+    """
+    model.add_up()
+    # Which samples are duplicates is known when all are together.
+    model.head.count_duplicates(-model.images.duplicates)
+    # A fresh head holds nothing of the task that is under way.
+    head = model.head.fresh()
+    head.merge_(model.head)
+    model.head = head
+    if isinstance(model.buffer, PartBuffer):
+        model.buffer.end()
+    return PartialSums(model, shards, name)
 
 
 # ---------------------------------------------------------------------- files
@@ -205,43 +342,54 @@ def write_sums(sums: PartialSums, path: Path) -> None:
         "shards": [shard.model_dump() for shard in sums.shards],
         "sha256": fingerprint("", tensors),
         "model": {**sums.model.describe(), "history": []},
+        "calibrated": sums.model.calibrated,
     }
     metadata = {METADATA_KEY: json.dumps(header)}
     write_bytes(path, safetensors.torch.save(tensors, metadata))
 
 
-def read_sums(path: Path, trust: bool = False) -> PartialSums:
+def read_sums(
+    path: Path, trust: bool = False, backbone: Backbone | None = None
+) -> PartialSums:
     """Read a file of partial sums; nothing from it is executed unless ``trust``.
 
     Args:
         path: the file.
         trust: as for :func:`cifnet_pl.load`.
+        backbone: one that is in memory already, as for :func:`~cifnet_pl.model.assembly.assemble`.
 
     Raises:
         CheckpointError: there is no such file, or it is damaged, or of another version.
     """
-    header = _read_header(path)
+    header, tensors = read_tensors(path)
+    stored = StoredModel(str(path), header.model, tensors)
+    model = assemble(stored, trust=trust, solved=False, backbone=backbone)
+    model.calibrated = header.calibrated
+    return PartialSums(model, header.shards, path.name)
+
+
+def read_tensors(path: Path) -> tuple[SumsRecord, dict[str, torch.Tensor]]:
+    """Read the header and the tensors of a file of partial sums, and check that it is whole.
+
+    Raises:
+        CheckpointError: as :func:`read_sums`.
+    """
+    header = read_header(path)
     with explained(CheckpointError, f"cannot read {path}"):
         tensors = safetensors.torch.load_file(path)
     if fingerprint("", tensors) != header.sha256:
         raise CheckpointError(
             f"{path} is damaged: its checksum is wrong; make it again"
         )
-    stored = StoredModel(str(path), header.model, tensors)
-    model = assemble(stored, trust=trust, solved=False)
-    return PartialSums(model, header.shards, path.name)
+    return header, tensors
 
 
-def shards_of(path: Path) -> list[ShardRecord]:
-    """Read the shards that a file covers.
+def read_header(path: Path) -> SumsRecord:
+    """Read the positions and the description of a file of partial sums.
 
     Raises:
         CheckpointError: as :func:`read_sums`.
     """
-    return _read_header(path).shards
-
-
-def _read_header(path: Path) -> SumsRecord:
     if not path.is_file():
         raise CheckpointError(f"no file of sums at {path}: make it with cifnet sums")
     unreadable = f"{path} is damaged, or not a file of sums"
@@ -298,53 +446,41 @@ class Shard:
         return f"shard-{self.index:0{width}}-of-{self.count}"
 
 
+def record_of(plan: SetPlan, shard: Shard) -> ShardRecord:
+    """Return the positions of a part, of which nothing is learned yet.
+
+    Raises:
+        UsageError: there are more parts than samples.
+    """
+    total = plan.total
+    if shard.count > total:
+        raise UsageError(
+            f"{total} training samples cannot be cut into {shard.count} shards: use fewer"
+        )
+    start, stop = shard.bounds(total)
+    return ShardRecord(set_hash=plan.set_hash, start=start, stop=stop, total=total)
+
+
 @dataclass
 class ShardLearner:
-    """Computes the partial sums of any shard of a source.
+    """Computes the partial sums of any part of a training set.
 
     Attributes:
-        source: the training set is cut into shards; the test set is not used.
+        training_set: the samples; those of a part are read when it is made.
+        plan: of the set.
         empty: a model without classes, whose head's statistics can be merged; its backbone is
             none:<width> for embeddings.
         batch_size: images embedded in one batch.
         workers: number of processes that decode.
         skip_unreadable: whether to leave out images that cannot be decoded.
-        left_out: (n,) bool, training samples that are duplicates of others or lie in two classes;
-            None for none.
     """
 
-    source: Source
+    training_set: TrainingSet
+    plan: SetPlan
     empty: Classifier
     batch_size: int = 64
     workers: int = 0
     skip_unreadable: bool = False
-    left_out: np.ndarray | None = None
-
-    def __post_init__(self) -> None:
-        self.empty.head.require("merges_sites")
-        width = self.empty.head.in_features
-        train = self.source.train
-        if not train.are_images and train.features != width:
-            features = train.features
-            raise UsageError(
-                f"embeddings of width {features}, expected none:{features} as backbone"
-            )
-        names = self.source.class_names
-        self._set_hash = set_hash(train, names)
-
-    def record(self, shard: Shard) -> ShardRecord:
-        """Return the positions of a shard.
-
-        Raises:
-            UsageError: there are more shards than samples.
-        """
-        total = len(self.source.train)
-        if shard.count > total:
-            raise UsageError(
-                f"{total} training samples cannot be cut into {shard.count} shards: use fewer"
-            )
-        start, stop = shard.bounds(total)
-        return ShardRecord(set_hash=self._set_hash, start=start, stop=stop, total=total)
 
     def sums(self, shard: Shard) -> PartialSums:
         """Embed the samples of a shard and add them up.
@@ -353,38 +489,45 @@ class ShardLearner:
             DataError: an image that cannot be read.
             NonFiniteError: an embedding that holds NaN or infinity.
         """
-        record = self.record(shard)
-        model = self.empty.clone()
-        if model.backbone.takes_images:
-            model.record_engines([model.engine])
-        names = self.source.class_names
-        # The counts of all shards, so that these agree.
-        labels = self.source.train.labels
-        counts = np.bincount(labels, minlength=len(names)).tolist()
-        known_counts = None
-        if min(counts):
-            known_counts = counts
-        model.begin_task(names, known_counts)
-        model.observe_all(self._batches(model, record))
-        model.add_up()
-        if model.buffer is not None:
-            model.buffer.commit()
-        # A fresh head holds nothing of the task that is under way.
-        head = model.head.fresh()
-        head.merge_(model.head)
-        model.head = head
-        return PartialSums(model, [record], shard.name)
+        record = record_of(self.plan, shard)
+        model = _without_samples(self.empty)
+        model.record_engines([model.engine])
+        # The counts of all parts, so that these agree.
+        _begin(model, self.plan.class_names, self.plan.counts)
+        for piece in self.training_set.pieces(self.plan, record.start, record.stop):
+            samples = piece.samples
+            batch_size = EMBEDDED_BATCH
+            if samples.are_images:
+                batch_size = self.batch_size
+            loader = ImageLoader(
+                samples,
+                model.image_size,
+                model.crop_ratio,
+                self.workers,
+                model.device.type,
+            )
+            labels = torch.from_numpy(piece.labels)
+            model.observe_all(
+                Batches(loader, piece.rows, labels, batch_size, self.skip_unreadable)
+            )
+        sums = part_of(model, [record], shard.name)
+        record.learned = sum(model.counts.values())
+        return sums
 
-    def _batches(self, model: Classifier, record: ShardRecord) -> Batches:
-        """Return the samples of a shard in batches."""
-        rows = np.arange(record.start, record.stop)
-        if self.left_out is not None:
-            stays = ~self.left_out[rows]
-            rows = rows[stays]
-        images = self.source.train
-        loader = ImageLoader(images, model.image_size, model.crop_ratio, self.workers)
-        labels = torch.arange(len(self.source.class_names))
-        batch_size = EMBEDDED_BATCH
-        if images.are_images:
-            batch_size = self.batch_size
-        return Batches(loader, rows, labels, batch_size, self.skip_unreadable)
+
+def check_mergeable(model: Classifier) -> None:
+    """Check that the sums of parts of a set can be merged to the model of all.
+
+    Args:
+        model: without classes.
+
+    Raises:
+        UnsupportedError: the statistics of its head are not sums.
+        UsageError: its buffer selects by all embeddings of a class.
+    """
+    model.head.require("merges_sites")
+    if model.buffer is not None and model.buffer.strategy not in STREAMING:
+        raise UsageError(
+            f"buffer strategy {model.buffer.strategy} selects among all embeddings of a class,"
+            " which no part has: use random"
+        )

@@ -26,6 +26,9 @@ from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.text import printable
 
+JOINED_BATCHES = 64
+"""Batches whose labels and hashes are joined."""
+
 Reduce = Callable[[Tensor], object]
 """Replaces a tensor by its sum over all processes."""
 
@@ -165,11 +168,42 @@ class ModelLearner:
         if self.buffer is not None:
             self.buffer.add(*samples)
         self._observed.append((samples.y, samples.key))
+        if len(self._observed) >= JOINED_BATCHES:
+            # Small tensors that stay would keep the memory of large ones from being used again.
+            labels, hashes = zip(*self._observed, strict=True)
+            self._observed = [(torch.cat(labels), torch.cat(hashes))]
         self._waiting.append(samples)
         # Each update reads and writes a whole Gram matrix, and a GPU is waited for.
         waiting = sum(len(batch.y) for batch in self._waiting)
         if waiting >= EMBEDDED_BATCH:
             self._update_statistics()
+
+    def observe_sums(self, other: ModelLearner) -> None:
+        """Add what another learner observed of the task begun last, in place of its samples.
+
+        Args:
+            other: it knows classes of this task alone, and has finished none; its buffer holds
+                candidates, and its head counts no duplicates. It must not be used afterwards.
+
+        Raises:
+            UsageError: a head or buffer with other settings, or no task has begun.
+        """
+        if self._waiting is None:
+            raise UsageError("no task has begun: call begin_task() first")
+        ours = self.buffer and self.buffer.settings()
+        theirs = other.buffer and other.buffer.settings()
+        if ours != theirs:
+            raise UsageError(f"their buffers differ: {ours}, and {theirs}")
+        label_of = self.label_of
+        labels = {label: label_of[name] for name, label in other.label_of.items()}
+        other.head.relabel(labels)
+        other.images.relabel(labels)
+        self.head.merge_(other.head)
+        if self.buffer is not None and other.buffer is not None:
+            other.buffer.relabel(labels)
+            self.buffer.add(*other.buffer.samples)
+        of_images = torch.from_numpy(other.images.image_labels)
+        self._observed.append((of_images, other.images.content))
 
     def _update_statistics(self) -> None:
         if not self._waiting:

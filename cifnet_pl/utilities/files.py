@@ -12,11 +12,14 @@ import io
 import json
 import logging
 import os
+import platform
 import re
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from uuid import uuid4
@@ -42,6 +45,10 @@ WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 RENAME_WAITS = (0.0, 0.1, 0.4, 1.0)
 """Seconds before each attempt to rename a file over one that another program reads."""
+
+
+SWEEP_SECONDS = 1.0
+"""Time within which a lock is got that no process holds longer than to remove it."""
 
 
 def expanded(path: Path | str) -> Path:
@@ -74,6 +81,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     is_writing = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _swept(path.parent)
         with temporary.open("xb") as file:
             is_writing = True
             write(file)
@@ -96,8 +104,9 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """Return a name beside ``path`` that no other process takes."""
-    return hidden_beside(path, f"{uuid4().hex[:12]}.tmp")
+    """Return a name beside ``path`` that no other process takes; it tells who made it."""
+    unique = uuid4().hex[:8]
+    return hidden_beside(path, f"{_machine()}-{os.getpid()}-{unique}.tmp")
 
 
 def hidden_beside(path: Path, ending: str) -> Path:
@@ -127,6 +136,51 @@ def _rename(temporary: Path, path: Path) -> None:
         f"cannot write {path}: {refusal.strerror}; nothing was changed; close it in other programs,"
         " and give this account access to it"
     ) from refusal
+
+
+@cache
+def _machine() -> str:
+    """Return a short name of this machine for names of files."""
+    return f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+def remove_leftovers(folder: Path, ending: str = "") -> None:
+    """Remove what killed processes left in a folder: temporary files, and locks that none holds.
+
+    Temporary files of other machines stay, as their processes cannot be seen from here.
+
+    Args:
+        folder: where they are.
+        ending: of the files whose locks are removed, as other programs have locks, too; empty for
+            none.
+    """
+    for path in folder.glob(".*.tmp"):
+        maker = re.search(rf"\.{_machine()}-(\d+)-[0-9a-f]{{8}}\.tmp$", path.name)
+        if maker and not _is_running(int(maker[1])):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+    if not ending:
+        return
+    for path in folder.glob(f".*{ending}.lock"):
+        with suppress(OSError, Timeout), FileLock(path, blocking=False):
+            os.unlink(path)
+
+
+def _is_running(process: int) -> bool:
+    if os.name == "nt":  # where signal 0 ends a process
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another account's
+        return True
+    return True
+
+
+_swept = cache(remove_leftovers)
 
 
 def sync_folder_of(path: Path) -> None:
@@ -383,13 +437,14 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def exclusive(output: Path) -> Iterator[None]:
+def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
     """Hold the lock on ``output`` within the block; the system releases it for a killed process.
 
     Processes that are forked meanwhile, such as those that decode images, do not hold it.
 
     Args:
         output: a file or a folder; the lock is a hidden file beside it.
+        wait: whether to wait for another process that is writing it.
 
     Raises:
         UsageError: another process is writing it.
@@ -399,9 +454,12 @@ def exclusive(output: Path) -> Iterator[None]:
     if output.name in ("", ".."):  # "." has no name
         place = output.resolve()
     lock_file = hidden_beside(place, "lock")
+    # Others that remove leftovers hold it for a moment.
+    patience = -1.0 if wait else SWEEP_SECONDS
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        lock = _acquired(lock_file)
+        remove_leftovers(place.parent, place.suffix)
+        lock = _acquired(lock_file, patience)
     except Timeout:
         raise UsageError(
             f"another process is writing {output}: wait for it, or choose another output"
@@ -420,17 +478,21 @@ def exclusive(output: Path) -> Iterator[None]:
         lock.release()
 
 
-def _acquired(lock_file: Path) -> BaseFileLock:
+def _acquired(lock_file: Path, patience: float) -> BaseFileLock:
     """Return a lock that is held.
 
     Where the file system has no ``flock``, a file is the lock as long as it exists. One that a
     killed process left is recognised on the machine where it ran.
 
+    Args:
+        lock_file: beside what is written.
+        patience: seconds to wait for it; negative to wait for ever.
+
     Raises:
         Timeout: another process holds it.
         OSError: the file cannot be written.
     """
-    lock = FileLock(lock_file, blocking=False, fallback_to_soft=False)
+    lock = FileLock(lock_file, timeout=patience, fallback_to_soft=False)
     try:
         lock.acquire()
         return lock
@@ -444,7 +506,7 @@ def _acquired(lock_file: Path) -> BaseFileLock:
         marker.name,
     )
     lock_file.unlink(missing_ok=True)
-    soft = SoftFileLock(marker, blocking=False)
+    soft = SoftFileLock(marker, timeout=patience)
     soft.acquire()
     return soft
 

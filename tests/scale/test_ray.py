@@ -1,10 +1,13 @@
-"""64 shards by Ray on two cores, one worker killed in the middle: the sums of one run, and nothing
-counted twice.
+"""64 shards by Ray on two cores: a worker, a node or the head is killed in the middle. The sums are
+those of one run, bit for bit, and nothing is counted twice.
 """
 
+import os
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +18,8 @@ import pytest
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.merge import reduce_sums
-from cifnet_pl.cli.sums import make
+from cifnet_pl.cli.parsing import options_in
+from cifnet_pl.cli.sums import make, words_of
 from cifnet_pl.model.partial_sums import Shard
 from tests.command_line import command, environment
 from tests.models import tensors_equal
@@ -30,19 +34,35 @@ def with_ray(folder: Path, given: list[str]) -> list[str]:
     return [*words.split(), *given]
 
 
-def kill_a_worker(folder: Path, killed: list[int]) -> None:
-    """Kill the first of Ray's workers that makes a shard, once ten are finished; ``killed`` gets
-    its number.
-    """
+def kill(name: str, folder: Path, killed: list[int]) -> None:
+    """Kill the newest process of a name once ten parts are finished; ``killed`` gets its number."""
     while len(list(folder.glob("*.sums"))) < 10:
         time.sleep(0.05)
     while not killed:
-        for process in psutil.Process().children(recursive=True):
+        for process in list(psutil.process_iter())[::-1]:
             with suppress(psutil.Error):
-                if not killed and "ray::_make" in " ".join(process.cmdline()):
+                if not killed and name in " ".join(process.cmdline()):
                     process.kill()
                     killed.append(process.pid)
         time.sleep(0.01)
+
+
+def killing(name: str, folder: Path) -> list[int]:
+    """Kill a process of a name beside this test; the list gets its number."""
+    killed: list[int] = []
+    threading.Thread(target=kill, args=(name, folder, killed), daemon=True).start()
+    return killed
+
+
+def same_bits(folder: Path, here: Path) -> bool:
+    """All parts in one folder are those in the other."""
+    files = sorted(here.glob("*.sums"))
+    return all((folder / file.name).read_bytes() == file.read_bytes() for file in files)
+
+
+def equals(given: list[str]) -> list[str]:
+    """Options as single words."""
+    return [f"{name}={value}" for name, value in options_in(given)]
 
 
 @pytest.fixture(scope="module")
@@ -62,24 +82,89 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def here(given: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All shards, made in this process one after the other."""
     folder = tmp_path_factory.mktemp("here")
-    make(folder, [Shard(i, SHARDS) for i in range(1, SHARDS + 1)], given)
+    words = words_of(None, equals(given))
+    make(folder, [Shard(i, SHARDS) for i in range(1, SHARDS + 1)], words)
     return folder
 
 
 def test_a_killed_worker_changes_nothing(given: list[str], here: Path, tmp_path: Path):
-    killed: list[int] = []
-    killer = threading.Thread(
-        target=kill_a_worker, args=(tmp_path, killed), daemon=True
-    )
-    killer.start()
+    killed = killing("ray::_make", tmp_path)
     assert main(with_ray(tmp_path, given)) == 0
     assert killed
-    for path in sorted(here.glob("*.sums")):
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
-    model = reduce_sums(sorted(tmp_path.glob("*.sums")))
-    other = reduce_sums(sorted(here.glob("*.sums")))
-    assert sum(model.model.counts.values()) == sum(other.model.counts.values())
-    assert tensors_equal(model.solved().tensors(), other.solved().tensors())
+    assert same_bits(tmp_path, here)
+    model = reduce_sums(sorted(tmp_path.glob("*.sums"))).solved()
+    other = reduce_sums(sorted(here.glob("*.sums"))).solved()
+    assert model.counts == other.counts
+    assert tensors_equal(model.tensors(), other.tensors())
+
+
+PORT = 6391
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two nodes of Ray on this machine, which ``cifnet`` joins; one has a GPU, so it says."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    program = str(Path(sys.executable).with_name("ray"))
+    before = {process.pid for process in psutil.process_iter()}
+    head = f"--head --port {PORT} --include-dashboard=false --num-gpus 1"
+    try:
+        for where in (head, f"--address 127.0.0.1:{PORT}"):
+            words = f"start {where} --num-cpus 1 --disable-usage-stats"
+            subprocess.run([program, *words.split()], check=True, env=dict(os.environ))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{PORT}")
+        yield
+    finally:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                words = " ".join(process.cmdline())
+                is_of_ray = "/ray/" in words or "ray::" in words
+                if is_of_ray and process.pid not in before:
+                    process.kill()
+
+
+@pytest.mark.parametrize("lost", ["raylet/raylet", "gcs/gcs_server"])
+def test_two_nodes(
+    lost: str,
+    given: list[str],
+    here: Path,
+    tmp_path: Path,
+    cluster: None,
+    capsys: pytest.CaptureFixture[str],
+):
+    """One of them killed, or the head: all parts, or one sentence within a minute; then the same
+    command makes what is left.
+    """
+    killed = killing(lost, tmp_path)
+    code = main(with_ray(tmp_path, given))
+    assert killed
+    finished = len(list(tmp_path.glob("*.sums")))
+    said = capsys.readouterr().err
+    if lost == "raylet/raylet":
+        assert code == 0
+        assert finished == SHARDS
+    elif code:  # else all parts were under way when the head was lost
+        assert code == 1
+        assert "the head of the Ray cluster was lost" in said
+        assert len(said.splitlines()) == 1
+        assert finished >= 10
+    left = [Shard(i, SHARDS) for i in range(1, SHARDS + 1)]
+    make(tmp_path, left, words_of(None, equals(given)))
+    assert same_bits(tmp_path, here)
+
+
+def test_nothing_at_the_address(
+    given: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert main(with_ray(tmp_path, given)) == 2
+    said = capsys.readouterr().err
+    assert "no Ray cluster answers at RAY_ADDRESS 127.0.0.1:1" in said
+    assert len(said.splitlines()) == 1
 
 
 def test_processes_and_ray_end_in_one_model(

@@ -3,7 +3,10 @@
 import errno
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -16,6 +19,7 @@ from cifnet_pl.utilities.files import (
     exclusive,
     expanded,
     new_folder,
+    remove_leftovers,
     write_atomic,
     write_json,
     write_text,
@@ -203,3 +207,27 @@ def test_names_as_long_as_the_system_allows(name: str, tmp_path: Path) -> None:
         with exclusive(tmp_path / f"b{name[1:]}"):
             pass
     assert os.listdir(tmp_path) == [name]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path):
+    """By the next that writes there; of files that a living process writes, none."""
+    code = (
+        "import os, signal, sys; from pathlib import Path;"
+        "from cifnet_pl.utilities.files import exclusive, write_atomic;"
+        "kill = lambda file: os.kill(os.getpid(), signal.SIGKILL);"
+        "path = Path(sys.argv[1]); lock = exclusive(path); lock.__enter__();"
+        "write_atomic(path, kill)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "1.sums")])
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    foreign = tmp_path / ".other.lock"
+    foreign.touch()
+
+    def write(file: IO[bytes]) -> None:
+        remove_leftovers(tmp_path)
+        assert len(list(tmp_path.glob(".*.tmp"))) == 1
+
+    with exclusive(tmp_path / "2.sums"):
+        write_atomic(tmp_path / "2.sums", write)
+    assert sorted(tmp_path.iterdir()) == [foreign, tmp_path / "2.sums"]

@@ -9,8 +9,9 @@ import struct
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,23 +32,57 @@ from cifnet_pl.utilities.names import (
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import number_of, printable
 
+BLOCK_ROWS = 2**16
+"""Rows of a block of a file that has no blocks of its own; a part of a set reads whole ones."""
+
 ALIASES = {"embeddings": "embedding", "labels": "label", "ids": "id"}
 """Names of columns → another name that they are looked for by."""
 
 
 @dataclass
 class ArrayFile:
-    """Named arrays of one file; each is read when it is asked for.
+    """Named arrays of one file, or of a block of its rows; each is read when it is asked for.
 
     Attributes:
         path: the file.
         columns: names of its arrays.
-        read: name → array.
+        read: name, rows → array.
+        edges: name of an array → the first row of each block of the file, and the number of rows.
+        rows: those that are read.
     """
 
     path: Path
     columns: list[str]
-    read: Callable[[str], np.ndarray]
+    read: Callable[[str, slice], np.ndarray]
+    edges: Callable[[str], list[int]]
+    rows: slice = field(default_factory=lambda: slice(None))
+
+    def column(self, name: str) -> str:
+        """Return the name of an array, which may be given by its alias.
+
+        Raises:
+            DataError: there is none; names those that exist.
+        """
+        if name in self.columns:
+            return name
+        column = ALIASES.get(name, name)
+        if column not in self.columns:
+            known = ", ".join(map(printable, self.columns)) or "nothing"
+            raise DataError(
+                f"{shown_path(self.path)} has no '{printable(name)}', it has {known}"
+            )
+        return column
+
+    def blocks(self, name: str) -> list[ArrayFile]:
+        """Return blocks of the file's rows, each of which is read without the others.
+
+        Args:
+            name: of an array.
+        """
+        column = self.column(name)
+        with readable(self.path):
+            edges = self.edges(column)
+        return [replace(self, rows=slice(*pair)) for pair in pairwise(edges)]
 
     def array(self, name: str) -> np.ndarray:
         """Return an array by its name or its alias.
@@ -55,17 +90,9 @@ class ArrayFile:
         Raises:
             DataError: there is none; names those that exist.
         """
-        if name in self.columns:
-            column = name
-        else:
-            column = ALIASES.get(name, name)
-        if column not in self.columns:
-            known = ", ".join(map(printable, self.columns)) or "nothing"
-            raise DataError(
-                f"{shown_path(self.path)} has no '{printable(name)}', it has {known}"
-            )
+        column = self.column(name)
         with readable(self.path):
-            return self.read(column)
+            return self.read(column, self.rows)
 
     def matrix(self, name: str) -> np.ndarray:
         """Return an (n, d) array of floats; DataError for another shape or dtype."""
@@ -77,16 +104,17 @@ class ArrayFile:
             )
         return array
 
-    def vector(self, name: str, length: int) -> list[Any]:
-        """Return the cells of an (n,) array; DataError for another shape."""
+    def vector(self, name: str, length: int) -> np.ndarray:
+        """Return an (n,) array of integers or objects; DataError for another shape."""
         array = self.array(name)
         if array.shape != (length,):
             raise DataError(
                 f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape}, expected"
                 f" ({length},)"
             )
-        cells: list[Any] = array.tolist()
-        return cells
+        if array.dtype.kind not in "iu":
+            array = array.astype(object)
+        return array
 
     def samples(
         self,
@@ -106,26 +134,45 @@ class ArrayFile:
         """
         z = self.matrix(embeddings)
         where = shown_path(self.path)
-        columns: dict[str, Any] = {"label": np.zeros(len(z), dtype=np.int64)}
-        if labels is not None:
-            columns["label"] = self.vector(labels, len(z))
         if ids is None and {"ids", "id"} & set(self.columns):
             ids = "ids"
+        return SampleTable(
+            self.table(len(z), labels, ids, split),
+            embeddings=z,
+            where=where,
+            prefix=f"{where}#",
+        )
+
+    def table(
+        self,
+        length: int,
+        labels: str | None = "labels",
+        ids: str | None = None,
+        split: str | None = None,
+    ) -> pd.DataFrame:
+        """Return what is known of the embeddings besides their numbers.
+
+        Args:
+            length: number of embeddings.
+            labels, ids, split: as for :meth:`samples`, but None for no ids.
+
+        Raises:
+            DataError: as :meth:`samples`.
+        """
+        where = shown_path(self.path)
+        columns: dict[str, Any] = {"label": np.zeros(length, dtype=np.int64)}
+        if labels is not None:
+            columns["label"] = self.vector(labels, length)
         if ids is not None:
-            names = [str(name) for name in self.vector(ids, len(z))]
+            names = [str(name) for name in self.vector(ids, length)]
             refuse_repeated(names, where, "id")
             columns["name"] = names
         if split is None and "split" in self.columns:
             split = "split"
         if split is not None and labels is not None:
-            words = self.vector(split, len(z))
+            words = self.vector(split, length)
             columns["split"] = [read_split(word, where) for word in words]
-        return SampleTable(
-            pd.DataFrame(columns, dtype=object),
-            embeddings=z,
-            where=where,
-            prefix=f"{where}#",
-        )
+        return pd.DataFrame(columns)
 
 
 def readable(path: Path) -> Any:
@@ -138,11 +185,15 @@ def _npz(path: Path) -> ArrayFile:
         infos = archive.infolist()
     members = {info.filename.removesuffix(".npy"): info for info in infos}
 
-    def read(name: str) -> np.ndarray:
+    def whole(name: str) -> np.ndarray:
         if members[name].compress_type == zipfile.ZIP_STORED:
             mapped = _mapped_npy(path, members[name].header_offset)
             if mapped is not None:
                 return mapped
+        return unpacked(name)
+
+    @cache
+    def unpacked(name: str) -> np.ndarray:
         with np.load(path, allow_pickle=False) as arrays:
             try:
                 return np.asarray(arrays[name])
@@ -153,7 +204,14 @@ def _npz(path: Path) -> ArrayFile:
                 )
                 raise DataError(f"{shown} is an array of objects: {cure}") from error
 
-    return ArrayFile(path, list(members), read)
+    def read(name: str, rows: slice) -> np.ndarray:
+        return whole(name)[rows]
+
+    def edges(name: str) -> list[int]:
+        length = len(whole(name))
+        return [*range(0, length, BLOCK_ROWS), length]
+
+    return ArrayFile(path, list(members), read, edges)
 
 
 def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
@@ -178,19 +236,54 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
 
 
 def _parquet(path: Path) -> ArrayFile:
-    names = parquet_schema(path).names
+    require_pyarrow()
+    from pyarrow.parquet import ParquetFile
 
-    def read(name: str) -> np.ndarray:
-        cells = pd.read_parquet(path, columns=[name])[name]
-        lists = len(cells) > 0 and isinstance(cells.iloc[0], np.ndarray)
-        if lists:
-            return np.stack(cells.tolist())
-        missing = np.flatnonzero(cells.isna())
+    with ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        groups = range(file.num_row_groups)
+        sizes = [file.metadata.row_group(group).num_rows for group in groups]
+    first_rows = [0, *accumulate(sizes)]
+
+    def read(name: str, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(first_rows[-1])
+        wanted = []
+        for group, (first, end) in zip(groups, pairwise(first_rows), strict=True):
+            if first < stop and end > start:
+                wanted.append(group)
+        with ParquetFile(path) as file:
+            cells = file.read_row_groups(wanted, columns=[name]).column(0)
+        missing = np.flatnonzero(cells.is_null())
         if len(missing):
             raise DataError(f"'{printable(name)}' has nothing in row {missing[0]}")
-        return np.asarray(cells)
+        return array_of(cells)
 
-    return ArrayFile(path, names, read)
+    def edges(name: str) -> list[int]:
+        return first_rows
+
+    return ArrayFile(path, names, read, edges)
+
+
+def array_of(cells: Any) -> np.ndarray:
+    """Return a column of Arrow as an array: (n, d) of lists with d values each, else (n,).
+
+    Raises:
+        DataError: lists of different lengths.
+    """
+    from pyarrow import compute, types
+
+    kind = cells.type
+    are_lists = types.is_list(kind) or types.is_large_list(kind)
+    if not are_lists and not types.is_fixed_size_list(kind):
+        return np.asarray(cells.to_pandas())
+    lengths = compute.unique(compute.list_value_length(cells)).to_pylist()
+    if len(lengths) > 1:
+        raise DataError(
+            f"lists must have the same shape, these have {min(lengths)} to {max(lengths)} values"
+        )
+    values = cells.combine_chunks().flatten()
+    numbers: np.ndarray = values.to_numpy(zero_copy_only=False)
+    return numbers.reshape(len(cells), -1)
 
 
 def parquet_schema(path: Path) -> Any:
