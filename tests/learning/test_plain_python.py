@@ -128,3 +128,10 @@ def test_arrays_end_in_the_table_and_the_figure_of_their_page(tmp_path: Path) ->
     ):
         row = f"| {method} | measured | {average} | {final} |"
         assert row in re.sub(" +", " ", table)
+
+
+def test_the_page_on_scikit_learn_runs(tmp_path: Path):
+    text = (DOCS / "how_to/scikit_learn.md").read_text(encoding="utf-8")
+    names = run_page(text, tmp_path)
+    assert names["model"].score(names["X"], names["y"]) > 0.95
+    assert (tmp_path / "digits" / "config.json").is_file()
