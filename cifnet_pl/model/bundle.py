@@ -337,7 +337,8 @@ def write_bundle(
     content = safetensors.torch.save(dict(tensors))
     file = TensorsRecord(sha256=hashlib.sha256(content).hexdigest())
     if (folder / file.name).is_file() and not overwrite:
-        if _read_config(folder)[0]["class_names"] == description["class_names"]:
+        content_there, _ = _read_config(folder)
+        if content_there["class_names"] == description["class_names"]:
             raise AlreadyThere(f"{folder} is already there: it holds this model")
     refuse_existing(folder, overwrite)
     config = {
