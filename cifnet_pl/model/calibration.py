@@ -428,14 +428,15 @@ class Calibration(GrowingModule):
         self._record("unknown", None, None)
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         # Models of before knew groups or none, and not how many errors showed it.
         name = f"{prefix}group_errors"
         groups = state_dict.get(f"{prefix}groups")
         if name not in state_dict and groups is not None:
             grouped = len(groups.unique()) < len(groups)
-            state_dict[name] = torch.tensor([float(grouped), 0.0, 1.0]).double()
+            errors = torch.tensor([float(grouped), 0.0, 1.0]).double()
+            state_dict = {**state_dict, name: errors}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     # ------------------------------------------------------------------ messages

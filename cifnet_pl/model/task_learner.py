@@ -354,7 +354,8 @@ class ModelLearner:
             samples.y, return_inverse=True, return_counts=True
         )
         expected = [learned.get(label, 0) for label in labels.tolist()]
-        return (counts >= counts.new_tensor(expected))[column]
+        is_whole: Tensor = counts >= counts.new_tensor(expected)
+        return is_whole[column]
 
     @property
     def _fits_temperature(self) -> bool:
