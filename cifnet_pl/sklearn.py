@@ -149,9 +149,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return scores
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return the labels (n,) with the largest score."""
-        z = self._embeddings(X)
-        best = self._in_order(self.model_.head(z)).argmax(axis=1)
+        """Return the most probable label of each sample (n,)."""
+        best = self.predict_proba(X).argmax(axis=1)
         return np.asarray(self.classes_[best])
 
     def predict_proba(self, X: Any) -> np.ndarray:

@@ -171,7 +171,7 @@ REFUSED = [
     (["elk"], ["--check", "{tmp}/nowhere"], 1, "--check"),
     (["ant"], [], 2, "class 'ant' is already learned: add --more"),
     ([], [], 1, "no sub-folders"),
-    (["elk"], ["--check", "{tmp}/new"], 1, "no folder of a class"),
+    (["elk"], ["--check", "{tmp}/new"], 1, "no image of a class"),
     (["elk"], ["--output", "{tmp}/b"], 2, "--overwrite true"),
     (["elk"], ["--output", "{tmp}/new"], 2, "other files"),
     (["elk"], ["--model", "{tmp}"], 1, "neither a bundle"),

@@ -99,6 +99,7 @@ REFUSED = [
         ["--model.buffer.capacitty", "--model.buffer.capacity"],
     ),
     (["--model.engine"], USAGE, ["--model.engine needs a value"]),
+    (["--trainer.callbacks+=", "my.X"], USAGE, ["--trainer.callbacks+=my.X"]),
     (["--model.bufer.seed", "9"], USAGE, ["unknown option --model.bufer.seed"]),
     # checkpoints
     (["--ckpt_path", "nowhere.ckpt"], RUN, ["nowhere.ckpt", "checkpoints/last.ckpt"]),

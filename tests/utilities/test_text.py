@@ -98,3 +98,13 @@ def test_commands_and_lines_of_a_log_stay_whole(monkeypatch):
     for text, stream in ((command, Terminal()), (LONG, io.StringIO())):
         print_text(text, stream)
         assert stream.getvalue() == text + "\n"
+
+
+def test_a_log_says_now_and_then_how_far_a_command_is(monkeypatch, capsys):
+    monkeypatch.setattr(module, "LOG_SECONDS", 0)
+    assert list(module.counted(iter("abc"), "embedding")) == ["a", "b", "c"]
+    said = capsys.readouterr()
+    assert said.err.splitlines() == ["embedding: 1", "embedding: 2", "embedding: 3"]
+    monkeypatch.setattr(module, "LOG_SECONDS", 30)
+    assert list(module.counted("abc", "embedding")) == ["a", "b", "c"]
+    assert capsys.readouterr().err == said.out == ""
