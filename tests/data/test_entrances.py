@@ -304,8 +304,7 @@ def unreadable(images: Any) -> set[str]:
     """Return the names of the images of a set that cannot be decoded."""
     assert images.are_images
     loader = ImageLoader(images, 4, 1.0, 1)
-    (batch,) = loader.decode([np.arange(len(images))])
-    reasons = batch.unreadable
+    reasons = list(loader.unreadable())
     places = [images.place(row) for row in range(len(images))]
     return {place for place in places for reason in reasons if reason.startswith(place)}
 
