@@ -607,11 +607,16 @@ class CIFNetDataModule(LightningDataModule):
         and positions stay on the CPU: they are needed there alone.
 
         Raises:
-            DataError: an image is unreadable, and ``on_corrupt`` is "error".
+            DataError: an image is unreadable, and ``on_corrupt`` is "error"; names all unreadable
+                ones, with several processes those of the batch.
         """
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
-                raise DataError(name_unreadable(batch.unreadable))
+                loaders = []
+                # Other processes would wait while one decodes all images.
+                if self.learner.trainer.world_size == 1:
+                    loaders = list(self._loaders.values())
+                raise DataError(name_unreadable(batch.unreadable, loaders))
             self.skipped += batch.unreadable
         labels = self._labels(chain.from_iterable(self.learner.learned_tasks))
         non_blocking = device.type == "cuda"

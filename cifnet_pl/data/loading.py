@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.image import EncodedImage, UnreadableImage
 from cifnet_pl.images.reader import (
     ReadImage,
+    decoding_batch_size,
     decoding_cores,
     read_batches,
     read_image,
@@ -146,6 +148,12 @@ class ImageLoader:
             return ReadImage(None, reason=str(error))
         return read_image(image, self.size, self.crop_ratio, EncodedImage.identify)
 
+    def unreadable(self) -> Iterator[str]:
+        """Decode all images of the set; yield "place: reason" of each that is unreadable."""
+        every_row = np.arange(len(self.images))
+        for batch in self.decode(pieces(every_row, decoding_batch_size(self.size))):
+            yield from batch.unreadable
+
 
 class Store(Protocol):
     """A place from which embeddings of images are read without the backbone."""
@@ -216,17 +224,28 @@ class StoredLoader:
 
 # ---------------------------------------------------------------------- unreadable images
 
+UNREADABLE_SHOWN = 50
+"""Unreadable images that one error names."""
 
-def name_unreadable(unreadable: Sequence[str]) -> str:
-    """Return a sentence that names the unreadable images of a batch, each as "place: reason".
 
-    Other images are not searched: that takes as long as learning, and other processes would wait.
+def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str:
+    """Return a sentence that names the unreadable images of some sets.
+
+    Args:
+        known: "place: reason" of those that were found already; they come first.
+        loaders: loaders of the sets, all of which are searched.
     """
-    if len(unreadable) == 1:
-        which = f"image {unreadable[0]}: repair or remove it"
-    else:
-        which = f"these images: {'; '.join(unreadable)}: repair or remove them"
-    return f"cannot read {which}, or use --data.on_corrupt skip"
+    others = chain.from_iterable(loader.unreadable() for loader in loaders)
+    distinct = dict.fromkeys(chain(known, others))
+    names = list(islice(distinct, UNREADABLE_SHOWN + 1))
+    if len(names) == 1:
+        return f"cannot read image {names[0]}: repair or remove it, or use --data.on_corrupt skip"
+    if len(names) > UNREADABLE_SHOWN:
+        names[-1] = "and more"
+    return (
+        f"cannot read these images: {'; '.join(names)}: repair or remove them, or use"
+        " --data.on_corrupt skip"
+    )
 
 
 # ---------------------------------------------------------------------- without a Trainer
@@ -272,7 +291,7 @@ class Batches:
         plan = [PlannedBatch(rows, store) for rows in pieces(self.rows, self.size)]
         for batch in StoredLoader(plan, self.loader, learned=True):
             if isinstance(batch, ImageBatch) and batch.unreadable and not self.skip:
-                raise DataError(name_unreadable(batch.unreadable))
+                raise DataError(name_unreadable(batch.unreadable, ()))
             if len(batch.row):
                 yield batch._replace(label=self.labels[batch.label])
 

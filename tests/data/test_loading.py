@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -22,10 +23,11 @@ from cifnet_pl.data.loading import (
     StoredLoader,
     shard_batches,
 )
-from cifnet_pl.data.samples import SampleTable
+from cifnet_pl.data.samples import SampleTable, table_of
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.utilities.errors import DataError
+from tests.command_line import make_images
 from tests.simulated_device import simulated_device
 
 
@@ -112,15 +114,27 @@ def test_data_that_changed_end_the_reading(device: str) -> None:
         list(ImageLoader(Changed(1), 2, 1.0, 2, device).decode([np.array([0])]))
 
 
-@pytest.mark.parametrize(
-    ("unreadable", "sentence"),
-    [
-        (["x: y"], "cannot read image x: y: repair"),
-        (["x: y", "z: y"], "cannot read these images: x: y; z: y: repair"),
-    ],
-)
-def test_unreadable_images_are_named(unreadable: list[str], sentence: str) -> None:
-    assert loading.name_unreadable(unreadable).startswith(sentence)
+def test_unreadable_images_are_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known ones come first, and many are cut short."""
+    make_images(tmp_path, ["ant"], 3)
+    for name in ("b.png", "c.png"):
+        (tmp_path / "ant" / name).write_bytes(b"no image")
+    names = ["ant/0.png", "ant/b.png", "ant/c.png"]
+    files = SampleTable(table_of(name=names).assign(label=0), root=tmp_path)
+    loader = ImageLoader(files, 8, 1.0, 2)
+    broken = list(loader.unreadable())
+    assert [line.split(": ")[0] for line in broken] == [
+        str(tmp_path / "ant" / n) for n in ("b.png", "c.png")
+    ]
+    text = loading.name_unreadable(broken[1:], [loader])
+    assert text.startswith(
+        f"cannot read these images: {broken[1]}; {broken[0]}: repair"
+    )
+    monkeypatch.setattr(loading, "UNREADABLE_SHOWN", 1)
+    assert "; and more" in loading.name_unreadable([], [loader])
+    assert loading.name_unreadable(["x: y"], []).startswith("cannot read image x: y")
 
 
 # ---------------------------------------------------------------------- memory

@@ -330,7 +330,7 @@ class TestSeveral:
         said = [line for line in shown.splitlines() if "error:" in line]
         assert len(said) == 2
         assert all(line.startswith("cifnet: error: ") for line in said), shown
-        assert any("cannot read these images" in line for line in said)
+        assert any("cannot read image" in line for line in said)
         assert "Traceback" not in shown
 
     def test_images_that_any_process_left_out_are_reported_once(self, tmp_path):

@@ -198,11 +198,11 @@ def _npz(path: Path) -> ArrayFile:
             try:
                 return np.asarray(arrays[name])
             except ValueError as error:
-                shown = f"{shown_path(path)}: '{printable(name)}'"
-                cure = (
-                    "save it with .astype(str), or .astype(float) if it holds numbers"
-                )
-                raise DataError(f"{shown} is an array of objects: {cure}") from error
+                shown = printable(name)
+                raise DataError(
+                    f"{shown_path(path)}: '{shown}' is an array of objects: save"
+                    f" {shown}.astype(str), or .astype(float) if it holds numbers"
+                ) from error
 
     def read(name: str, rows: slice) -> np.ndarray:
         return whole(name)[rows]

@@ -162,7 +162,7 @@ def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
         )
         if unreadable and data.on_corrupt == "error":
             reasons = [f"{image}: {reason}" for image, reason in unreadable.items()]
-            raise DataError(name_unreadable(reasons))
+            raise DataError(name_unreadable(reasons, ()))
         if not len(z):
             raise DataError(f"none of the images of {printable(folder)} can be read")
     return z
