@@ -14,7 +14,15 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import STRATEGIES
 from cifnet_pl.model.classifier import Classifier
-from tests.command_line import BUFFER, FAST, fit, learned, make_images, measurements
+from tests.command_line import (
+    BUFFER,
+    DATA,
+    FAST,
+    fit,
+    learned,
+    make_images,
+    measurements,
+)
 from tests.simulated_device import WAITS, device_without_float64, gpu
 
 THERE = ["--trainer.accelerator", "gpu", "--trainer.devices", "1"]
@@ -123,7 +131,7 @@ def test_a_run_and_its_resumption(there, tmp_path):
 @simulation_only
 def test_trained_methods_refuse_a_device_without_float64(tmp_path, capsys):
     words = (
-        f"fit --config iterative/icarl --logs {tmp_path} {' '.join([*FAST, *THERE])}"
+        f"fit --config iterative/icarl --logs {tmp_path} {' '.join([*DATA, *THERE])}"
     )
     with device_without_float64():
         assert main([*words.split(), "--model.backbone", "random:resnet18"]) == 2

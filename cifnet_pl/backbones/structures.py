@@ -14,10 +14,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.feature_extraction import (
-    create_feature_extractor,
-    get_graph_node_names,
-)
 
 from cifnet_pl.utilities.errors import UsageError, explained
 
@@ -300,6 +296,8 @@ class TracedLayers(nn.Module):
     """
 
     def __init__(self, network: nn.Module, names: Sequence[str]):
+        from torchvision.models.feature_extraction import create_feature_extractor
+
         super().__init__()
         nodes = _traced(network)
         self.layered: Any = create_feature_extractor(network, [*names, nodes[-1]])
@@ -315,6 +313,8 @@ class TracedLayers(nn.Module):
 
 def _traced(network: nn.Module) -> list[str]:
     """Return the names of all steps of a network in evaluation mode, the last its embedding."""
+    from torchvision.models.feature_extraction import get_graph_node_names
+
     _, nodes = get_graph_node_names(network, suppress_diff_warning=True)
     return list(nodes)
 
@@ -374,6 +374,8 @@ def _late_modules(network: nn.Module, width: int, image: Tensor) -> list[str]:
         width: of its embeddings.
         image: (1, 3, s, s) that it can take.
     """
+    from torchvision.models.feature_extraction import create_feature_extractor
+
     stages = [found[0] for found in map(STAGE.match, _traced(network)) if found]
     if not stages:
         kind = type(network).__name__

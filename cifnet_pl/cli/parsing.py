@@ -204,8 +204,8 @@ def plain(name: str) -> str:
     return name.replace(".init_args", "")
 
 
-def with_recommended(args: Sequence[str]) -> list[str]:
-    """Add the recommended configuration where data are named, and nothing of a method.
+def chooses_method(args: Sequence[str]) -> bool:
+    """Return whether options of ``fit`` name a method, or no data to learn by the recommended one.
 
     Args:
         args: options of ``fit``, or of a command that evaluates what it learned.
@@ -218,7 +218,12 @@ def with_recommended(args: Sequence[str]) -> list[str]:
             names.update(f"--{setting}" for setting in settings)
     chosen = {plain(name).removesuffix(".class_path") for name in names}
     names_data = any(name.startswith("--data.") for name in names)
-    if not names_data or chosen & set(METHOD_OPTIONS):
+    return not names_data or bool(chosen & set(METHOD_OPTIONS))
+
+
+def with_recommended(args: Sequence[str]) -> list[str]:
+    """Add the recommended configuration where data are named, and nothing of a method."""
+    if chooses_method(args):
         return list(args)
     path = config_files()[RECOMMENDED]
     print_text(

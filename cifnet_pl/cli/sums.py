@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from cifnet_pl.cli.configs import choose_backbone, find_config
 from cifnet_pl.cli.parsing import (
     OneSentence,
+    chooses_method,
     options_in,
     own_errors,
     plain,
     with_clean_heads,
-    with_recommended,
 )
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from cifnet_pl.utilities.files import (
@@ -128,7 +128,7 @@ def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
         UsageError: there is no such configuration, or it has no model.
     """
     values = {word.partition("=")[0]: word.partition("=")[2] for word in given}
-    if config is None and len(with_recommended(given)) > len(given):
+    if config is None and not chooses_method(given):
         config = RECOMMENDED
     if config is None:
         return tuple(given)

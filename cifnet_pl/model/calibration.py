@@ -477,7 +477,7 @@ class Calibration(GrowingModule):
             sentences.append(
                 "Accuracy on new groups not estimated: the buffer holds no class or group"
                 " completely; raise --model.buffer.init_args.capacity, or measure on labelled"
-                " images of another day (cifnet evaluate)"
+                " images of new groups (cifnet evaluate)"
             )
         elif kind == "one_group":
             sentences.append(

@@ -177,6 +177,7 @@ def group_evidence(
     """Count errors without similar images, over those whose class is known without these.
 
     Similar images of independent ones tell no more than others do, those of a burst tell its class.
+    Of a class whose images are all similar nothing is known without them.
     The result does not depend on the order of the images.
 
     Args:
@@ -189,7 +190,9 @@ def group_evidence(
     """
     wrong = errors(left_out(similar), columns)
     wrong_alone = errors(left_out(None), columns)
-    known = wrong.isfinite() & wrong_alone.isfinite()
+    _, cluster, sizes = torch.unique(similar, return_inverse=True, return_counts=True)
+    leaves_others = sizes[cluster] < columns.bincount()[columns]
+    known = wrong.isfinite() & wrong_alone.isfinite() & leaves_others
     counts = counts[known]
     without_similar = counts @ wrong[known]
     alone = counts @ wrong_alone[known]

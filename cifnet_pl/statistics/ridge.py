@@ -30,10 +30,6 @@ RIDGE_TOLERANCE = 0.1
 Three times the ridge costs at most 0.8 points (``docs/studies/duplicates.md``)."""
 
 
-RIDGE_DIGITS = 4
-"""Decimals of the logarithm of a chosen ridge, far more than ``RIDGE_TOLERANCE`` tells."""
-
-
 class RidgeChoice(NamedTuple):
     """A ridge.
 
@@ -211,8 +207,7 @@ def gcv_ridge(
     candidates = np.arange(high, low, -RIDGE_TOLERANCE).tolist()
     best = min(candidates, key=score)
     at_limit = high - best < 2 * RIDGE_TOLERANCE
-    # Sums of the same samples in another order, which rounded otherwise, give the same ridge.
-    return RidgeChoice(math.exp(round(best, RIDGE_DIGITS)), at_limit)
+    return RidgeChoice(math.exp(best), at_limit)
 
 
 def _ridge_of_freedom(values: np.ndarray, freedom: float, smallest: float) -> float:

@@ -118,9 +118,6 @@ def test_a_tree_of_sums(
     tree = merged(tmp_path / "tree", left, right)
     line = merged(tmp_path / "line", *shards)
     assert tree.counts == line.counts
-    # The recommended head, calibrated by its buffer.
-    assert tree.head.decision_rule == line.head.decision_rule is not None
-    assert tree.calibration.loo == line.calibration.loo is not None
     torch.testing.assert_close(tree.head(z), line.head(z), rtol=1e-9, atol=1e-9)
 
 

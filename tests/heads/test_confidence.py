@@ -458,7 +458,8 @@ def test_a_run_calibrates_after_every_task(tmp_path: Path) -> None:
     summaries = [json.loads((r / "summary.json").read_text()) for r in (plain, run)]
     assert summaries[0]["A_k"] == summaries[1]["A_k"]
     stored = [summary["buffer_elements"] / 192 for summary in summaries]
-    assert stored == [0, 300]
+    assert stored[0] == 0
+    assert 290 < stored[1] <= 300  # whole groups
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from cifnet_pl.iterative import (
 )
 from cifnet_pl.iterative.learned import learned_model
 from cifnet_pl.utilities.errors import CheckpointError
-from tests.command_line import FAST, assert_ends, make_images
+from tests.command_line import DATA, assert_ends, make_images
 from tests.iterative.suite import NAMES, data, learner, run
 from tests.lightning_runs import trainer
 
@@ -64,7 +64,7 @@ def test_foster_with_both_branches(tmp_path):
 
 @pytest.mark.system
 def test_every_command_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    fit = ["fit", "--model", "ReplayModule", "--model.epochs", "1", *FAST[2:]]
+    fit = ["fit", "--model", "ReplayModule", "--model.epochs", "1", *DATA[2:]]
     fit += ["--model.backbone", "random:resnet32_cifar", "--data.image_size", "8"]
     fit += ["--data.max_tasks", "2", "--model.exemplars", "40"]
     assert main([*fit, "--logs", str(tmp_path)]) == 0

@@ -33,7 +33,7 @@ from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
 )
-from tests.command_line import FAST, assert_same_model
+from tests.command_line import DATA, assert_same_model
 from tests.iterative.suite import SIDE, assert_same_weights, data, learner, run
 from tests.killing import Act, Killed, at_call, die
 from tests.lightning_runs import trainer
@@ -170,7 +170,7 @@ def test_icarls_binary_loss_is_the_papers(tmp_path):
 # ---------------------------------------------------------------------- the command line
 
 OPTIONS = [
-    *FAST,
+    *DATA,
     "--data.max_tasks",
     "2",
     "--data.batch_size",

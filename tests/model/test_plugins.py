@@ -22,7 +22,7 @@ from cifnet_pl.testing import check_backbone, check_head, check_source
 from cifnet_pl.utilities import plugins
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.cli.test_option_errors import one_sentence
-from tests.command_line import FAST, fit, make_images, run_cifnet
+from tests.command_line import DATA, fit, make_images, run_cifnet
 from tests.models import config_of
 
 PAGE = Path(__file__).parents[2] / "docs/how_to/plugins.md"
@@ -231,7 +231,7 @@ def test_entry_points_have_short_names(installed: None, tmp_path: Path):
     words = (
         f"fit --model MyMethod --model.epochs 1 --data.max_tasks 1 --logs {tmp_path}/b"
     )
-    assert main([*words.split(), *NETWORK, *FAST[2:]]) == 0
+    assert main([*words.split(), *NETWORK, *DATA[2:]]) == 0
 
 
 # ---------------------------------------------------------------------- what is refused

@@ -130,7 +130,7 @@ def test_downloads_and_uploads_say_that_the_disk_is_full(http, monkeypatch):
     def refuse(*args, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("cifnet_pl.serving.app.shutil.make_archive", refuse)
+    monkeypatch.setattr("cifnet_pl.serving.app.ZipFile", refuse)
     assert http.get("/versions/1/bundle").status_code == 507
     monkeypatch.setattr("starlette.datastructures.UploadFile.write", refuse)
     assert http.post("/classify", files=images("red", 1)).status_code == 507
