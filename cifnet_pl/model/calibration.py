@@ -268,17 +268,25 @@ class Calibration(GrowingModule):
             if is_whole.all():  # what was found before is found again
                 self.group_errors = -torch.ones_like(self.group_errors)
                 tested = is_whole
-            similar = clusters.similar().to(tested.device)
-            self._test(head, whole.at(tested), similar[tested], limit)
+            similar = clusters.similar()
+            sets = torch.stack([similar, clusters.dealt(similar)]).to(tested.device)
+            self._test(head, whole.at(tested), sets[:, tested], limit)
         return groups
 
     def _test(
-        self, head: Head, samples: BufferSamples, similar: Tensor, limit: int
+        self, head: Head, samples: BufferSamples, sets: Tensor, limit: int
     ) -> None:
         """Add what samples, all of their classes, show of whether images are independent.
 
         Those that resemble no other can be left out alone only, so some of them stand for all.
+
+        Args:
+            head: solved.
+            samples: n samples.
+            sets: (2, n) int64, equal for similar ones, and for those of a random set as large.
+            limit: number of samples that may stand for those without similar ones.
         """
+        similar = sets[0]
         if not len(samples.y):
             return
         is_alone = similar.bincount()[similar] == 1
@@ -289,7 +297,7 @@ class Calibration(GrowingModule):
         counts[is_alone[rows]] = len(alone) / max(len(shown), 1)
         learned = CalibrationSamples(head, samples.z[rows], samples.y[rows])
         rule = learned.rules[0]
-        found = group_evidence(similar[rows], learned.columns, rule, counts)
+        found = group_evidence(*sets[:, rows], learned.columns, rule, counts)
         self._add_evidence(torch.tensor(found))
 
     def set_groups(self, key: Tensor, group_of: Mapping[int, int]) -> None:

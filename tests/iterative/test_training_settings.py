@@ -188,7 +188,7 @@ class TestCommandLine:
         line += ["--checkpoint.every_minutes", "0", "--logs"]
         whole = tmp_path / "whole" / "default" / "version_0"
         config = yaml.safe_load((whole / "config.yaml").read_text())
-        assert config["model"]["init_args"]["seed"] == 5
+        assert config["seed_everything"] == 5
         with monkeypatch.context() as patched:
             patched.setattr(FOSTERModule, "loss", at_call(20, FOSTERModule.loss, die))
             with pytest.raises(Killed):

@@ -67,7 +67,9 @@ def left_out(head: RidgeHead, z: Tensor, y: Tensor) -> LeftOut:
 def evidence(z: Tensor, y: Tensor, rule: LeftOut | None = None) -> Evidence:
     rule = rule or left_out(learned(z, y), z, y)
     counts = torch.ones(len(y), dtype=torch.float64)
-    return group_evidence(Clusters(z, y).similar(), y, rule, counts)
+    clusters = Clusters(z, y)
+    similar = clusters.similar()
+    return group_evidence(similar, clusters.dealt(similar), y, rule, counts)
 
 
 def test_days_are_found_in_any_order() -> None:
