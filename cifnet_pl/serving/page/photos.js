@@ -33,7 +33,7 @@ async function exifOf(file) {
   return [];
 }
 
-/** A photo as small as loses nothing for the model, with its time; what the browser cannot decode goes as it is. */
+/** A photo with twice the pixels that the model sees, with its time; what the browser cannot decode goes as it is. */
 export async function small({ file, path }) {
   if (file.size <= SMALL || !["image/jpeg", "image/png", "image/webp"].includes(file.type)) return { file, path };
   const picture = await createImageBitmap(file, { imageOrientation: "from-image" }).catch(() => null);
