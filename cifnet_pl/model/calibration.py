@@ -294,7 +294,9 @@ class Calibration(GrowingModule):
         counts[is_alone[rows]] = len(alone) / max(len(shown), 1)
         learned = CalibrationSamples(head, samples.z[rows], samples.y[rows])
         rule = learned.rules[0]
-        found = group_evidence(*sets[:, rows], learned.columns, rule, counts)
+        found = group_evidence(
+            similar[rows], sets[1, rows], learned.columns, rule, counts
+        )
         self._add_evidence(torch.tensor(found))
 
     def set_groups(self, key: Tensor, group_of: Mapping[int, int]) -> None:
