@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import FAST
+from tests.command_line import DATA
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs/how_to/custom_head.md").read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def test_the_shared_suites_test_it(copy: Path) -> None:
 @pytest.mark.system
 def test_the_configuration_runs(copy: Path) -> None:
     (command,) = re.findall(r"^cifnet (fit .*) --data.root IMAGES$", PAGE, re.M)
-    tiny = [*FAST, "--data.root", "null", "--data.max_tasks", "2", "--logs", "logs"]
+    tiny = [*DATA, "--data.root", "null", "--data.max_tasks", "2", "--logs", "logs"]
     assert "Ā" in run(copy, "cifnet_pl", *command.split(), *tiny)
     assert (
         "MeanRidgeHead" in (copy / "logs/mean_ridge/version_0/summary.json").read_text()
