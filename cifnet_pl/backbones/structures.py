@@ -300,7 +300,9 @@ class TracedLayers(nn.Module):
 
         super().__init__()
         nodes = _traced(network)
-        self.layered: Any = create_feature_extractor(network, [*names, nodes[-1]])
+        self.layered: Any = create_feature_extractor(
+            network, [*names, nodes[-1]], suppress_diff_warning=True
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, d + Σ c)."""
@@ -381,7 +383,8 @@ def _late_modules(network: nn.Module, width: int, image: Tensor) -> list[str]:
         kind = type(network).__name__
         raise UsageError(f"+layers is for networks with stages or blocks, not {kind}")
     names = list(dict.fromkeys(stages))
-    outputs = create_feature_extractor(network, names)(image)
+    extract = create_feature_extractor(network, names, suppress_diff_warning=True)
+    outputs = extract(image)
     chosen = late_layers(list(outputs.values()), width)
     return [names[position] for position in chosen]
 
