@@ -149,10 +149,7 @@ def absorb(model: Classifier, other: Classifier) -> None:
         UsageError: other embeddings, or a head or buffer with other settings.
         UnsupportedError: the head's statistics cannot be added.
     """
-    ours = model.buffer and model.buffer.settings()
-    theirs = other.buffer and other.buffer.settings()
-    if ours != theirs:
-        raise UsageError(f"their buffers differ: {ours}, and {theirs}")
+    model.check_same_buffer(other)
     label_of = model.label_of
     new = [name for name in other.class_names if name not in label_of]
     first = max(label_of.values(), default=-1) + 1

@@ -178,6 +178,13 @@ class ModelLearner:
         if waiting >= EMBEDDED_BATCH:
             self._update_statistics()
 
+    def check_same_buffer(self, other: ModelLearner) -> None:
+        """Raise UsageError unless another learner has a buffer with the same settings, or none."""
+        ours = self.buffer and self.buffer.settings()
+        theirs = other.buffer and other.buffer.settings()
+        if ours != theirs:
+            raise UsageError(f"their buffers differ: {ours}, and {theirs}")
+
     def observe_sums(self, other: ModelLearner) -> None:
         """Add what another learner observed of the task begun last, in place of its samples.
 
@@ -190,10 +197,7 @@ class ModelLearner:
         """
         if self._waiting is None:
             raise UsageError("no task has begun: call begin_task() first")
-        ours = self.buffer and self.buffer.settings()
-        theirs = other.buffer and other.buffer.settings()
-        if ours != theirs:
-            raise UsageError(f"their buffers differ: {ours}, and {theirs}")
+        self.check_same_buffer(other)
         label_of = self.label_of
         labels = {label: label_of[name] for name, label in other.label_of.items()}
         other.head.relabel(labels)
@@ -338,12 +342,13 @@ class ModelLearner:
         group_of = dict(zip(hashes, groups.tolist(), strict=True))
         is_whole = groups >= 0
         come_in_groups = self.calibration.leaves_groups_out and is_whole.any()
-        if come_in_groups and not self.head.uses_buffer:
+        draws_groups = come_in_groups and not self.head.uses_buffer
+        if draws_groups:
             buffer.commit_groups(samples, groups)
-            self.calibration.set_groups(buffer.key, group_of)
         else:
             buffer.commit()
-            self.calibration.set_groups(buffer.key, group_of)
+        self.calibration.set_groups(buffer.key, group_of)
+        if not draws_groups:
             is_whole = self._are_whole(buffer.samples)
             self.calibration.groups[~is_whole] = -1
 
