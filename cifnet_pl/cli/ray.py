@@ -92,6 +92,8 @@ def _drive(job: RayJob, shards: Sequence[Shard], sender: Connection) -> None:
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
+    # Read when Ray is imported.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(PATIENCE))
     try:
         import ray
 
@@ -103,7 +105,6 @@ def _drive(job: RayJob, shards: Sequence[Shard], sender: Connection) -> None:
 
 def _start(ray: Any, job: RayJob) -> None:
     """Join the cluster of RAY_ADDRESS, or start one here; its workers get this package."""
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(PATIENCE))
     package = str(Path(__file__).parents[1])
     options: dict[str, Any] = {"runtime_env": {"py_modules": [package]}}
     if not os.environ.get("RAY_ADDRESS"):

@@ -2,13 +2,16 @@
 once.
 """
 
+import io
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save
 
 import cifnet_pl
@@ -234,6 +237,59 @@ def test_parts_read_their_own_shards(tmp_path: Path, monkeypatch: pytest.MonkeyP
         opened.clear()
     total = add_up(sorted(tmp_path.glob("*.sums")))
     assert total.model.counts == {"0": 8, "1": 8}
+
+
+def bytes_read() -> int:
+    """Bytes that this process has read so far, by the system."""
+    counts = Path("/proc/self/io").read_text().split()
+    return int(counts[counts.index("rchar:") + 1])
+
+
+def noise(number: int) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 255, (64, 64, 3), np.uint8)
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "png")
+    return content.getvalue()
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="Linux counts them")
+@pytest.mark.parametrize("source", ["folder", "webdataset", "embeddings"])
+def test_a_part_reads_little_more_than_its_share(source: str, tmp_path: Path):
+    """At most a 32nd of the whole by part 1/64, and the plan."""
+    data = tmp_path / "data"
+    given = ["--data.source", source, "--data.num_workers", "0"]
+    if source == "embeddings":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        draw = np.random.default_rng(0)
+        z = draw.normal(size=(6400, 512)).astype(np.float32)
+        table = {"embeddings": list(z), "labels": draw.integers(0, 3, 6400)}
+        data = data.with_suffix(".parquet")
+        pd.DataFrame(table).to_parquet(data, row_group_size=100)
+        assert parquet.ParquetFile(data).num_row_groups == 64
+        size = data.stat().st_size
+    else:
+        for number in range(640):
+            image = noise(number)
+            if source == "folder":
+                path = data / str(number % 2) / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(image)
+        for tar in range(64) if source == "webdataset" else ():
+            samples = []
+            for number in range(10 * tar, 10 * tar + 10):
+                label = str(number % 2).encode()
+                samples.append((str(number), {"png": noise(number), "cls": label}))
+            write(data / f"{tar:02}.tar", samples)
+        size = 640 * len(image)
+        given += ["--model.backbone", "pixels:4"]
+    given += ["--data.root", str(data)]
+    make(tmp_path, [Shard(1, 64)], given)
+    learner_of.cache_clear()
+    before = bytes_read()
+    make(tmp_path, [Shard(7, 64)], given)
+    plan = (tmp_path / "plan.json").stat().st_size
+    print(source, bytes_read() - before, size // 64, plan)
+    assert bytes_read() - before <= size / 32 + 4 * plan
 
 
 def test_row_groups(vectors: Path, tmp_path: Path):

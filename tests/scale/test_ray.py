@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.parsing import options_in
+from cifnet_pl.cli.ray import RayJob, make_with_ray
 from cifnet_pl.cli.sums import make, words_of
 from cifnet_pl.model.partial_sums import add_up
 from cifnet_pl.model.partition import Shard
@@ -104,15 +106,15 @@ PORT = 6391
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two nodes of Ray on this machine, which ``cifnet`` joins; one has a GPU, so it says."""
+    """Two nodes of Ray on this machine, which ``cifnet`` joins; each has a GPU, so it says."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     program = str(Path(sys.executable).with_name("ray"))
     before = {process.pid for process in psutil.process_iter()}
-    head = f"--head --port {PORT} --include-dashboard=false --num-gpus 1"
+    head = f"--head --port {PORT} --include-dashboard=false"
     try:
         for where in (head, f"--address 127.0.0.1:{PORT}"):
-            words = f"start {where} --num-cpus 1 --disable-usage-stats"
+            words = f"start {where} --num-cpus 1 --num-gpus 1 --disable-usage-stats"
             subprocess.run([program, *words.split()], check=True, env=dict(os.environ))
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{PORT}")
         yield
@@ -153,6 +155,37 @@ def test_two_nodes(
     for i in range(1, SHARDS + 1):
         make(tmp_path, words_of(None, equals(given)), 1, Shard(i, SHARDS))
     assert same_bits(tmp_path, here)
+
+
+def flaky(folder: Path, shard: Shard) -> str:
+    """Record how many run at once; the first shard fails at first, and the third always."""
+    running = folder / f"{shard.index}.running"
+    running.touch()
+    time.sleep(0.3)
+    at_once = len(list(folder.glob("*.running")))
+    running.unlink()
+    with (folder / "at_once").open("a") as file:
+        file.write(f"{at_once}\n")
+    tried = folder / f"{shard.index}.tried"
+    if shard.index == 3 or (shard.index == 1 and not tried.exists()):
+        tried.touch()
+        raise OSError("the disk is busy")
+    return shard.name
+
+
+def test_as_many_at_once_as_workers_and_another_try(
+    tmp_path: Path, cluster: None, capfd: pytest.CaptureFixture[str]
+):
+    """One worker on two nodes, of which each could run one."""
+    job = RayJob(partial(flaky, tmp_path), 1, 2, 1, 1)
+    failed = make_with_ray(job, [Shard(i, 4) for i in range(1, 5)])
+    assert failed == ["shard-3-of-4"]
+    at_once = (tmp_path / "at_once").read_text().split()
+    assert at_once == ["1"] * (4 + 1 + 2)
+    said = capfd.readouterr()
+    assert "shard-1-of-4\n" in said.out
+    assert "shard-3-of-4 failed: " in said.err
+    assert "the disk is busy" in said.err
 
 
 def test_nothing_at_the_address(
