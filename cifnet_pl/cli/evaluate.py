@@ -194,7 +194,7 @@ def class_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
     """Return a row under ``CLASS_HEADER`` for each class, the worst first."""
     from cifnet_pl.model.metrics import MIN_TEST_IMAGES, wilson_interval
 
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for score in evaluation.class_scores():
         bounds = wilson_interval(score.correct, score.images)
         accuracy = f"{score.percent:.0f}"

@@ -133,23 +133,23 @@ def _run(
     if ray.cluster_resources().get("GPU"):
         resources["num_gpus"] = 1 / job.workers_per_gpu
 
+    def make(shard: Shard) -> str:
+        return job.make(shard)
+
     # Without a limit of calls, which is one on a GPU, a worker keeps backbone and data.
-    @ray.remote(
+    task = ray.remote(
         **resources,
         max_calls=0,
         max_retries=job.retries,
         retry_exceptions=[OSError],
-    )
-    def make(shard: Shard) -> str:
-        return job.make(shard)
-
+    )(make)
     failed = []
     running: dict[Any, str] = {}
     waiting = list(shards)
     while waiting or running:
         while waiting and len(running) < job.workers:
             shard = waiting.pop(0)
-            running[make.remote(shard)] = shard.name
+            running[task.remote(shard)] = shard.name
         (done,), _ = ray.wait(list(running))
         name = running.pop(done)
         try:

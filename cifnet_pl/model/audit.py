@@ -44,8 +44,8 @@ def fitted_head(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
     """
     head = RidgeHead(z.shape[1])
     head.begin_task(range(classes))
-    embeddings = torch.from_numpy(z).split(EMBEDDED_BATCH)
-    columns = torch.from_numpy(labels).split(EMBEDDED_BATCH)
+    embeddings = torch.split(torch.from_numpy(z), EMBEDDED_BATCH)
+    columns = torch.split(torch.from_numpy(labels), EMBEDDED_BATCH)
     for part, part_columns in zip(embeddings, columns, strict=True):
         head.observe(part, part_columns)
     head.solve()
