@@ -109,20 +109,31 @@ def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path
 def test_a_tree_of_sums(
     shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    left = tmp_path / "left.sums"
-    right = tmp_path / "right.sums"
-    assert_ends(
-        main(["merge", *map(str, shards[:2]), "--output", str(left)]),
-        0,
-        "1 part missing",
-        capsys,
+    """Parts of parts give the same; what is missing is named; a model is no part."""
+    middle = tmp_path / "middle.sums"
+    code = main(["merge", *map(str, shards[1:4]), "--output", str(middle)])
+    assert_ends(code, 0, "2 parts missing", capsys)
+    first = read_header(shards[0]).shards[0]
+    last = read_header(shards[4]).shards[0]
+    total = first.total
+    assert main(["merge", str(middle), "--output", str(tmp_path / "m")]) == 2
+    assert (
+        f"samples 0 to {first.stop - 1} of {total}, samples {last.start} to {total - 1} of"
+        f" {total} are" in capsys.readouterr().err
     )
-    assert main(["merge", *map(str, shards[2:]), "--output", str(right)]) == 0
+    assert not (tmp_path / "m").exists()
     z = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
-    tree = merged(tmp_path / "tree", left, right)
+    tree = merged(tmp_path / "tree", middle, shards[4], shards[0])
     line = merged(tmp_path / "line", *shards)
     assert tree.counts == line.counts
     torch.testing.assert_close(tree.head(z), line.head(z), rtol=1e-9, atol=1e-9)
+    both = [str(middle), str(tmp_path / "tree")]
+    assert_ends(
+        run_cifnet("merge", *both, output=tmp_path / "o"),
+        2,
+        "is no file of sums",
+        capsys,
+    )
 
 
 # ---------------------------------------------------------------------- as one fit
@@ -164,16 +175,6 @@ def test_the_model_of_one_fit(
 
 
 # ---------------------------------------------------------------------- each sample once
-
-
-def test_nothing_is_held_out(vectors: Path, tmp_path: Path):
-    """Also where a run would hold a fifth out: data without a test split."""
-    stored = np.load(vectors)
-    columns = {name: stored[name] for name in ("embeddings", "labels")}
-    np.savez(tmp_path / "vectors.npz", **columns)
-    make(tmp_path, [Shard(1, 1)], options(tmp_path / "vectors.npz"))
-    part = read_sums(tmp_path / "shard-1-of-1.sums")
-    assert sum(part.model.counts.values()) == len(stored["labels"])
 
 
 def test_a_part_that_says_otherwise_is_refused(shards: list[Path], tmp_path: Path):
@@ -322,12 +323,14 @@ def test_overlapping_shards_are_refused(
 def test_another_set_with_the_same_samples_is_refused(
     vectors: Path, shards: list[Path], tmp_path: Path
 ):
-    """A part of the same vectors in another file, so that positions say nothing."""
+    """A part of the same vectors in another file, so that positions say nothing; without a test
+    split, all of them are learned.
+    """
     stored = dict(np.load(vectors))
     part = {name: column[14:94] for name, column in stored.items() if name != "split"}
     np.savez(tmp_path / "part.npz", **part)
     make(tmp_path, [Shard(1, 1)], options(tmp_path / "part.npz"))
-    with pytest.raises(UsageError, match=r"have \d+ samples in common"):
+    with pytest.raises(UsageError, match=r"have 80 samples in common"):
         add_up([*shards, tmp_path / "shard-1-of-1.sums"])
     stored["embeddings"] += 1
     np.savez(tmp_path / "other.npz", **stored)
@@ -335,21 +338,6 @@ def test_another_set_with_the_same_samples_is_refused(
     both = add_up([*shards, tmp_path / "o" / "shard-1-of-1.sums"])
     alone = add_up(shards)
     assert sum(both.model.counts.values()) == 2 * sum(alone.model.counts.values())
-
-
-def test_missing_shards_are_named(
-    shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert main(["merge", *map(str, shards[1:4]), "--output", str(tmp_path / "m")]) == 2
-    first = read_header(shards[0]).shards[0]
-    last = read_header(shards[4]).shards[0]
-    total = first.total
-    said = capsys.readouterr().err
-    assert (
-        f"samples 0 to {first.stop - 1} of {total}, samples {last.start} to {total - 1} of"
-        f" {total} are" in said
-    )
-    assert not (tmp_path / "m").exists()
 
 
 def test_finished_shards_are_skipped_and_damaged_ones_made_again(
@@ -396,17 +384,6 @@ def test_what_does_not_fit_is_one_sentence(words, sentence, vectors, tmp_path, c
         1 if unsupported else 2
     )
     assert sentence in one_sentence(capsys)
-
-
-def test_a_model_is_not_merged_with_sums(
-    shards: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    merged(tmp_path / "m", *shards)
-    assert (
-        run_cifnet("merge", str(shards[0]), str(tmp_path / "m"), output=tmp_path / "o")
-        == 2
-    )
-    assert "is no file of sums" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["cut", "flipped", "nothing"])
