@@ -70,8 +70,8 @@ def drawn(rows: Tensor, seed: int) -> Tensor:
 def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
     """The samples of a buffer, those of one group together."""
     calibration = Calibration()
-    calibration.calibrate_by_all(head, buffer.samples)
-    return calibration.samples(head, buffer.samples)
+    in_groups = calibration.calibrate_by_all(head, buffer.samples)
+    return calibration.samples(head, in_groups)
 
 
 def learned(images: Images, classes: list[int]) -> tuple[RidgeHead, CalibrationBuffer]:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import natural_images
-from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
+from cifnet_pl.buffer import BufferSamples, CalibrationBuffer, ungrouped
 from cifnet_pl.heads import NCMHead, SGDHead
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.classifier import Classifier
@@ -58,7 +58,7 @@ def learned_model(module: Any) -> Classifier:
     backbone = frozen_backbone(module)
     kept = module.exemplars
     z = module.embed_exemplars().cpu()
-    exemplars = BufferSamples(z, kept.label.cpu(), kept.key.cpu())
+    exemplars = ungrouped(z, kept.label.cpu(), kept.key.cpu())
     linear = module.output_layer
     if module.prediction == "classifier" and isinstance(linear, nn.Linear):
         model = _linear_model(module, backbone, linear, exemplars)
@@ -141,7 +141,7 @@ def _nearest_mean_model(
         start = end
         end += len(names)
         own = (exemplars.y >= start) & (exemplars.y < end)
-        samples = BufferSamples(z, exemplars.y - start, exemplars.key)
+        samples = ungrouped(z, exemplars.y - start, exemplars.key)
         model.learn_embeddings(names, samples.at(own))
     model.head.temperature.fill_(0.5)  # −‖φ − μ‖² = 2φ·μ − 2 is twice the cosine
     return model

@@ -15,7 +15,7 @@ from torch import Tensor
 from cifnet_pl.backbones import DEFAULT_BACKBONE, Backbone, build_backbone
 from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.backbones.patches import Patches
-from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.buffer import CalibrationBuffer, given_groups
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, EmbeddingBatch, ImageBatch
 from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.heads.probabilities import check_buffer
@@ -128,8 +128,6 @@ class CIFNetModule(TaskModule):
         # The engine of the backbone, once a Trainer is known; to prepare it takes seconds.
         self.engine = ""
         self._ridge_message_shown = False
-        # Content hashes of this task's images, and their groups, by batch.
-        self._groups: list[tuple[Tensor, Tensor]] = []
         self._unchecked: list[EmbeddedBatch] = []
         # Where classes return: the head as it was before the task, and what it predicts.
         self._earlier_head: Head | None = None
@@ -220,10 +218,6 @@ class CIFNetModule(TaskModule):
         """Embed a batch; the model observes it now, or on a GPU in ``complete_batches``."""
         with explaining_full_memory(self.data.batch_size):
             self._embed(batch, learned=True)
-        groups_of_rows = self.data.source.train.groups
-        if groups_of_rows is not None:
-            groups = groups_of_rows[batch.row.cpu().numpy()]
-            self._groups.append((batch.key.cpu(), torch.from_numpy(groups)))
 
     def finish_task(self) -> None:
         """Add the statistics of all processes, and let the model solve its head.
@@ -231,10 +225,6 @@ class CIFNetModule(TaskModule):
         Raises:
             DataError: a class of which no image could be learned.
         """
-        for local in of_all_processes(self._groups):
-            for keys, groups in local:
-                self.calibration.add_given_groups(keys, groups)
-        self._groups.clear()
         if self._earlier_head is not None:
             self._earlier_head = None
             row = self._predicted_before
@@ -250,7 +240,6 @@ class CIFNetModule(TaskModule):
 
     def abort_task(self) -> None:
         """Remove the unfinished task from the model."""
-        self._groups.clear()
         self._unchecked.clear()
         self.model.abort_task()
 
@@ -295,7 +284,12 @@ class CIFNetModule(TaskModule):
                 self._predicted_before.correct += int(correct.sum())
                 self._predicted_before.samples += len(z)
             if learned:
-                self.model.observe(z, batch.label, batch.key)
+                groups = None
+                groups_of_rows = self.data.source.train.groups
+                if groups_of_rows is not None:
+                    rows = batch.row.cpu().numpy()
+                    groups = given_groups(torch.from_numpy(groups_of_rows[rows]))
+                self.model.observe(z, batch.label, batch.key, groups)
 
     # ------------------------------------------------------------------ prediction
 

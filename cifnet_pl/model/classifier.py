@@ -666,9 +666,7 @@ class Classifier(ModelLearner):
         removed = set(map(class_name, names))
         self.class_names = [name for name in self.class_names if name not in removed]
         if self.buffer is not None:
-            group_of = self.calibration.group_of(self.buffer.key)
             self.buffer.remove_classes(labels)
-            self.calibration.set_groups(self.buffer.key, group_of)
         self.images.remove(labels)
         self.calibration.keep_learned(self.images.content)
         if self.head.solved:

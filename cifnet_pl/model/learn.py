@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cifnet_pl.buffer import BufferSamples
+from cifnet_pl.buffer import ungrouped
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.classifier import Classifier
@@ -225,7 +225,7 @@ def learn(
     _check_readable(learned, kept)
     rows = np.flatnonzero(kept)
     model = old.clone()
-    samples = BufferSamples(
+    samples = ungrouped(
         torch.from_numpy(z[rows]),
         torch.from_numpy(learned.files.labels[rows]),
         torch.from_numpy(learned.files.hashes(rows)),

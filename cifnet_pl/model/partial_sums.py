@@ -27,8 +27,8 @@ from pydantic import Field, Strict
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.buffer import BufferSamples, CalibrationBuffer, concatenate
-from cifnet_pl.buffer.calibration_buffer import STREAMING, mix_keys
+from cifnet_pl.buffer import CalibrationBuffer, concatenate, first_drawn, ungrouped
+from cifnet_pl.buffer.calibration_buffer import STREAMING
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, ImageLoader
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import StoredModel, StoredRecord, parse
@@ -182,9 +182,11 @@ class PartBuffer(CalibrationBuffer):
 
     classes_in_all = 1
 
-    def add(self, z: Tensor, y: Tensor, key: Tensor) -> None:
-        """Offer samples; see :meth:`CalibrationBuffer.add`."""
-        self._pending.append(BufferSamples(z.detach(), y, key))
+    def add(
+        self, z: Tensor, y: Tensor, key: Tensor, group: Tensor | None = None
+    ) -> None:
+        """Offer samples; see :meth:`CalibrationBuffer.add`. No group is whole in a part."""
+        self._pending.append(ungrouped(z.detach(), y, key))
         offered = sum(len(batch.y) for batch in self._pending)
         if offered >= EMBEDDED_BATCH:
             self.end()
@@ -193,22 +195,8 @@ class PartBuffer(CalibrationBuffer):
         """Keep the first samples of each class among those that were offered."""
         samples = concatenate([self.samples, *self._pending])
         self.discard_pending()
-        labels = samples.y.cpu().numpy()
-        hashes = mix_keys(samples.key, self.seed).cpu().numpy()
-        order = np.lexsort((hashes, labels))
-        # Equal images have equal hashes: the first one stays.
-        hashes = hashes[order]
-        labels = labels[order]
-        differs = (np.diff(hashes, prepend=-1) != 0) | (
-            np.diff(labels, prepend=-1) != 0
-        )
-        order = order[differs]
-        labels = labels[differs]
-        first_of_class = np.searchsorted(labels, labels)
-        rank = np.arange(len(labels)) - first_of_class
-        rows = order[rank < self.quota(self.classes_in_all)]
-        kept = samples.at(torch.from_numpy(rows).to(samples.y.device))
-        self.z, self.y, self.key = kept
+        quota = self.quota(self.classes_in_all)
+        self._store(first_drawn(samples, self.seed, quota))
 
 
 # ---------------------------------------------------------------------- adding up
