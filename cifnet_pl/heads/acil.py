@@ -242,7 +242,6 @@ class DSALHead(ACILHead):
 
     title = "DS-AL"
     merges = False
-    merges_sites = False
     subtracts = False
     reason = (
         "its residual targets were fixed by the weights that each site had at the time"
@@ -369,7 +368,7 @@ class DSALHead(ACILHead):
             residual * is_own_task,
         )
 
-        def left_out(groups: Tensor | None) -> Tensor:
+        def left_out(groups: Tensor) -> Tensor:
             return main(groups) + self.compensation_ratio * compensation(groups)
 
         return left_out

@@ -35,8 +35,7 @@ from cifnet_pl.utilities.growing_tensors import (
 )
 
 ACTIONS: dict[str, str] = {
-    "merges": "merge",
-    "merges_sites": "merge whole sites, or add samples to a class that is learned already",
+    "merges": "merge, or add samples to a class that is learned already",
     "subtracts": "subtract",
     "reduces": "be reduced over processes",
     "leaves_one_out": "leave samples out",
@@ -148,9 +147,8 @@ class Head(nn.Module, ABC):
 
     Attributes:
         title: name in tables and figures; the class's own without "Head" if empty.
-        merges: whether ``merge_`` adds the statistics of another process or site.
-        merges_sites: whether ``merge_`` of whole sites equals one head that saw the samples of
-            both. Then samples of known classes can be added, too.
+        merges: whether ``merge_`` adds the statistics of another site, so that the result equals
+            one head that saw the samples of both. Then samples of known classes can be added, too.
         subtracts: whether ``subtract_`` removes statistics again.
         reduces: whether ``reduce_`` sums a task over processes, so that several can learn together.
         leaves_one_out: whether ``leave_one_out`` has a closed form, so that the head can be
@@ -183,7 +181,6 @@ class Head(nn.Module, ABC):
 
     title: ClassVar[str] = ""
     merges: bool = False
-    merges_sites: bool = False
     subtracts: bool = False
     reduces: bool = False
     leaves_one_out: bool = False
@@ -691,9 +688,14 @@ class Head(nn.Module, ABC):
             CifnetError: the head is not solved, or embeddings of another width.
         """
         rules = self.rules_left_out(z, y)
-        if groups is not None:
-            groups = as_labels(groups, self.labels.device)
-        return self.sum_of_rules([left_out(groups) for left_out in rules])
+        own = self._groups(groups, len(y))
+        return self.sum_of_rules([left_out(own) for left_out in rules])
+
+    def _groups(self, groups: Numbers | None, count: int) -> Tensor:
+        """Return the groups (count,) as a tensor; each sample its own where none are given."""
+        if groups is None:
+            groups = torch.arange(count)
+        return as_labels(groups, self.labels.device)
 
     def sum_of_rules(self, scores: Sequence[Tensor]) -> Tensor:
         """Return the scores (n, C) of the head from those of its rules; most heads have one."""
@@ -789,9 +791,8 @@ class Head(nn.Module, ABC):
         distances = self.distances()
         columns = self._columns(samples.y)
         features = self._novelty_features(samples.z)
-        if groups is not None:
-            groups = as_labels(groups, self.labels.device)
-        return distances.left_out(features, columns, groups)
+        own = self._groups(groups, len(columns))
+        return distances.left_out(features, columns, own)
 
     # ------------------------------------------------------------------ labels
 

@@ -27,7 +27,6 @@ from cifnet_pl.statistics import (
     target_limit,
     whitened_rows,
 )
-from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 
@@ -93,7 +92,6 @@ class CIFNetHead(Head):
     """
 
     title = "CIFNet"
-    merges = True
     reduces = True
     leaves_one_out = True
     uses_buffer = True
@@ -297,23 +295,6 @@ class CIFNetHead(Head):
             new = self.increment.counts
             counts[-len(new) :] += new
         return counts
-
-    def _merge(self, other: CIFNetHead) -> None:
-        if self.tasks != other.tasks:
-            raise UsageError(
-                "CIFNetHead merges shards of the same task sequence only: its oversampling and its"
-                " negatives depend on which classes were learned when"
-            )
-        self._commit()
-        other._commit()
-        if any(int(cohort.past) for cohort in [*self._cohorts, *other._cohorts]):
-            raise UsageError(
-                "cannot merge CIFNet runs after calibration: the buffer's samples would count"
-                " twice. Use RidgeHead, whose statistics are exact sums"
-            )
-        for mine, yours in zip(self._cohorts, other._cohorts, strict=True):
-            mine.sums.merge(yours.sums)
-        self.solved.fill_(False)
 
     def _discard(self) -> None:
         self.increment = None

@@ -142,7 +142,7 @@ class SLDAHead(SumsHead):
         class_mass = self.sums.class_sums[:, 0].double()
         scattered = ScatteredRows(rows, means, columns, class_mass)
 
-        def left_out(groups: Tensor | None) -> Tensor:
+        def left_out(groups: Tensor) -> Tensor:
             return scattered.discriminant(groups, mass) / (1 - alpha)
 
         return left_out

@@ -35,7 +35,6 @@ class SumsHead(Head):
     """
 
     merges = True
-    merges_sites = True
     subtracts = True
     reduces = True
     tells_novelty = True

@@ -112,13 +112,13 @@ class ClassDistances:
 
         return relative_distance
 
-    def left_out(self, x: Tensor, columns: Tensor, groups: Tensor | None) -> Tensor:
+    def left_out(self, x: Tensor, columns: Tensor, groups: Tensor) -> Tensor:
         """Return the relative distance of learned rows, each without itself or its group.
 
         Args:
             x: (n, p), each of weight 1 in the sums.
             columns: (n,) class of each.
-            groups: (n,) int64 number of each row's group; None where each stands alone.
+            groups: (n,) int64 number of each row's group.
 
         Returns:
             (n,) float64; NaN where no row of the class is left, or none at all.
@@ -140,7 +140,7 @@ class ClassDistances:
         means: Tensor,
         columns: Tensor,
         mass: Tensor,
-        groups: Tensor | None,
+        groups: Tensor,
     ) -> Tensor:
         """Return (n,) distance of each row to the nearest mean without the rows of its group."""
         total = self.mass

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from cifnet_pl.heads import ACILHead, FeCAMHead, Head, SLDAHead
+from cifnet_pl.heads.trial import WIDTH, TrialTask, learn
 from cifnet_pl.statistics.distances import NOVELTY_RIDGE, OVERALL_SHARE
 from cifnet_pl.testing import (
-    WIDTH,
+    QUERIES,
+    TASKS,
     Case,
-    CheckTask,
     difference,
     halves,
-    learn,
-    queries,
-    show_past,
-    stream,
+    reduce_over,
 )
 from tests.heads.suite import HEADS, teach
 
-TASKS = stream()
-QUERIES = queries(TASKS)
 Z = torch.cat([task.z for task in TASKS])
 Y = torch.cat([task.y for task in TASKS])
 TELLING = [case for case in HEADS if case.values[0].make(WIDTH).tells_novelty]
@@ -86,7 +83,7 @@ class Literal:
         )
 
 
-def literal(head: Head, tasks: list[CheckTask], removed: int | None = None) -> Literal:
+def literal(head: Head, tasks: list[TrialTask], removed: int | None = None) -> Literal:
     """All samples of a stream as this head weighs them; ``removed`` is a class that it no longer
     knows.
     """
@@ -106,7 +103,7 @@ def rows(head: Head, z: torch.Tensor) -> np.ndarray:
 def test_novelty_is_that_of_the_equations(case: Case) -> None:
     head = case.make(WIDTH)
     for k in range(len(TASKS)):  # along the stream: nothing of an earlier task is kept
-        learn(head, TASKS[k : k + 1], earlier=TASKS[:k])
+        learn(head, TASKS[k : k + 1])
         found = head.novelty(QUERIES)
         assert found.shape == (len(QUERIES),)
         assert found.dtype == torch.float64
@@ -168,7 +165,7 @@ def test_novelty_follows_every_change(case: Case) -> None:
         difference(case.reloaded(head).novelty(QUERIES), head.novelty(QUERIES))
         <= case.tolerance
     )
-    if case.make(WIDTH).merges_sites:
+    if case.make(WIDTH).merges:
         parts = [halves(task) for task in TASKS]
         one, other = (
             learn(case.make(WIDTH), [part[i] for part in parts]) for i in (0, 1)
@@ -192,10 +189,8 @@ def test_novelty_follows_every_change(case: Case) -> None:
         for shard, part in zip((first, second), parts, strict=True):
             shard.begin_task(task.classes, task.counts)
             shard.observe(part.z, part.y)
-        sent: list[torch.Tensor] = []
-        second.reduce_(lambda tensor: sent.append(tensor.clone()))
-        first.reduce_(lambda tensor: tensor.add_(sent.pop(0)))
-        show_past(first, TASKS[:2])
+        reduce_over([first, second])
+        task.show_past(first)
         first.solve()
         assert (
             difference(first.novelty(QUERIES), expected.of(rows(head, QUERIES)))
@@ -234,10 +229,12 @@ def test_a_class_with_one_sample(case: Case) -> None:
     head = teach(case.make(WIDTH), z, torch.tensor([4]))
     assert head.novelty(QUERIES).isfinite().all()
     assert head.leave_one_out_novelty(z, torch.tensor([4])).isnan().all()
-    task = CheckTask(
-        [4, -3],
-        torch.cat([z, TASKS[1].z[TASKS[1].y == -3]]),
-        torch.tensor([4] + [-3] * TASKS[1].counts[0]),
+    other = TASKS[1].y == -3
+    task = replace(
+        TASKS[0],
+        classes=[4, -3],
+        z=torch.cat([z, TASKS[1].z[other]]),
+        y=torch.cat([torch.tensor([4]), TASKS[1].y[other]]),
     )
     head = learn(case.make(WIDTH), [task])
     assert head.leave_one_out_novelty(z, torch.tensor([4])).isnan().all()

@@ -21,9 +21,10 @@ from torch import Tensor
 import cifnet_pl
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
+from cifnet_pl.heads.trial import learn, stream
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import to_probabilities
-from cifnet_pl.testing import difference, halves, learn, queries, stream
+from cifnet_pl.testing import QUERIES, TASKS, difference, halves
 from cifnet_pl.utilities.errors import UsageError
 from tests import models
 from tests.heads.suite import scans, teach
@@ -219,8 +220,6 @@ def test_gcv_is_a_search_with_the_hat_matrix(stream: Tasks) -> None:
 # choice
 
 D = 6
-TASKS = stream()
-QUERIES = queries(TASKS)
 
 
 class Ridged(EmpiricalCovariance):  # type: ignore[misc]
