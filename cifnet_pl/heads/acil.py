@@ -76,7 +76,6 @@ class ACILHead(SumsHead):
         self.width = width
         self.ridge = check_ridge(ridge)
         self.seed = seed
-        self.at_limit = False
         self.given = projection is not None
         if projection is None:
             projection = self._draw()
@@ -149,10 +148,6 @@ class ACILHead(SumsHead):
         self.weights, choice = solve_stream(self.sums, tss, self.ridge)
         self.ridge_used.fill_(choice.ridge)
         self.at_limit = choice.at_limit
-
-    def ridge_choices(self) -> list[RidgeChoice]:
-        """Return one ridge, which all classes share."""
-        return [RidgeChoice(float(self.ridge_used), self.at_limit)]
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         targets = one_hot(columns, len(self.labels))
@@ -266,7 +261,6 @@ class DSALHead(ACILHead):
         # Its class_sums are the moments of the residual targets.
         self.compensation = Sums(self.width, dtype=self.dtype)
         self.compensation_increment: Sums | None = None
-        self.compensation_at_limit = False
         # (B, B) ``Σ_k φ hᵀ`` over the samples of the current task; empty between tasks.
         self.cross = no_rows(self.dtype, 0)
         self.compensation_weights: Tensor = nn.Buffer(
@@ -304,13 +298,6 @@ class DSALHead(ACILHead):
         assert self.compensation_increment is not None
         self.compensation_increment.seen -= count
 
-    def ridge_choices(self) -> list[RidgeChoice]:
-        """Return the ridges of the main stream and of the compensation stream."""
-        compensation = RidgeChoice(
-            float(self.compensation_ridge), self.compensation_at_limit
-        )
-        return [*super().ridge_choices(), compensation]
-
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         super()._reduce(sum_in_place)
         assert self.compensation_increment is not None
@@ -332,7 +319,7 @@ class DSALHead(ACILHead):
             self.compensation, tss, self.ridge
         )
         self.compensation_ridge.fill_(choice.ridge)
-        self.compensation_at_limit = choice.at_limit
+        self.at_limit = self.at_limit or choice.at_limit
 
     def _fit_residuals(self, observed: Sums) -> None:
         """Replace the compensation moments of new classes by those of the residual targets."""

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from cifnet_pl.statistics import (
     ClassDistances,
     LeftOut,
-    RidgeChoice,
     to_probabilities,
 )
 from cifnet_pl.utilities.errors import (
@@ -166,6 +165,8 @@ class Head(nn.Module, ABC):
         computed: names of the attributes that are computed from the statistics when they are first
             needed. They are None after each change, and in copies.
         revision: another object after each change of the scores.
+        at_limit: whether a ridge that the last solve chose is the largest candidate
+            (:class:`~cifnet_pl.statistics.RidgeChoice`); not stored.
 
     Buffers:
         labels: (C,) int64, the classes in the order they were learned, any integers; columns of
@@ -198,6 +199,7 @@ class Head(nn.Module, ABC):
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.revision = object()
+        self.at_limit = False
         self._distances: ClassDistances | None = None
         self.labels = no_rows(torch.int64)
         self.task_of = no_rows(torch.int64)
@@ -301,10 +303,6 @@ class Head(nn.Module, ABC):
         """
         self.refresh()
         return self._scores
-
-    def ridge_choices(self) -> list[RidgeChoice]:
-        """Return the ridges of the last solve; how many there are depends on the head."""
-        return []
 
     def _novelty_features(self, z: Tensor) -> Tensor:
         """Return the features (n, p) of embeddings (n, d) for novelty, without the bias.

@@ -40,10 +40,6 @@ class Cohort(GrowingModule):
         past_weight: (classes before this cohort,) float64, mean weight that the buffer samples of
             each class had; 0 where none were shown.
         ridge_used: (C_j,) float64, λ of each class.
-
-    Attributes:
-        at_limit: whether a λ of the last solve is the largest candidate
-            (:class:`~cifnet_pl.statistics.RidgeChoice`); not stored.
     """
 
     def __init__(self, sums: Sums, before: int = 0):
@@ -57,7 +53,6 @@ class Cohort(GrowingModule):
         self.past_weight: Tensor = nn.Buffer(past_weight)
         ridges = torch.zeros(classes, dtype=torch.float64)
         self.ridge_used: Tensor = nn.Buffer(ridges)
-        self.at_limit = False
         self.to(sums.class_sums.device)
 
 
@@ -169,6 +164,7 @@ class CIFNetHead(Head):
 
     def _solve(self) -> None:
         self._commit()
+        self.at_limit = False
         for cohort in self._cohorts:
             self._solve_cohort(cohort)
 
@@ -205,7 +201,6 @@ class CIFNetHead(Head):
         moment = self.limit * (positive - negative).T
         target_square = self.limit**2 * (positive + negative)[:, 0]
         weights = []
-        choices = []
         for columns, gram in self._gram_per_columns(cohort):
             own = moment[:, columns]
             if self.ridge == "gcv":
@@ -213,13 +208,10 @@ class CIFNetHead(Head):
                 choice = gcv_ridge_of_free_bias(gram, own, square, int(sums.seen))
             else:
                 choice = RidgeChoice(self.ridge)
+            self.at_limit = self.at_limit or choice.at_limit
+            cohort.ridge_used[columns] = choice.ridge
             weights.append(solve_ridge(gram, own, self._penalty(gram, choice.ridge)))
-            choices += [choice] * own.shape[1]
         cohort.weights = torch.cat(weights, dim=1)
-        cohort.ridge_used = cohort.ridge_used.new_tensor(
-            [choice.ridge for choice in choices]
-        )
-        cohort.at_limit = any(choice.at_limit for choice in choices)
 
     def _penalty(self, gram: Tensor, ridge: float) -> Tensor:
         """Return the penalty (d+1,) of a solve; with "gcv" the bias is free."""
@@ -241,14 +233,6 @@ class CIFNetHead(Head):
 
     def _scores(self, z: Tensor) -> Tensor:
         return (augment(z.to(self.dtype)) @ self.weights()).double()
-
-    def ridge_choices(self) -> list[RidgeChoice]:
-        """Return the ridge of each class, in column order."""
-        choices = []
-        for cohort in self._cohorts:
-            for ridge in cohort.ridge_used.tolist():
-                choices.append(RidgeChoice(ridge, cohort.at_limit))
-        return choices
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         scores = self._scores(z)

@@ -112,7 +112,6 @@ class RidgeHead(SumsHead):
         self.decision = decision
         self.remember = remember
         self.selects_rule = decision == "auto"
-        self.at_limit = False
         self._solved: RidgeFactor | None = None
         rule = [1.0, 0.0]
         if decision == "ridge":
@@ -222,10 +221,6 @@ class RidgeHead(SumsHead):
             count = max(sums.shape[-1] - 1 - self.in_features, 0)
             self._settle(check_product_features(count / self.in_features))
         super()._before_load(state)
-
-    def ridge_choices(self) -> list[RidgeChoice]:
-        """Return one ridge, which all classes share."""
-        return [RidgeChoice(self.ridge_used.item(), self.at_limit)]
 
     # ------------------------------------------------------------------ leave one out
 

@@ -71,17 +71,21 @@ def stream(
     past_y = torch.zeros(0, dtype=torch.int64)
     tasks = []
     for classes in labels:
-        counts = torch.randint(5, 17, (len(classes),), generator=generator)
+        of_classes = []
+        for _ in classes:
+            count = int(torch.randint(5, 17, (), generator=generator))
+            centre = 4 * torch.randn(width, **options)
+            of_classes.append(centre + 0.5 * torch.randn(count, width, **options))
+        counts = torch.tensor([len(z) for z in of_classes])
         y = torch.tensor(classes).repeat_interleave(counts)
-        centres = 4 * torch.randn(len(classes), width, **options)
-        noise = 0.5 * torch.randn(len(y), width, **options)
-        z = centres.repeat_interleave(counts, dim=0) + noise
-        task = TrialTask(list(classes), z, y, past_z, past_y)
         order = torch.randperm(len(y), generator=generator)
-        tasks.append(task.part(order))
-        first = torch.cat([(y == label).nonzero()[:3, 0] for label in classes])
-        past_z = torch.cat([past_z, z[first]])
-        past_y = torch.cat([past_y, y[first]])
+        z = torch.cat(of_classes)[order]
+        y = y[order]
+        tasks.append(TrialTask(list(classes), z, y, past_z, past_y))
+        for label in classes:
+            first = (y == label).nonzero()[:3, 0]
+            past_z = torch.cat([past_z, z[first]])
+            past_y = torch.cat([past_y, y[first]])
     return tasks
 
 

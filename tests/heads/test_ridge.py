@@ -314,7 +314,8 @@ def test_auto_is_the_discriminant_where_classes_lie_on_a_line() -> None:
 def test_the_weights_of_the_rules_are_the_most_likely_ones() -> None:
     z, y = (part[:150] for part in scans())
     head = calibrated(z, y)
-    rules = [rule(None) for rule in head.rules_left_out(z, y)]
+    alone = torch.arange(len(y))
+    rules = [rule(alone) for rule in head.rules_left_out(z, y)]
     best = head.rule_weights
     spread = 1 / (len(y) + 2)
     target = torch.nn.functional.one_hot(y, 10) * (1 - spread) + spread / 10
