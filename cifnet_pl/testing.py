@@ -216,17 +216,6 @@ def _steps_of_task(task: TrialTask) -> list[Callable[[Head], object]]:
     ]
 
 
-def memory_is_counted(case: Case) -> None:
-    """``state_elements`` counts the elements of the stored matrices."""
-    head = case.learned()
-    stored = 0
-    for value in head.state_dict().values():
-        if value.is_floating_point() and value.ndim >= 2:
-            stored += value.numel()
-    counted = sum(head.state_elements().values())
-    assert counted == stored, f"state_elements() is {counted}, {stored} are stored"
-
-
 def aborted_task_leaves_no_trace(case: Case) -> None:
     """An aborted task leaves the state as it was, bit for bit, and learning goes on from there."""
     expected = case.learned()(QUERIES)
@@ -351,7 +340,6 @@ HEAD_CHECKS = (
     state_survives_a_file,
     order_does_not_matter,
     surroundings_do_not_matter,
-    memory_is_counted,
     aborted_task_leaves_no_trace,
     bad_samples_are_refused,
     merging_is_as_declared,
@@ -364,7 +352,7 @@ HEAD_CHECKS = (
 def check_head(
     make: Callable[[int], Head], locked: bool = False, tolerance: float = 1e-9
 ) -> None:
-    """Check that a head keeps its contract: labels, order, state, memory, declared capabilities.
+    """Check that a head keeps its contract: labels, order, state, declared capabilities.
 
     Args:
         make: the head's class, or a function that builds it from the width of the embeddings.

@@ -38,7 +38,8 @@ class ACILHead(SumsHead):
     2022). ACIL reaches this joint solution by a recursion over inverse Gram matrices; here it comes
     from sums and one Cholesky factorisation a task. The sums are exact under ``merge_`` and
     ``subtract_``, where the recursion could only add. At most three and a half matrices of B²
-    values are in memory at a time, four with "gcv".
+    values are in memory at a time, four with "gcv". B(B+1)/2 + 2CB values are kept between tasks,
+    and Bd for a given projection.
 
     Args:
         in_features: width d of the embeddings.
@@ -155,13 +156,6 @@ class ACILHead(SumsHead):
             self.sums, self.ridge_used, self.weights, self._features(z), targets
         )
 
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks: B(B+1)/2 + 2CB, and Bd for a given projection."""
-        elements = {"projection": 0}
-        if self.given:
-            elements["projection"] = self.projection.numel()
-        return elements | super().state_elements()
-
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
         if not self.given:
@@ -223,7 +217,8 @@ class DSALHead(ACILHead):
     All samples of a task are taken together, as one batch of the authors' recursion, so batch size
     and order do not matter. The residual targets depend on the weights at their time, so the
     statistics cannot be merged over sites. At most five matrices of B² values are in memory at a
-    time, seven with "gcv".
+    time, seven with "gcv". B(B+1) + 4CB values are kept between tasks, and Bd for a given
+    projection.
 
     Args:
         in_features: width d of the embeddings.
@@ -381,14 +376,6 @@ class DSALHead(ACILHead):
         self.residual_energy = self.residual_energy[columns]
         self.weights = kept_weights(self.weights, columns)
         self.compensation_weights = kept_weights(self.compensation_weights, columns)
-
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks: B(B+1) + 4CB, and Bd for a given projection."""
-        elements = super().state_elements()
-        elements["factors"] += self.compensation.packed_gram.numel()
-        elements["moments"] += self.compensation.class_sums.numel()
-        elements["weights"] += self.compensation_weights.numel()
-        return elements
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         self.compensation_increment = None

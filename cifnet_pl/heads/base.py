@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
@@ -164,6 +165,8 @@ class Head(nn.Module, ABC):
         reason: why the head lacks the capabilities that it lacks.
         computed: names of the attributes that are computed from the statistics when they are first
             needed. They are None after each change, and in copies.
+        components: stored matrix → component of :meth:`state_elements` to which it counts; one that
+            is not here is a component of its own name.
         revision: another object after each change of the scores.
         at_limit: whether a ridge that the last solve chose is the largest candidate
             (:class:`~cifnet_pl.statistics.RidgeChoice`); not stored.
@@ -191,6 +194,13 @@ class Head(nn.Module, ABC):
     counterexamples: bool = True
     reason: str = "its state is not a sum over samples"
     computed: ClassVar[tuple[str, ...]] = ("_distances",)
+    components: ClassVar[dict[str, str]] = {
+        "packed_gram": "factors",
+        "class_grams": "factors",
+        "class_sums": "moments",
+        "removed_sums": "moments",
+        "compensation_weights": "weights",
+    }
 
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
@@ -233,10 +243,6 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def _keep(self, columns: Tensor) -> None:
         """Drop all classes but those at ``columns``, and their weights."""
-
-    @abstractmethod
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks, by component (tab:memory_breakdown of the paper)."""
 
     @abstractmethod
     def _class_counts(self) -> Tensor:
@@ -856,6 +862,18 @@ class Head(nn.Module, ABC):
         return order[torch.searchsorted(ascending, y.contiguous())]
 
     # ------------------------------------------------------------------ storing
+
+    def state_elements(self) -> dict[str, int]:
+        """Count the values kept between tasks, by component (tab:memory_breakdown of the paper).
+
+        They are the elements of all matrices that are stored in floating point.
+        """
+        elements: Counter[str] = Counter()
+        for key, value in self.state_dict().items():
+            if value.is_floating_point() and value.ndim >= 2:
+                name = key.rpartition(".")[2]
+                elements[self.components.get(name, name)] += value.numel()
+        return dict(+elements)
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments that a stored state depends on.

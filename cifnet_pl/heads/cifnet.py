@@ -67,6 +67,8 @@ class CIFNetHead(Head):
     needed.
     With weighting "released" positives and negatives have different weights, and every class keeps
     a Gram matrix of its own positives.
+    K(d+1)(d+2)/2 + 2C(d+1) values are kept between tasks; with weighting "released" C(d+1)(d+2)/2
+    more.
 
     Args:
         in_features: width d of the embeddings.
@@ -301,19 +303,6 @@ class CIFNetHead(Head):
             cohort.sums.keep(own)
             cohorts.append(cohort)
         self.cohorts = cohorts
-
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks: K(d+1)(d+2)/2 + 2C(d+1).
-
-        With weighting "released" there are C(d+1)(d+2)/2 more.
-        """
-        per_class = len(self.labels) * (self.in_features + 1)
-        factors = 0
-        for cohort in self._cohorts:
-            factors += cohort.sums.packed_gram.numel()
-            if self.per_class:
-                factors += cohort.sums.class_grams.numel()
-        return {"factors": factors, "moments": per_class, "weights": per_class}
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)

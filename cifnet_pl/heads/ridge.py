@@ -61,6 +61,9 @@ class RidgeHead(SumsHead):
     mean of 1 and its relative variance within classes (:class:`~cifnet_pl.statistics.RidgeSystem`),
     and the targets of regression are larger for rare classes (Ye, 2007).
 
+    (d+1)(d+2)/2 + 2C(d+1) values are kept between tasks; with a discriminant d+1 more for each
+    class that was removed, with ``remember`` (d+1)(d+2)/2 more for each class.
+
     Args:
         in_features: width d of the embeddings.
         ridge: λ added to the unweighted centred Gram matrix, or "gcv" (chosen anew at every solve).
@@ -89,6 +92,7 @@ class RidgeHead(SumsHead):
     title = "Exact ridge"
     leaves_one_out = True
     computed = (*SumsHead.computed, "_solved")
+    components = SumsHead.components | {"class_grams": "remembered"}
 
     def __init__(
         self,
@@ -308,18 +312,6 @@ class RidgeHead(SumsHead):
         column = self.classes.index(label)
         head.sums = self.sums.of_class(column)
         return head
-
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks: a triangle of width d+1 and twice C times d+1.
-
-        With a discriminant d+1 more for each class that was removed; with ``remember`` a triangle
-        more for each class.
-        """
-        elements = super().state_elements()
-        elements["moments"] += self.removed_sums.numel()
-        if self.remember:
-            elements["remembered"] = self.sums.class_grams.numel()
-        return elements
 
 
 def check_product_features(product_features: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -138,6 +139,7 @@ class KNNHead(SamplesHead):
     """
 
     title = "kNN"
+    components: ClassVar[dict[str, str]] = {"z": "embeddings"}
     merges = True
     counterexamples = False
 
@@ -224,10 +226,6 @@ class KNNHead(SamplesHead):
     def _class_counts(self) -> Tensor:
         return self.samples.counts(self.labels) + self.pending.counts(self.labels)
 
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks: N·d, with N the number of all samples seen."""
-        return {"embeddings": self.samples.z.numel()}
-
 
 class ReplayHead(SamplesHead):
     """A linear classifier that is fitted anew after each task, on its samples and the buffer's.
@@ -283,10 +281,6 @@ class ReplayHead(SamplesHead):
         super()._keep(columns)
         self.counts = self.counts[columns]
         self.weights = kept_weights(self.weights, columns)
-
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks: C(d+1)."""
-        return {"weights": self.weights.numel()}
 
 
 class LogisticHead(ReplayHead):
