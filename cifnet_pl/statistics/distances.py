@@ -44,18 +44,14 @@ class ClassDistances:
         class_sums: (C, p+1) ``Σ_{y=c} ω x̃`` of the classes. Rows that belong to none of them, as
             those of a removed class, are a group of their own.
         mass: () ``Σ ω`` over the rows that the scatter within groups is made of.
-        overall: share of the distance to the mean of all rows that is subtracted; 0 for the
-            distance to the nearest class mean alone.
+
+    Attributes:
+        overall: share of the distance to the mean of all rows that is subtracted.
     """
 
-    def __init__(
-        self,
-        gram: Tensor,
-        class_sums: Tensor,
-        mass: Tensor,
-        overall: float = OVERALL_SHARE,
-    ):
-        self.overall = overall
+    overall: float = OVERALL_SHARE
+
+    def __init__(self, gram: Tensor, class_sums: Tensor, mass: Tensor):
         self.mass = mass.double()
         eps = torch.finfo(gram.dtype).eps
         gram = gram.double()

@@ -22,7 +22,10 @@ REAL = (
     else []
 )
 
-pytestmark = pytest.mark.parametrize("case", HEADS)
+# Whatever the device, float32 and a given ridge take no other way than the rest.
+CASES = [case for case in HEADS if not case.id.endswith(("-float32", "-fixed"))]
+
+pytestmark = pytest.mark.parametrize("case", CASES)
 
 
 @pytest.fixture(params=["simulated", *REAL])
@@ -69,9 +72,9 @@ def test_learns_predicts_and_leaves_one_out_where_it_was_moved_to(
 ) -> None:
     tasks = sent(TASKS, device)
     there = learn(case.make(WIDTH), TASKS[:1]).to(device)
-    learn(there, tasks[1:2], batch=4)
+    learn(there, tasks[1:2])
     there = case.reloaded(there).to(device)
-    learn(there, tasks[2:], batch=4)
+    learn(there, tasks[2:])
     assert_same_scores(there, here, case)
     z = QUERIES.to(device)
     assert torch.equal(there.predict(z).cpu(), here.predict(QUERIES))
