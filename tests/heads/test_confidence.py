@@ -2,11 +2,9 @@
 they promise.
 """
 
-import json
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,8 +37,6 @@ from cifnet_pl.heads.probabilities import (
 )
 from cifnet_pl.statistics import RidgeFactor, to_probabilities
 from cifnet_pl.utilities.errors import UsageError
-from tests.command_line import BUFFER, checkpoint, learned
-from tests.command_line import rows as rows_of
 from tests.heads.suite import scans, teach
 from tests.models import learn_digits
 
@@ -401,15 +397,6 @@ def test_digits_are_calibrated_as_well_as_on_the_test_set(make: Any) -> None:
     assert fitted < 0.04
     found = head.temperature.item(), head.odds_power.item()
     assert nll(head(test), labels, *found) < 1.05 * nll(head(test), labels, *oracle)
-
-
-def test_a_run_calibrates_after_every_task(tmp_path: Path) -> None:
-    head = ["--model.head", "RidgeHead", "--model.calibrate", "true"]
-    run = learned(tmp_path, *BUFFER, *head)
-    assert float(rows_of(run / "tasks.csv")[-1]["ece"]) < 5
-    assert 0 < float(checkpoint(run)["state_dict"]["head.temperature"]) < 1
-    stored = json.loads((run / "summary.json").read_text())["buffer_elements"] / 192
-    assert 290 < stored <= 300  # whole groups
 
 
 @pytest.mark.parametrize(
