@@ -7,7 +7,7 @@ INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m 
 STAMP := .venv/.installed
 DEV_STAMP := .venv/.installed-dev
 
-.PHONY: setup setup-dev demo demo-extend test test-system test-scale lint docs soak bench clean
+.PHONY: setup setup-dev demo demo-extend test test-heads test-system test-scale lint docs soak bench clean
 
 setup: $(STAMP)
 
@@ -47,6 +47,10 @@ PYTEST := $(BIN)/python -m pytest --dist worksteal --ignore tests/scale --ignore
 # As many workers as cores: each spends fifteen seconds on imports.
 test: setup-dev
 	$(PYTEST) -n 2 -m "not soak and not scale and not system"
+
+# For whoever writes a head: what all heads promise, and the statistics below them.
+test-heads: setup-dev
+	$(PYTEST) -n 2 -m "not system" tests/heads tests/statistics
 
 # Tests that start whole programs or a browser, or export or train whole networks: half the time of all tests is theirs.
 # Three workers on two cores: many wait for a program or a browser.

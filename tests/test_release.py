@@ -58,7 +58,7 @@ def test_the_table_of_heads_is_that_of_the_code():
     assert {name for name, _ in rows} == set(heads.HEADS)
     for name, cells in rows:
         head = heads.HEADS[name](8)
-        can = [head.merges_sites, head.subtracts or name == "KNNHead", head.reduces]
+        can = [head.merges, head.subtracts or name == "KNNHead", head.reduces]
         can += [head.leaves_one_out, head.tells_novelty]
         shown = [cell.strip() == "yes" for cell in cells.split("|")]
         assert shown == can, name

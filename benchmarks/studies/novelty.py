@@ -92,7 +92,8 @@ def novelty_scores(
     rows = head._novelty_features(z)
     sums = head.sums
     for overall in (0.0, 1.0):
-        distances = ClassDistances(sums.gram, sums.class_sums, sums.mass, overall)
+        distances = ClassDistances(sums.gram, sums.class_sums, sums.mass)
+        distances.overall = overall
         yield distances.relative(rows)
     yield head.novelty(z)
     unit = torch.nn.functional.normalize

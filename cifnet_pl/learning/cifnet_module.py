@@ -19,12 +19,12 @@ from cifnet_pl.buffer import CalibrationBuffer, given_groups
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, EmbeddingBatch, ImageBatch
 from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.heads.probabilities import check_buffer
+from cifnet_pl.heads.trial import try_head
 from cifnet_pl.learning.run_record import PrequentialRow
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.testing import try_head
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     UsageError,
@@ -199,7 +199,7 @@ class CIFNetModule(TaskModule):
         with prefixed(
             f"with --data.stream {stream} classes return with new samples, which {name} cannot add"
         ):
-            self.head.require("merges_sites")
+            self.head.require("merges")
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Begin the task in the model: its new classes, and those that return."""

@@ -232,14 +232,12 @@ class Classifier(ModelLearner):
 
     def ridge_message(self) -> str | None:
         """Return a message where generalised cross-validation chose the upper edge of its range."""
-        choices = self.head.ridge_choices()
-        ridges = [choice.ridge for choice in choices if choice.at_limit]
-        if not ridges:
+        if not self.head.at_limit:
             return None
         return (
             "note: the images are too few, or nothing in them separates their classes: add"
             " images, and check that they are in the right folders (the ridge is at the upper"
-            f" edge of its range, {max(ridges):.3g})"
+            " edge of its range)"
         )
 
     def calibration_notes(self) -> list[str]:

@@ -513,7 +513,7 @@ def check_mergeable(model: Classifier) -> None:
         UnsupportedError: the statistics of its head are not sums.
         UsageError: its buffer selects by all embeddings of a class.
     """
-    model.head.require("merges_sites")
+    model.head.require("merges")
     if model.buffer is not None and model.buffer.strategy not in STREAMING:
         raise UsageError(
             f"buffer strategy {model.buffer.strategy} selects among all embeddings of a class,"

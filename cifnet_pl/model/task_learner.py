@@ -112,7 +112,7 @@ class ModelLearner:
             with prefixed(
                 f"cannot add images to class '{printable(known[0])}', which is learned already"
             ):
-                self.head.require("merges_sites")
+                self.head.require("merges")
         if self.buffer is not None:
             self.buffer.quota(max(1, len(self.class_names) + len(names) - len(known)))
 

@@ -58,7 +58,7 @@ class HeldOutImages(Callback):
         rows = batch.row.cpu().numpy()
         if isinstance(batch, ImageBatch):
             module.data.source.val.hash_of[rows] = batch.key.cpu().numpy()
-        if _is_last_task(module) and module.head.merges_sites:
+        if _is_last_task(module) and module.head.merges:
             z = module.evaluated_embeddings.float().cpu()
             self._batches.append(ungrouped(z, batch.label.cpu(), batch.row.cpu()))
 
@@ -72,7 +72,7 @@ class HeldOutImages(Callback):
         if not module.data.learns_held_out or not _is_last_task(module) or not tested:
             return
         images = number_of(tested, "held-out image")
-        if not isinstance(module, CIFNetModule) or not module.head.merges_sites:
+        if not isinstance(module, CIFNetModule) or not module.head.merges:
             name = module.method.__name__
             remark = f" (no refit on the {images}: {name} cannot add them)"
             module.record.remarks["folder"] = remark
