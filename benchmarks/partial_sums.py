@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.sums import file_of, make
-from cifnet_pl.model.partial_sums import Shard, ShardRecord, read_sums, write_sums
+from cifnet_pl.model.partial_sums import add_up, read_sums, write_sums
+from cifnet_pl.model.partition import Shard, ShardRecord
 
 WIDTH = 512
 CLASSES = 1000
@@ -69,7 +69,7 @@ def parts(folder: Path) -> None:
 def merge(folder: Path, count: int) -> None:
     """Merge parts that differ from one real part in their hashes alone."""
     data = embeddings(folder / "part.npz", PART, 64, 100)
-    make(folder / "one", [Shard(1, 1)], [*data, "--model.head=RidgeHead"])
+    make(folder / "one", (*data, "--model.head=RidgeHead"), 1, Shard(1, 1))
     sums = folder / "sums"
     sums.mkdir()
     draw = np.random.default_rng(1)
@@ -91,7 +91,7 @@ def merge(folder: Path, count: int) -> None:
         ]
         write_sums(template, file_of(sums, Shard(number + 1, count)))
     start = time.perf_counter()
-    model = reduce_sums(sorted(sums.glob("*.sums"))).solved()
+    model = add_up(sorted(sums.glob("*.sums"))).solved()
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     samples = sum(model.counts.values())

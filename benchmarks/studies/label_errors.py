@@ -61,13 +61,14 @@ def main() -> None:
     for seed in SEEDS:
         labels, wrong = plant(images.y.numpy(), images.classes, seed)
         result = audit(images.z.numpy(), labels, names)
+        quality = result.images["probability_of_class"].to_numpy()
         p = leave_one_out(images, labels)
         rivals = [
             precision(get_label_quality_scores(labels, p, method=method), wrong)
             for method in RIVALS
         ]
         counts = f"{seed:4}  {len(labels):6}  {wrong.sum():7}"
-        ours = f"{precision(result.self_confidence, wrong):6.1f}  {len(result.doubtful()):10}"
+        ours = f"{precision(quality, wrong):6.1f}  {len(result.label_errors()):10}"
         print(f"{counts}  {ours}  {rivals[0]:26.1f}  {rivals[1]:19.1f}")
 
 

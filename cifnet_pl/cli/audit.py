@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from cifnet_pl.model.audit import Audit, LearningCurve
     from cifnet_pl.model.calibration import Interval
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.metrics import ConfusedPair
-    from cifnet_pl.report.page import ImageRow, Section
+    from cifnet_pl.report.page import Section
 
 IMAGE_COLUMNS = (
     "file",
@@ -60,24 +59,20 @@ CONFUSION_LEGEND = (
 
 @dataclass(frozen=True)
 class AuditedImages:
-    """Images and the results of their audit.
+    """The results of an audit.
 
     Attributes:
-        files: the n images.
-        result: verdict on each.
+        result: verdict on each image; its table has their ``file``, too.
         curve: accuracy by number of images.
         ten_more: points of accuracy that ten more images of each class would bring; None: too few
             to say.
         ambiguous: other images, which lie in two classes → these classes.
-        class_names: of the classes.
     """
 
-    files: list[Path]
     result: Audit
     curve: LearningCurve
     ten_more: Interval | None
     ambiguous: Mapping[Path, str]
-    class_names: list[str]
 
 
 def audit(
@@ -124,8 +119,7 @@ def audit(
         lines = summary_lines(audited)
         write_audit(target, audited, lines)
     label_errors = number_of(len(audited.result.label_errors()), "probable label error")
-    curve = curve_line(audited.curve, audited.ten_more, audited.class_names)
-    for line in [*lines, label_errors, curve]:
+    for line in [*lines, label_errors, curve_line(audited)]:
         print_text(line)
     print_text(f"Page {target / 'audit.html'}")
 
@@ -166,28 +160,25 @@ def audit_images(
     """
     import numpy as np
 
-    from cifnet_pl.model.audit import audit as judge_images
-    from cifnet_pl.model.audit import embeddings_of, gain_of_ten_more, learning_curve
+    from cifnet_pl.model import audit as auditing
 
-    embedded = embeddings_of(model, source, cache_folder, unreadable, progress=True)
-    ambiguous = {}
-    for file, (label, other) in embedded.undecided.items():
-        ambiguous[file] = (
-            f"in {source.class_names[label]} and {source.class_names[other]}"
-        )
+    embedded = auditing.embeddings_of(
+        model, source, cache_folder, unreadable, progress=True
+    )
     present, labels = np.unique(embedded.labels, return_inverse=True)
     names = [source.class_names[label] for label in present]
     if len(names) < 2:
         raise DataError("the images are of one class: an audit compares at least two")
-    result = judge_images(embedded.z, labels, names)
-    if not result.judged.any():
+    result = auditing.audit(embedded.z, labels, names)
+    if not len(result.scored.rows):
         raise DataError(
             "each class has one image, or near-duplicates of one: an audit judges each image by"
             " others of its class"
         )
-    curve = learning_curve(embedded.z, labels, len(names))
-    ten_more = gain_of_ten_more(result.head, embedded.z, labels)
-    return AuditedImages(embedded.files, result, curve, ten_more, ambiguous, names)
+    result.images["file"] = embedded.files
+    curve = auditing.learning_curve(embedded.z, labels, len(names))
+    ten_more = auditing.gain_of_ten_more(result.head, embedded.z, labels)
+    return AuditedImages(result, curve, ten_more, embedded.undecided)
 
 
 # ---------------------------------------------------------------------- sentences
@@ -213,7 +204,7 @@ def summary_lines(audited: AuditedImages) -> list[str]:
         if max(result.unjudged.values()) > 1:
             reason = "one image, or near-duplicates of one"
         lines.append(f"{count} not judged ({reason}): {_listed(list(result.unjudged))}")
-    copied = int(result.duplicated.sum())
+    copied = int(result.images["near_duplicate"].sum())
     if copied:
         line = f"{number_of(copied, 'near-duplicate')} within a class"
         without = result.accuracy_without_duplicates
@@ -223,18 +214,15 @@ def summary_lines(audited: AuditedImages) -> list[str]:
     return lines
 
 
-def curve_line(
-    curve: LearningCurve, ten_more: Interval | None, names: Sequence[str]
-) -> str:
+def curve_line(audited: AuditedImages) -> str:
     """Return a line on whether more images would help.
 
     Args:
-        curve: accuracy by number of images.
-        ten_more: points that ten more images of each class would bring.
-        names: of the classes.
+        audited: images and results.
     """
     from cifnet_pl.model.more_images import gain_text
 
+    curve = audited.curve
     size = curve.points[-1][0]
     if curve.gain is None:
         parts = [f"{number_of(size, 'image')} per class: too few for a learning curve"]
@@ -243,12 +231,13 @@ def curve_line(
         gain = max(0.0, curve.gain)
         parts = [f"{size} instead of {half} images per class: +{gain:.1f} points"]
     if curve.short:
+        names = audited.result.scored.class_names
         classes = _listed([names[label] for label in curve.short])
         images = number_of(-(-size // 2), "image")
         count = number_of(len(curve.short), "class")
         parts.append(f"add images to {count} with fewer than {images}: {classes}")
     if curve.gain is not None:
-        brought = gain_text(ten_more)
+        brought = gain_text(audited.ten_more)
         parts.append(
             f"ten more images of each class, of other days, would bring: {brought}"
         )
@@ -281,15 +270,14 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
     write_bytes(target / "confusion.png", png(confusion))
     write_bytes(target / "learning_curve.png", png(drawn))
     write_class_tables(target, evaluation, result.unjudged)
-    write_text(target / "images.csv", images_csv(audited))
-    more = f"{curve_line(audited.curve, audited.ten_more, audited.class_names)}."
+    write_text(target / "images.csv", images_csv(result))
     sections = [
-        _label_error_section(audited),
-        _pair_section(audited),
+        _label_error_section(result),
+        _pair_section(result),
         Section("Confusion matrix", [CONFUSION_LEGEND], confusion),
         _class_section(result),
-        _outlier_section(audited),
-        Section("Learning curve", [more], drawn),
+        _outlier_section(result),
+        Section("Learning curve", [f"{curve_line(audited)}."], drawn),
     ]
     if audited.ambiguous:
         text = "Remove each from the wrong folder."
@@ -300,30 +288,21 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
     write_text(target / "audit.html", audit_page("Audit of images", lead, sections))
 
 
-def images_csv(audited: AuditedImages) -> str:
+def images_csv(result: Audit) -> str:
     """Return CSV with a row per image, the most probable label error first, unjudged ones last."""
-    import numpy as np
-
-    result = audited.result
-    evaluation = result.evaluation
-    label_errors = set(result.label_errors().tolist())
-    names = evaluation.class_names
+    by = ["judged", "probability_of_class"]
+    images = result.images.sort_values(by, ascending=[False, True], kind="stable")
     rows = []
-    for row in np.lexsort((result.self_confidence, ~result.judged)).tolist():
-        judged = ["", "", "", ""]
-        novelty = ""
-        if result.judged[row]:
-            judged = [
-                f"{result.self_confidence[row]:.6f}",
-                names[evaluation.predicted[row]],
-                f"{evaluation.confidence[row]:.6f}",
-                str(row in label_errors).lower(),
-            ]
-            novelty = f"{result.novelty[row]:.6g}"
-        image = [str(audited.files[row]), names[evaluation.target[row]]]
-        rows.append(
-            [*image, *judged, str(bool(result.duplicated[row])).lower(), novelty]
-        )
+    for image in images.to_dict("records"):
+        near_duplicate = str(image["near_duplicate"]).lower()
+        row = [str(image["file"]), image["class"], "", "", "", "", near_duplicate, ""]
+        if image["judged"]:
+            row[2] = f"{image['probability_of_class']:.6f}"
+            row[3] = image["predicted"]
+            row[4] = f"{image['probability']:.6f}"
+            row[5] = str(image["label_error"]).lower()
+            row[7] = f"{image['novelty']:.6g}"
+        rows.append(row)
     return to_csv(IMAGE_COLUMNS, rows)
 
 
@@ -338,61 +317,40 @@ def _image_section(name: str, text: str, captions: Mapping[Path, str]) -> Sectio
     return Section(name, [text], images=dict(shown))
 
 
-def _label_error_section(audited: AuditedImages) -> Section:
-    result = audited.result
-    evaluation = result.evaluation
-    names = evaluation.class_names
-    rows = result.label_errors()
+def _label_error_section(result: Audit) -> Section:
     captions = {}
-    for row in rows.tolist():
-        own = (
-            f"{names[evaluation.target[row]]} {100 * result.self_confidence[row]:.0f} %"
-        )
-        predicted = f"{names[evaluation.predicted[row]]} {100 * evaluation.confidence[row]:.0f} %"
-        captions[audited.files[row]] = f"{own}, predicted {predicted}"
+    for image in result.label_errors().to_dict("records"):
+        own = f"{image['class']} {100 * image['probability_of_class']:.0f} %"
+        other = f"{image['predicted']} {100 * image['probability']:.0f} %"
+        captions[image["file"]] = f"{own}, predicted {other}"
     text = "No probable label errors."
-    if len(rows):
+    if captions:
         text = (
-            f"{number_of(len(rows), 'image')} with a probable label error, the most probable first."
-            " Check them: some are in the wrong folder, others are only difficult."
+            f"{number_of(len(captions), 'image')} with a probable label error, the most probable"
+            " first. Check them: some are in the wrong folder, others are only difficult."
         )
     return _image_section("Label errors", text, captions)
 
 
-def _pair_section(audited: AuditedImages) -> Section:
-    from cifnet_pl.report.page import Section
-
-    pairs = []
-    for pair in audited.result.scored.confused_pairs()[:LISTED_NAMES]:
-        pairs.append(_pair_rows(audited, pair))
-    return Section("Most confused classes", [] if pairs else ["None."], pairs=pairs)
-
-
-def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
+def _pair_section(result: Audit) -> Section:
     """Return the most confident confused images, and typical images of the predicted class."""
-    import numpy as np
+    from cifnet_pl.report.page import ImageRow, Section
 
-    from cifnet_pl.report.page import ImageRow
-
-    evaluation = audited.result.scored
-    self_confidence = audited.result.self_confidence[audited.result.judged]
-    target = evaluation.class_names.index(pair.target)
-    predicted = evaluation.class_names.index(pair.predicted)
-    confused = (evaluation.target == target) & (evaluation.predicted == predicted)
-    typical = (evaluation.target == predicted) & evaluation.correct
-    rows = []
-    for title, members, order in (
-        (confusion_line(pair), np.flatnonzero(confused), evaluation.confidence),
-        (
-            f"typical images of {printable(pair.predicted)}",
-            np.flatnonzero(typical),
-            self_confidence,
-        ),
-    ):
-        best = members[np.argsort(-order[members], kind="stable")][:LISTED_NAMES]
-        images = {audited.files[row]: "" for row in evaluation.rows[best]}
-        rows.append(ImageRow(title, images))
-    return rows
+    images = result.images[result.images["judged"]]
+    pairs = []
+    for pair in result.scored.confused_pairs()[:LISTED_NAMES]:
+        predicted = images[images["predicted"] == pair.predicted]
+        confused = predicted[predicted["class"] == pair.target]
+        typical = predicted[predicted["class"] == pair.predicted]
+        shown = confused.nlargest(LISTED_NAMES, "probability")
+        beside = typical.nlargest(LISTED_NAMES, "probability")
+        title = f"typical images of {printable(pair.predicted)}"
+        rows = [
+            ImageRow(confusion_line(pair), dict.fromkeys(shown["file"], "")),
+            ImageRow(title, dict.fromkeys(beside["file"], "")),
+        ]
+        pairs.append(rows)
+    return Section("Most confused classes", [] if pairs else ["None."], pairs=pairs)
 
 
 def _class_section(result: Audit) -> Section:
@@ -407,13 +365,10 @@ def _class_section(result: Audit) -> Section:
     return Section("Classes", texts, header=CLASS_HEADER, rows=rows)
 
 
-def _outlier_section(audited: AuditedImages) -> Section:
-    result = audited.result
-    names = result.evaluation.class_names
+def _outlier_section(result: Audit) -> Section:
     captions = {}
-    for row in result.outliers().tolist():
-        name = names[result.evaluation.target[row]]
-        captions[audited.files[row]] = f"{name}, novelty {result.novelty[row]:.3g}"
+    for image in result.outliers().to_dict("records"):
+        captions[image["file"]] = f"{image['class']}, novelty {image['novelty']:.3g}"
     text = "None."
     if captions:
         text = "Images unlike all classes, the most novel first."

@@ -120,33 +120,22 @@ def classify(
             )
         classifier.precision = precision or classifier.precision
         table = ClassificationTable(classifier, images, top, unknown, coverage)
-        _write(table, target)
+        if target is None:
+            table.write(sys.stdout.buffer)
+        else:
+            write_atomic(target, table.write)
         if picture is not None:
             write_gallery(table.gallery, classifier.image_size, picture)
     count = number_of(table.classified, classifier.backbone.sample)
-    if target is None:
-        stream = sys.stderr
-    else:
-        stream = sys.stdout
     place = target or "the standard output"
-    print_text(f"{count} classified in {place}, {table.unreadable} unreadable", stream)
-    for sentence in table.summary():
-        print_text(sentence, stream)
+    said = [f"{count} classified in {place}, {table.unreadable} unreadable"]
+    said += table.summary()
+    if picture is not None:
+        said.append(f"Gallery of {number_of(len(table.gallery), 'image')} in {picture}")
+    for sentence in said:
+        print_text(sentence, sys.stderr if target is None else sys.stdout)
     for note in (*table.passed_over.notes(), *classifier.calibration_notes()):
         print_text(note, sys.stderr)
-    if picture is not None:
-        print_text(
-            f"Gallery of {number_of(len(table.gallery), 'image')} in {picture}",
-            stream,
-        )
-
-
-def _write(table: ClassificationTable, target: Path | None) -> None:
-    """Write a table into a file, or to the standard output."""
-    if target is None:
-        table.write(sys.stdout.buffer)
-    else:
-        write_atomic(target, table.write)
 
 
 class ClassificationTable:
@@ -198,10 +187,8 @@ class ClassificationTable:
         if unknown is None and coverage is not None:  # many unknown images show a shift
             unknown = model.available_shares(UNKNOWN_SHARE)[0]
         self._judged: dict[str, Any] = {"unknown": unknown, "coverage": coverage}
-        self._warning: str | None = None
         # Refused before the work begins.
-        if self.unknown is not None or coverage is not None:
-            self._warning = model.open_set_predictor(**self._judged).warning
+        self._warning = model.open_set_predictor(**self._judged).warning
 
     def write(self, file: IO[bytes]) -> None:
         """Classify all images, and write the table.
@@ -225,10 +212,7 @@ class ClassificationTable:
         cells = {"file": str(prediction.file)}
         ranked = zip(prediction.classes, prediction.probabilities, strict=True)
         for rank, (name, probability) in enumerate(islice(ranked, self.top), 1):
-            if rank > 1:
-                ending = f"_{rank}"
-            else:
-                ending = ""
+            ending = f"_{rank}" if rank > 1 else ""
             cells[f"class{ending}"] = name
             cells[f"probability{ending}"] = f"{probability:.6f}"
         if self.unknown is not None:
@@ -262,11 +246,12 @@ class ClassificationTable:
             found = self._find_images()
             predictions = self.model.classify(found, self.top, **self._judged)
         else:
-            files = []
-            for file in self.images:
-                part = self.model.classify(file, self.top, **self._judged)
-                files.append(part)
-            predictions = chain.from_iterable(files)
+            predictions = chain.from_iterable(
+                [
+                    self.model.classify(file, self.top, **self._judged)
+                    for file in self.images
+                ]
+            )
         return counted(predictions, "classifying", total)
 
     def _find_images(self) -> Iterator[Path]:
@@ -347,20 +332,14 @@ def _draw(axes: Any, prediction: Prediction, side: int) -> None:
 
     assert prediction.file is not None  # the command line names files
     unknown = prediction.known is False
-    if unknown:
-        colour = UNKNOWN_COLOUR
-    else:
-        colour = "black"
+    colour = UNKNOWN_COLOUR if unknown else "black"
     axes.imshow(read_square(prediction.file, side), interpolation="nearest")
     for spine in axes.spines.values():
         spine.set(visible=unknown, color=UNKNOWN_COLOUR, linewidth=4)
     name = f"{prediction.file.parent.name}/{prediction.file.name}"
     title = shortened(name, LONGEST_NAME)
     axes.set_title(title, fontsize=7, color="0.4", pad=4, parse_math=False)
-    if unknown:
-        lines = ["unknown, nearest:"]
-    else:
-        lines = []
+    lines = ["unknown, nearest:"] if unknown else []
     ranked = zip(prediction.classes, prediction.probabilities, strict=True)
     for name, probability in ranked:
         lines.append(f"{shortened(name, LONGEST_NAME)}  {100 * probability:.0f} %")

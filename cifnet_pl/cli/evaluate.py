@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,23 +88,20 @@ def evaluate(
     from cifnet_pl.model.metrics import evaluate as evaluate_images
     from cifnet_pl.model.store import load
 
-    if output is not None:
-        target = expanded(output)
-    else:
-        target = None
+    target = expanded(output) if output is not None else None
     if recalibrate and target is None:
         raise UsageError("--recalibrate stores a model: give it a place with --output")
     with writing(target, overwrite, "bundle" if recalibrate else "folder"):
         labelled = LabelledImages.find(images, "--images", tested=True)
-        unreadable: list[Any] = []
         loaded = load(model, trust=trust)
         known = known_images(loaded, labelled, model)
+        warn(labelled.notes)
         if recalibrate and target is not None:
-            warn(labelled.notes)
             store_recalibrated(loaded, model, known, target, overwrite, trust)
             return
+        unreadable: list[Any] = []
         evaluation = evaluate_images(loaded, known, unreadable, progress=True)
-        warn(labelled.notes, unreadable)
+        warn([], unreadable)
         lines = summary_lines(evaluation, loaded)
         for line in [*lines, *duplicate_lines(evaluation)]:
             print_text(line)
@@ -129,18 +126,14 @@ def known_images(
     Raises:
         DataError: it knows none of the classes.
     """
-    names = set(model.class_names)
-    known = images.of_classes(names)
-    unknown = listed(
-        [printable(each) for each in images.class_names if each not in names]
-    )
+    known = images.of_classes(set(model.class_names))
+    names = [name for name in images.class_names if name not in known.class_names]
+    unknown = listed(list(map(printable, names)))
     if not known.class_names:
         raise DataError(f"{name} knows none of the classes of the images ({unknown})")
-    if unknown:
-        count = len(images.files) - len(known.files)
-        print_text(
-            f"{number_of(count, 'image')} of unknown classes left out: {unknown}"
-        )
+    if names:
+        count = number_of(len(images.files) - len(known.files), "image")
+        print_text(f"{count} of unknown classes left out: {unknown}")
     return known
 
 
@@ -182,11 +175,8 @@ def duplicate_lines(evaluation: Evaluation) -> list[str]:
         evaluation.learned_message(),
         conflicting_labels_message(evaluation.mislabelled, None),
     ]
-    if evaluation.duplicates is None:
-        count = 0
-    else:
+    if evaluation.duplicates is not None and evaluation.duplicates.any():
         count = int(evaluation.duplicates.sum())
-    if count:
         images = number_of(len(evaluation.rows), "image")
         lines.append(
             f"{count} of {images} {is_or_are(count)} duplicates, which count twice"
@@ -200,11 +190,11 @@ def confusion_line(pair: ConfusedPair) -> str:
     return f"{images} predicted as {printable(pair.predicted)}"
 
 
-def class_rows(evaluation: Evaluation) -> list[tuple[str, str, str, str, str]]:
+def class_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
     """Return a row under ``CLASS_HEADER`` for each class, the worst first."""
     from cifnet_pl.model.metrics import MIN_TEST_IMAGES, wilson_interval
 
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for score in evaluation.class_scores():
         bounds = wilson_interval(score.correct, score.images)
         accuracy = f"{score.percent:.0f}"
@@ -222,11 +212,11 @@ def class_rows(evaluation: Evaluation) -> list[tuple[str, str, str, str, str]]:
 
 def class_table(evaluation: Evaluation) -> Table:
     """Tabulate the classes for the screen, the worst first, as many as fit on it."""
-    rows: list[Sequence[str]] = [*class_rows(evaluation)]
+    rows = class_rows(evaluation)
     shown = Console().height
     others = len(rows) - shown
     if others > 0:
-        rows = [*rows[:shown], [f"… and {others} with a higher accuracy"]]
+        rows[shown:] = [(f"… and {others} with a higher accuracy",)]
     return table(CLASS_HEADER, rows, names=(0, 4))
 
 
@@ -281,21 +271,18 @@ def write_class_tables(
     rows: list[list[Any]] = []
     for score in evaluation.class_scores():
         bounds = wilson_interval(score.correct, score.images)
-        percents = [
-            f"{value:.2f}" for value in (score.percent or 0.0, bounds.low, bounds.high)
-        ]
-        tested = str(score.tested).lower()
-        confused_with = [score.confused_with or "", score.confusions or ""]
-        rows.append(
-            [score.name, score.images, score.correct, *percents, tested, *confused_with]
-        )
+        accuracy = f"{score.percent:.2f}"
+        row = [score.name, score.images, score.correct, accuracy]
+        row += [f"{bounds.low:.2f}", f"{bounds.high:.2f}", str(score.tested).lower()]
+        if score.confused_with is not None:
+            row += [score.confused_with, score.confusions]
+        rows.append(row)
     for name, count in (unjudged or {}).items():
         rows.append([name, count, "", "", "", "", "false"])
     write_text(target / "classes.csv", to_csv(CLASS_COLUMNS, rows))
     names = evaluation.class_names
-    confusion = [
-        [name, *row] for name, row in zip(names, evaluation.confusion(), strict=True)
-    ]
+    numbers = evaluation.confusion().tolist()
+    confusion = [[name, *row] for name, row in zip(names, numbers, strict=True)]
     write_text(target / "confusion.csv", to_csv(["class", *names], confusion))
 
 

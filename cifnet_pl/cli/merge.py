@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cifnet_pl.cli.outputs import warn, writing
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number_of, print_text
-
-if TYPE_CHECKING:
-    from cifnet_pl.model.partial_sums import PartialSums
 
 
 def merge(
@@ -59,18 +55,9 @@ def merge(
     for one, again in combinations(paths, 2):
         if one.resolve() == again.resolve():
             raise UsageError(f"{again} is given twice: its images would count twice")
-    if len(models) < 2:
-        raise UsageError(f"merge got {len(models)} model, expected at least two")
     with writing(target, overwrite, "merge"):
-        first = load(models[0], trust=trust)
-        loaded = [
-            first,
-            *(load(path, device=first.device, trust=trust) for path in models[1:]),
-        ]
-        if base is not None:
-            ancestor = load(base, device=first.device, trust=trust)
-        else:
-            ancestor = None
+        loaded = [load(path, trust=trust) for path in models]
+        ancestor = load(base, trust=trust) if base is not None else None
         result = merging.merge(loaded, models, ancestor)
         result.model.save(target, overwrite)
     warn(result.warnings)
@@ -82,26 +69,22 @@ def merge(
     print_text(f"Bundle {target}")
 
 
-def sums_files(paths: list[Path]) -> list[Path]:
+def sums_files(paths: Sequence[Path]) -> list[Path]:
     """Return the files of sums at some paths, which are files or folders; none for models.
 
     Raises:
         UsageError: both files of sums and models.
     """
-    from cifnet_pl.model.partial_sums import FILE_ENDING, is_sums
+    from cifnet_pl.model.partial_sums import FILE_ENDING
 
     files: list[Path] = []
     models: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            inside = sorted(path.glob(f"*{FILE_ENDING}"))
-        else:
-            inside = []
-        if is_sums(path) and not path.is_dir():
-            files.append(path)
-        elif inside:
-            files += inside
-        else:
+        inside = sorted(path.glob(f"*{FILE_ENDING}"))
+        if path.suffix == FILE_ENDING and not inside:
+            inside = [path]
+        files += inside
+        if not inside:
             models.append(path)
     if files and models:
         raise UsageError(
@@ -111,40 +94,9 @@ def sums_files(paths: list[Path]) -> list[Path]:
     return files
 
 
-def reduce_sums(files: Sequence[Path], trust: bool = False) -> PartialSums:
-    """Add up files of sums in the order of the samples, so that parts always give the same bits.
-
-    Args:
-        files: of parts that do not overlap.
-        trust: whether custom heads and backbones may be imported.
-
-    Raises:
-        UsageError: the same samples twice, or sums of other settings.
-        CheckpointError: a file that is damaged, or of an earlier version.
-    """
-    from cifnet_pl.model.bundle import Description, parse
-    from cifnet_pl.model.partial_sums import added_up, place_of, read_header, read_sums
-
-    headers = {path: read_header(path) for path in files}
-    order = sorted(
-        files, key=lambda path: (place_of(headers[path].shards[0]), path.name)
-    )
-    names: dict[str, None] = {}
-    for path in order:
-        description = parse(Description, headers[path].model, str(path))
-        names |= dict.fromkeys(description.class_names)
-
-    def parts() -> Iterator[PartialSums]:
-        backbone = None
-        for path in order:
-            part = read_sums(path, trust, backbone)
-            backbone = part.model.backbone
-            yield part
-
-    return added_up(parts(), list(names), order[0].name)
-
-
-def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool) -> None:
+def merge_sums(
+    files: Sequence[Path], target: Path, overwrite: bool, trust: bool
+) -> None:
     """Add up files of sums, and write a bundle, or a file of sums if ``target`` ends in .sums.
 
     Args:
@@ -158,30 +110,24 @@ def merge_sums(files: list[Path], target: Path, overwrite: bool, trust: bool) ->
             already.
         CheckpointError: a file that is damaged.
     """
-    from cifnet_pl.model.partial_sums import is_sums, part_of, write_sums
+    from cifnet_pl.model.partial_sums import FILE_ENDING, add_up, write_sums
 
     count = number_of(len(files), "file")
-    if is_sums(target):
+    if target.suffix == FILE_ENDING:
         with writing(target, overwrite, "file"):
-            total = reduce_sums(files, trust)
-            write_sums(part_of(total.model, total.shards, target.name), target)
+            total = add_up(files, trust).end()
+            write_sums(total, target)
         missing = number_of(len(total.missing), "part")
         print_text(
             f"{count} of sums added up in {target}: {total.learned}, {missing} missing"
         )
         return
     with writing(target, overwrite, "merge"):
-        total = reduce_sums(files, trust)
+        total = add_up(files, trust)
         model = total.solved()
         model.save(target, overwrite)
     classes = number_of(len(model.class_names), "class")
     print_text(f"{count} of sums merged: {classes}, {total.learned}")
-    sentences = model.accuracy_sentences()
-    if not model.calibrated:
-        sentences.append(
-            "note: not calibrated, as the options of cifnet sums asked for: confidences are too low"
-            " or too high (--config heads/ridge or --config folder calibrate)"
-        )
-    for sentence in sentences:
+    for sentence in [*model.accuracy_sentences(), *model.calibration_notes()]:
         print_text(sentence)
     print_text(f"Bundle {target}")

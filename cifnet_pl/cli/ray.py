@@ -10,21 +10,19 @@ The driver is a process of its own, as Ray ends the process that loses the head 
 from __future__ import annotations
 
 import os
-import socket
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import one_line, print_text
 
 if TYPE_CHECKING:
-    from cifnet_pl.model.partial_sums import Shard
+    from cifnet_pl.model.partition import Shard
 
 PATIENCE = 20
 """Seconds after which a head that does not answer is taken for lost."""
@@ -35,24 +33,18 @@ class RayJob:
     """What Ray's workers are to do.
 
     Attributes:
-        home: folder that the command was given in; paths and custom code are relative to it.
-        folder: of the files.
-        words: all options that the sums depend on.
+        make: function that makes a shard, and returns a sentence.
         workers: number of shards at a time.
         retries: how often a shard is tried again.
         threads: of torch in each worker.
         workers_per_gpu: number of workers that share a GPU.
-        make: function from the folder, a shard in a list, ``words`` and ``threads`` to sentences.
     """
 
-    home: str
-    folder: str
-    words: tuple[str, ...]
+    make: Callable[[Shard], str]
     workers: int
     retries: int
     threads: int
     workers_per_gpu: int
-    make: Callable[..., list[str]]
 
 
 def make_with_ray(job: RayJob, shards: Sequence[Shard]) -> list[str]:
@@ -66,80 +58,53 @@ def make_with_ray(job: RayJob, shards: Sequence[Shard]) -> list[str]:
         Names of those that failed.
 
     Raises:
-        UsageError: Ray is not installed, or there is no cluster at RAY_ADDRESS.
-        CifnetError: the head of the cluster was lost.
+        UsageError: Ray is not installed.
+        CifnetError: there is no cluster at RAY_ADDRESS, or its head was lost.
     """
     optional("ray", "--shards, but not --shard,", "ray")
-    if not shards:
-        return []
-    _check_head(os.environ.get("RAY_ADDRESS", ""))
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    driver = context.Process(
-        target=_drive, args=(job, list(shards), sender), daemon=True
-    )
+    driver = context.Process(target=_drive, args=(job, shards, sender), daemon=True)
     driver.start()
     sender.close()
-    failed: list[str] = []
     try:
-        while True:
-            message = receiver.recv()
-            if isinstance(message, Exception):
-                raise message
-            if message is None:
-                return failed
-            name, text, succeeded = message
-            stream = sys.stdout
-            if not succeeded:
-                failed.append(name)
-                stream = sys.stderr
-            print_text(text, stream)
+        outcome = receiver.recv()
     except EOFError:
+        address = os.environ.get("RAY_ADDRESS", "")
         raise CifnetError(
-            "the head of the Ray cluster was lost, or ended the driver: finished shards stay, and"
-            " the same command goes on"
+            f"the head of the Ray cluster {address} does not answer: finished shards stay, and the"
+            " same command goes on once it is there"
         ) from None
     finally:
         driver.terminate()
         driver.join()
+    if isinstance(outcome, Exception):
+        raise outcome
+    failed: list[str] = outcome
+    return failed
 
 
-def _check_head(address: str) -> None:
-    """Raise UsageError where nothing answers at the address of a cluster."""
-    host, colon, port = address.rpartition("//")[2].rpartition(":")
-    if not colon or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
-    except OSError as error:
-        raise UsageError(
-            f"no Ray cluster answers at RAY_ADDRESS {address} ({error.strerror or error}): start"
-            " its head, or unset RAY_ADDRESS to work on this machine"
-        ) from None
-
-
-def _drive(job: RayJob, shards: list[Shard], sender: Connection) -> None:
-    """Send (name, sentence, whether it succeeded) for each shard, and None at the end.
-
-    An error is sent in their place.
-    """
+def _drive(job: RayJob, shards: Sequence[Shard], sender: Connection) -> None:
+    """Make the shards, and send the names of those that failed, or an error in their place."""
+    out = os.fdopen(os.dup(1), "w")
+    errors = os.fdopen(os.dup(2), "w")
     # What Ray and its libraries print is no sentence.
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
+    # Read when Ray is imported.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(PATIENCE))
     try:
         import ray
 
         _start(ray, job)
-        _run(ray, job, shards, sender)
-        sender.send(None)
+        sender.send(_run(ray, job, shards, out, errors))
     except Exception as error:
         sender.send(CifnetError(f"Ray: {one_line(error)}"))
 
 
 def _start(ray: Any, job: RayJob) -> None:
     """Join the cluster of RAY_ADDRESS, or start one here; its workers get this package."""
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(PATIENCE))
     package = str(Path(__file__).parents[1])
     options: dict[str, Any] = {"runtime_env": {"py_modules": [package]}}
     if not os.environ.get("RAY_ADDRESS"):
@@ -153,47 +118,44 @@ def _start(ray: Any, job: RayJob) -> None:
     ray.init(log_to_driver=False, logging_level="error", **options)
 
 
-def _run(ray: Any, job: RayJob, shards: list[Shard], sender: Connection) -> None:
-    """Keep as many shards under way as there are workers, until all have ended."""
+def _run(
+    ray: Any, job: RayJob, shards: Sequence[Shard], out: TextIO, errors: TextIO
+) -> list[str]:
+    """Keep as many shards under way as there are workers; return the names of those that failed.
+
+    Args:
+        ray: the package, which has joined a cluster.
+        job: what is to be done.
+        shards: to be made.
+        out, errors: where a sentence about each is printed.
+    """
     resources: dict[str, float] = {"num_cpus": job.threads}
     if ray.cluster_resources().get("GPU"):
         resources["num_gpus"] = 1 / job.workers_per_gpu
+
+    def make(shard: Shard) -> str:
+        return job.make(shard)
+
     # Without a limit of calls, which is one on a GPU, a worker keeps backbone and data.
     task = ray.remote(
         **resources,
         max_calls=0,
         max_retries=job.retries,
         retry_exceptions=[OSError],
-    )(_make_one)
-    waiting = list(reversed(shards))
+    )(make)
+    failed = []
     running: dict[Any, str] = {}
+    waiting = list(shards)
     while waiting or running:
         while waiting and len(running) < job.workers:
-            shard = waiting.pop()
-            running[task.remote(job, shard.index, shard.count)] = shard.name
-        (done,), _ = ray.wait(list(running), num_returns=1)
+            shard = waiting.pop(0)
+            running[task.remote(shard)] = shard.name
+        (done,), _ = ray.wait(list(running))
         name = running.pop(done)
         try:
-            sender.send((name, ray.get(done), True))
+            print_text(ray.get(done), out)
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
-            sender.send((name, f"{name} failed: {one_line(cause)}", False))
-
-
-def _make_one(job: RayJob, index: int, count: int) -> str:
-    """Make one shard in a worker, which keeps data, backbone and head for the next.
-
-    Raises:
-        OSError: the system refused a file, which may pass: Ray tries again.
-    """
-    from cifnet_pl.model.partial_sums import Shard
-
-    if os.path.isdir(job.home):  # not on another machine of a cluster
-        os.chdir(job.home)
-    try:
-        shards = [Shard(index, count)]
-        return job.make(Path(job.folder), shards, job.words, job.threads)[0]
-    except CifnetError as error:
-        if isinstance(error.__cause__, OSError):
-            raise OSError(str(error)) from None
-        raise
+            print_text(f"{name} failed: {one_line(cause)}", errors)
+            failed.append(name)
+    return failed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,12 @@ from cifnet_pl.utilities.files import (
     expanded,
     read_yaml,
 )
-from cifnet_pl.utilities.names import DEFAULT_BACKBONE
 from cifnet_pl.utilities.plugins import current_folder_importable
 from cifnet_pl.utilities.text import next_command, print_text
 
 if TYPE_CHECKING:
-    from cifnet_pl.model.partial_sums import Shard, ShardLearner
-    from cifnet_pl.model.partition import SetPlan, TrainingSet
+    from cifnet_pl.model.partial_sums import ShardLearner
+    from cifnet_pl.model.partition import SetPlan, Shard, TrainingSet
 
 DEFAULT_SUMS_HEAD = "RidgeHead"
 """Its sums are exact and small."""
@@ -77,33 +76,25 @@ def sums(
         CifnetError: shards failed despite the retries.
     """
     from cifnet_pl.model.bundle import plugin_imports
-    from cifnet_pl.model.partial_sums import Shard
+    from cifnet_pl.model.partition import Shard
 
-    folder = expanded(output)
-    given = [f"--{name}={value}" for name, value in overrides]
     if (shards is None) == (not shard):
         raise UsageError(
             "give either --shard 3/64 for one shard, or --shards 64 for all of them"
         )
-    words = words_of(config, given)
+    folder = expanded(output)
+    words = words_of(config, [f"--{name}={value}" for name, value in overrides])
     if shards is None:
         for text in shard:
-            print_text(make(folder, [Shard.parse(text)], words, threads)[0])
+            print_text(make(folder, words, threads, Shard.parse(text)))
         return
     from cifnet_pl.cli.ray import RayJob, make_with_ray
 
+    plan = planned(folder, words)
     everything = [Shard(i, shards) for i in range(1, shards + 1)]
-    left = unfinished(folder, everything, planned(folder, words))
-    job = RayJob(
-        os.getcwd(),
-        str(folder.resolve()),
-        words,
-        workers,
-        retries,
-        threads,
-        workers_per_gpu,
-        make,
-    )
+    left = [each for each in everything if not is_finished(folder, plan, each)]
+    in_worker = partial(make_in_worker, os.getcwd(), folder.resolve(), words, threads)
+    job = RayJob(in_worker, workers, retries, threads, workers_per_gpu)
     failed = make_with_ray(job, left)
     if failed:
         raise CifnetError(
@@ -111,9 +102,9 @@ def sums(
             " stay, and the same command goes on"
         )
     print_text(f"{shards} shards in {folder}")
-    options = {plain(word.partition("=")[0]): word.partition("=")[2] for word in given}
-    parts = [f"--model.{part}" for part in ("head", "backbone", "architecture")]
-    trust = bool(plugin_imports(*[options.get(part, "") for part in parts]))
+    given = {plain(name): value for name, value in overrides}
+    parts = [f"model.{part}" for part in ("head", "backbone", "architecture")]
+    trust = bool(plugin_imports(*[given.get(part, "") for part in parts]))
     print_text(next_command("merge", str(folder), "--output", "MODEL", trust=trust))
 
 
@@ -127,41 +118,33 @@ def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: there is no such configuration, or it has no model.
     """
-    values = {word.partition("=")[0]: word.partition("=")[2] for word in given}
     if config is None and not chooses_method(given):
         config = RECOMMENDED
     if config is None:
         return tuple(given)
     content = read_yaml(find_config(config))
-    data = content.get("data", {})
-    source = values.get("--data.source", data.get("source"))
-    model = content.get("model")
-    if not isinstance(model, dict):
+    if "model" not in content:
         raise UsageError(f"configuration {config} has no model: choose another one")
-    if source == "embeddings":
-        model.get("init_args", {}).pop("backbone", None)
     words = [
         f"--seed_everything={content.get('seed_everything', 1)}",
-        f"--model={json.dumps(model)}",
+        f"--model={json.dumps(content['model'])}",
     ]
-    for name, value in data.items():
+    for name, value in content.get("data", {}).items():
         words.append(f"--data.{name}={json.dumps(value)}")
     return (*words, *given)
 
 
-def make(
-    folder: Path, shards: Sequence[Shard], options: Sequence[str], threads: int = 1
-) -> list[str]:
-    """Compute the files of shards that are missing.
+def make(folder: Path, words: tuple[str, ...], threads: int, shard: Shard) -> str:
+    """Make the file of a shard, unless it is finished.
 
     Args:
         folder: of the files.
-        shards: to compute.
-        options: all that the sums depend on (:func:`words_of`).
+        words: all options that the sums depend on (:func:`words_of`).
         threads: of torch from now on; sums round differently with another number.
+        shard: to compute.
 
     Returns:
-        A sentence for each shard.
+        A sentence.
 
     Raises:
         CifnetError: as for :func:`sums`.
@@ -171,20 +154,35 @@ def make(
     from cifnet_pl.model.partial_sums import write_sums
 
     torch.set_num_threads(threads)
-    words = tuple(options)
-    plan = planned(folder, words)
-    missing = unfinished(folder, shards, plan)
-    messages = []
-    for shard in shards:
-        path = file_of(folder, shard)
-        if shard not in missing:
-            messages.append(f"{shard.name} is finished already")
-            continue
-        with exclusive(path):
-            shard_sums = learner_of(folder, words).sums(shard)
-            write_sums(shard_sums, path)
-        messages.append(f"{shard.name}: {shard_sums.learned}")
-    return messages
+    if is_finished(folder, planned(folder, words), shard):
+        return f"{shard.name} is finished already"
+    path = file_of(folder, shard)
+    with exclusive(path):
+        shard_sums = learner_of(folder, words).sums(shard)
+        write_sums(shard_sums, path)
+    return f"{shard.name}: {shard_sums.learned}"
+
+
+def make_in_worker(
+    home: str, folder: Path, words: tuple[str, ...], threads: int, shard: Shard
+) -> str:
+    """Make a shard in a worker of Ray, as :func:`make`.
+
+    Args:
+        home: folder that the command was given in; paths and custom code are relative to it.
+        folder, words, threads, shard: as for :func:`make`.
+
+    Raises:
+        OSError: the system refused a file, which may pass: Ray tries again.
+    """
+    if os.path.isdir(home):  # not on another machine of a cluster
+        os.chdir(home)
+    try:
+        return make(folder, words, threads, shard)
+    except CifnetError as error:
+        if isinstance(error.__cause__, OSError):
+            raise OSError(str(error)) from None
+        raise
 
 
 def file_of(folder: Path, shard: Shard) -> Path:
@@ -192,25 +190,16 @@ def file_of(folder: Path, shard: Shard) -> Path:
     return folder / f"{shard.name}.sums"
 
 
-def unfinished(folder: Path, shards: Sequence[Shard], plan: SetPlan) -> list[Shard]:
-    """Return the shards whose file is missing, damaged, or of other samples than planned."""
-    from cifnet_pl.model.partial_sums import read_tensors, record_of
+def is_finished(folder: Path, plan: SetPlan, shard: Shard) -> bool:
+    """Return whether the file of a shard is there, undamaged, and of the samples as planned."""
+    from cifnet_pl.model.partial_sums import read_tensors
 
-    left = []
-    for shard in shards:
-        wanted = record_of(plan, shard)
-        try:
-            header = read_tensors(file_of(folder, shard))[0]
-        except CheckpointError:
-            left.append(shard)
-            continue
-        learned = [stored.learned for stored in header.shards]
-        samples = [
-            stored.model_copy(update={"learned": None}) for stored in header.shards
-        ]
-        if None in learned or samples != [wanted]:
-            left.append(shard)
-    return left
+    wanted = plan.record(shard)
+    try:
+        header, _ = read_tensors(file_of(folder, shard))
+    except CheckpointError:
+        return False
+    return [stored.place for stored in header.shards] == [wanted.place]
 
 
 # ---------------------------------------------------------------------- options and plan
@@ -243,8 +232,6 @@ def configured(words: tuple[str, ...]) -> Any:
                 f"--data.{name} does not fit to sums, which learn every training sample: leave it"
                 " out"
             )
-    if config.data.source == "embeddings" and "--model.backbone" not in names:
-        config["model.init_args.backbone"] = DEFAULT_BACKBONE
     choose_backbone(config)
     for name, _ in config.items():
         is_seed = name.startswith("model.") and name.endswith(".seed")
@@ -255,13 +242,12 @@ def configured(words: tuple[str, ...]) -> Any:
     return config
 
 
-def set_of(config: Any) -> TrainingSet:
-    """Return the training set that options mean."""
+def set_of(data: Any) -> TrainingSet:
+    """Return the training set that options of data mean."""
     from cifnet_pl.data.samples import SourceOptions
     from cifnet_pl.data.sources import OWN_IMAGES
     from cifnet_pl.model.partition import TrainingSet
 
-    data = config.data
     root = None
     if data.root:
         root = Path(data.root)
@@ -271,7 +257,7 @@ def set_of(config: Any) -> TrainingSet:
     options = SourceOptions(
         root, val_fraction=0.0, download=data.download, own=data.options or {}
     )
-    return TrainingSet(data.source, options, duplicates)
+    return TrainingSet(data.source, options, duplicates, data.zip_encoding)
 
 
 def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:
@@ -285,14 +271,14 @@ def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:
     from cifnet_pl.model.partition import SetPlan
     from cifnet_pl.utilities.files import write_text
 
-    config = configured(words)
+    data = configured(words).data
     path = folder / PLAN
     names = ("source", "root", "options", "duplicates", "zip_encoding")
-    wanted = json.loads(json.dumps({name: config.data[name] for name in names}))
+    wanted = {name: data[name] for name in names}
     if not path.is_file():
         with exclusive(path, wait=True):
             if not path.is_file():
-                plan, notes = set_of(config).plan(wanted)
+                plan, notes = set_of(data).plan(wanted)
                 for note in notes:
                     print_text(note)
                 write_text(path, plan.model_dump_json())
@@ -314,33 +300,27 @@ def learner_of(folder: Path, words: tuple[str, ...]) -> ShardLearner:
 
     Raises:
         UsageError: options that do not fit.
+        UnsupportedError: the statistics of the head are not sums.
         DataError: data that is missing.
     """
     import torch
 
     from cifnet_pl.data.datamodule import usual_batch_size
-    from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.partial_sums import ShardLearner, check_mergeable
+    from cifnet_pl.model.partial_sums import ShardLearner
 
     config = configured(words)
     with own_errors():
-        built: Any = config.parser.instantiate_classes(config)
-    module = built.model
+        module: Any = config.parser.instantiate_classes(config).model
     data = config.data
-    size = data.image_size or 0
-    model = Classifier(
-        module.backbone,
-        module.head,
-        module.buffer,
-        calibrated=module.model.calibrated,
-        image_size=size,
-    )
-    check_mergeable(model)
     device = "cpu"
     if torch.cuda.is_available():
         device = "cuda"
+    model = module.model
+    if data.image_size:
+        model.image_size = data.image_size
+        model.crop_ratio = 1.0
     return ShardLearner(
-        set_of(config),
+        set_of(data),
         planned(folder, words),
         model.to(device),
         data.batch_size or usual_batch_size(device, model.image_size),

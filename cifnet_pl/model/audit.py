@@ -8,7 +8,7 @@ or learned twice; a learning curve fits one classifier per size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cifnet_pl.buffer import ungrouped
 from cifnet_pl.data.embedding_cache import EmbeddingCache, log, pipeline_folder
-from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
+from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import CalibrationSamples, fit_probabilities
@@ -44,11 +44,10 @@ def fitted_head(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
     """
     head = RidgeHead(z.shape[1])
     head.begin_task(range(classes))
-    every_row = np.arange(len(labels))
-    for rows in pieces(every_row, EMBEDDED_BATCH):
-        embeddings = torch.from_numpy(z[rows])
-        y = torch.from_numpy(labels[rows])
-        head.observe(embeddings, y)
+    embeddings = torch.split(torch.from_numpy(z), EMBEDDED_BATCH)
+    columns = torch.split(torch.from_numpy(labels), EMBEDDED_BATCH)
+    for part, part_columns in zip(embeddings, columns, strict=True):
+        head.observe(part, part_columns)
     head.solve()
     return head
 
@@ -73,21 +72,6 @@ def gain_of_ten_more(
     stored = Calibration().calibrate_by_all(head, stored)
     samples = CalibrationSamples(head, stored.z, stored.y, stored.group)
     return gain_of_more_images(samples)
-
-
-def left_out_scores(
-    head: RidgeHead, z: np.ndarray, labels: np.ndarray, groups: np.ndarray
-) -> Tensor:
-    """Return (n, C) float64 leave-one-group-out scores of all rows that a head has learned.
-
-    Args:
-        head: the head.
-        z: (n, d) embeddings.
-        labels: (n,) int64.
-        groups: (n,) int64, equal for rows that are left out together.
-    """
-    y = torch.from_numpy(labels)
-    return head.leave_one_out(torch.from_numpy(z), y, torch.from_numpy(groups))
 
 
 class NearDuplicates(NamedTuple):
@@ -135,76 +119,51 @@ class Audit:
     Their near-duplicates are left out too, unless these are more than half of their class.
 
     Attributes:
-        evaluation: the predictions for all images; ``rows`` are 0 … n−1.
-        self_confidence: (n,) probability of the image's own label (Northcutt et al., 2021).
-        novelty: (n,) novelty without the image and its group (:meth:`Head.novelty`); NaN for images
-            that cannot be judged.
-        duplicated: (n,) bool, whether the image has a near-duplicate in its class.
-        judged: (n,) bool, whether the image can be judged, see :class:`NearDuplicates`.
+        images: a row for each image, with its ``class``, the probability of that
+            (``probability_of_class``: self-confidence, Northcutt et al., 2021), the class
+            ``predicted`` with its ``probability``, whether it is a probable ``label_error`` (its
+            self-confidence is below 5 %, and another class has more than half of the probability)
+            or has a ``near_duplicate`` in its class, its ``novelty`` without it and its group, and
+            whether it can be ``judged`` (:class:`NearDuplicates`).
+        scored: the predictions for the images that can be judged.
         head: that has learned all images.
     """
 
-    evaluation: Evaluation
-    self_confidence: np.ndarray
-    novelty: np.ndarray
-    duplicated: np.ndarray
-    judged: np.ndarray
+    images: pd.DataFrame
+    scored: Evaluation
     head: RidgeHead
-
-    @property
-    def scored(self) -> Evaluation:
-        """The predictions for the images that can be judged."""
-        return replace(
-            self.evaluation,
-            rows=self.evaluation.rows[self.judged],
-            target=self.evaluation.target[self.judged],
-            predicted=self.evaluation.predicted[self.judged],
-            confidence=self.evaluation.confidence[self.judged],
-        )
 
     @property
     def unjudged(self) -> dict[str, int]:
         """Class name → number of its images that cannot be judged, where there are some."""
-        counts = np.bincount(self.evaluation.target[~self.judged])
-        names = self.evaluation.class_names
-        return {names[label]: int(counts[label]) for label in np.flatnonzero(counts)}
+        classes = self.images.loc[~self.images["judged"], "class"]
+        counts: dict[str, int] = classes.value_counts(sort=False).to_dict()
+        return counts
 
     @property
     def accuracy_without_duplicates(self) -> float | None:
         """Accuracy in percent on images without near-duplicates; None if these are too few."""
-        rows = self.judged & ~self.duplicated
-        correct = self.evaluation.correct[rows]
-        if len(correct) < MIN_TEST_IMAGES:
+        images = self.images
+        others = images[images["judged"] & ~images["near_duplicate"]]
+        if len(others) < MIN_TEST_IMAGES:
             return None
-        return 100 * float(correct.mean())
+        return 100 * float((others["class"] == others["predicted"]).mean())
 
-    def label_errors(self) -> np.ndarray:
-        """Return the positions of images with a probable label error, the most probable first.
+    def label_errors(self) -> pd.DataFrame:
+        """Return the images with a probable label error, the most probable first."""
+        errors = self.images[self.images["label_error"]]
+        return errors.sort_values("probability_of_class", kind="stable")
 
-        Their self-confidence is below 5 %, and another class has more than half of the probability.
-        """
-        unlikely = self.self_confidence < 1 - COVERAGE
-        confident = self.evaluation.confidence > 0.5
-        is_error = self.judged & unlikely & confident
-        rows = np.flatnonzero(is_error)
-        confidence = self.self_confidence[rows]
-        order = np.argsort(confidence, kind="stable")
-        return np.asarray(rows[order])
-
-    def outliers(self) -> np.ndarray:
-        """Return the positions of images unlike all classes, the most novel first.
+    def outliers(self) -> pd.DataFrame:
+        """Return the images unlike all classes, the most novel first.
 
         Their novelty is above the upper quartile by more than 1.5 times the interquartile range
         (Tukey, 1977).
         """
-        if not self.judged.any():
-            return np.zeros(0, dtype=np.int64)
-        lower, upper = np.nanquantile(self.novelty, [0.25, 0.75])
-        limit = upper + 1.5 * (upper - lower)
-        rows = np.flatnonzero(self.novelty > limit)
-        novelty = self.novelty[rows]
-        order = np.argsort(-novelty, kind="stable")
-        return np.asarray(rows[order])
+        novelty = self.images["novelty"]
+        lower, upper = novelty.quantile([0.25, 0.75])
+        outliers = self.images[novelty > upper + 1.5 * (upper - lower)]
+        return outliers.sort_values("novelty", ascending=False, kind="stable")
 
 
 def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audit:
@@ -219,36 +178,47 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         class_names: names of the classes; each must have an image.
     """
     found = find_near_duplicates(z, labels)
+    embeddings = torch.from_numpy(z)
     y = torch.from_numpy(labels)
-    head = fitted_head(z, labels, len(class_names))
-    scores = left_out_scores(head, z, labels, found.groups).nan_to_num()
+    groups = torch.from_numpy(found.groups)
     judged = torch.from_numpy(found.judged)
+    head = fitted_head(z, labels, len(class_names))
+    scores = head.leave_one_out(embeddings, y, groups).nan_to_num()
     if judged.any():
         fit = fit_probabilities([scores[judged]], y[judged])
         head.temperature.fill_(1 / fit.weights[0])
         head.odds_power.fill_(fit.power)
     probabilities = to_probabilities(scores, head.temperature, head.odds_power)
-    confidence, predicted = probabilities.max(dim=1)
-    correct = predicted == y
-    evaluation = Evaluation(
-        class_names=list(class_names),
-        rows=np.arange(len(labels)),
-        target=labels,
-        predicted=predicted.numpy(),
-        confidence=confidence.numpy(),
-        ece=calibration_error(confidence[judged].numpy(), correct[judged].numpy())
-        or 0.0,
+    best = probabilities.max(dim=1)
+    confidence = best.values.numpy()
+    predicted = best.indices.numpy()
+    of_class = probabilities.gather(1, y[:, None])[:, 0].numpy()
+    novelty = head.leave_one_out_novelty(embeddings, y, groups)
+    is_unlikely = (of_class < 1 - COVERAGE) & (confidence > 0.5)
+    names = np.array(class_names, dtype=object)
+    images = pd.DataFrame(
+        {
+            "class": names[labels],
+            "probability_of_class": of_class,
+            "predicted": names[predicted],
+            "probability": confidence,
+            "label_error": found.judged & is_unlikely,
+            "near_duplicate": found.duplicated,
+            "novelty": novelty.masked_fill(~judged, torch.nan).numpy(),
+            "judged": found.judged,
+        }
     )
-    groups = torch.from_numpy(found.groups)
-    novelty = head.leave_one_out_novelty(torch.from_numpy(z), y, groups)
-    return Audit(
-        evaluation,
-        probabilities.gather(1, y[:, None])[:, 0].numpy(),
-        novelty.masked_fill(~judged, torch.nan).numpy(),
-        found.duplicated,
-        found.judged,
-        head,
+    rows = np.flatnonzero(found.judged)
+    correct = predicted[rows] == labels[rows]
+    scored = Evaluation(
+        list(class_names),
+        rows,
+        labels[rows],
+        predicted[rows],
+        confidence[rows],
+        calibration_error(confidence[rows], correct) or 0.0,
     )
+    return Audit(images, scored, head)
 
 
 # ---------------------------------------------------------------------- learning curve
@@ -348,7 +318,7 @@ def _mean_accuracy(
     """
     classes = len(measured)
     head = fitted_head(z, labels, classes)
-    scores = left_out_scores(head, z, labels, groups)
+    scores = head.leave_one_out(*map(torch.from_numpy, (z, labels, groups)))
     predicted = scores.argmax(dim=1).numpy()
     is_correct = predicted == labels
     correct = np.bincount(labels[is_correct], minlength=classes)
@@ -367,14 +337,13 @@ class EmbeddedImages(NamedTuple):
         z: (n, d) float32 embeddings.
         labels: (n,) int64.
         files: the n files.
-        undecided: files that lie in two classes → labels of their own class and of another one;
-            they are not among the n.
+        undecided: files that lie in two classes, which are not among the n → these classes.
     """
 
     z: np.ndarray
     labels: np.ndarray
     files: list[Path]
-    undecided: dict[Path, tuple[int, int]]
+    undecided: dict[Path, str]
 
 
 def embeddings_of(
@@ -410,27 +379,32 @@ def embeddings_of(
         )
     except CifnetError as error:  # an audit needs no cache
         log.warning("no embeddings are cached: %s", error)
-    found = []
+    embeddings = []
+    tables = []
     for name, samples in (("train", source.train), ("val", source.val)):
         images = LabelledImages(source.class_names, samples)
         cache = None
         if pipeline is not None:
-            cache = EmbeddingCache(images.files, images.class_names, pipeline / name)
-        for rows, z in _embedded(model, images, cache, unreadable, progress):
-            embedded = pd.DataFrame({"label": images.files.labels[rows]})
-            embedded["hash"] = images.files.hashes(rows)
-            embedded["file"] = [samples.file(row) for row in rows.tolist()]
-            found.append((embedded, z))
-    if not found:
+            cache = EmbeddingCache(samples, source.class_names, pipeline / name)
+        batches = _embedded(model, images, cache, unreadable, progress)
+        z, readable = images.joined(model.backbone.features, batches)
+        rows = np.flatnonzero(readable)
+        table = pd.DataFrame({"label": samples.labels[rows]})
+        table["hash"] = samples.hashes(rows)
+        table["file"] = [samples.file(row) for row in rows.tolist()]
+        embeddings.append(z[rows])
+        tables.append(table)
+    table = pd.concat(tables, ignore_index=True)
+    if not len(table):
         raise DataError("none of the images can be read: there is nothing to audit")
-    table = pd.concat([embedded for embedded, _ in found], ignore_index=True)
     labels = table["label"].to_numpy()
     repeats = find_repeats(table["hash"].items(), labels)
     undecided = {}
     for row, other in sorted(repeats.undecided.items()):
-        undecided[table["file"][row]] = (int(labels[row]), other)
+        classes = [source.class_names[label] for label in (labels[row], other)]
+        undecided[table["file"][row]] = f"in {' and '.join(classes)}"
     decided = ~table.index.isin(list(repeats.undecided))
-    z = np.concatenate([z for _, z in found])[decided]
+    z = np.concatenate(embeddings)[decided]
     return EmbeddedImages(z, labels[decided], list(table["file"][decided]), undecided)
 
 
@@ -440,22 +414,20 @@ def _embedded(
     cache: EmbeddingCache | None,
     unreadable: list[Unreadable],
     progress: bool,
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Yield rows and embeddings of images: those that are in the cache, then the others."""
     rows = np.arange(len(images.files))
     known = np.zeros(len(rows), dtype=bool)
     if cache is not None:
         known = cache.known(rows)
         if known.any():
-            yield rows[known], cache.get(rows[known]).numpy()
+            yield rows[known], cache.get(rows[known])
     missing = rows[~known]
-    if not len(missing):
-        return
-    uncached = images.select(~known)
-    for batch, z in uncached.embedded(model, "embedding", unreadable, progress):
-        embeddings = z.cpu()
+    others = images.select(~known)
+    for batch, z in others.embedded(model, "embedding", unreadable, progress):
+        embedded = missing[batch]
+        hashes = others.files.hashes(batch)
+        images.files.hash_of[embedded] = hashes
         if cache is not None:
-            hashes = torch.from_numpy(uncached.files.hashes(batch))
-            cache.collect(torch.from_numpy(missing[batch]), hashes, embeddings)
-        if len(batch):
-            yield missing[batch], embeddings.numpy()
+            cache.collect(torch.from_numpy(embedded), torch.from_numpy(hashes), z)
+        yield embedded, z

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
@@ -45,12 +46,10 @@ class ImageHashes(GrowingModule):
 
     def distinct_counts(self) -> dict[int, int]:
         """Return the number of distinct images of each class, by label."""
-        labels = self.image_labels
-        hashes = self.hashes
-        is_first = np.ones(len(hashes), dtype=bool)
-        is_first[1:] = (np.diff(labels) != 0) | (hashes[1:] != hashes[:-1])
-        classes, counts = np.unique(labels[is_first], return_counts=True)
-        return dict(zip(classes.tolist(), counts.tolist(), strict=True))
+        images = pd.DataFrame({"label": self.image_labels, "hash": self.hashes})
+        counts = images.drop_duplicates()["label"].value_counts(sort=False)
+        of_label: dict[int, int] = counts.to_dict()
+        return of_label
 
     def images(self) -> Counter[tuple[int, int]]:
         """Count how often each image was learned, by label and hash."""
@@ -72,10 +71,8 @@ class ImageHashes(GrowingModule):
     def subtract(self, other: ImageHashes) -> None:
         """Remove the images of ``other``, each as often as it occurs there."""
         left = self.images() - other.images()
-        pairs = list(left.elements())
-        images = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        labels = images[:, 0]
-        self._replace(labels, images[:, 1])
+        images = np.array(list(left.elements()), dtype=np.int64).reshape(-1, 2)
+        self._replace(images[:, 0], images[:, 1])
 
     def remove(self, labels: Sequence[int]) -> None:
         """Drop the hashes of classes."""
@@ -85,17 +82,13 @@ class ImageHashes(GrowingModule):
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename classes, old label → new label."""
         renamed = [labels[label] for label in self.labels.tolist()]
-        counts = self.counts.cpu().numpy()
-        of_images = np.repeat(np.array(renamed, dtype=np.int64), counts)
-        self._replace(of_images, self.hashes)
+        self.labels = self.labels.new_tensor(renamed)
+        self._replace(self.image_labels, self.hashes)
 
     def _replace(self, labels: np.ndarray, hashes: np.ndarray) -> None:
         order = np.lexsort((hashes, labels))
-        in_order = labels[order]
-        first = np.flatnonzero(np.diff(in_order, prepend=in_order[:1] - 1))
-        counts = np.diff(first, append=len(in_order))
+        classes, counts = np.unique(labels, return_counts=True)
         device = self.content.device
-        content = torch.from_numpy(hashes[order])
-        self.labels = torch.from_numpy(in_order[first]).to(device)
+        self.labels = torch.from_numpy(classes).to(device)
         self.counts = torch.from_numpy(counts).to(device)
-        self.content = content.to(device)
+        self.content = torch.from_numpy(hashes[order]).to(device)

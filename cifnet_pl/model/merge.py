@@ -151,16 +151,14 @@ def absorb(model: Classifier, other: Classifier) -> None:
     """
     model.check_same_buffer(other)
     label_of = model.label_of
-    new = [name for name in other.class_names if name not in label_of]
-    first = max(label_of.values(), default=-1) + 1
-    for label, name in enumerate(new, first):
-        label_of[name] = label
+    for name in other.class_names:
+        label_of.setdefault(name, max(label_of.values(), default=-1) + 1)
     labels = {label: label_of[name] for label, name in other.name_of.items()}
     images = sum(other.counts.values())
     duplicates = model.images.duplicates + other.images.duplicates
     other.head.relabel(labels)
     model.head.merge_(other.head)
-    model.class_names += new
+    model.class_names = list(label_of)
     if model.buffer is not None and other.buffer is not None:
         other.buffer.relabel(labels)
         model.buffer.add(*other.buffer.samples)
@@ -209,19 +207,17 @@ def _embeds_by(model: Classifier) -> dict[str, str]:
 def _merge_event(classes: int, images: int, history: Sequence[Event]) -> Event:
     """Return one event that stands for the whole history of the model that was added."""
     sources = {event.energy_source for event in history if event.energy_source}
-    seconds = [event.seconds for event in history if event.seconds is not None]
-    energies = [event.energy_kwh for event in history if event.energy_kwh is not None]
-    total_seconds = None
-    if seconds:
-        total_seconds = sum(seconds)
-    total_energy = None
-    if energies:
-        total_energy = sum(energies)
     return Event(
         "merge",
         classes,
         images,
-        seconds=total_seconds,
-        energy_kwh=total_energy,
+        seconds=_total([event.seconds for event in history]),
+        energy_kwh=_total([event.energy_kwh for event in history]),
         energy_source="; ".join(sorted(sources)) or None,
     )
+
+
+def _total(measured: Sequence[float | None]) -> float | None:
+    """Return the sum of what was measured; None where nothing was."""
+    known = [value for value in measured if value is not None]
+    return sum(known) if known else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -90,10 +91,7 @@ def _all_but_the_last(z: Tensor, y: Tensor, left_out: Tensor) -> Tensor:
     # The same images are drawn in whatever order they came.
     by_content = z.double().sum(dim=1).argsort()
     order = by_content[drawn.to(y.device)]
-    by_class = order[y[order].argsort(stable=True)]
-    sizes = y.bincount(minlength=len(left_out)).tolist()
-    parts = torch.split(by_class, sizes)
-    rows = []
-    for of_class, count in zip(parts, left_out.tolist(), strict=True):
-        rows.append(of_class[count:])
-    return torch.cat(rows)
+    columns = pd.Series(y[order].cpu())
+    number = columns.groupby(columns).cumcount()
+    is_left_out = left_out.cpu().numpy()[columns] > number
+    return order[torch.from_numpy(~is_left_out.to_numpy()).to(y.device)]

@@ -7,10 +7,11 @@ A unit is what can be read without the others: a tar file, a block of rows of a 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -27,16 +28,74 @@ from cifnet_pl.data.samples import (
 )
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.tables import ArrayFile, open_table
-from cifnet_pl.data.sources.tar_shards import webdataset
+from cifnet_pl.data.sources.tar_shards import find_shards, webdataset
 from cifnet_pl.images.duplicates import Duplicates
+from cifnet_pl.images.files import zip_names_in
 from cifnet_pl.model.bundle import StoredRecord
-from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.names import split_notes, splits_of
 from cifnet_pl.utilities.text import printable
 
 Count = Annotated[int, Strict(), Field(ge=0)]
 
-FILE_ENDS = 2**16
-"""Bytes at each end of a file of embeddings that tell it from another one of the same labels."""
+
+class ShardRecord(StoredRecord):
+    """Positions ``start`` to ``stop`` (exclusive) of a set of ``total`` samples.
+
+    Attributes:
+        set_hash: of the set (:class:`SetPlan`).
+        learned: number of its samples that are in the sums: duplicates and unreadable images are
+            not.
+    """
+
+    set_hash: str
+    start: Count
+    stop: Count
+    total: Count
+    learned: Count = 0
+
+    def __str__(self) -> str:
+        return f"samples {self.start} to {self.stop - 1} of {self.total}"
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Sorts positions by set, ascending; equal for the same positions."""
+        return self.set_hash, self.start, self.stop
+
+    def between(self, start: int, stop: int) -> ShardRecord:
+        """Return other positions of the same set."""
+        return self.model_copy(update={"start": start, "stop": stop})
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Number ``index`` (from 1) of ``count`` parts of nearly the same size."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Parse a shard.
+
+        Args:
+            text: such as "3/64".
+
+        Raises:
+            UsageError: anything else.
+        """
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+        if match:
+            index, count = int(match[1]), int(match[2])
+            if 1 <= index <= count:
+                return cls(index, count)
+        raise UsageError(f"--shard is '{text}', expected one of n parts, such as 3/64")
+
+    @property
+    def name(self) -> str:
+        """Name of its file, without the ending."""
+        width = len(str(self.count))
+        return f"shard-{self.index:0{width}}-of-{self.count}"
 
 
 class UnitRecord(StoredRecord):
@@ -72,10 +131,23 @@ class SetPlan(StoredRecord):
     units: list[UnitRecord]
     left_out: list[Count]
 
-    @property
-    def total(self) -> int:
-        """Number of training samples."""
-        return sum(unit.samples for unit in self.units)
+    def record(self, shard: Shard) -> ShardRecord:
+        """Return the positions of a part, of which nothing is learned yet.
+
+        Raises:
+            UsageError: there are more parts than samples.
+        """
+        total = sum(unit.samples for unit in self.units)
+        if shard.count > total:
+            raise UsageError(
+                f"{total} training samples cannot be cut into {shard.count} shards: use fewer"
+            )
+        return ShardRecord(
+            set_hash=self.set_hash,
+            start=(shard.index - 1) * total // shard.count,
+            stop=shard.index * total // shard.count,
+            total=total,
+        )
 
 
 class Piece(NamedTuple):
@@ -100,41 +172,63 @@ class TrainingSet:
         source: name of the source.
         options: of the source; they hold nothing out.
         duplicates: as in ``fit``; None where the source is not searched for them.
+        zip_encoding: of names in archives.
     """
 
     source: str
     options: SourceOptions
     duplicates: Duplicates | None = None
+    zip_encoding: str | None = None
 
     @cached_property
-    def read(self) -> Callable[[str], Source]:
-        """Function that reads a unit; several parts that one process makes may lie in it."""
-        return lru_cache(maxsize=1)(self._read)
+    def whole(self) -> Source:
+        """The whole source, for a listing and to look for duplicates."""
+        with zip_names_in(self.zip_encoding):
+            return build_source(self.source, self.options)
+
+    @cached_property
+    def _columns(self) -> dict[str, str]:
+        return {key: str(value) for key, value in self.options.own.items()}
 
     @cached_property
     def _blocks(self) -> list[ArrayFile]:
         table = open_table(self.options.root)
         return table.blocks(self._columns.get("embeddings", "embeddings"))
 
-    @cached_property
-    def _columns(self) -> dict[str, str]:
-        return {key: str(value) for key, value in self.options.own.items()}
-
-    def _read(self, unit: str) -> Source:
-        """Read the training samples of a unit."""
+    def units(self) -> tuple[list[str], list[str]]:
+        """Return the names of all units in the order of the samples, and sentences about them."""
         if self.source == "embeddings":
-            samples = training(self._blocks[int(unit)].samples(**self._columns))
-        elif self.source == "webdataset":
-            samples = training(webdataset(replace(self.options, root=Path(unit))))
-        else:
-            return build_source(self.source, self.options)
-        names, samples = labelled(samples)
-        return Source(names, samples, samples.subset(np.arange(0)))
+            return [str(number) for number in range(len(self._blocks))], []
+        if self.source != "webdataset":
+            return [""], list(self.whole.notes)
+        shards = find_shards(self.options)
+        splits = splits_of([Path(shard) for shard in shards])
+        if splits:
+            split_of = dict(zip(shards, splits, strict=True))
+            shards = [shard for shard in shards if split_of[shard] == "train"]
+        return shards, list(split_notes(splits))
 
-    # ------------------------------------------------------------------ planning
+    def read(self, unit: str) -> SampleTable:
+        """Return the training samples of a unit."""
+        if self.source == "embeddings":
+            return training(self._blocks[int(unit)].samples(**self._columns))
+        if self.source == "webdataset":
+            return webdataset(replace(self.options, root=Path(unit)))
+        return replace(self.whole.train, class_names=self.whole.class_names)
+
+    def read_labels(self, unit: str) -> SampleTable:
+        """Return the training samples of a unit; embeddings without their numbers."""
+        if self.source != "embeddings":
+            return self.read(unit)
+        block = self._blocks[int(unit)]
+        size = block.rows.stop - block.rows.start
+        columns = {**self._columns, "ids": None}
+        columns.pop("embeddings", None)
+        table = block.table(size, **columns)
+        return training(SampleTable(table, embeddings=np.zeros((size, 0))))
 
     def plan(self, data: dict[str, Any]) -> tuple[SetPlan, list[str]]:
-        """SetPlan the parts of the set: find its classes, units and duplicates.
+        """Plan the parts of the set: find its classes, units and duplicates.
 
         Args:
             data: options that say which set it is.
@@ -145,78 +239,56 @@ class TrainingSet:
         Raises:
             DataError: as for the source; a class whose samples are all in another class, too.
         """
-        if self.source == "embeddings":
-            return self._plan_embeddings(data), []
-        source = build_source(self.source, self.options)
-        train = source.train
-        notes = list(source.notes)
-        left_out = np.zeros(len(train), dtype=bool)
+        names, notes = self.units()
+        left_out = np.zeros(0, dtype=np.int64)
         if self.duplicates is not None:
-            found = find_duplicates(source, ())
+            found = find_duplicates(self.whole, ())
             notes += found.sentences(self.duplicates)
             if self.duplicates == "leave_out":
-                left_out = found.left_out(source)[0]
-        rows_of_units = {"": np.arange(len(train))}
-        if self.source == "webdataset":
-            rows_of_units = train.table.groupby("shard", sort=False).indices
+                left_out = np.flatnonzero(found.left_out(self.whole)[0])
         units = []
-        for name, rows in rows_of_units.items():
-            unit = replace(source, train=train.subset(rows))
-            units.append(UnitRecord(name=name, samples=len(rows), digest=digest(unit)))
-        ends = train.hashes(np.array([0, len(train) - 1]))
-        learned = train.labels[~left_out]
-        counts = np.bincount(learned, minlength=len(source.class_names)).tolist()
-        if not all(counts):
-            name = printable(source.class_names[counts.index(0)])
+        counts: Counter[Any] = Counter()
+        first = 0
+        for name in names:
+            samples = self.read_labels(name)
+            positions = first + np.arange(len(samples))
+            first += len(samples)
+            labels = samples.table["label"]
+            learned = labels[~np.isin(positions, left_out)]
+            counts.update(dict.fromkeys(labels.unique().tolist(), 0))
+            counts.update(learned.value_counts().to_dict())
+            if len(samples):
+                unit_digest = digest(samples)
+                units.append(
+                    UnitRecord(name=name, samples=len(samples), digest=unit_digest)
+                )
+        distinct = table_of(label=list(counts), count=list(counts.values()))
+        class_names, classes = labelled(
+            replace(samples, table=distinct, hash_of=np.zeros(0))
+        )
+        of_class = classes.table.groupby("label")["count"].sum().tolist()
+        if not all(of_class):
+            name = printable(class_names[of_class.index(0)])
             raise DataError(
                 f"every image of '{name}' is in another class, too: remove the wrong duplicates"
             )
         plan = SetPlan(
             data=data,
-            set_hash=hash_of(units, ends.tobytes()),
-            class_names=source.class_names,
-            counts=counts,
+            set_hash=self._hash(units),
+            class_names=class_names,
+            counts=of_class,
             units=units,
-            left_out=np.flatnonzero(left_out).tolist(),
+            left_out=left_out.tolist(),
         )
         return plan, notes
 
-    def _plan_embeddings(self, data: dict[str, Any]) -> SetPlan:
-        """SetPlan the parts of a file of embeddings, of which only the labels are read."""
-        columns = dict(self._columns)
-        for unneeded in ("embeddings", "ids"):
-            columns.pop(unneeded, None)
-        units = []
-        counts: Counter[Any] = Counter()
-        for number, block in enumerate(self._blocks):
-            size = block.rows.stop - block.rows.start
-            no_numbers = np.zeros((size, 0))
-            table = block.table(size, **columns)
-            samples = training(SampleTable(table, embeddings=no_numbers))
-            counts.update(samples.table["label"].value_counts().to_dict())
-            names, samples = labelled(samples)
-            unit = Source(names, samples, samples)
-            units.append(
-                UnitRecord(name=str(number), samples=len(samples), digest=digest(unit))
-            )
-        path = self._blocks[0].path
-        distinct = table_of(label=list(counts), count=list(counts.values()))
-        names, classes = labelled(SampleTable(distinct, where=str(path)))
-        of_class = classes.table.groupby("label")["count"].sum()
-        with path.open("rb") as file:
-            ends = file.read(FILE_ENDS)
-            file.seek(-min(FILE_ENDS, path.stat().st_size), 2)
-            ends += file.read()
-        return SetPlan(
-            data=data,
-            set_hash=hash_of(units, ends),
-            class_names=names,
-            counts=of_class.tolist(),
-            units=units,
-            left_out=[],
-        )
-
-    # ------------------------------------------------------------------ reading
+    def _hash(self, units: list[UnitRecord]) -> str:
+        """Hash the set by its units, and by contents, as names are often only positions."""
+        content = [unit.digest for unit in units]
+        for unit in units[:1]:
+            ends = self.read(unit.name).hashes(np.array([0, unit.samples - 1]))
+            content += map(str, ends.tolist())
+        return _digest(content)
 
     def pieces(self, plan: SetPlan, start: int, stop: int) -> Iterator[Piece]:
         """Read the samples at positions ``start`` to ``stop`` (exclusive), unit by unit.
@@ -228,22 +300,21 @@ class TrainingSet:
         Raises:
             DataError: a unit has changed since it was planned.
         """
-        left_out = np.array(plan.left_out, dtype=np.int64)
         label_of = {name: label for label, name in enumerate(plan.class_names)}
         first = 0
         for record in plan.units:
             end = first + record.samples
             rows = np.arange(max(start, first), min(stop, end))
             if len(rows):
-                unit = self.read(record.name)
-                if digest(unit) != record.digest:
+                samples = self.read(record.name)
+                if digest(samples) != record.digest:
                     raise DataError(
-                        f"{unit.train.where} has changed since it was planned: choose another"
-                        " --output"
+                        f"{samples.where} has changed since it was planned: choose another --output"
                     )
-                labels = np.array([label_of[name] for name in unit.class_names])
-                rows = rows[~np.isin(rows, left_out)]
-                yield Piece(unit.train, rows - first, labels)
+                names, samples = labelled(samples)
+                labels = np.array([label_of[name] for name in names])
+                learned = rows[~np.isin(rows, plan.left_out)]
+                yield Piece(samples, learned - first, labels)
             first = end
 
 
@@ -255,25 +326,13 @@ def training(samples: SampleTable) -> SampleTable:
     return samples.subset(np.flatnonzero(split == "train"))
 
 
-def digest(unit: Source) -> str:
-    """Hash the names and classes of a unit's samples; of embeddings, whose names are positions, the
-    classes.
-    """
-    train = unit.train
-    names = np.array(unit.class_names, dtype=object)
-    content = [names[train.labels].tolist()]
-    if train.are_images:
-        content.append(train.names)
+def digest(samples: SampleTable) -> str:
+    """Hash the labels of a unit's samples, and names; those of embeddings are only positions."""
+    content = [samples.table["label"].tolist()]
+    if samples.are_images:
+        content += [samples.names, list(samples.class_names or ())]
+    return _digest(content)
+
+
+def _digest(content: list[Any]) -> str:
     return hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()
-
-
-def hash_of(units: list[UnitRecord], ends: bytes) -> str:
-    """Hash a set.
-
-    Args:
-        units: of the set.
-        ends: contents of its first and last sample, or of its file's ends: names are often only
-            positions.
-    """
-    content = repr([unit.digest for unit in units]).encode()
-    return hashlib.blake2b(content + ends, digest_size=16).hexdigest()

@@ -273,16 +273,16 @@ def audited(files: Sequence[str], z: torch.Tensor, labels: Sequence[str]) -> Aud
         )
     result = audit(z.numpy(), columns, names.tolist())
     errors = []
-    for row in result.label_errors().tolist():
+    for row, image in result.label_errors().iterrows():
         error = AuditedImage(
             file=files[row],
-            label=labels[row],
-            predicted=names[result.evaluation.predicted[row]],
-            label_probability=float(result.self_confidence[row]),
+            label=image["class"],
+            predicted=image["predicted"],
+            label_probability=image["probability_of_class"],
         )
         errors.append(error)
     return AuditView(
-        images=int(result.judged.sum()),
+        images=len(result.scored.rows),
         not_judged=list(result.unjudged),
         label_errors=errors,
     )

@@ -1,7 +1,5 @@
 """The audit's numbers against refits, planted errors, a known curve."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -48,13 +46,11 @@ def test_each_image_is_judged_by_all_others(images):
             torch.from_numpy(labels[others]),
             classes=range(CLASSES),
         )
-        assert (
-            head.predict(torch.from_numpy(z[row : row + 1])).item()
-            == found.evaluation.predicted[row]
-        )
-    assert found.label_errors()[0] == 5
-    assert found.outliers()[0] == 20
-    assert found.evaluation.predicted[5] == 0
+        predicted = head.predict(torch.from_numpy(z[row : row + 1])).item()
+        assert NAMES[predicted] == found.images["predicted"][row]
+    assert found.label_errors().index[0] == 5
+    assert found.outliers().index[0] == 20
+    assert found.images["predicted"][5] == "ant"
 
 
 def test_wrong_labels_and_other_things_among_scans_of_digits_are_found():
@@ -67,11 +63,11 @@ def test_wrong_labels_and_other_things_among_scans_of_digits_are_found():
     labels = right.copy()
     labels[planted] = (right[planted] + draw.integers(1, 10, len(planted))) % 10
     found = audit((images / 16).astype(np.float32), labels, list("0123456789"))
-    named = np.argsort(found.self_confidence, kind="stable")[: len(planted)]
+    named = found.images["probability_of_class"].nsmallest(len(planted)).index
     assert np.isin(named, planted).mean() > 0.65
     images[:20] = draw.permuted(images[:20], axis=1)  # no digits any more
     found = audit((images / 16).astype(np.float32), right, list("0123456789"))
-    assert np.isin(np.arange(20), found.outliers()).all()
+    assert np.isin(np.arange(20), found.outliers().index).all()
     assert len(found.outliers()) < 60
 
 
@@ -79,17 +75,17 @@ def assert_left_out(found, rows: list[int], names: dict[str, int]) -> None:
     """Nothing is said of images that cannot be judged, and nothing of the others depends on
     them.
     """
-    assert np.flatnonzero(~found.judged).tolist() == rows
+    judged = found.images["judged"]
+    of_judged = found.images[judged]
+    assert np.flatnonzero(~judged).tolist() == rows
     assert found.unjudged == names
-    assert np.isnan(found.novelty[rows]).all()
-    assert np.isfinite(found.novelty[found.judged]).all()
-    assert not set(rows) & {*found.label_errors(), *found.outliers()}
-    assert found.scored.accuracy == 100 * found.evaluation.correct[found.judged].mean()
-    assert len(found.scored.rows) == found.judged.sum()
+    assert found.images["novelty"].isna().equals(~judged)
+    assert not set(rows) & {*found.label_errors().index, *found.outliers().index}
+    correct = of_judged["class"] == of_judged["predicted"]
+    assert found.scored.accuracy == 100 * correct.mean()
     assert not {true for true, *_ in found.scored.confused_pairs()} & set(names)
-    correct = found.evaluation.correct[found.judged]
-    assert found.evaluation.ece == calibration_error(
-        found.evaluation.confidence[found.judged], correct
+    assert found.scored.ece == calibration_error(
+        of_judged["probability"].to_numpy(copy=True), correct.to_numpy(copy=True)
     )
 
 
@@ -98,9 +94,9 @@ def test_a_class_of_one_image_is_not_judged(images):
     labels = labels.copy()
     labels[0] = 4
     found = audit(z, labels, [*NAMES, "eel"])
-    assert np.isfinite(found.self_confidence).all()
+    assert np.isfinite(found.images["probability_of_class"]).all()
     assert_left_out(found, [0], {"eel": 1})
-    assert found.label_errors()[0] == 5
+    assert found.label_errors().index[0] == 5
 
 
 def test_a_class_of_near_duplicates_is_not_judged(images, monkeypatch):
@@ -110,7 +106,7 @@ def test_a_class_of_near_duplicates_is_not_judged(images, monkeypatch):
     )  # a burst of one bee in a folder of its own
     found = audit(z, labels, [*NAMES, "eel"])
     assert_left_out(found, [48, 49, 50], {"eel": 3})
-    assert found.duplicated[48:51].all()
+    assert found.images["near_duplicate"][48:51].all()
 
 
 def test_the_learning_curve_is_of_the_same_classes_at_every_size():
@@ -128,9 +124,8 @@ def test_the_learning_curve_is_of_the_same_classes_at_every_size():
     assert [size for size, _ in curve.points] == [3, 7, 15, 30, 60]
     assert curve.short == (7, 8, 9)
     found = audit(z, labels, list("abcdefghij"))
-    means = [
-        100 * found.evaluation.correct[labels == label].mean() for label in range(10)
-    ]
+    correct = found.images["class"] == found.images["predicted"]
+    means = [100 * correct[labels == label].mean() for label in range(10)]
     assert curve.points[-1][1] == pytest.approx(np.mean(means[:7]))
     assert np.mean(means[7:]) < 50
     assert learning_curve(z[large], labels[large], 7).short == ()
@@ -153,16 +148,12 @@ def test_a_burst_is_left_out_together(images, monkeypatch):
     z, labels = with_bursts(images, monkeypatch)
     bursts = [[12, 48, 49, 50], [13, 51, 52, 53], [47, 54, 55, 56]]
     found = audit(z, labels, NAMES)
-    assert np.flatnonzero(found.duplicated).tolist() == sorted(
-        row for burst in bursts for row in burst
-    )
-    assert found.accuracy_without_duplicates == pytest.approx(
-        100 * found.evaluation.correct[~found.duplicated].mean()
-    )
-    few = dataclasses.replace(
-        found, duplicated=np.arange(len(found.duplicated)) >= MIN_TEST_IMAGES - 1
-    )
-    assert few.accuracy_without_duplicates is None
+    copied = found.images["near_duplicate"]
+    assert np.flatnonzero(copied).tolist() == sorted(np.ravel(bursts))
+    correct = found.images["class"] == found.images["predicted"]
+    assert found.accuracy_without_duplicates == 100 * correct[~copied].mean()
+    found.images["near_duplicate"] = np.arange(len(copied)) >= MIN_TEST_IMAGES - 1
+    assert found.accuracy_without_duplicates is None
     ridge = module.fitted_head(z, labels, CLASSES).ridge_used.item()
     for rows in [*bursts, [0], [5]]:
         others = np.setdiff1d(np.arange(len(labels)), rows)
@@ -172,7 +163,8 @@ def test_a_burst_is_left_out_together(images, monkeypatch):
             torch.from_numpy(labels[others]),
         )
         predicted = head.predict(torch.from_numpy(z[rows])).numpy()
-        assert np.array_equal(predicted, found.evaluation.predicted[rows])
+        names = [NAMES[column] for column in predicted]
+        assert names == found.images["predicted"][rows].tolist()
 
 
 def test_a_wrong_label_in_a_burst_does_not_hide(images, monkeypatch):
@@ -182,13 +174,13 @@ def test_a_wrong_label_in_a_burst_does_not_hide(images, monkeypatch):
     z, labels = with_bursts(images, monkeypatch)
     labels[[47, 54, 55, 56]] = 1
     found = audit(z, labels, NAMES)
-    assert {47, 54, 55, 56} <= set(found.label_errors().tolist())
+    assert {47, 54, 55, 56} <= set(found.label_errors().index)
     monkeypatch.setattr(groups, "NEAR_DUPLICATE", 1.1)  # nothing is a near-duplicate
     alone = audit(z, labels, NAMES)
-    assert (
-        alone.self_confidence[[47, 54, 55, 56]].min()
-        > 2 * found.self_confidence[[47, 54, 55, 56]].max()
-    )
+    wrong = [47, 54, 55, 56]
+    by_others = found.images["probability_of_class"][wrong]
+    by_burst = alone.images["probability_of_class"][wrong]
+    assert by_burst.min() > 2 * by_others.max()
 
 
 def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):

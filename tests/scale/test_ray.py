@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,11 @@ import pytest
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.parsing import options_in
+from cifnet_pl.cli.ray import RayJob, make_with_ray
 from cifnet_pl.cli.sums import make, words_of
-from cifnet_pl.model.partial_sums import Shard
+from cifnet_pl.model.partial_sums import add_up
+from cifnet_pl.model.partition import Shard
 from tests.command_line import command, environment
 from tests.models import tensors_equal
 
@@ -83,17 +85,18 @@ def here(given: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All shards, made in this process one after the other."""
     folder = tmp_path_factory.mktemp("here")
     words = words_of(None, equals(given))
-    make(folder, [Shard(i, SHARDS) for i in range(1, SHARDS + 1)], words)
+    for i in range(1, SHARDS + 1):
+        make(folder, words, 1, Shard(i, SHARDS))
     return folder
 
 
 def test_a_killed_worker_changes_nothing(given: list[str], here: Path, tmp_path: Path):
-    killed = killing("ray::_make", tmp_path)
+    killed = killing("ray::make", tmp_path)
     assert main(with_ray(tmp_path, given)) == 0
     assert killed
     assert same_bits(tmp_path, here)
-    model = reduce_sums(sorted(tmp_path.glob("*.sums"))).solved()
-    other = reduce_sums(sorted(here.glob("*.sums"))).solved()
+    model = add_up(sorted(tmp_path.glob("*.sums"))).solved()
+    other = add_up(sorted(here.glob("*.sums"))).solved()
     assert model.counts == other.counts
     assert tensors_equal(model.tensors(), other.tensors())
 
@@ -103,15 +106,15 @@ PORT = 6391
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two nodes of Ray on this machine, which ``cifnet`` joins; one has a GPU, so it says."""
+    """Two nodes of Ray on this machine, which ``cifnet`` joins; each has a GPU, so it says."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     program = str(Path(sys.executable).with_name("ray"))
     before = {process.pid for process in psutil.process_iter()}
-    head = f"--head --port {PORT} --include-dashboard=false --num-gpus 1"
+    head = f"--head --port {PORT} --include-dashboard=false"
     try:
         for where in (head, f"--address 127.0.0.1:{PORT}"):
-            words = f"start {where} --num-cpus 1 --disable-usage-stats"
+            words = f"start {where} --num-cpus 1 --num-gpus 1 --disable-usage-stats"
             subprocess.run([program, *words.split()], check=True, env=dict(os.environ))
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{PORT}")
         yield
@@ -146,12 +149,43 @@ def test_two_nodes(
         assert finished == SHARDS
     elif code:  # else all parts were under way when the head was lost
         assert code == 1
-        assert "the head of the Ray cluster was lost" in said
+        assert "does not answer" in said
         assert len(said.splitlines()) == 1
         assert finished >= 10
-    left = [Shard(i, SHARDS) for i in range(1, SHARDS + 1)]
-    make(tmp_path, left, words_of(None, equals(given)))
+    for i in range(1, SHARDS + 1):
+        make(tmp_path, words_of(None, equals(given)), 1, Shard(i, SHARDS))
     assert same_bits(tmp_path, here)
+
+
+def flaky(folder: Path, shard: Shard) -> str:
+    """Record how many run at once; the first shard fails at first, and the third always."""
+    running = folder / f"{shard.index}.running"
+    running.touch()
+    time.sleep(0.3)
+    at_once = len(list(folder.glob("*.running")))
+    running.unlink()
+    with (folder / "at_once").open("a") as file:
+        file.write(f"{at_once}\n")
+    tried = folder / f"{shard.index}.tried"
+    if shard.index == 3 or (shard.index == 1 and not tried.exists()):
+        tried.touch()
+        raise OSError("the disk is busy")
+    return shard.name
+
+
+def test_as_many_at_once_as_workers_and_another_try(
+    tmp_path: Path, cluster: None, capfd: pytest.CaptureFixture[str]
+):
+    """One worker on two nodes, of which each could run one."""
+    job = RayJob(partial(flaky, tmp_path), 1, 2, 1, 1)
+    failed = make_with_ray(job, [Shard(i, 4) for i in range(1, 5)])
+    assert failed == ["shard-3-of-4"]
+    at_once = (tmp_path / "at_once").read_text().split()
+    assert at_once == ["1"] * (4 + 1 + 2)
+    said = capfd.readouterr()
+    assert "shard-1-of-4\n" in said.out
+    assert "shard-3-of-4 failed: " in said.err
+    assert "the disk is busy" in said.err
 
 
 def test_nothing_at_the_address(
@@ -161,9 +195,9 @@ def test_nothing_at_the_address(
     capsys: pytest.CaptureFixture[str],
 ):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    assert main(with_ray(tmp_path, given)) == 2
+    assert main(with_ray(tmp_path, given)) == 1
     said = capsys.readouterr().err
-    assert "no Ray cluster answers at RAY_ADDRESS 127.0.0.1:1" in said
+    assert "Ray cluster 127.0.0.1:1 does not answer" in said
     assert len(said.splitlines()) == 1
 
 
@@ -177,5 +211,5 @@ def test_processes_and_ray_end_in_one_model(
     subprocess.run(part, check=True, env=environment())
     assert main(with_ray(tmp_path, given)) == 0
     assert main(["merge", str(tmp_path), "--output", str(tmp_path / "m")]) == 0
-    expected = reduce_sums(sorted(here.glob("*.sums"))).solved()
+    expected = add_up(sorted(here.glob("*.sums"))).solved()
     assert tensors_equal(cifnet_pl.load(tmp_path / "m").tensors(), expected.tensors())
