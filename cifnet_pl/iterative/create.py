@@ -168,8 +168,3 @@ class CREATEModule(IterativeModule):
         share = self.options["tuning"]
         self.tune(share, self.options["tuning_rate"], self.learning_parts())
         self.network.requires_grad_(True)
-
-    def reset_structure(self) -> None:
-        """Go back to the structure before the first task."""
-        super().reset_structure()
-        self.encoders = AutoEncoders(self.width, self.options["latent"])

@@ -101,12 +101,6 @@ class DERModule(IterativeModule):
         """Return the structure, and all branches."""
         return f"branches.{len(self.branches)}", self.branches
 
-    def reset_structure(self) -> None:
-        """Go back to the structure before the first task."""
-        super().reset_structure()
-        self.branches = Branches()
-        self.auxiliary_classifier = None
-
 
 class MEMOModule(DERModule):
     """MEMO: a model or 603 exemplars (Zhou et al., ICLR 2023); equations are the paper's.

@@ -171,14 +171,6 @@ class FOSTERModule(IterativeModule):
             inputs = self.width * len(self.branches)
             self.classifier = grown(None, inputs, self.n_classes)
 
-    def reset_structure(self) -> None:
-        """Go back to the structure before the first task."""
-        super().reset_structure()
-        first = self.branches[0]
-        self.branches = Branches([first.requires_grad_(True)])
-        self.expansion = None
-        self.student = None
-
     def learned_network(self) -> tuple[str, nn.Module]:
         """Return the structure, and the branches that predict."""
         return f"branches.{len(self.branches)}", self.branches

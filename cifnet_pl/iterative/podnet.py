@@ -149,8 +149,3 @@ class PODNetModule(IterativeModule):
         """Fine-tune on balanced classes."""
         share = self.options["tuning"]
         self.tune(share, self.options["tuning_rate"], self.learning_parts())
-
-    def reset_structure(self) -> None:
-        """Go back to the structure before the first task."""
-        super().reset_structure()
-        self.cosine = CosineClassifier(self.width, self.options["proxies"])

@@ -177,13 +177,6 @@ class TagFexModule(DERModule):
         """Return the whole module, as the published number of parameters does."""
         return self
 
-    def reset_structure(self) -> None:
-        """Go back to the structure before the first task."""
-        super().reset_structure()
-        self.attention = None
-        self.predictor = None
-        self.merged_classifier = None
-
     # ------------------------------------------------------------------ losses
 
     def loss(self, batch: StepBatch) -> Tensor:

@@ -5,6 +5,7 @@ A method overrides the methods under "for subclasses to override"; the rest is t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -71,6 +72,9 @@ OPTIONS = (
     "exemplars_per_class",
 )
 """Arguments of every method that weights and exemplars depend on, besides the backbone."""
+
+Parts = dict[str, "nn.Module | None"]
+"""Parts of a module by the names of its attributes."""
 
 TUNING_EPOCH = 1000
 """Number that stands for balanced fine-tuning in the seed of its augmentation."""
@@ -144,8 +148,9 @@ class IterativeModule(TaskModule):
         parts: modules that learn now.
         phase_number: number of the current phase in the task, from 0; −1 before the first.
         descent: SGD of the current phase; None between tasks.
-        before: weights before the open task, from which it is opened anew, so that the network has
-            the same structure.
+        untrained, before: copies of all parts from before the first task and from before the open
+            one, to which a checkpoint and an aborted task go back; in dictionaries, so that they
+            are no submodules.
         position: weights, optimizer state and step at which the next task goes on, and those after
             the last step while a task is being finished, as the rest is computed again from there;
             None otherwise.
@@ -221,7 +226,8 @@ class IterativeModule(TaskModule):
         self.n_classes = 0
         self.teacher: tuple[nn.Module, ...] = ()
         self.processes = Processes(self)
-        self.before: dict[str, Tensor] = {}
+        self.untrained: Parts = {}
+        self.before: Parts = {}
         self.descent: Descent | None = None
         self.phase_number = -1
         self.steps: list[Step] = []
@@ -308,13 +314,6 @@ class IterativeModule(TaskModule):
             self.old_classes = self.n_classes
             self.n_classes += size
             self.expand(size)
-
-    def reset_structure(self) -> None:
-        """Go back to the structure before the first task."""
-        self.n_classes = 0
-        self.old_classes = 0
-        self.classifier = None
-        self.exemplars = ExemplarSet()
 
     def learned_network(self) -> tuple[str, nn.Module]:
         """Return the network that embeds after the last task, after its structure's name.
@@ -545,7 +544,8 @@ class IterativeModule(TaskModule):
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Add the new classes; resume inside the task if the run was stopped there."""
-        self.before = self._copied_weights()
+        self.before = copy.deepcopy(self._modules)
+        self.untrained = self.untrained or self.before
         self._candidates = []
         self.old_classes = labels[0]
         self.n_classes = labels[-1] + 1
@@ -812,8 +812,7 @@ class IterativeModule(TaskModule):
     def abort_task(self) -> None:
         """Go back to the weights before the task, if it was opened by this module."""
         if self.before:
-            self.build_structure([len(names) for names in self.learned_tasks])
-            self.load_state_dict(self.before)
+            self._put_back(self.before)
             self.before = {}
             self.position = None
             self.clear_steps()
@@ -851,7 +850,9 @@ class IterativeModule(TaskModule):
         """Store the weights from before an open task, and the position inside it."""
         super().on_save_checkpoint(checkpoint)
         if checkpoint["cifnet"]["under_way"]:
-            checkpoint["state_dict"] = dict(self.before)
+            before = nn.Module()
+            before._modules.update(self.before)
+            checkpoint["state_dict"] = before.state_dict()
             checkpoint["position"] = self.position or self._current_position()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -868,19 +869,18 @@ class IterativeModule(TaskModule):
             self.position = checkpoint.get("position")
         if self.position is not None:
             self.steps_skipped = self.position["step"]
+        self.untrained = self.untrained or copy.deepcopy(self._modules)
+        self._put_back(self.untrained)
+        self.n_classes = 0
         finished = self.learned_tasks[: self.tasks_finished]
-        self.build_structure([len(names) for names in finished])
-
-    def build_structure(self, sizes: list[int]) -> None:
-        """Build the structure of a network that has finished some tasks.
-
-        Args:
-            sizes: number of classes of each task.
-        """
-        self.reset_structure()
         with self.seeded(3):
-            self.rebuild(sizes)
+            self.rebuild([len(names) for names in finished])
         self.to(self.device)
+
+    def _put_back(self, parts: Parts) -> None:
+        """Replace all parts by copies of those that were kept; parts that came later go."""
+        for name in list(self._modules):
+            setattr(self, name, copy.deepcopy(parts.get(name)))
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
