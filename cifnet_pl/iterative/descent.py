@@ -122,27 +122,6 @@ def plan_steps(
     return steps
 
 
-def check_processes(steps: Sequence[Step], processes: int, task: int) -> None:
-    """Check that every step has an image for each process, as losses over all processes need.
-
-    Steps without any images are those after the last task, which Lightning asks for.
-
-    Args:
-        steps: of the task.
-        processes: number of processes.
-        task: number of the task, from 0.
-
-    Raises:
-        UsageError: a step has fewer images.
-    """
-    smallest = min(len(step.rows) + len(step.exemplars) for step in steps)
-    if 0 < smallest < processes:
-        raise UsageError(
-            f"task {task + 1} has a step of {smallest} images for {processes} processes: "
-            f"set --trainer.devices to at most {smallest}"
-        )
-
-
 # ---------------------------------------------------------------------- options
 
 
@@ -335,7 +314,7 @@ class Descent:
     def __init__(self, module: Any, parts: Sequence[nn.Module], phase: Phase):
         self._module = module
         self._parts = parts
-        self._phase = phase
+        self.phase = phase
         self.weights: list[Tensor] = []
         self._running: list[Tensor] = []
         for part in parts:
@@ -368,7 +347,7 @@ class Descent:
             return
         factor = module.regime.factor(progress, module.is_first_task)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._phase.learning_rate * factor
+            group["lr"] = self.phase.learning_rate * factor
         self._optimizer.zero_grad()
         loss = self._loss(batch)
         module.manual_backward(loss)

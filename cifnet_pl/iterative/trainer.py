@@ -30,7 +30,6 @@ from cifnet_pl.iterative.descent import (
     Schedule,
     Step,
     StepBatch,
-    check_processes,
     plan_steps,
 )
 from cifnet_pl.iterative.exemplars import (
@@ -144,10 +143,9 @@ class IterativeModule(TaskModule):
         processes: sums over all processes.
         steps: of the current task, in the order in which they are taken.
         steps_done: number of steps taken, in this run and before it.
-        steps_skipped: number of steps that were taken before this run.
         parts: modules that learn now.
         phase_number: number of the current phase in the task, from 0; −1 before the first.
-        descent: SGD of the current phase; None between tasks.
+        descent: SGD of the current or the last phase; None before the first.
         untrained, before: copies of all parts from before the first task and from before the open
             one, to which a checkpoint and an aborted task go back; in dictionaries, so that they
             are no submodules.
@@ -232,7 +230,6 @@ class IterativeModule(TaskModule):
         self.phase_number = -1
         self.steps: list[Step] = []
         self.steps_done = 0
-        self.steps_skipped = 0
         self.image_counts = torch.zeros(0, dtype=torch.int64)
         self._candidates: list[Candidates] = []
 
@@ -414,15 +411,6 @@ class IterativeModule(TaskModule):
         """Return a network as it was before the first task; random weights are drawn anew."""
         return self._build().network.requires_grad_(True).to(self.device)
 
-    def normalised(self, images: Tensor) -> Tensor:
-        """Return float32 images with the mean and scale that the network expects.
-
-        Args:
-            images: (n, 3, s, s) uint8.
-        """
-        images = images.contiguous(memory_format=torch.channels_last)
-        return torch.addcmul(self.backbone.shift, images, self.backbone.scale)
-
     def augmented(self, images: Tensor, keys: Tensor, seed: Sequence[int]) -> Tensor:
         """Augment and normalise images.
 
@@ -434,7 +422,7 @@ class IterativeModule(TaskModule):
         Returns:
             (n, 3, s, s) float32.
         """
-        return self.normalised(self.regime.augmentation(images, keys, seed))
+        return self.backbone.normalised(self.regime.augmentation(images, keys, seed))
 
     def decode(self, rows: Tensor) -> Tensor:
         """Return (n, 3, s, s) uint8 training images at positions (n,).
@@ -521,7 +509,10 @@ class IterativeModule(TaskModule):
                 f" this run has {len(self.steps)}: use the same --data.batch_size, number of"
                 " processes and images, or start a new experiment"
             )
-        passes = [step.rows for step in self.steps[self.steps_skipped :]]
+        steps_taken = 0
+        if self.position is not None:
+            steps_taken = self.position["step"]
+        passes = [step.rows for step in self.steps[steps_taken:]]
         if self.capacity:
             passes.append(rows)
         return passes
@@ -534,12 +525,22 @@ class IterativeModule(TaskModule):
         task: int,
         seed: list[int],
     ) -> list[Step]:
-        """Return steps over all processes; see :func:`~cifnet_pl.iterative.descent.plan_steps`."""
+        """Return steps over all processes; see :func:`~cifnet_pl.iterative.descent.plan_steps`.
+
+        Raises:
+            UsageError: a step has too few images for a loss over all processes. A task without any
+                is the one after the last, which Lightning asks for.
+        """
         count = self.processes.count
         random = np.random.default_rng(seed)
         size = self.data.batch_size * count
         steps = plan_steps(rows, exemplars, phases, size, random)
-        check_processes(steps, count, task)
+        smallest = min(len(step.rows) + len(step.exemplars) for step in steps)
+        if 0 < smallest < count:
+            raise UsageError(
+                f"task {task + 1} has a step of {smallest} images for {count} processes: set"
+                f" --trainer.devices to at most {smallest}"
+            )
         return steps
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
@@ -629,7 +630,6 @@ class IterativeModule(TaskModule):
 
     def begin_descent(self, parts: list[nn.Module], phase: Phase) -> None:
         """Let only ``parts`` learn from here on."""
-        self._last_phase = phase
         self.descent = Descent(self, parts, phase)
         self.parts = parts
         self.train()
@@ -645,7 +645,8 @@ class IterativeModule(TaskModule):
         Args:
             quantity: what is not finite, such as "the loss is nan".
         """
-        phase = self._last_phase
+        assert self.descent is not None
+        phase = self.descent.phase
         return CifnetError(
             f"{quantity} in task {len(self.learned_tasks)}: the learning rate"
             f" {phase.learning_rate:g} is too high, set a lower --model.{phase.rate_option}"
@@ -660,11 +661,6 @@ class IterativeModule(TaskModule):
         for weights in self.parameters():
             if not torch.isfinite(weights).all():
                 raise self.divergence("weights are not finite")
-
-    def clear_steps(self) -> None:
-        """Forget the steps of a task."""
-        self.steps = []
-        self.steps_skipped = 0
 
     def train(self, mode: bool = True) -> IterativeModule:
         """Set training mode for parts that learn, if batch statistics do; else evaluation mode."""
@@ -697,8 +693,6 @@ class IterativeModule(TaskModule):
         for name, count in zip(self.learned_tasks[-1], counts, strict=True):
             if not count:
                 raise no_images(name)
-        self.descent = None
-        self.clear_steps()
         if self.capacity:
             self._select_exemplars()
             precision = self.trainer.precision_plugin.train_step_context()
@@ -707,7 +701,6 @@ class IterativeModule(TaskModule):
                     self.after_exemplar_selection()
                     self.check_weights()
                 self.exemplars.set_means(self.embed_exemplars())
-            self.descent = None
             self._candidates = []
         self.position = None
 
@@ -726,7 +719,7 @@ class IterativeModule(TaskModule):
     def embed(self, images: Tensor) -> Tensor:
         """Return (n, d) float32 embeddings of uint8 images (n, 3, s, s), without gradients."""
         with torch.no_grad():
-            return self.features(self.normalised(images)).float()
+            return self.features(self.backbone.normalised(images)).float()
 
     def embed_exemplars(self) -> Tensor:
         """Return (n, d) float32 embeddings of all exemplars."""
@@ -815,7 +808,6 @@ class IterativeModule(TaskModule):
             self._put_back(self.before)
             self.before = {}
             self.position = None
-            self.clear_steps()
 
     def _copied_weights(self) -> dict[str, Tensor]:
         """Return copies of all weights, as the optimizer changes them in place."""
@@ -863,12 +855,9 @@ class IterativeModule(TaskModule):
         """
         super().on_load_checkpoint(checkpoint)
         self.before = {}
-        self.clear_steps()
         self.position = None
         if checkpoint["cifnet"]["under_way"]:
             self.position = checkpoint.get("position")
-        if self.position is not None:
-            self.steps_skipped = self.position["step"]
         self.untrained = self.untrained or copy.deepcopy(self._modules)
         self._put_back(self.untrained)
         self.n_classes = 0

@@ -167,7 +167,7 @@ class TestEmbeddings:
         assert all(torch.equal(z, results[0]) for z in results)
 
     @given(
-        count=st.integers(1, 300), most=st.integers(1, 70), threads=st.integers(1, 40)
+        count=st.integers(1, 300), most=st.integers(1, 70), threads=st.integers(2, 40)
     )
     def test_pieces_hold_every_image_once_and_become_smaller(
         self, count, most, threads

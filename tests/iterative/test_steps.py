@@ -2,6 +2,8 @@
 precision.
 """
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from cifnet_pl.iterative import (
     ReplayModule,
     WAModule,
 )
-from cifnet_pl.iterative.descent import Descent, Step, check_processes
+from cifnet_pl.iterative.descent import Descent, Phase
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.iterative.suite import NAMES, assert_goes_on, data, learner, run
@@ -94,15 +96,18 @@ class TestOneImage:
         assert all(torch.isfinite(p).all() for p in made.parameters())
 
 
-def test_fewer_images_than_processes():
-    none = np.zeros(0, dtype=np.int64)
-    check_processes([Step(0, 0, 0.0, np.arange(4), none)], 4, 0)
-    # Lightning asks for a task after the last.
-    check_processes([Step(0, 0, 0.0, none, none)], 4, 0)
-    with pytest.raises(
-        UsageError, match=r"task 2 .* 3 images for 4 processes.*--trainer\.devices"
-    ):
-        check_processes([Step(0, 0, 0.0, np.arange(2), np.arange(1))], 4, 1)
+@pytest.mark.parametrize(("images", "fits"), [(4, True), (0, True), (3, False)])
+def test_fewer_images_than_processes(images, fits):
+    """None at all is the task after the last, which Lightning asks for."""
+    four = Mock(processes=Mock(count=4), data=Mock(batch_size=2))
+    phases = [Phase("learn", 1, 0.1, 0.0)]
+    plan = (np.arange(images), 0, phases, 1, [0])
+    if fits:
+        (step,) = IterativeModule._planned(four, *plan)
+        assert len(step.rows) == images
+        return
+    with pytest.raises(UsageError, match=r"task 2 .* 3 images for 4 .*devices"):
+        IterativeModule._planned(four, *plan)
 
 
 class TestStepsWithoutNewImages:
