@@ -165,6 +165,5 @@ class CREATEModule(IterativeModule):
     def after_exemplar_selection(self) -> None:
         """Fine-tune the auto-encoders on balanced classes."""
         self.network.requires_grad_(False)
-        share = self.options["tuning"]
-        self.tune(share, self.options["tuning_rate"], self.learning_parts())
+        self.tune(self.options["tuning"], self.options["tuning_rate"])
         self.network.requires_grad_(True)

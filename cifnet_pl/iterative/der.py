@@ -60,15 +60,9 @@ class DERModule(IterativeModule):
         branch.load_state_dict(newest.state_dict())
         return branch
 
-    def learning_parts(self) -> list[nn.Module]:
+    def learning_parts(self) -> list[nn.Module | None]:
         """Return the newest branch and both classifiers."""
-        parts = [self.branches[-1], self.output_layer, self.auxiliary_classifier]
-        return [part for part in parts if part is not None]
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return (n, d · tasks) embeddings."""
-        z: Tensor = self.branches(x)
-        return z
+        return [self.branches[-1], self.output_layer, self.auxiliary_classifier]
 
     def auxiliary_loss(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return ``CE(auxiliary scores of the newest branch, y')``.
@@ -126,14 +120,9 @@ class MEMOModule(DERModule):
         newest: nn.Module = [*self._start, *self.branches][-1]
         return copy.deepcopy(newest).requires_grad_(True)
 
-    def learning_parts(self) -> list[nn.Module]:
+    def learning_parts(self) -> list[nn.Module | None]:
         """Return the newest last stage, both classifiers, and the shared stages."""
         return [self.shared, *super().learning_parts()]
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return (n, d · tasks) embeddings."""
-        z: Tensor = self.branches(self.shared(x))
-        return z
 
     def learned_network(self) -> tuple[str, nn.Module]:
         """Return the structure, and the shared stages with all last ones."""

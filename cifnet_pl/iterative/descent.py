@@ -13,7 +13,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from cifnet_pl.iterative.augmentation import augmentation_of
+from cifnet_pl.iterative.augmentation import AUGMENTATION_OPTIONS, Augmentation
 from cifnet_pl.utilities.errors import UsageError, check_that
 from cifnet_pl.utilities.files import of_all_processes
 
@@ -152,7 +152,8 @@ class Regime:
         self.weight_decays = first_and_later("weight_decay", decay)
         self.milestones = first_and_later("milestones", milestones)
         self._check()
-        self.augmentation = augmentation_of(options)
+        augmented = {name: options[name] for name in AUGMENTATION_OPTIONS}
+        self.augmentation = Augmentation(**augmented)
 
     def _check(self) -> None:
         for epochs in self.epochs:

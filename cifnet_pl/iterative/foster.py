@@ -172,7 +172,7 @@ class FOSTERModule(IterativeModule):
             self.classifier = grown(None, inputs, self.n_classes)
 
     def learned_network(self) -> tuple[str, nn.Module]:
-        """Return the structure, and the branches that predict."""
+        """Return the structure, and the branches that predict: one, or both before compression."""
         return f"branches.{len(self.branches)}", self.branches
 
     def counted_module(self) -> nn.Module:
@@ -222,17 +222,11 @@ class FOSTERModule(IterativeModule):
         new_counts = torch.tensor([new[name] for name in self.class_names])
         return (old_counts + new_counts).clamp_min(1)
 
-    def learning_parts(self) -> list[nn.Module]:
+    def learning_parts(self) -> list[nn.Module | None]:
         """Return the new branch and its classifiers; then the student."""
         if self.student is not None:
             return [self.student]
-        parts = [self.branches[-1], self.output_layer, self.expansion]
-        return [part for part in parts if part is not None]
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return (n, d) or, while there are two branches, (n, 2d) embeddings."""
-        z: Tensor = self.branches(x)
-        return z
+        return [self.branches[-1], self.output_layer, self.expansion]
 
     def logits(self, z: Tensor) -> Tensor:
         """Return (n, C) scores of embeddings (n, d) or (n, 2d)."""

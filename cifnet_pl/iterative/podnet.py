@@ -147,5 +147,4 @@ class PODNetModule(IterativeModule):
 
     def after_exemplar_selection(self) -> None:
         """Fine-tune on balanced classes."""
-        share = self.options["tuning"]
-        self.tune(share, self.options["tuning_rate"], self.learning_parts())
+        self.tune(self.options["tuning"], self.options["tuning_rate"])

@@ -167,11 +167,10 @@ class TagFexModule(DERModule):
         """Return the task-agnostic network and its projector."""
         return [self.agnostic, self.projector]
 
-    def learning_parts(self) -> list[nn.Module]:
+    def learning_parts(self) -> list[nn.Module | None]:
         """Return the newest branch, the task-agnostic network, and the guiding modules."""
         guides = [self.attention, self.predictor, self.merged_classifier]
-        known = [module for module in guides if module is not None]
-        return [*super().learning_parts(), self.agnostic, self.projector, *known]
+        return [*super().learning_parts(), self.agnostic, self.projector, *guides]
 
     def counted_module(self) -> nn.Module:
         """Return the whole module, as the published number of parameters does."""

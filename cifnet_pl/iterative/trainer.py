@@ -250,8 +250,9 @@ class IterativeModule(TaskModule):
         return self.classifier
 
     def features(self, x: Tensor) -> Tensor:
-        """Return (n, d) embeddings of normalised images (n, 3, s, s)."""
-        z: Tensor = self.network(x)
+        """Return (n, d) embeddings of normalised images, by default of ``learned_network()``."""
+        _, network = self.learned_network()
+        z: Tensor = network(x)
         return z
 
     def logits(self, z: Tensor) -> Tensor:
@@ -264,8 +265,8 @@ class IterativeModule(TaskModule):
         scores = self.logits(self.features(batch.inputs()))
         return functional.cross_entropy(scores, batch.labels)
 
-    def learning_parts(self) -> list[nn.Module]:
-        """Return the modules that learn in the current phase, by default all."""
+    def learning_parts(self) -> list[nn.Module | None]:
+        """Return the modules that learn in the current phase, by default all; None is none."""
         return [self.network, self.output_layer]
 
     def teachers(self) -> list[nn.Module]:
@@ -313,7 +314,7 @@ class IterativeModule(TaskModule):
             self.expand(size)
 
     def learned_network(self) -> tuple[str, nn.Module]:
-        """Return the network that embeds after the last task, after its structure's name.
+        """Return the network that embeds, after the name of its structure.
 
         See :mod:`cifnet_pl.backbones.structures`.
         """
@@ -358,15 +359,14 @@ class IterativeModule(TaskModule):
             return Phase(name, epochs, tuning_rate, decay, "tuning_rate")
         return Phase(name, epochs, self.regime.learning_rates[later], decay)
 
-    def tune(self, share: float, rate: float, parts: list[nn.Module]) -> None:
-        """Learn from exemplars alone (balanced fine-tuning).
+    def tune(self, share: float, rate: float) -> None:
+        """Learn from exemplars alone (balanced fine-tuning), with the parts that learn.
 
         The candidates are embedded again then, and the exemplars of new classes selected anew.
 
         Args:
             share: share of the task's epochs; 0 for none.
             rate: learning rate.
-            parts: modules that learn.
         """
         if not share:
             return
@@ -375,7 +375,7 @@ class IterativeModule(TaskModule):
         positions = np.arange(len(self.exemplars))
         seed = [self.seed, task, 4]
         steps = self._planned(positions, 0, [phase], task - 1, seed)
-        self.begin_descent(parts, phase)
+        self.begin_descent(phase)
         for step in steps:
             own = np.array_split(step.rows, self.processes.count)[self.global_rank]
             samples = self.exemplars.at(torch.from_numpy(own))
@@ -626,10 +626,11 @@ class IterativeModule(TaskModule):
             with self.seeded(2, len(self.learned_tasks), self.phase_number):
                 self.begin_phase()
             self.to(self.device)
-            self.begin_descent(self.learning_parts(), self.phases()[self.phase_number])
+            self.begin_descent(self.phases()[self.phase_number])
 
-    def begin_descent(self, parts: list[nn.Module], phase: Phase) -> None:
-        """Let only ``parts`` learn from here on."""
+    def begin_descent(self, phase: Phase) -> None:
+        """Let only ``learning_parts()`` learn from here on."""
+        parts = [part for part in self.learning_parts() if part is not None]
         self.descent = Descent(self, parts, phase)
         self.parts = parts
         self.train()
