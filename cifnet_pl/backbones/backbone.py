@@ -209,7 +209,7 @@ class Backbone(nn.Module):
             raise CifnetError(
                 f"images have shape {shape}, {images.dtype}, expected (n, 3, h, w) uint8"
             )
-        if self.learnable_patches is not None and not self.learnable_patches.learned:
+        if self.learnable_patches is not None and not self.learnable_patches.is_learned:
             raise UsageError(
                 f"backbone {self.name} has learned nothing: fit learns it from the first task's"
                 " images"
@@ -336,7 +336,7 @@ class Backbone(nn.Module):
     @property
     def parameters_count(self) -> int:
         """Number of parameters of the network; of patches, whose values are buffers, of these."""
-        weights: Iterator[Tensor] = self.network.parameters()
+        tensors: Iterator[Tensor] = self.network.parameters()
         if self.learnable_patches is not None:
-            weights = self.network.buffers()
-        return sum(tensor.numel() for tensor in weights)
+            tensors = self.network.buffers()
+        return sum(tensor.numel() for tensor in tensors)

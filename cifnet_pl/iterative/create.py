@@ -150,17 +150,17 @@ class CREATEModule(IterativeModule):
         """Compute the separation over the batch of all processes."""
         if scores.shape[1] == 1:
             # A single class is confused with nothing.
-            weights = torch.full_like(scores[:, 0], 2.0)
+            sample_weights = torch.full_like(scores[:, 0], 2.0)
         else:
-            weights = margin_weights(scores, self.options["alpha"])
+            sample_weights = margin_weights(scores, self.options["alpha"])
         codes = self.processes.gather(codes)
         labels = self.processes.gather(labels)
-        weights = self.processes.gather(weights)
+        sample_weights = self.processes.gather(sample_weights)
         if len(codes) == 1:
             # A single image is separated from nothing.
             return codes.new_zeros(())
         with torch.autocast(codes.device.type, enabled=False):
-            return separation(codes, labels, weights) / self.processes.share
+            return separation(codes, labels, sample_weights) / self.processes.share
 
     def after_exemplar_selection(self) -> None:
         """Fine-tune the auto-encoders on balanced classes."""

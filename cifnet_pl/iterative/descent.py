@@ -316,13 +316,13 @@ class Descent:
         self._module = module
         self._parts = parts
         self.phase = phase
-        self.weights: list[Tensor] = []
+        self.parameters: list[Tensor] = []
         self._running: list[Tensor] = []
         for part in parts:
-            self.weights += [p for p in part.parameters() if p.requires_grad]
+            self.parameters += [p for p in part.parameters() if p.requires_grad]
             self._running += [b for b in part.buffers() if b.is_floating_point()]
         self._optimizer = SGD(
-            self.weights,
+            self.parameters,
             phase.learning_rate,
             module.options["momentum"],
             weight_decay=phase.weight_decay,
@@ -364,7 +364,8 @@ class Descent:
         samples = len(batch.labels)
         if not samples:
             # Zero, but with gradients: the other processes wait for this one's.
-            return torch.stack([weights.sum() * 0 for weights in self.weights]).sum()
+            zeros = [parameter.sum() * 0 for parameter in self.parameters]
+            return torch.stack(zeros).sum()
         if samples == 1:
             # A single image has no statistics of its own: the running ones serve.
             for part in self._parts:
@@ -381,10 +382,10 @@ class Descent:
         if count == 1:
             return float(value)
         shared = [value, *self._running]
-        for weights in self.weights:
-            if weights.grad is None:
-                weights.grad = torch.zeros_like(weights)
-            shared.append(weights.grad)
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            shared.append(parameter.grad)
         flat = torch.cat([tensor.reshape(-1) for tensor in shared]).float()
         torch.distributed.all_reduce(flat)
         means = torch.split(flat / count, [tensor.numel() for tensor in shared])

@@ -206,7 +206,7 @@ class FOSTERModule(IterativeModule):
             layer = grown(old, self.width, self.n_classes)
             self.student = nn.ModuleList([student, layer])
         weights = effective_weights(self._image_counts(), beta)
-        self._weights = weights.to(self.device, torch.float32)
+        self._class_weights = weights.to(self.device, torch.float32)
 
     def _image_counts(self) -> Tensor:
         """Return (C,) number of images of each class that the task learns from, at least 1.
@@ -248,13 +248,13 @@ class FOSTERModule(IterativeModule):
                 teacher = self.logits(self.features(x))
             network, head = self.student
             scores = head(network(x)).float()
-            return balanced_distillation(scores, teacher, self._weights)
+            return balanced_distillation(scores, teacher, self._class_weights)
         z = self.features(x)
         with torch.no_grad():
             old = self.teacher[0](z[:, : self.width]).float()
         assert self.expansion is not None
         new = self.expansion(z[:, self.width :]).float()
-        return boosting(self.logits(z), new, old, batch.labels, self._weights)
+        return boosting(self.logits(z), new, old, batch.labels, self._class_weights)
 
     def after_learning(self) -> None:
         """Remove what does not predict from here on."""

@@ -193,7 +193,11 @@ def effective_weights(counts: Tensor, beta: float) -> Tensor:
 
 
 def boosting(
-    scores: Tensor, expansion: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor
+    scores: Tensor,
+    expansion: Tensor,
+    teacher: Tensor,
+    labels: Tensor,
+    class_weights: Tensor,
 ) -> Tensor:
     """Compute FOSTER's boosting loss.
 
@@ -204,16 +208,16 @@ def boosting(
         expansion: (n, C) scores from the new branch alone.
         teacher: (n, C_old) scores of the old branch and the old classifier.
         labels: (n,) int64 labels.
-        weights: (C,) weights of classes.
+        class_weights: (C,).
     """
-    rebalanced = functional.cross_entropy(scores / weights, labels)
+    rebalanced = functional.cross_entropy(scores / class_weights, labels)
     of_expansion = functional.cross_entropy(expansion, labels)
     distilled = distillation(scores[:, : teacher.shape[1]], teacher)
     return rebalanced + of_expansion + distilled
 
 
 def balanced_distillation(
-    scores: Tensor, teacher: Tensor, weights: Tensor, temperature: float = 2.0
+    scores: Tensor, teacher: Tensor, class_weights: Tensor, temperature: float = 2.0
 ) -> Tensor:
     """Compute FOSTER's compression loss (eq. 12).
 
@@ -222,11 +226,11 @@ def balanced_distillation(
     Args:
         scores: (n, C) scores of the student.
         teacher: (n, C) scores of both branches.
-        weights: (C,) weights of classes.
+        class_weights: (C,).
         temperature: T.
     """
     softened = teacher / temperature
-    weighted = softened.softmax(dim=1) * weights
+    weighted = softened.softmax(dim=1) * class_weights
     target = weighted / weighted.sum(dim=1, keepdim=True)
     return _soft_cross_entropy(scores, target, temperature)
 
@@ -307,7 +311,7 @@ def margin_weights(scores: Tensor, alpha: float = 4.0) -> Tensor:
 def separation(
     latent: Tensor,
     labels: Tensor,
-    weights: Tensor,
+    sample_weights: Tensor,
     temperature: float = 0.1,
     base_temperature: float = 0.07,
 ) -> Tensor:
@@ -319,7 +323,7 @@ def separation(
     Args:
         latent: (n, C, l) latent codes of each sample in each auto-encoder.
         labels: (n,) int64 labels.
-        weights: (n,) weights of samples.
+        sample_weights: (n,).
         temperature, base_temperature: scale of the dot products, and of the loss.
     """
     n, classes, _ = latent.shape
@@ -340,5 +344,5 @@ def separation(
     positives = positive.sum(dim=1).clamp_min(1)
     likelihood = (positive * log_probability).sum(dim=1) / positives
     scale = temperature / base_temperature
-    weighted = (likelihood * weights).mean()
+    weighted = (likelihood * sample_weights).mean()
     return -scale * weighted / classes

@@ -653,14 +653,14 @@ class IterativeModule(TaskModule):
             f" {phase.learning_rate:g} is too high, set a lower --model.{phase.rate_option}"
         )
 
-    def check_weights(self) -> None:
+    def check_parameters(self) -> None:
         """Check the weights after the last step.
 
         Raises:
             CifnetError: one is NaN or infinite.
         """
-        for weights in self.parameters():
-            if not torch.isfinite(weights).all():
+        for parameter in self.parameters():
+            if not torch.isfinite(parameter).all():
                 raise self.divergence("weights are not finite")
 
     def train(self, mode: bool = True) -> IterativeModule:
@@ -680,7 +680,7 @@ class IterativeModule(TaskModule):
         self.pause()
         with torch.no_grad():
             self.after_learning()
-        self.check_weights()
+        self.check_parameters()
 
     def finish_task(self) -> None:
         """Check what was learned; select exemplars, tune on them, and compute their means.
@@ -700,7 +700,7 @@ class IterativeModule(TaskModule):
             with explaining_full_memory(self.data.batch_size), precision:
                 if self.old_classes:
                     self.after_exemplar_selection()
-                    self.check_weights()
+                    self.check_parameters()
                 self.exemplars.set_means(self.embed_exemplars())
             self._candidates = []
         self.position = None
@@ -810,7 +810,7 @@ class IterativeModule(TaskModule):
             self.before = {}
             self.position = None
 
-    def _copied_weights(self) -> dict[str, Tensor]:
+    def _copied_state(self) -> dict[str, Tensor]:
         """Return copies of all weights, as the optimizer changes them in place."""
         return {name: value.clone() for name, value in self.state_dict().items()}
 
@@ -821,7 +821,7 @@ class IterativeModule(TaskModule):
             descent = self.descent.state_dict()
         return {
             "step": self.steps_done,
-            "weights": self._copied_weights(),
+            "weights": self._copied_state(),
             "descent": descent,
             "counts": self.image_counts.clone(),
             "steps": len(self.steps),

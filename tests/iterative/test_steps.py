@@ -152,7 +152,7 @@ def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
         for rounded in (False, True):
             with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
                 loss = module.loss(batch)
-            parts = torch.autograd.grad(loss, self.weights, allow_unused=True)
+            parts = torch.autograd.grad(loss, self.parameters, allow_unused=True)
             seen.append(
                 (
                     loss,
