@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -526,13 +527,9 @@ def learned_backbone(
     """
     structure, _, initial_name = rest.partition(":")
     family, _, initial_rest = initial_name.partition(":")
-    builder = _builder(family)
-
-    def build() -> BuiltNetwork:
-        return BuiltNetwork(*builder(initial_rest, None, download))
-
+    build = partial(_builder(family), initial_rest, None, download)
     _, features, preprocessing = build()
-    network, width_factor = structured(structure, lambda: build().network)
+    network, width_factor = structured(structure, lambda: build()[0])
     return BuiltNetwork(network, width_factor * features, preprocessing)
 
 

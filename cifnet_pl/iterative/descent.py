@@ -29,18 +29,16 @@ class Phase:
     """A part of a task with an optimizer of its own.
 
     Attributes:
-        name: "learn", or what the method calls its further phases.
+        name: "learn", "tune" for balanced fine-tuning, or what the method calls further ones.
         epochs: passes over the phase's images.
         learning_rate: at its beginning.
         weight_decay: on all weights that learn.
-        rate_option: name of the option that the learning rate comes from.
     """
 
     name: str
     epochs: int
     learning_rate: float
     weight_decay: float
-    rate_option: str = "learning_rate"
 
 
 @dataclass(frozen=True)

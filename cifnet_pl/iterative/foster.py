@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -214,13 +213,9 @@ class FOSTERModule(IterativeModule):
         Exemplars are included.
         """
         in_steps = np.concatenate([step.rows for step in self.steps])
-        rows = np.unique(in_steps)
-        source = self.data.source
-        labels = source.train.labels[rows]
-        new = Counter(source.class_names[label] for label in labels)
-        old_counts = self.exemplars.label.cpu().bincount(minlength=self.n_classes)
-        new_counts = torch.tensor([new[name] for name in self.class_names])
-        return (old_counts + new_counts).clamp_min(1)
+        new = self.labels_of(np.unique(in_steps))
+        old = self.exemplars.label.cpu()
+        return torch.cat([old, new]).bincount(minlength=self.n_classes).clamp_min(1)
 
     def learning_parts(self) -> list[nn.Module | None]:
         """Return the new branch and its classifiers; then the student."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -340,7 +341,7 @@ class IterativeModule(TaskModule):
         self,
         name: str,
         share: float = 1.0,
-        tuning_rate: float | None = None,
+        rate: float | None = None,
         decay: float | None = None,
     ) -> Phase:
         """Return a phase of the current task.
@@ -348,16 +349,16 @@ class IterativeModule(TaskModule):
         Args:
             name: of the phase.
             share: share of the task's epochs.
-            tuning_rate: learning rate of balanced fine-tuning; None for that of the task.
+            rate: learning rate; None for that of the task.
             decay: weight decay; None for that of the task.
         """
         later = not self.is_first_task
         epochs = max(1, round(share * self.regime.epochs[later]))
+        if rate is None:
+            rate = self.regime.learning_rates[later]
         if decay is None:
             decay = self.regime.weight_decays[later]
-        if tuning_rate is not None:
-            return Phase(name, epochs, tuning_rate, decay, "tuning_rate")
-        return Phase(name, epochs, self.regime.learning_rates[later], decay)
+        return Phase(name, epochs, rate, decay)
 
     def tune(self, share: float, rate: float) -> None:
         """Learn from exemplars alone (balanced fine-tuning), with the parts that learn.
@@ -434,6 +435,12 @@ class IterativeModule(TaskModule):
         squares = [images.image(row).square(*shape) for row in rows.tolist()]
         pixels = torch.from_numpy(np.stack(squares))
         return pixels.permute(0, 3, 1, 2)
+
+    def labels_of(self, rows: np.ndarray) -> Tensor:
+        """Return (n,) int64 labels of the training images at positions (n,)."""
+        source = self.data.source
+        labels_of_classes = pd.Index(self.class_names).get_indexer(source.class_names)
+        return torch.from_numpy(labels_of_classes[source.train.labels[rows]])
 
     @contextmanager
     def seeded(self, *purpose: int) -> Iterator[None]:
@@ -648,9 +655,12 @@ class IterativeModule(TaskModule):
         """
         assert self.descent is not None
         phase = self.descent.phase
+        option = "learning_rate"
+        if phase.name == "tune":
+            option = "tuning_rate"
         return CifnetError(
             f"{quantity} in task {len(self.learned_tasks)}: the learning rate"
-            f" {phase.learning_rate:g} is too high, set a lower --model.{phase.rate_option}"
+            f" {phase.learning_rate:g} is too high, set a lower --model.{option}"
         )
 
     def check_parameters(self) -> None:
