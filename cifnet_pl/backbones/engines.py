@@ -415,8 +415,8 @@ class Runtime:
 
     def __init__(self, graph: bytes):
         self._graph = graph
-        self._sessions: dict[int, Any] = {}
-        self._lock = threading.Lock()
+        # Each session holds the weights: one of one thread, and one of the current number.
+        self._session = lru_cache(maxsize=2)(self._new_session)
         self._has_failed = False
         self._session(1)
 
@@ -426,28 +426,21 @@ class Runtime:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a pickled network prepares its runtime again
 
-    def _session(self, threads: int) -> Any:
-        """Return the session in which ``threads`` embed the same images.
+    def _new_session(self, threads: int) -> Any:
+        """Return a session in which ``threads`` embed the same images.
 
         Its threads stop waiting for work as soon as a call returns, because other processes may be
-        decoding images on the same cores. Each session holds the weights, so there are at most two:
-        of one thread, and of the current number of threads.
+        decoding images on the same cores.
         """
-        with self._lock:
-            if threads in self._sessions:
-                return self._sessions[threads]
-            first = self._sessions.get(1)
-            onnxruntime = import_onnxruntime()
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = threads
-            options.inter_op_num_threads = 1
-            options.add_session_config_entry("session.force_spinning_stop", "1")
-            options.log_severity_level = 3  # errors only
-            session = onnxruntime.InferenceSession(
-                self._graph, options, providers=["CPUExecutionProvider"]
-            )
-            self._sessions = {1: first, threads: session}
-            return session
+        onnxruntime = import_onnxruntime()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.log_severity_level = 3  # errors only
+        return onnxruntime.InferenceSession(
+            self._graph, options, providers=["CPUExecutionProvider"]
+        )
 
     def __call__(self, images: Tensor) -> Tensor | None:
         """Embed images.

@@ -510,15 +510,16 @@ class IterativeModule(TaskModule):
         seed = [self.seed, task]
         exemplars = len(self.exemplars)
         self.steps = self._planned(rows, exemplars, self.phases(), task, seed)
-        if self.position is not None and self.position["steps"] != len(self.steps):
-            raise CheckpointError(
-                f"the checkpoint was written inside a task with {self.position['steps']} steps,"
-                f" this run has {len(self.steps)}: use the same --data.batch_size, number of"
-                " processes and images, or start a new experiment"
-            )
         steps_taken = 0
         if self.position is not None:
             steps_taken = self.position["step"]
+            before = self.position["steps"]
+            if before != len(self.steps):
+                raise CheckpointError(
+                    f"the checkpoint was written inside a task with {before} steps, this run has"
+                    f" {len(self.steps)}: use the same --data.batch_size, number of processes and"
+                    " images, or start a new experiment"
+                )
         passes = [step.rows for step in self.steps[steps_taken:]]
         if self.capacity:
             passes.append(rows)
@@ -820,10 +821,6 @@ class IterativeModule(TaskModule):
             self.before = {}
             self.position = None
 
-    def _copied_state(self) -> dict[str, Tensor]:
-        """Return copies of all weights, as the optimizer changes them in place."""
-        return {name: value.clone() for name, value in self.state_dict().items()}
-
     def _current_position(self) -> dict[str, Any]:
         """Return the state from which training resumes after the present step."""
         descent = None
@@ -831,7 +828,8 @@ class IterativeModule(TaskModule):
             descent = self.descent.state_dict()
         return {
             "step": self.steps_done,
-            "weights": self._copied_state(),
+            # Copies, as the optimizer changes them in place.
+            "weights": copy.deepcopy(self.state_dict()),
             "descent": descent,
             "counts": self.image_counts.clone(),
             "steps": len(self.steps),
