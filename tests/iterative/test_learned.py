@@ -65,7 +65,8 @@ def test_every_command_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["export", "--model", run_folder, "--output", bundle]) == 0
     known = "learned:plain:random:resnet32_cifar"
     assert_ends(main(["info", "--model", bundle]), 0, known, capsys)
-    of_bundle = ["--model", bundle, *images, "--output"]
+    by_torch = ["--engine", "torch"]
+    of_bundle = ["--model", bundle, *by_torch, *images, "--output"]
     assert main(["classify", *of_bundle, table + ".csv"]) == 0
     assert len(Path(table + ".csv").read_text().splitlines()) > 10
     assert main(["extend", *of_bundle, more]) == 0

@@ -90,7 +90,7 @@ class TestLearning:
 
     def test_first_task_of_one_class(self, method, tmp_path):
         sizes = {"classes_per_task": [1, 2], "max_tasks": 2}
-        _, record = run(method, tmp_path, given=sizes, epochs=3, learning_rate=0.05)
+        _, record = run(method, tmp_path, given=sizes, epochs=2, learning_rate=0.05)
         assert record.matrix[0][0] == 100
         assert record.trajectory[-1] > 30
 
