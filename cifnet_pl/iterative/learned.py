@@ -98,24 +98,21 @@ def _linear_model(
     module: Any, backbone: Backbone, linear: nn.Linear, exemplars: BufferSamples
 ) -> Classifier:
     """Return a model that predicts by a linear classifier."""
-    source = module.data.source
     names = module.class_names
-    learned = module.learned_tasks
-    sizes = [len(task) for task in learned]
-    parts = [module.data.task(k, learned).rows for k in range(len(learned))]
+    tasks = module.learned_tasks
+    sizes = [len(task) for task in tasks]
+    parts = [module.data.task(number, tasks).rows for number in range(len(tasks))]
     rows = np.concatenate(parts)
-    label_of = {name: label for label, name in enumerate(names)}
-    learner_labels = np.array([label_of.get(name, -1) for name in source.class_names])
-    labels = learner_labels[source.train.labels[rows]]
+    labels = module.labels_of(rows)
     hashes = ImageHashes()
-    hashes.add(labels, source.train.hashes(rows))
+    hashes.add(labels.numpy(), module.data.source.train.hashes(rows))
     head = SGDHead(linear.in_features)
     weights = torch.cat([linear.bias[None], linear.weight.T])
     state = {
         **head.state_dict(),
         "labels": torch.arange(len(names)),
         "task_of": torch.repeat_interleave(torch.tensor(sizes)),
-        "counts": torch.from_numpy(np.bincount(labels)),
+        "counts": labels.bincount(),
         "weights": weights.detach().cpu().to(head.dtype),
     }
     head.load_state_dict(state)
