@@ -12,7 +12,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.serving.answering import ServiceOptions
 from cifnet_pl.serving.gate import Access, allowed_hosts
-from cifnet_pl.serving.serve import show_address
+from cifnet_pl.cli.serve import show_address
 from cifnet_pl.utilities.errors import UsageError
 from tests.serving.browsing import (
     CONTRAST,
