@@ -31,10 +31,10 @@ from cifnet_pl.images.files import find_images
 from cifnet_pl.images.image import UnreadableImage, content_hash
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import classes_of_hashes
-from cifnet_pl.serving.served import JOURNAL, SERVED_VERSION, bundle_of_version
 from cifnet_pl.model.store import load_bundle
 from cifnet_pl.serving.gate import ApiObject, Upload, file_name, folder_of
 from cifnet_pl.serving.messages import RequestError
+from cifnet_pl.serving.served import JOURNAL, SERVED_VERSION, bundle_of_version
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,

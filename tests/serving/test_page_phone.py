@@ -163,7 +163,7 @@ def test_two_people_at_once(browser, server):
         assert page.evaluate("document.activeElement.id") == "lesson"
         undo.click()
         said = other.locator("#message-text")
-        expect(said).to_contain_text("version 3 is not undone: version 4 came after it")
+        expect(said).to_contain_text("version 3 is served no longer: version 4 came after")
         other.get_by_role("tab", name="Versions").click()
         other.get_by_role("button", name="Delete all kept photos").click()
         expect(other.locator("#sure")).to_be_visible()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import date
 
 import httpx
@@ -11,8 +12,8 @@ import pytest
 from cifnet_pl.__main__ import main
 from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.serving.answering import ServiceOptions
-from cifnet_pl.serving.gate import Access, allowed_hosts
-from cifnet_pl.cli.serve import show_address
+from cifnet_pl.serving.gate import Access
+from cifnet_pl.cli.serve import access_of, show_address
 from cifnet_pl.utilities.errors import UsageError
 from tests.serving.browsing import (
     CONTRAST,
@@ -111,9 +112,13 @@ def test_the_page_behind_a_folder_of_another_server(browser, tmp_path):
 
 
 def test_a_public_address_is_answered_and_others_are_not(tmp_path):
-    """A proxy may leave the port out of the host: the page's own requests are let in."""
-    hosts = allowed_hosts("https://shop.example:8443/photos/")
-    access = Access(hosts=hosts, address="shop.example:8443")
+    """nginx leaves the port out of the host with ``proxy_set_header Host $host``: the page's own
+    requests are let in.
+    """
+    access = access_of(
+        "t" * 20, "127.0.0.1", "https://shop.example:8443/photos/"
+    )
+    access = replace(access, token=None)
     with client(tmp_path / "w", access) as http:
         for host, status in (("shop.example", 200), ("evil.example", 421)):
             assert http.get("/classes", headers={"host": host}).status_code == status
@@ -125,8 +130,8 @@ def test_a_public_address_is_answered_and_others_are_not(tmp_path):
 
 @pytest.mark.parametrize("address", ["shop.example", "ftp://shop.example", "https://"])
 def test_an_address_that_is_none_is_refused(address):
-    with pytest.raises(UsageError, match="address"):
-        allowed_hosts(address)
+    with pytest.raises(UsageError, match="--address is"):
+        access_of("t" * 20, "localhost", address)
 
 
 @pytest.mark.system
