@@ -286,8 +286,8 @@ def test_typed_names_are_kept_until_they_are_learned_or_taken_back(tmp_path):
     ],
 )
 def test_images_that_wait_follow_the_name_of_their_class(http, path, content, after):
-    """They make no second class of the old name with the next update; undo and redo take their names
-    back and away, a name that was typed meanwhile stays.
+    """They make no second class of the old name with the next update; undo and redo take their
+    names back and away, a name that was typed meanwhile stays.
     """
     teach(http, images("blue", 3), "blue")
     teach(http, images("pink", 3), "pink")
