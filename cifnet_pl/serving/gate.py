@@ -353,33 +353,19 @@ def checked_names(
     stored = {name: tidy(name) for name in names}
     distinct = list(dict.fromkeys(stored.values()))
     class_names(distinct, "the request", UsageError)
-    if not anyway:
-        check_similar(distinct, known)
-    return stored
-
-
-def check_similar(names: Sequence[str], known: Sequence[str]) -> None:
-    """Ask back where names may be typing mistakes of known ones, or of each other.
-
-    Args:
-        names: each once.
-        known: names that exist already.
-
-    Raises:
-        RequestError: some may be; the change is made where it is asked for anyway.
-    """
     meant: dict[str, str] = {}
     for other in known:
         meant.setdefault(bare(other), other)
     instead = {}
-    for name in names:
+    for name in distinct:
         other = meant.setdefault(bare(name), name)
         if other != name and name not in known:
             instead[name] = other
-    if instead:
+    if instead and not anyway:
         pairs = [f"'{name}' and '{other}'" for name, other in instead.items()]
         differ = "differ by capitals, spaces or Unicode form only"
         raise RequestError(409, f"{'; '.join(pairs)} {differ}", instead, anyway=True)
+    return stored
 
 
 def folder_of(path: str) -> str | None:

@@ -325,7 +325,7 @@ class Inbox:
         for image in waiting:
             if image.name is not None:
                 names[image.file] = image.name
-            elif len(image.folders) == 1:
+            elif image.folder is not None:
                 in_folders += 1
         return InboxView(
             version=served.version,
@@ -338,16 +338,16 @@ class Inbox:
         )
 
     def _predictions(self, names: Sequence[str]) -> dict[str, ScoredImage]:
-        """Return the results of the served version for those images that are embedded."""
+        """Return the results of the served version; those of the named images are there, once they
+        are embedded.
+        """
         served = self.answering.served
         before = served.predicted
-        predicted = {name: before[name] for name in names if name in before}
         new = [name for name in names if name in self.known and name not in before]
         if new:
             z = torch.stack([self.known[name] for name in new])
-            predicted.update(zip(new, served.scored(z), strict=True))
-        served.predicted = predicted
-        return predicted
+            served.predicted.update(zip(new, served.scored(z), strict=True))
+        return served.predicted
 
     def answer(self, scored: ScoredImage, file: str, top: int) -> ImageAnswer:
         """Return the prediction for an image, with the most similar kept image of its first class.
@@ -372,18 +372,14 @@ class Inbox:
 
     def _shown(self, image: WaitingImage, scored: ScoredImage | None) -> InboxImage:
         """Return an image that waits, with its prediction if there is one."""
-        folders = image.folders
-        folder = None
-        if len(folders) == 1:
-            folder = folders[0]
         answer = ImageAnswer(file=printable(image.path))
         if scored is not None:
             answer = self.answer(scored, image.path, SHOWN_NAMES)
         return InboxImage(
             **dict(answer),
             image=image.file,
-            folder=folder,
-            folders=folders,
+            folder=image.folder,
+            folders=image.folders,
             name=image.name,
             seen=scored is not None,
         )

@@ -70,6 +70,10 @@ WAITING_ROWS = """
 """
 """Images that may wait, with the paths that they were sent with, one a line."""
 
+INSERT_VERSION = (
+    "INSERT INTO version (number, change, counts, at, parent)"
+    f" VALUES (?, ?, ?, ?, ({SERVED_VERSION}))"
+)
 NAMES_WITH_VERSIONS = """
     BEGIN;
     ALTER TABLE inbox ADD COLUMN named INTEGER;
@@ -159,6 +163,13 @@ class WaitingImage(NamedTuple):
     path: str
     folders: list[str]
     name: str | None
+
+    @property
+    def folder(self) -> str | None:
+        """Name of the folder that it was sent in; None for none or several."""
+        if len(self.folders) == 1:
+            return self.folders[0]
+        return None
 
 
 class LineStep(NamedTuple):
@@ -284,6 +295,7 @@ class Workspace:
                 path, isolation_level=None, check_same_thread=False
             )
             stack.callback(self._database.close)
+            self._database.row_factory = sqlite3.Row
             # A transaction ends when the truncated rollback journal is on the disk.
             self._database.executescript(
                 "PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL"
@@ -465,22 +477,15 @@ class Workspace:
             CifnetError: the disk is full or not writable; nothing was changed.
         """
         number = max(self.versions, default=0) + 1
-        if number > 1:
-            parent = self.current
-        else:
-            parent = None
         bundle = bundle_of_version(self.folder, number)
         with new_folder(bundle) as temporary:
             if model.class_names:
                 model.save(temporary)
         content = json.dumps(dict(change))
-        row = (number, content, parent, json.dumps(model.counts), _now())
+        row = (number, content, json.dumps(model.counts), _now())
         try:
             with self._transaction() as database:
-                database.execute(
-                    "INSERT INTO version (number, change, parent, counts, at) VALUES (?,?,?,?,?)",
-                    row,
-                )
+                database.execute(INSERT_VERSION, row)
                 self._serve(change.action, number)
         except BaseException:
             shutil.rmtree(bundle, ignore_errors=True)
@@ -794,9 +799,8 @@ class Workspace:
 
     def days(self) -> list[Day]:
         """Return the counts of all days, oldest first."""
-        names = list(Day.model_fields)
-        rows = self._rows(f"SELECT {', '.join(names)} FROM day ORDER BY date")
-        return [Day(**dict(zip(names, row, strict=True))) for row in rows]
+        rows = self._rows("SELECT * FROM day ORDER BY date")
+        return [Day(**dict(row)) for row in rows]
 
     @contextmanager
     def _room(self) -> Iterator[None]:
