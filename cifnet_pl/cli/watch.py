@@ -142,8 +142,8 @@ def model_source(
     model: str | None, workspace: str | None, trust: bool
 ) -> Callable[[], Classifier]:
     """Return a function that gives the model to classify with: one model, or a workspace's."""
-    from cifnet_pl.model.served import FollowedModel
     from cifnet_pl.model.store import load
+    from cifnet_pl.serving.served import FollowedModel
 
     if model is not None and workspace is None:
         loaded = load(model, trust=trust)
