@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -66,6 +66,13 @@ class OneSentence(ArgumentParser):
         if not self.exit_on_error:
             super().error(message, ex)
         raise UsageError(sentence(message, self._option_string_actions)) from ex
+
+    def instantiate_classes(self, *given: Any, **options: Any) -> Any:
+        """Make the objects; what refuses its values is an error of this package."""
+        try:
+            return super().instantiate_classes(*given, **options)
+        except (ValueError, TypeError) as error:
+            raise own_error(error) from None
 
 
 def sentence(message: str, options: Collection[str] = ()) -> str:
@@ -141,24 +148,19 @@ def arguments_of(class_path: str) -> frozenset[str] | None:
     return None
 
 
-@contextmanager
-def own_errors() -> Iterator[None]:
-    """Within the block, raise the package's own error where jsonargparse wrapped it.
+def own_error(error: Exception) -> Exception:
+    """Return the package's own error that jsonargparse wrapped, or the error itself.
 
     An object that is made of wrong values is an error of usage, too.
     """
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        cause: BaseException = error
-        while inner := cause.__cause__ or cause.__context__:
-            cause = inner
-            if isinstance(cause, CifnetError):
-                raise cause from None
-        if "does not validate" in str(error).lower():
-            made = f"the model cannot be made: {failure(cause)}"
-            raise UsageError(made) from None
-        raise
+    cause: BaseException = error
+    while inner := cause.__cause__ or cause.__context__:
+        cause = inner
+        if isinstance(cause, CifnetError):
+            return cause
+    if "does not validate" in str(error).lower():
+        return UsageError(f"the model cannot be made: {failure(cause)}")
+    return error
 
 
 # ---------------------------------------------------------------------- arguments of a run

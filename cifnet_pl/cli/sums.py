@@ -14,7 +14,6 @@ from cifnet_pl.cli.parsing import (
     OneSentence,
     chooses_method,
     options_in,
-    own_errors,
     plain,
     with_clean_heads,
 )
@@ -323,8 +322,7 @@ def learner_of(folder: Path, words: tuple[str, ...]) -> ShardLearner:
     from cifnet_pl.model.partial_sums import ShardLearner, check_mergeable
 
     config = configured(words)
-    with own_errors():
-        built: Any = config.parser.instantiate_classes(config)
+    built: Any = config.parser.instantiate_classes(config)
     module = built.model
     data = config.data
     size = data.image_size or 0

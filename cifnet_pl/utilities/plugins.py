@@ -21,7 +21,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import one_line, printable
 
 OWN = "cifnet_pl"
@@ -79,25 +79,6 @@ def code_hash(name: str) -> str | None:
         content = Path(file).read_bytes()
         return hashlib.sha256(content).hexdigest()
     return None
-
-
-@contextmanager
-def naming(part: str) -> Iterator[None]:
-    """Within the block, say which part from outside fails.
-
-    Args:
-        part: what the error calls it.
-
-    Raises:
-        UsageError: there is another error than those of this package.
-    """
-    try:
-        yield
-    except CifnetError:
-        raise
-    except Exception as error:  # the code of others may fail in any way
-        reason = failure(error)
-        raise UsageError(f"{part} fails: {reason}") from error
 
 
 def failure(error: BaseException) -> str:
