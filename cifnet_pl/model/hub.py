@@ -98,7 +98,8 @@ def push(
 
     Raises:
         UsageError: the package is missing, or the repository holds something already.
-        CheckpointError: a class name that could not be read back; no right to write, or no network.
+        DataError: a class name that could not be read back.
+        CheckpointError: no right to write, or no network.
     """
     hub = optional("huggingface_hub", name, "hf").HfApi()
     repository = name.removeprefix(SCHEME)

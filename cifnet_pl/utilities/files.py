@@ -27,7 +27,7 @@ from uuid import uuid4
 import yaml
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 
 log = logging.getLogger(__name__)
 
@@ -78,29 +78,30 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             Where only the folder cannot be flushed, the sentence says that the file is written.
     """
     temporary = _temporary(path)
-    is_writing = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _swept(path.parent)
         with temporary.open("xb") as file:
-            is_writing = True
             write(file)
-            is_writing = False
             file.flush()
             os.fsync(file.fileno())
         _rename(temporary, path)
     except (OSError, RuntimeError) as error:
         refusal = _of_the_system(error)
-        of_another_file = is_writing and refusal and refusal.filename is not None
-        if refusal is None or of_another_file:
+        if refusal is None:
             raise
-        raise CifnetError(
-            f"cannot write {path}: {refusal.strerror or refusal}; nothing was changed"
-        ) from error
+        raise _not_written(path, refusal) from error
     finally:
         with suppress(OSError):  # it has its name, or was never made
             temporary.unlink()
     sync_folder_of(path)
+
+
+def _not_written(path: Path, error: OSError) -> CifnetError:
+    """Return the error of a file or folder that the system refuses to write."""
+    return CifnetError(
+        f"cannot write {path}: {error.strerror or error}; nothing was changed"
+    )
 
 
 def _temporary(path: Path) -> Path:
@@ -231,8 +232,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, atomically; undecodable file names keep their bytes."""
-    content = text.encode("utf-8", "surrogateescape")
-    write_atomic(path, lambda file: file.write(content))
+    write_bytes(path, text.encode("utf-8", "surrogateescape"))
 
 
 def rendered(template: Path, **values: Any) -> str:
@@ -264,12 +264,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise UsageError(f"file {path} does not exist")
-    try:
+    wrong = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
+    with explained(UsageError, f"file {path} is not YAML", *wrong):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(
-            f"file {path} is not YAML: {' '.join(str(error).split())}"
-        ) from error
     if not isinstance(content, dict | None):
         raise UsageError(f"file {path} holds no sections (name: …)")
     return content or {}
@@ -335,14 +332,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            inner = flatten(value, f"{prefix}{key}.")
-            flat.update(inner)
+        name = f"{prefix}{key}"
+        if not isinstance(value, Mapping):
+            flat[name] = value
+        elif value:
+            flat |= flatten(value, f"{name}.")
         else:
-            if isinstance(value, Mapping):
-                flat[f"{prefix}{key}"] = None
-            else:
-                flat[f"{prefix}{key}"] = value
+            flat[name] = None
     return flat
 
 
@@ -428,9 +424,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             target.rmdir()
         _rename(temporary, target)
     except OSError as error:
-        raise CifnetError(
-            f"cannot write {target}: {error.strerror or error}; nothing was changed"
-        ) from error
+        raise _not_written(target, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     sync_folder_of(target)
@@ -465,9 +459,7 @@ def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
             f"another process is writing {output}: wait for it, or choose another output"
         ) from None
     except OSError as error:
-        raise CifnetError(
-            f"cannot write {output}: {error.strerror or error}; nothing was changed"
-        ) from error
+        raise _not_written(output, error) from error
     try:
         yield
     finally:

@@ -12,7 +12,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from cifnet_pl.utilities.errors import CifnetError, DataError
+from cifnet_pl.utilities.text import shown
 
 Split = Literal["train", "val", "test"]
 
@@ -139,6 +142,38 @@ def class_name_problem(name: object) -> str | None:
         if part in ("", ".", ".."):
             return "is a path"
     return None
+
+
+def class_names(
+    names: Sequence[Any], where: str, error: type[CifnetError] = DataError
+) -> list[str]:
+    """Check class names from outside: unique, and safe to show and to use in a path.
+
+    Args:
+        names: the names, or what stands in their place.
+        where: what an error calls the file or folder that has them.
+        error: class of the error.
+
+    Returns:
+        The names as they are stored and compared.
+
+    Raises:
+        DataError, or ``error``: no name, one that occurs twice, or one that cannot be that of a
+            class.
+    """
+    if not names:
+        raise error(f"{where} names no class")
+    for name in names:
+        problem = class_name_problem(name)
+        if problem is not None:
+            raise error(
+                f"{where}: class name {shown(name)} {problem}: rename the class"
+            )
+    stored = [class_name(name) for name in names]
+    name, times = Counter(stored).most_common(1)[0]
+    if times > 1:
+        raise error(f"{where} has class {shown(name)} twice: rename the class")
+    return stored
 
 
 def folder_names(classes: Iterable[str]) -> dict[str, str]:

@@ -89,13 +89,9 @@ def failure(error: BaseException) -> str:
         text = f"{type(error).__name__}: {one_line(error)}"
     libraries = (str(Path(__file__).parents[1]), "site-packages", "dist-packages")
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = []
-    for frame in frames:
+    for frame in reversed(frames):
         if not any(place in frame.filename for place in libraries):
-            theirs.append(frame)
-    if theirs:
-        last = theirs[-1]
-        return f"{text} ({Path(last.filename).name}, line {last.lineno})"
+            return f"{text} ({Path(frame.filename).name}, line {frame.lineno})"
     return text
 
 
@@ -114,15 +110,14 @@ def entry_point(kind: str, name: str) -> str | None:
     Returns:
         Its import, ``module.name``; None if no package offers it.
     """
-    points = entry_points(group=f"{OWN}.{kind}", name=name)
-    names = [point.value.replace(":", ".").split()[0] for point in points]
-    return next(iter(names), None)
+    for point in entry_points(group=f"{OWN}.{kind}", name=name):
+        return f"{point.module}.{point.attr}"
+    return None
 
 
 def offered(kind: str) -> list[str]:
     """Return the names of all entry points of a kind."""
-    points = entry_points(group=f"{OWN}.{kind}")
-    return sorted({point.name for point in points})
+    return sorted(entry_points(group=f"{OWN}.{kind}").names)
 
 
 def import_part(kind: str, name: str) -> bool:
@@ -135,9 +130,7 @@ def import_part(kind: str, name: str) -> bool:
     Raises:
         UsageError: it cannot be imported.
     """
-    factory: str | None = name
-    if "." not in name:
-        factory = entry_point(kind, name)
+    factory = name if "." in name else entry_point(kind, name)
     if factory is not None:
         import_object(factory)
     return factory is not None

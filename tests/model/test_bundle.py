@@ -12,7 +12,11 @@ import torch
 import cifnet_pl
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import load_bundle
-from cifnet_pl.utilities.errors import AlreadyThere, CheckpointError, UsageError
+from cifnet_pl.utilities.errors import (
+    AlreadyThere,
+    CheckpointError,
+    UsageError,
+)
 from tests.models import MAKERS, WIDTH, learn_task, learned
 
 
