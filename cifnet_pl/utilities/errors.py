@@ -229,7 +229,8 @@ def check_that(fits: bool, option: str, value: object, expected: str) -> None:
         UsageError: ``OPTION is VALUE, expected …``, unless it ``fits``.
     """
     if not fits:
-        raise UsageError(f"{option} is {value}, expected {expected}")
+        given = f"{value:g}" if isinstance(value, float) else value
+        raise UsageError(f"{option} is {given}, expected {expected}")
 
 
 def check_embeddings(

@@ -255,7 +255,7 @@ def locked_run(place: RunChoice) -> Iterator[Path]:
                 above.rmdir()
 
 
-def existing(checkpoint: str) -> Path:
+def existing(checkpoint: Path | str) -> Path:
     """Return the path of a checkpoint that was named.
 
     Raises:
