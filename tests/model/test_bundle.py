@@ -15,6 +15,7 @@ from cifnet_pl.model.store import load_bundle
 from cifnet_pl.utilities.errors import (
     AlreadyThere,
     CheckpointError,
+    DataError,
     UsageError,
 )
 from tests.models import MAKERS, WIDTH, learn_task, learned
