@@ -78,17 +78,21 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             Where only the folder cannot be flushed, the sentence says that the file is written.
     """
     temporary = _temporary(path)
+    is_writing = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _swept(path.parent)
         with temporary.open("xb") as file:
+            is_writing = True
             write(file)
+            is_writing = False
             file.flush()
             os.fsync(file.fileno())
         _rename(temporary, path)
     except (OSError, RuntimeError) as error:
         refusal = _of_the_system(error)
-        if refusal is None:
+        of_another_file = is_writing and refusal and refusal.filename is not None
+        if refusal is None or of_another_file:
             raise
         raise _not_written(path, refusal) from error
     finally:
