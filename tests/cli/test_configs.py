@@ -222,7 +222,7 @@ def test_an_evaluation_has_the_same_default(tmp_path, capsys):
 
 def test_options_of_the_papers_head_alone_choose_it():
     only = set(signature(CIFNetHead).parameters) - set(signature(RidgeHead).parameters)
-    assert {f"--model.head.{name}" for name in only} <= set(METHOD_OPTIONS)
+    assert {f"model.head.{name}" for name in only} <= set(METHOD_OPTIONS)
 
 
 @pytest.mark.parametrize(
