@@ -316,7 +316,7 @@ def test_the_screen_of_a_run(tmp_path, capsys):
     lines = capsys.readouterr()
     assert lines.err == ""
     shown = lines.out.splitlines()
-    assert shown[0] == "4 classes in 2 tasks on cpu"
+    assert shown[0] == "4 classes in 2 tasks on cpu, 192 features"
     header = [cell.strip() for cell in shown[2].strip("┃").split("┃")]
     assert header == [
         "task",
