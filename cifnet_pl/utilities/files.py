@@ -43,6 +43,9 @@ DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of file systems that have no ``flock``, such as some of NFS and Lustre."""
 
+MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
+"""A short name of this machine for names of files."""
+
 RENAME_WAITS = (0.0, 0.1, 0.4, 1.0)
 """Seconds before each attempt to rename a file over one that another program reads."""
 
@@ -111,7 +114,7 @@ def _not_written(path: Path, error: OSError) -> CifnetError:
 def _temporary(path: Path) -> Path:
     """Return a name beside ``path`` that no other process takes; it tells who made it."""
     unique = uuid4().hex[:8]
-    return hidden_beside(path, f"{_machine()}-{os.getpid()}-{unique}.tmp")
+    return hidden_beside(path, f"{MACHINE}-{os.getpid()}-{unique}.tmp")
 
 
 def hidden_beside(path: Path, ending: str) -> Path:
@@ -143,12 +146,6 @@ def _rename(temporary: Path, path: Path) -> None:
     ) from refusal
 
 
-@cache
-def _machine() -> str:
-    """Return a short name of this machine for names of files."""
-    return f"{zlib.crc32(platform.node().encode()):08x}"
-
-
 def remove_leftovers(folder: Path, ending: str = "") -> None:
     """Remove what killed processes left in a folder: temporary files, and locks that none holds.
 
@@ -160,7 +157,7 @@ def remove_leftovers(folder: Path, ending: str = "") -> None:
             none.
     """
     for path in folder.glob(".*.tmp"):
-        maker = re.search(rf"\.{_machine()}-(\d+)-[0-9a-f]{{8}}\.tmp$", path.name)
+        maker = re.search(rf"\.{MACHINE}-(\d+)-[0-9a-f]{{8}}\.tmp$", path.name)
         if maker and not _is_running(int(maker[1])):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
