@@ -315,11 +315,10 @@ def learner_of(folder: Path, words: tuple[str, ...]) -> ShardLearner:
         UsageError: options that do not fit.
         DataError: data that is missing.
     """
-    import torch
-
     from cifnet_pl.data.datamodule import usual_batch_size
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.model.partial_sums import ShardLearner, check_mergeable
+    from cifnet_pl.utilities.growing_tensors import chosen_device
 
     config = configured(words)
     built: Any = config.parser.instantiate_classes(config)
@@ -334,14 +333,12 @@ def learner_of(folder: Path, words: tuple[str, ...]) -> ShardLearner:
         image_size=size,
     )
     check_mergeable(model)
-    device = "cpu"
-    if torch.cuda.is_available():
-        device = "cuda"
+    device = chosen_device(None)
     return ShardLearner(
         set_of(config),
         planned(folder, words),
         model.to(device),
-        data.batch_size or usual_batch_size(device, model.image_size),
+        data.batch_size or usual_batch_size(device.type, model.image_size),
         data.num_workers or 0,
         data.on_corrupt == "skip",
     )

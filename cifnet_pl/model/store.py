@@ -25,6 +25,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.hub import fetch, is_hub_name
 from cifnet_pl.utilities.errors import CheckpointError, explained
 from cifnet_pl.utilities.files import expanded, refuse_pointer
+from cifnet_pl.utilities.growing_tensors import chosen_device
 from cifnet_pl.utilities.run_folders import CHECKPOINT, COMPLETE, existing, versions
 from cifnet_pl.utilities.text import printable, shown
 
@@ -56,16 +57,12 @@ def load(
             version.
         CifnetError: its backbone cannot be built on this machine.
     """
-    if device is None:
-        device = "cpu"
-        if torch.cuda.is_available():
-            device = "cuda"
     if is_hub_name(str(path)):
         location = fetch(str(path), download)
     else:
         location = expanded(path)
     model = assemble(read_model(location), download, engine, trust)
-    return model.to(device)
+    return model.to(chosen_device(device))
 
 
 def read_model(location: Path) -> StoredModel:
