@@ -23,6 +23,7 @@ from cifnet_pl.utilities.errors import (
 )
 from cifnet_pl.utilities.files import RECOMMENDED, config_files, flatten, read_yaml
 from cifnet_pl.utilities.plugins import (
+    OWN,
     failure,
     import_object,
     import_part,
@@ -302,8 +303,9 @@ def _named_head(settings: Mapping[str, Any]) -> str:
     Raises:
         UsageError: a head without a module that is not known.
     """
-    method = str(settings.get("model") or "")
-    if not Path(method).is_file():
+    method = str(settings.get("model") or OWN)
+    is_own = method.partition(".")[0] == OWN
+    if not is_own and not Path(method).is_file():
         import_part("methods", method)
     own = r"cifnet_pl\.heads\.(\w+\.)?"
     head = re.sub(own, "", str(settings.get("model.head") or ""))
