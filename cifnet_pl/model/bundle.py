@@ -150,13 +150,9 @@ def parse(kind: type[T], content: Any, where: str) -> T:
     Raises:
         CheckpointError: an entry is missing, of another type, or not known.
     """
-    try:
+    wrong = f"{where} is damaged or not a model"
+    with explained(CheckpointError, wrong, ValidationError, reason=first_mistake):
         return kind.model_validate(content)
-    except ValidationError as error:
-        mistake = first_mistake(error.errors())
-        raise CheckpointError(
-            f"{where} is damaged or not a model: {mistake}"
-        ) from error
 
 
 def check_format(number: Any, where: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -142,13 +142,13 @@ def prefixed(start: str, kind: type[CifnetError] | None = None) -> Iterator[None
         raise
 
 
-def first_mistake(errors: Sequence[Any]) -> str:
+def first_mistake(error: Any) -> str:
     """Return what is wrong with a record: the place, its value, and pydantic's sentence.
 
     Args:
-        errors: those of pydantic's ``ValidationError``, at least one.
+        error: pydantic's ``ValidationError``, or FastAPI's of a request.
     """
-    first = errors[0]
+    first = error.errors()[0]
     place = ".".join(map(str, first["loc"])) or "content"
     return f"{printable(place[:100])} is {shown(first['input'])}: {first['msg']}"
 
