@@ -64,9 +64,18 @@ class NonFiniteError(CifnetError):
 
 
 REFUSALS = (
-    *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
-    *(errno.EMFILE, errno.ENFILE),
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.ENFILE,
 )
 """Errors of the system that are no fault of the package, whatever it was doing."""
 
@@ -82,11 +91,10 @@ def refusal(error: OSError) -> str | None:
         return None
     if error.filename is None:
         return f"cannot write a file: {error.strerror}"
+    sentence = f"cannot use {printable(str(error.filename))}: {error.strerror}"
     if isinstance(error, PermissionError):
-        end = "; give this account access to it"
-    else:
-        end = ""
-    return f"cannot use {printable(str(error.filename))}: {error.strerror}{end}"
+        sentence += "; give this account access to it"
+    return sentence
 
 
 def no_images(name: str) -> DataError:

@@ -62,13 +62,10 @@ def experiment_folder(
 
 def versions(base: Path) -> list[Path]:
     """Return the folders ``version_N`` in ``base``, oldest first."""
-    numbers = []
-    if base.is_dir():
-        for entry in base.iterdir():
-            number = re.fullmatch("version_([0-9]+)", entry.name)
-            if number:
-                numbers.append(int(number[1]))
-    return [base / f"version_{number}" for number in sorted(numbers)]
+    names = [path.name for path in base.glob("version_*")]
+    found = [re.fullmatch("version_([0-9]+)", name) for name in names]
+    numbers = sorted(int(number[1]) for number in found if number)
+    return [base / f"version_{number}" for number in numbers]
 
 
 def images_of_run(model: Path) -> str | None:
