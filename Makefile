@@ -28,11 +28,12 @@ demo: setup
 	$(BIN)/python -m cifnet_pl fit --config configs/quickstart.yaml
 	$(MAKE) demo-extend
 
-# A model that goes on: learn eight digits by the exact head, export, extend by the other two from images, classify.
+# A model that goes on: learn eight digits at once by the exact head, export, extend by the other two from images, classify.
 DEMO := lightning_logs/demo-extend
 demo-extend: setup
 	rm -rf $(DEMO)
-	$(BIN)/python -m cifnet_pl fit --config configs/quickstart.yaml --experiment demo-extend --data.max_tasks 4 \
+	$(BIN)/python -m cifnet_pl fit --config configs/quickstart.yaml --experiment demo-extend \
+		--data.initial_classes 8 --data.max_tasks 1 \
 		--model.head RidgeHead --model.head.ridge gcv
 	$(BIN)/python -m cifnet_pl export --model $(DEMO)/version_0 --output $(DEMO)/eight-digits
 	$(BIN)/python -m cifnet_pl unpack --source digits --output $(DEMO)/images

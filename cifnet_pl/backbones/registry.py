@@ -48,7 +48,7 @@ from cifnet_pl.utilities.errors import (
     unknown_name,
 )
 from cifnet_pl.utilities.names import DEFAULT_BACKBONE
-from cifnet_pl.utilities.plugins import import_object, naming, optional
+from cifnet_pl.utilities.plugins import failure, import_object, optional
 
 Builder = Callable[[str, "str | None", bool], tuple[nn.Module, int, Preprocessing]]
 """Function (rest of the name, architecture, download) → (network, feature width, preprocessing)."""
@@ -478,7 +478,8 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
             images.
     """
     build = import_object(rest)
-    with naming(f"import:{rest}, called without arguments,"):
+    called = f"import:{rest}, called without arguments, fails"
+    with explained(UsageError, called, reason=failure):
         network = build()
     if not isinstance(network, nn.Module):
         raise UsageError(
@@ -494,7 +495,8 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
     ):
         features, preprocessing = _declared_preprocessing(network)
     side = preprocessing.image_size
-    with naming(f"import:{rest}"), torch.inference_mode():
+    fails = f"import:{rest} fails"
+    with explained(UsageError, fails, reason=failure), torch.inference_mode():
         images = torch.zeros(2, 3, side, side)
         z = network.eval()(images)
     if z.shape != (2, features) or not z.isfinite().all():

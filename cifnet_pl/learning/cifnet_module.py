@@ -35,7 +35,7 @@ from cifnet_pl.utilities.errors import (
 )
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import state_of
-from cifnet_pl.utilities.plugins import import_name, names_import, naming
+from cifnet_pl.utilities.plugins import failure, import_name, names_import
 
 BACKBONE_IMAGES = 5000
 """Largest number of images that a learned backbone is fitted to."""
@@ -389,6 +389,6 @@ def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
         )
     part = import_name(type(made))
     if names_import(part):
-        with naming(part):
+        with explained(UsageError, f"{part} fails", reason=failure):
             try_head(made)
     return made

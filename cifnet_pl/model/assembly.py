@@ -15,7 +15,6 @@ from cifnet_pl.model.bundle import (
     BackboneRecord,
     Description,
     StoredModel,
-    class_names,
     parse,
     plugin_imports,
 )
@@ -26,6 +25,7 @@ from cifnet_pl.utilities.errors import (
     prefixed,
     unknown_name,
 )
+from cifnet_pl.utilities.names import class_names
 from cifnet_pl.utilities.plugins import import_object, names_import
 from cifnet_pl.utilities.text import printable
 
@@ -72,7 +72,7 @@ def assemble(
         backbone=backbone,
         head=_empty_head(record.head, where),
         buffer=buffer,
-        class_names=class_names(record.class_names, where),
+        class_names=class_names(record.class_names, where, CheckpointError),
         image_size=record.images.image_size,
         crop_ratio=record.images.crop_ratio,
         held_out=record.images.held_out,

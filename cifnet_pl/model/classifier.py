@@ -28,7 +28,7 @@ from cifnet_pl.images.reader import (
     image_location,
     iterate_images,
 )
-from cifnet_pl.model.bundle import Event, class_names, now, write_bundle
+from cifnet_pl.model.bundle import Event, now, write_bundle
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.export import Export, Graph, HeadGraph, Square, onnx_bytes
 from cifnet_pl.model.task_learner import ModelLearner
@@ -39,7 +39,7 @@ from cifnet_pl.model.unknowns import (
 )
 from cifnet_pl.utilities.errors import UsageError, check_embeddings, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
-from cifnet_pl.utilities.names import class_name
+from cifnet_pl.utilities.names import class_name, class_names
 from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.text import (
     listed,
@@ -320,7 +320,7 @@ class Classifier(ModelLearner):
         Raises:
             UsageError: there is a bundle already and ``overwrite`` is false, or the folder holds
                 other files; the model has an unknown precision.
-            CheckpointError: a class name that could not be read back.
+            DataError: a class name that could not be read back.
             CifnetError: the disk is full or not writable; an old bundle is left as it was.
         """
         class_names(self.class_names, "this model")

@@ -49,10 +49,9 @@ class NewSamples:
             images: of classes that it knows.
             unreadable: images that cannot be decoded are appended.
         """
-        batches = images.embedded(
-            model, "evaluating", unreadable, True, EncodedImage.look
+        embeddings, readable = images.all_embedded(
+            model, "evaluating", unreadable, progress=True, look=EncodedImage.look
         )
-        embeddings, readable = images.joined(model.head.in_features, batches)
         rows = np.flatnonzero(readable)
         hashes, first = np.unique(images.files.hashes(rows), return_index=True)
         learned = np.isin(hashes, model.images.content.cpu().numpy())

@@ -640,7 +640,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     Starlette raises an unexpected one again afterwards, and uvicorn writes it to the log.
     """
     if isinstance(error, RequestValidationError):
-        mistake = first_mistake(error.errors())
+        mistake = first_mistake(error)
         return refused(422, f"the request is wrong: {mistake}")
     # A full disk may be met in reading a request's files, too.
     if isinstance(error, HTTPException) and not has_disk_error(error):

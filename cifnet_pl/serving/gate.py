@@ -24,11 +24,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cifnet_pl.images.files import entry_name, is_hidden
 from cifnet_pl.images.image import FORMATS, EncodedImage, UnreadableImage
-from cifnet_pl.model.bundle import class_names
 from cifnet_pl.serving import LOOPBACK
 from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.names import class_name, split_of
+from cifnet_pl.utilities.names import class_name, class_names, split_of
 from cifnet_pl.utilities.text import shortened
 
 OPEN = frozenset({"/", "/till", "/docs", "/openapi.json", "/health"})
