@@ -7,7 +7,7 @@ INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m 
 STAMP := .venv/.installed
 DEV_STAMP := .venv/.installed-dev
 
-.PHONY: setup setup-dev demo demo-extend test test-system test-scale lint docs soak bench clean
+.PHONY: setup setup-dev demo demo-extend test test-heads test-system test-scale lint docs soak bench clean
 
 setup: $(STAMP)
 
@@ -28,11 +28,12 @@ demo: setup
 	$(BIN)/python -m cifnet_pl fit --config configs/quickstart.yaml
 	$(MAKE) demo-extend
 
-# A model that goes on: learn eight digits by the exact head, export, extend by the other two from images, classify.
+# A model that goes on: learn eight digits at once by the exact head, export, extend by the other two from images, classify.
 DEMO := lightning_logs/demo-extend
 demo-extend: setup
 	rm -rf $(DEMO)
-	$(BIN)/python -m cifnet_pl fit --config configs/quickstart.yaml --experiment demo-extend --data.max_tasks 4 \
+	$(BIN)/python -m cifnet_pl fit --config configs/quickstart.yaml --experiment demo-extend \
+		--data.initial_classes 8 --data.max_tasks 1 \
 		--model.head RidgeHead --model.head.ridge gcv
 	$(BIN)/python -m cifnet_pl export --model $(DEMO)/version_0 --output $(DEMO)/eight-digits
 	$(BIN)/python -m cifnet_pl unpack --source digits --output $(DEMO)/images
@@ -47,6 +48,10 @@ PYTEST := $(BIN)/python -m pytest --dist worksteal --ignore tests/scale --ignore
 # As many workers as cores: each spends fifteen seconds on imports.
 test: setup-dev
 	$(PYTEST) -n 2 -m "not soak and not scale and not system"
+
+# For whoever writes a head: what all heads promise, and the statistics below them.
+test-heads: setup-dev
+	$(PYTEST) -n 2 -m "not system" tests/heads tests/statistics
 
 # Tests that start whole programs or a browser, or export or train whole networks: half the time of all tests is theirs.
 # Three workers on two cores: many wait for a program or a browser.

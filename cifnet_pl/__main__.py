@@ -63,10 +63,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return next(iter(error.args), INTERRUPTED)
     except OSError as error:
         sentence = refusal(error)
+        of_output = None
         if error.filename is None:
             of_output = _error_of_output()
-        else:
-            of_output = None
         if isinstance(of_output, BrokenPipeError):
             return BROKEN_PIPE
         if of_output is not None:
@@ -164,12 +163,9 @@ def _open_closed_streams() -> None:
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
-            os.set_inheritable(number, True)
-            stream = os.fdopen(number, "w" if number else "r", encoding="utf-8")
+            nowhere = os.open(os.devnull, os.O_RDWR)  # its number, the lowest free one
+            os.set_inheritable(nowhere, True)
+            stream = os.fdopen(nowhere, "w" if number else "r", encoding="utf-8")
             setattr(sys, name, stream)
 
 

@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from cifnet_pl.backbones import DEFAULT_BACKBONE, Backbone, build_backbone
-from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
+from cifnet_pl.buffer import CalibrationBuffer, ungrouped
 from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.heads.base import as_tensor
 from cifnet_pl.images.image import content_hash
@@ -121,7 +121,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             name_of.setdefault(label, str(label))
         learned = unique_labels(list(name_of))
         hashes = [content_hash(row.tobytes()) for row in X]
-        samples = BufferSamples(*map(as_tensor, (X, positions, hashes)))
+        samples = ungrouped(*map(as_tensor, (X, positions, hashes)))
         names = [name_of[label] for label in labels.tolist()]
         model.learn_embeddings(names, samples)
         self.model_ = model

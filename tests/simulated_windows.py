@@ -37,6 +37,7 @@ def simulate() -> None:
         delattr(os, name)
     for name in SIGNALS:
         delattr(signal, name)
+    os.supports_dir_fd.clear()  # so that shutil removes folders by their paths
     sys.addaudithook(_refuse)
 
 

@@ -206,9 +206,8 @@ def grouped(counts: dict[int, int], seed: int = 0) -> tuple[Samples, dict[int, i
 
 def commit_groups(buffer: CalibrationBuffer, group_of: dict[int, int]) -> None:
     at_hand = buffer.at_hand()
-    buffer.commit_groups(
-        at_hand, torch.tensor([group_of[key] for key in at_hand.key.tolist()])
-    )
+    groups = torch.tensor([group_of[key] for key in at_hand.key.tolist()])
+    buffer.commit_groups(at_hand._replace(group=groups))
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
@@ -246,7 +245,7 @@ def test_classes_get_equal_places_and_groups_that_are_not_whole_none() -> None:
     at_hand = buffer.at_hand()
     groups = torch.tensor([group_of[key] for key in at_hand.key.tolist()])
     broken = groups % 5 == 0
-    buffer.commit_groups(at_hand, groups.masked_fill(broken, -1))
+    buffer.commit_groups(at_hand._replace(group=groups.masked_fill(broken, -1)))
     assert not torch.isin(buffer.key, at_hand.key[broken]).any()
     stored = sizes(buffer)
     assert stored[6] == int(((at_hand.y == 6) & ~broken).sum())

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.commands import COMMANDS, TRAINER_COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,23 +28,6 @@ def shell_lines() -> list[str]:
 
 LINES = shell_lines()
 COMMAND_LINES = [line for line in LINES if line.startswith("cifnet ")]
-
-
-def test_other_lines_are_known():
-    others = [line for line in LINES if line not in COMMAND_LINES]
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for line in others:
-        if line.startswith("make "):
-            assert f"\n{line.split()[1]}:" in makefile
-        else:
-            known = ("git clone URL", "cd ", "source .venv/bin/activate", "DATA=")
-            assert line.startswith((*known, "pip install 'cifnet_pl["))
-
-
-def test_the_commands_exist():
-    words = {line.split()[1] for line in COMMAND_LINES}
-    assert words <= {*COMMANDS, *TRAINER_COMMANDS}
-    assert {"fit", "extend", "classify", "sweep", "report"} <= words
 
 
 @pytest.mark.system

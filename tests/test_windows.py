@@ -31,19 +31,24 @@ for attempt in (
 """
 
 
+def in_simulation(code: str, folder: Path) -> None:
+    """Run code in a process as on Windows, to its good end."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIMULATED + code],
+        env=environment(PYTHONPATH=str(ROOT)),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.system
 def test_the_simulation_refuses(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", SIMULATED + REFUSED],
-        env=environment(PYTHONPATH=str(ROOT)),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    in_simulation(REFUSED, tmp_path)
 
 
 @pytest.mark.system
@@ -77,3 +82,71 @@ def test_a_model_lives_on_windows(tmp_path, monkeypatch):
     assert len(rows(Path("out.csv"))) == len(images)
     assert not list(tmp_path.rglob("*.tmp"))
     assert not list(tmp_path.rglob(".*.held"))
+
+
+SERVED = """
+import os, signal, socket, threading, traceback
+from pathlib import Path
+import httpx
+from cifnet_pl.__main__ import main
+from tests.serving.services import becomes, changed, counts, image, images, model
+from tests.serving.services import teach
+
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+failed = []
+
+def while_served(use):
+    def answer():
+        address = f"http://localhost:{port}"
+        with httpx.Client(base_url=address, timeout=60, trust_env=False) as http:
+            becomes(lambda: reached(http))
+            try:
+                use(http)
+            except BaseException:
+                failed.append(traceback.format_exc())
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=answer).start()
+    words = f"serve --model model --port {port} --images photos --watch camera"
+    try:
+        main(words.split())
+    except SystemExit as end:
+        assert end.code == 130
+    assert not failed, failed
+
+def reached(http):
+    try:
+        return http.get("/summary").status_code == 200
+    except httpx.ConnectError:
+        return False
+
+def first(http):
+    assert becomes(lambda: http.get("/inbox").json()["waiting"]) == 1
+    assert http.post("/classify", files=images("red", 2)).status_code == 200
+    teach(http, images("aux", 6), "aux")
+    changed(http, "/rename", old="green", new="Red?")
+    assert http.post("/undo").status_code == 200
+    assert http.post("/redo").status_code == 200
+    assert http.get("/versions/2/bundle").status_code == 200
+    assert changed(http, "/forget", name="aux")["exact"]
+    changed(http, "/purge")
+
+def again(http):
+    assert counts(http) == {"red": 12, "Red?": 12}
+    teach(http, images("con", 3), "con")
+
+model().save(Path("model"))
+for folder in ("photos/red", "camera"):
+    Path(folder).mkdir(parents=True)
+Path("photos/red/0.png").write_bytes(image("red", 0))
+Path("camera/new.png").write_bytes(image("red", 70))
+while_served(first)
+while_served(again)
+"""
+
+
+@pytest.mark.system
+def test_a_service_lives_on_windows(tmp_path):
+    """It learns, undoes, forgets and deletes, and goes on after Ctrl-C."""
+    in_simulation(SERVED, tmp_path)

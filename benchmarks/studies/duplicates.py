@@ -23,7 +23,7 @@ from benchmarks.studies.images import (
     show,
     show_columns,
 )
-from cifnet_pl.buffer import BufferSamples
+from cifnet_pl.buffer import ungrouped
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.calibration import Calibration
 
@@ -80,7 +80,7 @@ def accuracy(images: Images, ridge: float | str) -> Tensor:
     head.begin_task(list(range(CLASSES)))
     head.observe(images.z, images.y)
     head.solve()
-    samples = BufferSamples(images.z, images.y, torch.arange(len(images.y)))
+    samples = ungrouped(images.z, images.y, torch.arange(len(images.y)))
     Calibration().calibrate_by_all(head, samples)
     right = (head.predict(images.val_z) == images.val_y).double().mean()
     return torch.stack([100 * right, head.ridge_used])

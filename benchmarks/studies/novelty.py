@@ -70,8 +70,8 @@ def drawn(rows: Tensor, seed: int) -> Tensor:
 def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
     """The samples of a buffer, those of one group together."""
     calibration = Calibration()
-    calibration.calibrate_by_all(head, buffer.samples)
-    return calibration.samples(head, buffer.samples)
+    in_groups = calibration.calibrate_by_all(head, buffer.samples)
+    return calibration.samples(head, in_groups)
 
 
 def learned(images: Images, classes: list[int]) -> tuple[RidgeHead, CalibrationBuffer]:
@@ -92,7 +92,8 @@ def novelty_scores(
     rows = head._novelty_features(z)
     sums = head.sums
     for overall in (0.0, 1.0):
-        distances = ClassDistances(sums.gram, sums.class_sums, sums.mass, overall)
+        distances = ClassDistances(sums.gram, sums.class_sums, sums.mass)
+        distances.overall = overall
         yield distances.relative(rows)
     yield head.novelty(z)
     unit = torch.nn.functional.normalize

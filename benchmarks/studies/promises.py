@@ -10,6 +10,9 @@ forgotten exactly and learned again. A model learned from the same images has to
 With ``--capacities 400 1000`` all classes are learned in one task with calibration buffers of these
 capacities instead, by six seeds of buffer and class order, and a line for each has the means.
 
+With ``--first`` the first three tasks of five classes are learned, in the given class order and in
+five others, and a line for each order has the ECE after each task.
+
 A row has the estimated accuracy on new groups with its interval and the true one, the share of
 classes whose interval holds their true accuracy, of those that have one, coverage and mean size of
 prediction sets for 95 %, and the ECE. In parentheses is the ECE that a calibrated model stays below
@@ -49,6 +52,9 @@ WITHIN = 8
 
 SEEDS = 6
 """Seeds of each capacity."""
+
+FIRST_TASKS = 3
+"""Tasks after which ``--first`` measures."""
 
 CHANCE_DRAWS = 1000
 """Draws of which predictions of a calibrated model are right."""
@@ -290,15 +296,41 @@ def by_capacity(name: str, images: Images, capacities: list[int]) -> None:
     print("", *means, "", sep="\n")
 
 
+def after_first_tasks(name: str, images: Images) -> None:
+    """A line for each class order: the ECE after each of the first tasks, and their mean."""
+    given = list(range(images.classes))
+    orders = {"given": given}
+    for seed in range(SEEDS - 1):
+        shuffled = np.random.default_rng(seed).permutation(given)
+        orders[f"seed {seed}"] = shuffled.tolist()
+    means = list[float]()
+    for title, order in orders.items():
+        model = empty(images.z.shape[1])
+        errors = list[float]()
+        for start in range(0, FIRST_TASKS * PER_TASK, PER_TASK):
+            classes = order[start : start + PER_TASK]
+            learn(model, images, torch.arange(len(images.y)), classes)
+            errors.append(measured(model, images, (name, title, "")).ece)
+        means.append(float(np.mean(errors)))
+        values = ", ".join(f"{error:.1f}" for error in errors)
+        print(f"{name}, {title}: ECE {values}, mean {means[-1]:.1f} %", flush=True)
+    print(f"{name}: mean ECE {np.mean(means):.1f} %", flush=True)
+
+
 def main() -> None:
     """A row for each trial, and the counts."""
     trials = list[Trial]()
     parser = pairs_parser(__doc__)
     parser.add_argument("--capacities", type=int, nargs="+", default=[])
+    parser.add_argument("--first", action="store_true")
     asked = parser.parse_args()
-    show_columns(COLUMNS)
+    if not asked.first:
+        show_columns(COLUMNS)
     for name, train, val in asked.images:
         images = read_pair(train, val)
+        if asked.first:
+            after_first_tasks(name, images)
+            continue
         if asked.capacities:
             by_capacity(name, images, asked.capacities)
             continue

@@ -168,6 +168,11 @@ class Backbone(nn.Module):
         embedded = [self.embed(batch) for batch in torch.split(images, batch_size)]
         return torch.cat(embedded)
 
+    def normalised(self, images: Tensor) -> Tensor:
+        """Return (n, 3, h, w) float32 of uint8 images with the mean and scale of the network."""
+        pixels = images.contiguous(memory_format=torch.channels_last)
+        return torch.addcmul(self.shift, pixels, self.scale)
+
     def embed(self, images: Tensor) -> Tensor:
         """Embed images by torch, with gradients for networks whose parameters require them.
 
@@ -183,10 +188,8 @@ class Backbone(nn.Module):
         self._check(images)
         if not len(images):
             return torch.zeros(0, self.features, device=images.device)
-        pixels = images.contiguous(memory_format=torch.channels_last)
-        x = torch.addcmul(self.shift, pixels, self.scale)
         try:
-            z: Tensor = self.network(x).float()
+            z: Tensor = self.network(self.normalised(images)).float()
         except torch.cuda.OutOfMemoryError:
             raise
         # torchvision, timm and torch refuse a side with one of these.
@@ -206,7 +209,7 @@ class Backbone(nn.Module):
             raise CifnetError(
                 f"images have shape {shape}, {images.dtype}, expected (n, 3, h, w) uint8"
             )
-        if self.learnable_patches is not None and not self.learnable_patches.learned:
+        if self.learnable_patches is not None and not self.learnable_patches.is_learned:
             raise UsageError(
                 f"backbone {self.name} has learned nothing: fit learns it from the first task's"
                 " images"
@@ -333,7 +336,7 @@ class Backbone(nn.Module):
     @property
     def parameters_count(self) -> int:
         """Number of parameters of the network; of patches, whose values are buffers, of these."""
-        weights: Iterator[Tensor] = self.network.parameters()
+        tensors: Iterator[Tensor] = self.network.parameters()
         if self.learnable_patches is not None:
-            weights = self.network.buffers()
-        return sum(tensor.numel() for tensor in weights)
+            tensors = self.network.buffers()
+        return sum(tensor.numel() for tensor in tensors)

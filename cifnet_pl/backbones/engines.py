@@ -415,8 +415,8 @@ class Runtime:
 
     def __init__(self, graph: bytes):
         self._graph = graph
-        self._sessions: dict[int, Any] = {}
-        self._lock = threading.Lock()
+        # Each session holds the weights: one of one thread, and one of the current number.
+        self._session = lru_cache(maxsize=2)(self._new_session)
         self._has_failed = False
         self._session(1)
 
@@ -426,28 +426,21 @@ class Runtime:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a pickled network prepares its runtime again
 
-    def _session(self, threads: int) -> Any:
-        """Return the session in which ``threads`` embed the same images.
+    def _new_session(self, threads: int) -> Any:
+        """Return a session in which ``threads`` embed the same images.
 
         Its threads stop waiting for work as soon as a call returns, because other processes may be
-        decoding images on the same cores. Each session holds the weights, so there are at most two:
-        of one thread, and of the current number of threads.
+        decoding images on the same cores.
         """
-        with self._lock:
-            if threads in self._sessions:
-                return self._sessions[threads]
-            first = self._sessions.get(1)
-            onnxruntime = import_onnxruntime()
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = threads
-            options.inter_op_num_threads = 1
-            options.add_session_config_entry("session.force_spinning_stop", "1")
-            options.log_severity_level = 3  # errors only
-            session = onnxruntime.InferenceSession(
-                self._graph, options, providers=["CPUExecutionProvider"]
-            )
-            self._sessions = {1: first, threads: session}
-            return session
+        onnxruntime = import_onnxruntime()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.log_severity_level = 3  # errors only
+        return onnxruntime.InferenceSession(
+            self._graph, options, providers=["CPUExecutionProvider"]
+        )
 
     def __call__(self, images: Tensor) -> Tensor | None:
         """Embed images.
@@ -462,24 +455,20 @@ class Runtime:
         count, height, width = pixels.shape[:3]
         area = height * width
         threads = torch.get_num_threads()
-        embeddings = []
+        workers = threads
+        if threads > count or area > PIXELS_FOR_SHARED_WORK:
+            workers = 1  # a piece after the other, each embedded by all threads
+        threads_each = threads // workers
+        session = self._session(threads_each)
+        largest = max(1, threads_each * PIXELS_PER_PIECE // area)
+        pieces = np.split(pixels, piece_ends(count, largest, workers))
+
+        def embed(piece: np.ndarray) -> np.ndarray:
+            (z,) = session.run(None, {"images": piece})
+            return np.asarray(z)
+
         try:
-            if 1 < threads <= count and area <= PIXELS_FOR_SHARED_WORK:
-                largest = max(1, PIXELS_PER_PIECE // area)
-                pieces = np.split(pixels, piece_ends(count, largest, threads))
-                session = self._session(1)
-                pool = _threads(threads)
-                runs = []
-                for piece in pieces:
-                    runs.append(pool.submit(session.run, None, {"images": piece}))
-                for run in runs:
-                    embeddings += run.result()
-            else:
-                largest = max(1, threads * PIXELS_PER_PIECE // area)
-                pieces = np.split(pixels, range(largest, count, largest))
-                session = self._session(threads)
-                for piece in pieces:
-                    embeddings += session.run(None, {"images": piece})
+            embeddings = list(_workers(workers).map(embed, pieces))
         except Exception as error:  # its own kinds of error, which do not share a base
             if not self._has_failed:
                 log.warning(
@@ -493,8 +482,8 @@ class Runtime:
         return torch.from_numpy(np.concatenate(embeddings))
 
 
-@lru_cache(maxsize=1)
-def _threads(count: int) -> ThreadPoolExecutor:
+@lru_cache(maxsize=2)
+def _workers(count: int) -> ThreadPoolExecutor:
     """Return threads that stay: starting them for every batch takes a twentieth of its time."""
     return ThreadPoolExecutor(count, "embed")
 
@@ -502,8 +491,8 @@ def _threads(count: int) -> ThreadPoolExecutor:
 def piece_ends(count: int, largest: int, threads: int) -> list[int]:
     """Cut images into pieces of decreasing size, so that all threads finish at about the same time.
 
-    Each piece is half of one thread's equal share of the rest (guided self-scheduling,
-    Polychronopoulos and Kuck, 1987).
+    Each piece is one thread's equal share of the rest (guided self-scheduling, Polychronopoulos and
+    Kuck, 1987).
 
     Args:
         count: number of images.
@@ -515,12 +504,12 @@ def piece_ends(count: int, largest: int, threads: int) -> list[int]:
 
     Example:
         >>> piece_ends(20, 4, 2)
-        [4, 8, 11, 14, 16, 17, 18, 19]
+        [4, 8, 12, 16, 18, 19]
     """
     ends = []
     start = 0
     while start < count:
-        half_share = math.ceil((count - start) / (2 * threads))
-        start += min(largest, half_share)
+        share = math.ceil((count - start) / threads)
+        start += min(largest, share)
         ends.append(start)
     return ends[:-1]

@@ -66,7 +66,7 @@ class Patches(nn.Module):
         self.deviation: Tensor = nn.Buffer(ones)
 
     @property
-    def learned(self) -> bool:
+    def is_learned(self) -> bool:
         """Whether there is a dictionary."""
         return bool(self.filters.any())
 

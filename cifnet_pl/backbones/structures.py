@@ -207,7 +207,7 @@ STAGE = re.compile(
 """Name of a stage or block of torchvision's networks."""
 
 LAST_BLOCKS = 4
-"""Last blocks of a transformer that are joined, as where DINO's authors evaluate ViT-S."""
+"""Last blocks of a transformer that are joined, as in the linear evaluation of ViT-S by DINO."""
 
 
 def pooled(output: Tensor) -> Tensor:

@@ -6,9 +6,12 @@ from cifnet_pl.buffer.calibration_buffer import BufferSamples as BufferSamples
 from cifnet_pl.buffer.calibration_buffer import CalibrationBuffer as CalibrationBuffer
 from cifnet_pl.buffer.calibration_buffer import Strategy as Strategy
 from cifnet_pl.buffer.calibration_buffer import concatenate as concatenate
+from cifnet_pl.buffer.calibration_buffer import first_drawn as first_drawn
+from cifnet_pl.buffer.calibration_buffer import given_groups as given_groups
 from cifnet_pl.buffer.calibration_buffer import mix_keys as mix_keys
 from cifnet_pl.buffer.calibration_buffer import select_centroid as select_centroid
 from cifnet_pl.buffer.calibration_buffer import select_herding as select_herding
 from cifnet_pl.buffer.calibration_buffer import select_kmeans as select_kmeans
 from cifnet_pl.buffer.calibration_buffer import select_random as select_random
 from cifnet_pl.buffer.calibration_buffer import split_mix as split_mix
+from cifnet_pl.buffer.calibration_buffer import ungrouped as ungrouped

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -199,24 +200,52 @@ class BufferSamples(NamedTuple):
         z: (n, d) float embeddings.
         y: (n,) int64 labels.
         key: (n,) int64 identity of each sample, such as the hash of its content.
+        group: (n,) int64, equal for samples of one class that are not independent, of which all are
+            in the buffer; negative where that is not known. ``-2 - g`` is group g of a candidate
+            that the user gave.
     """
 
     z: Tensor
     y: Tensor
     key: Tensor
+    group: Tensor
 
     def at(self, rows: Tensor | slice) -> BufferSamples:
         """Return the samples at some rows, a mask or positions."""
         return BufferSamples(*(column[rows] for column in self))
 
 
+def ungrouped(z: Tensor, y: Tensor, key: Tensor) -> BufferSamples:
+    """Return samples of which no group is known."""
+    return BufferSamples(z, y, key, torch.full_like(key, -1))
+
+
+def given_groups(groups: Tensor) -> Tensor:
+    """Return groups (n,) int64 that the user gave as :class:`BufferSamples` have them."""
+    return -2 - (groups & 2**62 - 1)
+
+
 def concatenate(parts: Sequence[BufferSamples]) -> BufferSamples:
     """Join samples; embeddings get the dtype of the last part that has any."""
     parts = [part for part in parts if len(part.y)] or parts[-1:]
     last = parts[-1].z
-    embeddings, labels, keys = zip(*parts, strict=True)
-    z = torch.cat([part.to(last) for part in embeddings])
-    return BufferSamples(z, torch.cat(labels), torch.cat(keys))
+    alike = [part._replace(z=part.z.to(last)) for part in parts]
+    return BufferSamples(*map(torch.cat, zip(*alike, strict=True)))
+
+
+def first_drawn(samples: BufferSamples, seed: int, quota: int) -> BufferSamples:
+    """Return the samples of each class that :func:`select_random` selects, class after class.
+
+    Args:
+        samples: of several classes; of equal ones the first stays.
+        seed: of the selection.
+        quota: number of samples of each class.
+    """
+    hashes = mix_keys(samples.key, seed).cpu().numpy()
+    drawn = pd.DataFrame({"label": samples.y.cpu().numpy(), "hash": hashes})
+    drawn = drawn.drop_duplicates().sort_values(["label", "hash"])
+    rows = drawn.groupby("label").head(quota).index.to_numpy(copy=True)
+    return samples.at(torch.from_numpy(rows).to(samples.y.device))
 
 
 class CalibrationBuffer(GrowingModule):
@@ -233,6 +262,7 @@ class CalibrationBuffer(GrowingModule):
         z: (n, d) embeddings, in the dtype they came in.
         y: (n,) int64 labels.
         key: (n,) int64 identity of each sample.
+        group: (n,) int64 group of each, negative where it is not known (:class:`BufferSamples`).
 
     The samples are grouped by class in the order of commit, best first within a class.
 
@@ -268,6 +298,7 @@ class CalibrationBuffer(GrowingModule):
         self.z = no_rows(torch.float32, 0)
         self.y = no_rows(torch.int64)
         self.key = no_rows(torch.int64)
+        self.group = no_rows(torch.int64)
         self._pending: list[BufferSamples] = []
         self._prune_at = MAX_CANDIDATES_RATIO * capacity
 
@@ -308,7 +339,9 @@ class CalibrationBuffer(GrowingModule):
         return self.capacity // classes
 
     @torch.no_grad()
-    def add(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+    def add(
+        self, z: Tensor, y: Tensor, key: Tensor, group: Tensor | None = None
+    ) -> None:
         """Offer samples of the current task.
 
         Args:
@@ -316,6 +349,7 @@ class CalibrationBuffer(GrowingModule):
             y: (n,) int64 labels.
             key: (n,) int64 identity of each sample, such as the hash of its content; repeats are
                 dropped when samples are selected.
+            group: (n,) int64 (:class:`BufferSamples`); None where no group is known.
         """
         if not len(z) == len(y) == len(key):
             raise UsageError(
@@ -323,7 +357,9 @@ class CalibrationBuffer(GrowingModule):
             )
         if not len(z):
             return
-        batch = BufferSamples(z.detach().clone(), y.clone(), key.clone())
+        batch = ungrouped(z.detach().clone(), y.clone(), key.clone())
+        if group is not None:
+            batch = batch._replace(group=group.clone())
         self._pending.append(batch)
         in_memory = sum(len(batch.y) for batch in self._pending)
         if self.strategy in STREAMING and in_memory > self._prune_at:
@@ -332,11 +368,13 @@ class CalibrationBuffer(GrowingModule):
     def at_hand(self) -> BufferSamples:
         """Return stored samples and candidates, each image of a class once, class after class."""
         samples = concatenate([self.samples, self.pending()])
-        keys = samples.key.cpu().numpy()
-        labels = samples.y.cpu().numpy()
-        pairs = np.stack([labels, keys], axis=1)
-        first = np.unique(pairs, axis=0, return_index=True)[1]
-        return samples.at(torch.from_numpy(first).to(samples.y.device))
+        columns = {"label": samples.y, "key": samples.key, "group": samples.group}
+        table = pd.DataFrame({name: each.cpu() for name, each in columns.items()})
+        # Of an image with several groups, the largest is taken: one that was selected before.
+        in_order = table.sort_values(["label", "key", "group"])
+        distinct = in_order.drop_duplicates(["label", "key"], keep="last")
+        rows = distinct.index.to_numpy(copy=True)
+        return samples.at(torch.from_numpy(rows).to(samples.y.device))
 
     def first_classes(self, samples: BufferSamples, limit: int) -> Tensor:
         """Return which samples are of the first classes, in random order, of ``limit`` samples.
@@ -358,16 +396,16 @@ class CalibrationBuffer(GrowingModule):
         return is_first[column]
 
     @torch.no_grad()
-    def commit_groups(self, samples: BufferSamples, groups: Tensor) -> None:
+    def commit_groups(self, samples: BufferSamples) -> None:
         """Select whole groups of the samples at hand, of all classes alike, and none in part.
 
         The groups with the smallest positions are kept (:func:`group_positions`). To select from
         what was selected before gives the same as to select from all.
 
         Args:
-            samples: as :meth:`at_hand` returns them.
-            groups: (n,) int64, equal for samples of a group; negative for one that is not whole.
+            samples: as :meth:`at_hand` returns them, in their groups.
         """
+        groups = samples.group
         classes = dict.fromkeys([*self.y.tolist(), *samples.y.tolist()])
         limit = self.capacity
         if self.per_class is not None:
@@ -391,7 +429,7 @@ class CalibrationBuffer(GrowingModule):
             first_outside = groups[in_order[limit]]
             kept = kept[groups[kept] != first_outside]
         self.discard_pending()
-        self.z, self.y, self.key = samples.at(rows[torch.isin(rows, kept)])
+        self._store(samples.at(rows[torch.isin(rows, kept)]))
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -415,12 +453,25 @@ class CalibrationBuffer(GrowingModule):
                 parts.append(self._best(concatenate([old, new]), quota))
             else:
                 parts.append(old.at(slice(quota)))
-        self.z, self.y, self.key = concatenate(parts)
+        self._store(concatenate(parts))
+
+    def set_groups(self, samples: BufferSamples) -> None:
+        """Set the groups of the samples in the buffer.
+
+        Args:
+            samples: those and others, in their groups.
+        """
+        order = torch.argsort(samples.key)
+        found = torch.searchsorted(samples.key[order], self.key)
+        self.group = samples.group[order][found]
 
     @property
     def samples(self) -> BufferSamples:
         """The samples in the buffer."""
-        return BufferSamples(self.z, self.y, self.key)
+        return BufferSamples(self.z, self.y, self.key, self.group)
+
+    def _store(self, samples: BufferSamples) -> None:
+        self.z, self.y, self.key, self.group = samples
 
     def items(self) -> tuple[Tensor, Tensor]:
         """Return the embeddings (n, d) and labels (n,) of the buffer, of all committed tasks."""
@@ -461,7 +512,7 @@ class CalibrationBuffer(GrowingModule):
             labels: of the classes; those that are not in the buffer are ignored.
         """
         removed = torch.isin(self.y, self.y.new_tensor(labels))
-        self.z, self.y, self.key = self.samples.at(~removed)
+        self._store(self.samples.at(~removed))
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename the classes.
@@ -495,17 +546,12 @@ class CalibrationBuffer(GrowingModule):
         the first classes.
         """
         pending = self.pending()
-        present = torch.unique(pending.y).tolist()
-        every_class = {*present, *self.y.tolist()}
+        every_class = {*pending.y.tolist(), *self.y.tolist()}
         quota = self.quota(len(every_class))
         # Groups can be told, and kept, where all images of a class are at hand.
         is_first = self.first_classes(pending, self.capacity)
-        parts = [pending.at(is_first)]
-        for label in present:
-            part = pending.at((pending.y == label) & ~is_first)
-            if len(part.y):
-                parts.append(self._best(part, quota))
-        selected = concatenate(parts)
+        drawn = first_drawn(pending.at(~is_first), self.seed, quota)
+        selected = concatenate([pending.at(is_first), drawn])
         self._pending = [selected]
         places = MAX_CANDIDATES_RATIO * self.capacity
         self._prune_at = max(places, 2 * len(selected.y))

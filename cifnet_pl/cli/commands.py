@@ -44,7 +44,7 @@ COMMANDS = {
     "info": "cifnet_pl.cli.info",
     "merge": "cifnet_pl.cli.merge",
     "report": "cifnet_pl.cli.report",
-    "serve": "cifnet_pl.serving.serve",
+    "serve": "cifnet_pl.cli.serve",
     "sums": "cifnet_pl.cli.sums",
     "sweep": "cifnet_pl.cli.sweep",
     "unpack": "cifnet_pl.cli.unpack",

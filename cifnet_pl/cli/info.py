@@ -141,7 +141,7 @@ def _part_lines(model: Classifier) -> list[str]:
     size = f"{backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}"
     lines = [
         f"Head {type(head).__name__} ({settings}), {temperature}, {odds_power}{rule}",
-        f"Backbone {printable(backbone.name)}, {size}",
+        f"Backbone {printable(backbone.name)}, {backbone.features:,} features, {size}",
     ]
     if backbone.takes_images:
         crop = f"{model.image_size} px, crop ratio {model.crop_ratio:g}"

@@ -20,7 +20,6 @@ from cifnet_pl.cli.configs import choose_backbone
 from cifnet_pl.cli.parsing import (
     DEFAULT_HEAD,
     OneSentence,
-    own_errors,
     with_clean_heads,
     with_recommended,
 )
@@ -213,7 +212,7 @@ def run(args: list[str]) -> None:
     refused = explained(UsageError, UNFIT, MisconfigurationException)
     with refused, process_group(), ExitStack() as held:
         options = with_clean_heads(with_recommended(options))
-        with own_errors(), current_folder_importable():
+        with current_folder_importable():
             cli = CIFNetCLI(command, options, held)
         quiet = {}
         if command in ("validate", "test"):

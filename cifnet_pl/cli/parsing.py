@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +23,7 @@ from cifnet_pl.utilities.errors import (
 )
 from cifnet_pl.utilities.files import RECOMMENDED, config_files, flatten, read_yaml
 from cifnet_pl.utilities.plugins import (
+    OWN,
     failure,
     import_object,
     import_part,
@@ -38,12 +39,12 @@ which names ``RidgeHead``.
 """
 
 METHOD_OPTIONS = (
-    "--model",
-    "--model.head",
-    "--model.buffer",
-    "--model.calibrate",
-    "--model.head.update_past",  # only CIFNetHead has this one and the next
-    "--model.head.weighting",
+    "model",
+    "model.head",
+    "model.buffer",
+    "model.calibrate",
+    "model.head.update_past",  # only CIFNetHead has this one and the next
+    "model.head.weighting",
 )
 """Options of ``fit`` that choose the method; with them nothing is recommended."""
 
@@ -66,6 +67,13 @@ class OneSentence(ArgumentParser):
         if not self.exit_on_error:
             super().error(message, ex)
         raise UsageError(sentence(message, self._option_string_actions)) from ex
+
+    def instantiate_classes(self, *given: Any, **options: Any) -> Any:
+        """Make the objects; what refuses its values is an error of this package."""
+        try:
+            return super().instantiate_classes(*given, **options)
+        except (ValueError, TypeError) as error:
+            raise own_error(error) from None
 
 
 def sentence(message: str, options: Collection[str] = ()) -> str:
@@ -141,24 +149,19 @@ def arguments_of(class_path: str) -> frozenset[str] | None:
     return None
 
 
-@contextmanager
-def own_errors() -> Iterator[None]:
-    """Within the block, raise the package's own error where jsonargparse wrapped it.
+def own_error(error: Exception) -> Exception:
+    """Return the package's own error that jsonargparse wrapped, or the error itself.
 
     An object that is made of wrong values is an error of usage, too.
     """
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        cause: BaseException = error
-        while inner := cause.__cause__ or cause.__context__:
-            cause = inner
-            if isinstance(cause, CifnetError):
-                raise cause from None
-        if "does not validate" in str(error).lower():
-            made = f"the model cannot be made: {failure(cause)}"
-            raise UsageError(made) from None
-        raise
+    cause: BaseException = error
+    while inner := cause.__cause__ or cause.__context__:
+        cause = inner
+        if isinstance(cause, CifnetError):
+            return cause
+    if "does not validate" in str(error).lower():
+        return UsageError(f"the model cannot be made: {failure(cause)}")
+    return error
 
 
 # ---------------------------------------------------------------------- arguments of a run
@@ -204,21 +207,47 @@ def plain(name: str) -> str:
     return name.replace(".init_args", "")
 
 
+def settings_in(args: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each word or option of ``fit`` with what it sets, by plain dotted names.
+
+    Names of configurations become their files.
+
+    Args:
+        args: options of the command line.
+
+    Raises:
+        UsageError: an unknown configuration, with the nearest names; a configuration file that is
+            not YAML; an option without a value.
+    """
+    for name, value in options_in(args, (*CONFIG_OPTIONS, "--model")):
+        if value is None:
+            yield name, {}
+            continue
+        if name in CONFIG_OPTIONS:
+            file = find_config(value)
+            value = str(file)
+            content = read_yaml(file)
+        elif plain(name).removesuffix(".class_path") in ("--model", "--model.head"):
+            content = {name.removeprefix("--"): yaml_value(name, value)}
+        else:
+            content = {name.removeprefix("--"): value}
+        settings = {}
+        for key, part in flatten(content).items():
+            settings[plain(key).removesuffix(".class_path")] = part
+        yield f"{name}={value}", settings
+
+
 def chooses_method(args: Sequence[str]) -> bool:
     """Return whether options of ``fit`` name a method, or no data to learn by the recommended one.
 
     Args:
         args: options of ``fit``, or of a command that evaluates what it learned.
     """
-    names = set()
-    for name, value in options_in(args, (*CONFIG_OPTIONS, "--model")):
-        names.add(name)
-        if name in CONFIG_OPTIONS and value is not None:
-            settings = flatten(read_yaml(find_config(value)))
-            names.update(f"--{setting}" for setting in settings)
-    chosen = {plain(name).removesuffix(".class_path") for name in names}
-    names_data = any(name.startswith("--data.") for name in names)
-    return not names_data or bool(chosen & set(METHOD_OPTIONS))
+    names: set[str] = set()
+    for _, settings in settings_in(args):
+        names.update(settings)
+    names_data = any(name.startswith("data.") for name in names)
+    return not names_data or not names.isdisjoint(METHOD_OPTIONS)
 
 
 def with_recommended(args: Sequence[str]) -> list[str]:
@@ -252,19 +281,9 @@ def with_clean_heads(args: Sequence[str]) -> list[str]:
     """
     words: list[str] = []
     heads = {0: DEFAULT_HEAD}  # number of words until a head is named → its name
-    for name, value in options_in(args, (*CONFIG_OPTIONS, "--model")):
-        if value is None:
-            words.append(name)
-            continue
-        settings: dict[str, Any] = {}
-        if name in CONFIG_OPTIONS:
-            file = find_config(value)
-            value = str(file)
-            settings = read_yaml(file)
-        elif plain(name).removesuffix(".class_path") in ("--model", "--model.head"):
-            settings = {name.removeprefix("--"): yaml_value(name, value)}
-        words.append(f"{name}={value}")
-        if settings and (head := _named_head(settings)):
+    for word, settings in settings_in(args):
+        words.append(word)
+        if head := _named_head(settings):
             heads[len(words)] = head
     *_, last = heads.values()
     for position, head in reversed(heads.items()):
@@ -279,19 +298,17 @@ def _named_head(settings: Mapping[str, Any]) -> str:
     jsonargparse hides why a class cannot be imported.
 
     Args:
-        settings: nested, or by their dotted names.
+        settings: by their plain names.
 
     Raises:
         UsageError: a head without a module that is not known.
     """
-    named = {}
-    for name, value in flatten(settings).items():
-        named[plain(name).removesuffix(".class_path")] = value
-    method = str(named.get("model") or "")
-    if not Path(method).is_file():
+    method = str(settings.get("model") or OWN)
+    is_own = method.partition(".")[0] == OWN
+    if not is_own and not Path(method).is_file():
         import_part("methods", method)
     own = r"cifnet_pl\.heads\.(\w+\.)?"
-    head = re.sub(own, "", str(named.get("model.head") or ""))
+    head = re.sub(own, "", str(settings.get("model.head") or ""))
     from cifnet_pl.heads import HEADS
 
     if head and head not in HEADS and not import_part("heads", head):

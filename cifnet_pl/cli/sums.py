@@ -14,7 +14,6 @@ from cifnet_pl.cli.parsing import (
     OneSentence,
     chooses_method,
     options_in,
-    own_errors,
     plain,
     with_clean_heads,
 )
@@ -303,18 +302,14 @@ def learner_of(folder: Path, words: tuple[str, ...]) -> ShardLearner:
         UnsupportedError: the statistics of the head are not sums.
         DataError: data that is missing.
     """
-    import torch
-
     from cifnet_pl.data.datamodule import usual_batch_size
     from cifnet_pl.model.partial_sums import ShardLearner
+    from cifnet_pl.utilities.growing_tensors import chosen_device
 
     config = configured(words)
-    with own_errors():
-        module: Any = config.parser.instantiate_classes(config).model
+    module: Any = config.parser.instantiate_classes(config).model
     data = config.data
-    device = "cpu"
-    if torch.cuda.is_available():
-        device = "cuda"
+    device = chosen_device(None)
     model = module.model
     if data.image_size:
         model.image_size = data.image_size
@@ -323,7 +318,7 @@ def learner_of(folder: Path, words: tuple[str, ...]) -> ShardLearner:
         set_of(data),
         planned(folder, words),
         model.to(device),
-        data.batch_size or usual_batch_size(device, model.image_size),
+        data.batch_size or usual_batch_size(device.type, model.image_size),
         data.num_workers or 0,
         data.on_corrupt == "skip",
     )

@@ -302,10 +302,8 @@ def read_points(
     Raises:
         UsageError: a file that is missing, is not YAML or is not a sweep; the sentence says where.
     """
-    try:
+    with explained(UsageError, str(path), ValidationError, reason=first_mistake):
         sweep = Sweep.model_validate(read_yaml(path))
-    except ValidationError as error:
-        raise UsageError(f"{path}: {first_mistake(error.errors())}") from error
     base = read_yaml(path.parent / sweep.base)
     base.setdefault("model", {"class_path": "cifnet_pl.CIFNetModule"})
     if {"data.source", "data.root"} & dict(overrides).keys():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from cifnet_pl.utilities.errors import UsageError, check_that, unknown_name
 from cifnet_pl.utilities.files import expanded, new_folder
-from cifnet_pl.utilities.names import folder_names
+from cifnet_pl.utilities.names import class_names, folder_names
 from cifnet_pl.utilities.text import counted, listed, number_of, print_text, printable
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def unpack(
     from cifnet_pl.data.samples import SourceOptions
     from cifnet_pl.data.sources import build_source
     from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
-    from cifnet_pl.model.bundle import class_names
 
     target = expanded(output)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

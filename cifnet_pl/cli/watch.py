@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from cifnet_pl.cli.outputs import require_table
@@ -25,6 +25,7 @@ from cifnet_pl.utilities.files import (
     expanded,
     list_cell,
     read_list_cell,
+    write_text,
 )
 from cifnet_pl.utilities.text import number_of, print_text, printable
 
@@ -43,6 +44,9 @@ COLUMNS = (
     "prediction_set",
     "unreadable",
 )
+
+Row = dict[str, str]
+"""The cells of a row of the table, by the names of the columns."""
 
 IMAGES_PER_WRITE = 16
 """Images whose rows are written together; a killed process loses at most so many predictions."""
@@ -70,8 +74,8 @@ def watch(
     new if no row has its content. Images that are there at the start come first. Predictions are
     sent in order, each with the id of its image, until the receiver acknowledges them with a
     status from 200 to 299. The others are sent again, also after a restart. The file ``.sent``
-    beside the table lists the acknowledged ones. Nothing is sent anywhere else: no proxy is used,
-    and no redirection is followed.
+    beside the table has the id of the last acknowledged one. Nothing is sent anywhere else: no
+    proxy is used, and no redirection is followed.
 
     Args:
         images: the folder, with its sub-folders.
@@ -112,15 +116,14 @@ def watch(
     target = expanded(output)
     require_table(target)
     current_model = model_source(model, workspace, trust)
-    with exclusive(target):
-        table = GrowingFile(target)
+    with exclusive(target), target.open("a+b") as table:
         known = rows_of(table)
         ids = {row["id"] for row in known}
         sender = None
         receiver = ""
         if webhook is not None:
-            acknowledged = GrowingFile(target.with_name(f"{target.name}.sent"))
-            sender = Sender(webhook, acknowledged, known, folder, link)
+            last_sent = target.with_name(f"{target.name}.sent")
+            sender = Sender(webhook, last_sent, known, folder, link)
             receiver = " and to the webhook"
         print_text(f"watching {images}; predictions in {target}{receiver}")
         found = NewImages(folder, lambda note: print_text(note, sys.stderr))
@@ -129,7 +132,7 @@ def watch(
             new = {key: image for key, image in new.items() if key not in ids}
             ids.update(new)
             rows = classified(current_model(), new, unknown, coverage)
-            table.append("".join(csv_line(row.values()) for row in rows))
+            append(table, rows)
             if sender is not None:
                 sender.waiting += rows
                 sender.send()
@@ -142,8 +145,8 @@ def model_source(
     model: str | None, workspace: str | None, trust: bool
 ) -> Callable[[], Classifier]:
     """Return a function that gives the model to classify with: one model, or a workspace's."""
-    from cifnet_pl.model.served import FollowedModel
     from cifnet_pl.model.store import load
+    from cifnet_pl.serving.served import FollowedModel
 
     if model is not None and workspace is None:
         loaded = load(model, trust=trust)
@@ -158,7 +161,7 @@ def classified(
     images: Mapping[str, NewImage],
     unknown: float | None,
     coverage: float | None,
-) -> list[dict[str, str]]:
+) -> list[Row]:
     """Return the rows of some images.
 
     Args:
@@ -172,63 +175,64 @@ def classified(
     predictions = model.classify(contents, 1, unknown=unknown, coverage=coverage)
     rows = []
     for (key, image), prediction in zip(images.items(), predictions, strict=True):
-        name = next(iter(prediction.classes), "")
-        row = dict.fromkeys(COLUMNS, "")
-        row["time"] = datetime.now(UTC).isoformat(timespec="seconds")
-        row["id"] = key
-        row["file"] = str(image.path)
-        row["closest"] = name
-        row["prediction_set"] = list_cell(prediction.prediction_set or ())
-        row["unreadable"] = prediction.unreadable or ""
+        closest = next(iter(prediction.classes), "")
+        row = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "id": key,
+            "file": str(image.path),
+            "class": closest,
+            "closest": closest,
+            "probability": "",
+            "known": "",
+            "prediction_set": list_cell(prediction.prediction_set or ()),
+            "unreadable": prediction.unreadable or "",
+        }
         for probability in prediction.probabilities:
             row["probability"] = f"{probability:.6f}"
         if prediction.known is not None:
             row["known"] = str(prediction.known).lower()
-        if prediction.known is not False:
-            row["class"] = name
+        if prediction.known is False:
+            row["class"] = ""
         rows.append(row)
     return rows
 
 
-class GrowingFile:
-    """A text file to which lines are added; a half-written one of a killed process is removed.
+# ---------------------------------------------------------------------- the table
+
+
+def rows_of(table: IO[bytes]) -> list[Row]:
+    """Return the rows of a table; a new one gets its header.
+
+    The half-written row of a killed process is removed.
 
     Args:
-        path: of the file; it is made if it is missing.
-
-    Attributes:
-        path: of the file.
-        text: that it had when it was opened.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._file = open(path, "a+b")  # noqa: SIM115, open until the program ends
-        self._file.seek(0)
-        content = self._file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._file.truncate(len(whole))
-        self.text = whole.decode("utf-8", "surrogateescape")
-
-    def append(self, text: str) -> None:
-        """Add whole lines, and return once the disk has them."""
-        self._file.write(text.encode("utf-8", "surrogateescape"))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-
-def rows_of(table: GrowingFile) -> list[dict[str, str]]:
-    """Return the rows of a table; write the header of a new one.
+        table: open for reading and appending.
 
     Raises:
         DataError: it has other columns.
     """
-    rows = csv.DictReader(io.StringIO(table.text, newline=""), restval="")
+    table.seek(0)
+    content = table.read()
+    whole = content[: content.rfind(b"\n") + 1]
+    table.truncate(len(whole))
+    text = whole.decode("utf-8", "surrogateescape")
+    rows = csv.DictReader(io.StringIO(text, newline=""), restval="")
     if rows.fieldnames is None:
-        table.append(csv_line(COLUMNS))
+        append(table, [dict(zip(COLUMNS, COLUMNS, strict=True))])
     elif tuple(rows.fieldnames) != COLUMNS:
-        raise DataError(f"{table.path} is no table of watch: choose another --output")
+        raise DataError(f"{table.name} is no table of watch: choose another --output")
     return list(rows)
+
+
+def append(table: IO[bytes], rows: Sequence[Row]) -> None:
+    """Add rows to a table, and return once the disk has them."""
+    text = "".join(csv_line(row.values()) for row in rows)
+    table.write(text.encode("utf-8", "surrogateescape"))
+    table.flush()
+    os.fsync(table.fileno())
+
+
+# ---------------------------------------------------------------------- the webhook
 
 
 class NoRedirection(urllib.request.HTTPRedirectHandler):
@@ -243,7 +247,7 @@ class Sender:
 
     Args:
         url: of the receiver, with a name and password if it needs them.
-        acknowledged: file of the ids of the acknowledged rows.
+        last_sent: file with the id of the last acknowledged row.
         rows: of the table.
         folder: of the images.
         link: address of that folder for others; None for this machine's own.
@@ -255,8 +259,8 @@ class Sender:
     def __init__(
         self,
         url: str,
-        acknowledged: GrowingFile,
-        rows: Sequence[dict[str, str]],
+        last_sent: Path,
+        rows: Sequence[Row],
         folder: Path,
         link: str | None = None,
     ):
@@ -269,9 +273,13 @@ class Sender:
             self._headers["Authorization"] = f"Basic {token}"
         self.folder = folder
         self.link = link
-        self._acknowledged = acknowledged
-        sent = set(acknowledged.text.splitlines())
-        self.waiting = [row for row in rows if row["id"] not in sent]
+        self._last_sent = last_sent
+        self.waiting = list(rows)
+        if last_sent.is_file():
+            last = last_sent.read_text(encoding="utf-8").split()[-1]
+            ids = [row["id"] for row in rows]
+            if last in ids:
+                del self.waiting[: ids.index(last) + 1]
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), NoRedirection
         )
@@ -294,10 +302,10 @@ class Sender:
                 print_text(f"{request.host}: {problem}; {count} not sent yet, {pause}")
                 self._next_attempt = time.monotonic() + TIMEOUT_SECONDS
                 return
-            self._acknowledged.append(f"{row['id']}\n")
+            write_text(self._last_sent, f"{row['id']}\n")
             del self.waiting[0]
 
-    def _content(self, row: Mapping[str, str]) -> dict[str, Any]:
+    def _content(self, row: Row) -> dict[str, Any]:
         """Return the JSON object of a row: empty cells are null, lists are lists."""
         content: dict[str, Any] = {name: value or None for name, value in row.items()}
         content["prediction_set"] = read_list_cell(row["prediction_set"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,7 +26,7 @@ from cifnet_pl.images.image import (
 )
 from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.utilities.errors import CifnetError, DataError
-from cifnet_pl.utilities.names import class_name, class_name_problem
+from cifnet_pl.utilities.names import class_name, class_names
 from cifnet_pl.utilities.text import listed, one_line, printable
 
 HASHED_ROWS = 128
@@ -403,33 +402,20 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     found = distinct_cells.tolist()
     read = [class_name(label) if isinstance(label, str) else label for label in found]
     distinct = sorted(set(read), key=lambda label: (isinstance(label, str), label))
-    class_names = []
+    named = []
     for label in distinct:
         if names is None or isinstance(label, str):
-            class_names.append(str(label))
+            named.append(str(label))
         elif 0 <= label < len(names):
-            class_names.append(class_name(names[label]))
+            named.append(names[label])
         else:
             last = len(names) - 1
             raise DataError(
                 f"{where}: a label is {label}, but there are names of 0 to {last}"
             )
-    require_class_names(class_names, where)
     position = {label: i for i, label in enumerate(distinct)}
     positions = np.array([position[label] for label in read], dtype=np.int64)
-    return class_names, samples.with_columns(label=positions[codes])
-
-
-def require_class_names(names: Sequence[str], where: str) -> None:
-    """Raise DataError where a name cannot be that of a class, or is that of two."""
-    for name, count in Counter(names).items():
-        problem = class_name_problem(name)
-        if count > 1:
-            problem = "is that of two classes"
-        if problem is not None:
-            raise DataError(
-                f"{where}: class name '{printable(name)}' {problem}: rename the class"
-            )
+    return class_names(named, where), samples.with_columns(label=positions[codes])
 
 
 def _check_label(label: Any, row: int, where: str) -> None:

@@ -38,7 +38,8 @@ class ACILHead(SumsHead):
     2022). ACIL reaches this joint solution by a recursion over inverse Gram matrices; here it comes
     from sums and one Cholesky factorisation a task. The sums are exact under ``merge_`` and
     ``subtract_``, where the recursion could only add. At most three and a half matrices of B²
-    values are in memory at a time, four with "gcv".
+    values are in memory at a time, four with "gcv". B(B+1)/2 + 2CB values are kept between tasks,
+    and Bd for a given projection.
 
     Args:
         in_features: width d of the embeddings.
@@ -76,7 +77,6 @@ class ACILHead(SumsHead):
         self.width = width
         self.ridge = check_ridge(ridge)
         self.seed = seed
-        self.at_limit = False
         self.given = projection is not None
         if projection is None:
             projection = self._draw()
@@ -150,22 +150,11 @@ class ACILHead(SumsHead):
         self.ridge_used.fill_(choice.ridge)
         self.at_limit = choice.at_limit
 
-    def ridge_choices(self) -> list[RidgeChoice]:
-        """Return one ridge, which all classes share."""
-        return [RidgeChoice(float(self.ridge_used), self.at_limit)]
-
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         targets = one_hot(columns, len(self.labels))
         return leaving_out_of_stream(
             self.sums, self.ridge_used, self.weights, self._features(z), targets
         )
-
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks: B(B+1)/2 + 2CB, and Bd for a given projection."""
-        elements = {"projection": 0}
-        if self.given:
-            elements["projection"] = self.projection.numel()
-        return elements | super().state_elements()
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
@@ -228,7 +217,8 @@ class DSALHead(ACILHead):
     All samples of a task are taken together, as one batch of the authors' recursion, so batch size
     and order do not matter. The residual targets depend on the weights at their time, so the
     statistics cannot be merged over sites. At most five matrices of B² values are in memory at a
-    time, seven with "gcv".
+    time, seven with "gcv". B(B+1) + 4CB values are kept between tasks, and Bd for a given
+    projection.
 
     Args:
         in_features: width d of the embeddings.
@@ -242,7 +232,6 @@ class DSALHead(ACILHead):
 
     title = "DS-AL"
     merges = False
-    merges_sites = False
     subtracts = False
     reason = (
         "its residual targets were fixed by the weights that each site had at the time"
@@ -267,7 +256,6 @@ class DSALHead(ACILHead):
         # Its class_sums are the moments of the residual targets.
         self.compensation = Sums(self.width, dtype=self.dtype)
         self.compensation_increment: Sums | None = None
-        self.compensation_at_limit = False
         # (B, B) ``Σ_k φ hᵀ`` over the samples of the current task; empty between tasks.
         self.cross = no_rows(self.dtype, 0)
         self.compensation_weights: Tensor = nn.Buffer(
@@ -305,13 +293,6 @@ class DSALHead(ACILHead):
         assert self.compensation_increment is not None
         self.compensation_increment.seen -= count
 
-    def ridge_choices(self) -> list[RidgeChoice]:
-        """Return the ridges of the main stream and of the compensation stream."""
-        compensation = RidgeChoice(
-            float(self.compensation_ridge), self.compensation_at_limit
-        )
-        return [*super().ridge_choices(), compensation]
-
     def _reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         super()._reduce(sum_in_place)
         assert self.compensation_increment is not None
@@ -333,7 +314,7 @@ class DSALHead(ACILHead):
             self.compensation, tss, self.ridge
         )
         self.compensation_ridge.fill_(choice.ridge)
-        self.compensation_at_limit = choice.at_limit
+        self.at_limit = self.at_limit or choice.at_limit
 
     def _fit_residuals(self, observed: Sums) -> None:
         """Replace the compensation moments of new classes by those of the residual targets."""
@@ -369,7 +350,7 @@ class DSALHead(ACILHead):
             residual * is_own_task,
         )
 
-        def left_out(groups: Tensor | None) -> Tensor:
+        def left_out(groups: Tensor) -> Tensor:
             return main(groups) + self.compensation_ratio * compensation(groups)
 
         return left_out
@@ -395,14 +376,6 @@ class DSALHead(ACILHead):
         self.residual_energy = self.residual_energy[columns]
         self.weights = kept_weights(self.weights, columns)
         self.compensation_weights = kept_weights(self.compensation_weights, columns)
-
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks: B(B+1) + 4CB, and Bd for a given projection."""
-        elements = super().state_elements()
-        elements["factors"] += self.compensation.packed_gram.numel()
-        elements["moments"] += self.compensation.class_sums.numel()
-        elements["weights"] += self.compensation_weights.numel()
-        return elements
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         self.compensation_increment = None

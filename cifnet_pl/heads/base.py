@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from cifnet_pl.statistics import (
     ClassDistances,
     LeftOut,
-    RidgeChoice,
     to_probabilities,
 )
 from cifnet_pl.utilities.errors import (
@@ -35,8 +35,7 @@ from cifnet_pl.utilities.growing_tensors import (
 )
 
 ACTIONS: dict[str, str] = {
-    "merges": "merge",
-    "merges_sites": "merge whole sites, or add samples to a class that is learned already",
+    "merges": "merge, or add samples to a class that is learned already",
     "subtracts": "subtract",
     "reduces": "be reduced over processes",
     "leaves_one_out": "leave samples out",
@@ -148,9 +147,8 @@ class Head(nn.Module, ABC):
 
     Attributes:
         title: name in tables and figures; the class's own without "Head" if empty.
-        merges: whether ``merge_`` adds the statistics of another process or site.
-        merges_sites: whether ``merge_`` of whole sites equals one head that saw the samples of
-            both. Then samples of known classes can be added, too.
+        merges: whether ``merge_`` adds the statistics of another site, so that the result equals
+            one head that saw the samples of both. Then samples of known classes can be added, too.
         subtracts: whether ``subtract_`` removes statistics again.
         reduces: whether ``reduce_`` sums a task over processes, so that several can learn together.
         leaves_one_out: whether ``leave_one_out`` has a closed form, so that the head can be
@@ -167,7 +165,11 @@ class Head(nn.Module, ABC):
         reason: why the head lacks the capabilities that it lacks.
         computed: names of the attributes that are computed from the statistics when they are first
             needed. They are None after each change, and in copies.
+        components: stored matrix → component of :meth:`state_elements` to which it counts; one that
+            is not here is a component of its own name.
         revision: another object after each change of the scores.
+        at_limit: whether a ridge that the last solve chose is the largest candidate
+            (:class:`~cifnet_pl.statistics.RidgeChoice`); not stored.
 
     Buffers:
         labels: (C,) int64, the classes in the order they were learned, any integers; columns of
@@ -183,7 +185,6 @@ class Head(nn.Module, ABC):
 
     title: ClassVar[str] = ""
     merges: bool = False
-    merges_sites: bool = False
     subtracts: bool = False
     reduces: bool = False
     leaves_one_out: bool = False
@@ -193,6 +194,13 @@ class Head(nn.Module, ABC):
     counterexamples: bool = True
     reason: str = "its state is not a sum over samples"
     computed: ClassVar[tuple[str, ...]] = ("_distances",)
+    components: ClassVar[dict[str, str]] = {
+        "packed_gram": "factors",
+        "class_grams": "factors",
+        "class_sums": "moments",
+        "removed_sums": "moments",
+        "compensation_weights": "weights",
+    }
 
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
@@ -201,6 +209,7 @@ class Head(nn.Module, ABC):
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.revision = object()
+        self.at_limit = False
         self._distances: ClassDistances | None = None
         self.labels = no_rows(torch.int64)
         self.task_of = no_rows(torch.int64)
@@ -234,10 +243,6 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def _keep(self, columns: Tensor) -> None:
         """Drop all classes but those at ``columns``, and their weights."""
-
-    @abstractmethod
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks, by component (tab:memory_breakdown of the paper)."""
 
     @abstractmethod
     def _class_counts(self) -> Tensor:
@@ -304,10 +309,6 @@ class Head(nn.Module, ABC):
         """
         self.refresh()
         return self._scores
-
-    def ridge_choices(self) -> list[RidgeChoice]:
-        """Return the ridges of the last solve; how many there are depends on the head."""
-        return []
 
     def _novelty_features(self, z: Tensor) -> Tensor:
         """Return the features (n, p) of embeddings (n, d) for novelty, without the bias.
@@ -691,9 +692,14 @@ class Head(nn.Module, ABC):
             CifnetError: the head is not solved, or embeddings of another width.
         """
         rules = self.rules_left_out(z, y)
-        if groups is not None:
-            groups = as_labels(groups, self.labels.device)
-        return self.sum_of_rules([left_out(groups) for left_out in rules])
+        own = self._groups(groups, len(y))
+        return self.sum_of_rules([left_out(own) for left_out in rules])
+
+    def _groups(self, groups: Numbers | None, count: int) -> Tensor:
+        """Return the groups (count,) as a tensor; each sample its own where none are given."""
+        if groups is None:
+            groups = torch.arange(count)
+        return as_labels(groups, self.labels.device)
 
     def sum_of_rules(self, scores: Sequence[Tensor]) -> Tensor:
         """Return the scores (n, C) of the head from those of its rules; most heads have one."""
@@ -789,9 +795,8 @@ class Head(nn.Module, ABC):
         distances = self.distances()
         columns = self._columns(samples.y)
         features = self._novelty_features(samples.z)
-        if groups is not None:
-            groups = as_labels(groups, self.labels.device)
-        return distances.left_out(features, columns, groups)
+        own = self._groups(groups, len(columns))
+        return distances.left_out(features, columns, own)
 
     # ------------------------------------------------------------------ labels
 
@@ -857,6 +862,18 @@ class Head(nn.Module, ABC):
         return order[torch.searchsorted(ascending, y.contiguous())]
 
     # ------------------------------------------------------------------ storing
+
+    def state_elements(self) -> dict[str, int]:
+        """Count the values kept between tasks, by component (tab:memory_breakdown of the paper).
+
+        They are the elements of all matrices that are stored in floating point.
+        """
+        elements: Counter[str] = Counter()
+        for key, value in self.state_dict().items():
+            if value.is_floating_point() and value.ndim >= 2:
+                name = key.rpartition(".")[2]
+                elements[self.components.get(name, name)] += value.numel()
+        return dict(+elements)
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor arguments that a stored state depends on.

@@ -27,7 +27,6 @@ from cifnet_pl.statistics import (
     target_limit,
     whitened_rows,
 )
-from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.growing_tensors import GrowingModule
 
 
@@ -41,10 +40,6 @@ class Cohort(GrowingModule):
         past_weight: (classes before this cohort,) float64, mean weight that the buffer samples of
             each class had; 0 where none were shown.
         ridge_used: (C_j,) float64, λ of each class.
-
-    Attributes:
-        at_limit: whether a λ of the last solve is the largest candidate
-            (:class:`~cifnet_pl.statistics.RidgeChoice`); not stored.
     """
 
     def __init__(self, sums: Sums, before: int = 0):
@@ -58,7 +53,6 @@ class Cohort(GrowingModule):
         self.past_weight: Tensor = nn.Buffer(past_weight)
         ridges = torch.zeros(classes, dtype=torch.float64)
         self.ridge_used: Tensor = nn.Buffer(ridges)
-        self.at_limit = False
         self.to(sums.class_sums.device)
 
 
@@ -73,6 +67,8 @@ class CIFNetHead(Head):
     needed.
     With weighting "released" positives and negatives have different weights, and every class keeps
     a Gram matrix of its own positives.
+    K(d+1)(d+2)/2 + 2C(d+1) values are kept between tasks; with weighting "released" C(d+1)(d+2)/2
+    more.
 
     Args:
         in_features: width d of the embeddings.
@@ -93,7 +89,6 @@ class CIFNetHead(Head):
     """
 
     title = "CIFNet"
-    merges = True
     reduces = True
     leaves_one_out = True
     uses_buffer = True
@@ -171,6 +166,7 @@ class CIFNetHead(Head):
 
     def _solve(self) -> None:
         self._commit()
+        self.at_limit = False
         for cohort in self._cohorts:
             self._solve_cohort(cohort)
 
@@ -207,7 +203,6 @@ class CIFNetHead(Head):
         moment = self.limit * (positive - negative).T
         target_square = self.limit**2 * (positive + negative)[:, 0]
         weights = []
-        choices = []
         for columns, gram in self._gram_per_columns(cohort):
             own = moment[:, columns]
             if self.ridge == "gcv":
@@ -215,13 +210,10 @@ class CIFNetHead(Head):
                 choice = gcv_ridge_of_free_bias(gram, own, square, int(sums.seen))
             else:
                 choice = RidgeChoice(self.ridge)
+            self.at_limit = self.at_limit or choice.at_limit
+            cohort.ridge_used[columns] = choice.ridge
             weights.append(solve_ridge(gram, own, self._penalty(gram, choice.ridge)))
-            choices += [choice] * own.shape[1]
         cohort.weights = torch.cat(weights, dim=1)
-        cohort.ridge_used = cohort.ridge_used.new_tensor(
-            [choice.ridge for choice in choices]
-        )
-        cohort.at_limit = any(choice.at_limit for choice in choices)
 
     def _penalty(self, gram: Tensor, ridge: float) -> Tensor:
         """Return the penalty (d+1,) of a solve; with "gcv" the bias is free."""
@@ -243,14 +235,6 @@ class CIFNetHead(Head):
 
     def _scores(self, z: Tensor) -> Tensor:
         return (augment(z.to(self.dtype)) @ self.weights()).double()
-
-    def ridge_choices(self) -> list[RidgeChoice]:
-        """Return the ridge of each class, in column order."""
-        choices = []
-        for cohort in self._cohorts:
-            for ridge in cohort.ridge_used.tolist():
-                choices.append(RidgeChoice(ridge, cohort.at_limit))
-        return choices
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         scores = self._scores(z)
@@ -298,23 +282,6 @@ class CIFNetHead(Head):
             counts[-len(new) :] += new
         return counts
 
-    def _merge(self, other: CIFNetHead) -> None:
-        if self.tasks != other.tasks:
-            raise UsageError(
-                "CIFNetHead merges shards of the same task sequence only: its oversampling and its"
-                " negatives depend on which classes were learned when"
-            )
-        self._commit()
-        other._commit()
-        if any(int(cohort.past) for cohort in [*self._cohorts, *other._cohorts]):
-            raise UsageError(
-                "cannot merge CIFNet runs after calibration: the buffer's samples would count"
-                " twice. Use RidgeHead, whose statistics are exact sums"
-            )
-        for mine, yours in zip(self._cohorts, other._cohorts, strict=True):
-            mine.sums.merge(yours.sums)
-        self.solved.fill_(False)
-
     def _discard(self) -> None:
         self.increment = None
         self.past_increment = None
@@ -336,19 +303,6 @@ class CIFNetHead(Head):
             cohort.sums.keep(own)
             cohorts.append(cohort)
         self.cohorts = cohorts
-
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks: K(d+1)(d+2)/2 + 2C(d+1).
-
-        With weighting "released" there are C(d+1)(d+2)/2 more.
-        """
-        per_class = len(self.labels) * (self.in_features + 1)
-        factors = 0
-        for cohort in self._cohorts:
-            factors += cohort.sums.packed_gram.numel()
-            if self.per_class:
-                factors += cohort.sums.class_grams.numel()
-        return {"factors": factors, "moments": per_class, "weights": per_class}
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)

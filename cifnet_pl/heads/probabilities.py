@@ -99,15 +99,9 @@ class CalibrationSamples:
         self.columns = (y[:, None] == head.labels).int().argmax(dim=1)
 
     @property
-    def smallest_power(self) -> float:
-        """Smallest power of the odds to fit: 1, for a softmax, where samples come in groups.
-
-        Without a whole group an image may be predicted wrongly at any score. A power below 1 would
-        explain that by similar classes, and make all predictions too humble.
-        """
-        if len(torch.unique(self.groups)) < len(self.groups):
-            return 1.0
-        return SMALLEST_POWER
+    def come_in_groups(self) -> bool:
+        """Whether several samples are left out together."""
+        return len(torch.unique(self.groups)) < len(self.groups)
 
     @cached_property
     def rules(self) -> tuple[LeftOut, ...]:
@@ -268,6 +262,10 @@ def calibrate(samples: CalibrationSamples) -> None:
     is fitted, and not the weights of rules. Samples without known scores are not used; without any
     others the head stays as it is solved.
 
+    Without a whole group an image may be predicted wrongly at any score. A power of the odds below
+    1 would explain that by similar classes, and make all predictions too humble. So where samples
+    come in groups, the rules are weighed as elsewhere, and their sum is scaled for a softmax.
+
     Raises:
         UnsupportedError: the head has no leave-one-out scores.
         UsageError: no samples.
@@ -286,7 +284,13 @@ def calibrate(samples: CalibrationSamples) -> None:
         return
     columns = samples.columns[known]
     known_rules = [scores[known] for scores in rules]
-    fit = fit_probabilities(known_rules, columns, samples.smallest_power)
+    fit = fit_probabilities(known_rules, columns)
+    if samples.come_in_groups:
+        weighed = zip(fit.weights, known_rules, strict=True)
+        scores = torch.stack([weight * rule for weight, rule in weighed]).sum(dim=0)
+        scale, power = fit_probabilities([scores], columns, smallest_power=1.0)
+        weights = tuple(scale[0] * weight for weight in fit.weights)
+        fit = ProbabilityFit(weights, power)
     head.odds_power.fill_(fit.power)
     if samples.learned:
         head.calibrate(fit.weights)

@@ -142,7 +142,7 @@ class SLDAHead(SumsHead):
         class_mass = self.sums.class_sums[:, 0].double()
         scattered = ScatteredRows(rows, means, columns, class_mass)
 
-        def left_out(groups: Tensor | None) -> Tensor:
+        def left_out(groups: Tensor) -> Tensor:
             return scattered.discriminant(groups, mass) / (1 - alpha)
 
         return left_out
@@ -359,10 +359,3 @@ class FeCAMHead(SumsHead):
             distance = (solved * centred).sum(dim=1)
             columns.append(-distance)
         return torch.stack(columns, dim=1)
-
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks.
-
-        C(d+1)(d+2)/2 for the covariances and C(d+1) for the means.
-        """
-        return {"factors": self.sums.class_grams.numel(), **super().state_elements()}

@@ -61,6 +61,9 @@ class RidgeHead(SumsHead):
     mean of 1 and its relative variance within classes (:class:`~cifnet_pl.statistics.RidgeSystem`),
     and the targets of regression are larger for rare classes (Ye, 2007).
 
+    (d+1)(d+2)/2 + 2C(d+1) values are kept between tasks; with a discriminant d+1 more for each
+    class that was removed, with ``remember`` (d+1)(d+2)/2 more for each class.
+
     Args:
         in_features: width d of the embeddings.
         ridge: λ added to the unweighted centred Gram matrix, or "gcv" (chosen anew at every solve).
@@ -89,6 +92,7 @@ class RidgeHead(SumsHead):
     title = "Exact ridge"
     leaves_one_out = True
     computed = (*SumsHead.computed, "_solved")
+    components = SumsHead.components | {"class_grams": "remembered"}
 
     def __init__(
         self,
@@ -112,7 +116,6 @@ class RidgeHead(SumsHead):
         self.decision = decision
         self.remember = remember
         self.selects_rule = decision == "auto"
-        self.at_limit = False
         self._solved: RidgeFactor | None = None
         rule = [1.0, 0.0]
         if decision == "ridge":
@@ -223,10 +226,6 @@ class RidgeHead(SumsHead):
             self._settle(check_product_features(count / self.in_features))
         super()._before_load(state)
 
-    def ridge_choices(self) -> list[RidgeChoice]:
-        """Return one ridge, which all classes share."""
-        return [RidgeChoice(self.ridge_used.item(), self.at_limit)]
-
     # ------------------------------------------------------------------ leave one out
 
     def _factor(self) -> RidgeFactor:
@@ -313,18 +312,6 @@ class RidgeHead(SumsHead):
         column = self.classes.index(label)
         head.sums = self.sums.of_class(column)
         return head
-
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks: a triangle of width d+1 and twice C times d+1.
-
-        With a discriminant d+1 more for each class that was removed; with ``remember`` a triangle
-        more for each class.
-        """
-        elements = super().state_elements()
-        elements["moments"] += self.removed_sums.numel()
-        if self.remember:
-            elements["remembered"] = self.sums.class_grams.numel()
-        return elements
 
 
 def check_product_features(product_features: float) -> float:

@@ -35,7 +35,6 @@ class SumsHead(Head):
     """
 
     merges = True
-    merges_sites = True
     subtracts = True
     reduces = True
     tells_novelty = True
@@ -137,17 +136,6 @@ class SumsHead(Head):
         self.sums.keep(columns)
         if self.linear:
             self.weights = kept_weights(self.weights, columns)
-
-    def state_elements(self) -> dict[str, int]:
-        """Count the values kept between tasks: C times the width for the sums of the classes.
-
-        A linear head keeps as many weights, and p(p+1)/2 values for a Gram matrix of width p.
-        """
-        elements = {"moments": self.sums.class_sums.numel()}
-        if self.linear:
-            elements["factors"] = self.sums.packed_gram.numel()
-            elements["weights"] = self.weights.numel()
-        return elements
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)

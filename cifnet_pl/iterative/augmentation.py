@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 import torch
@@ -71,19 +71,6 @@ def _one_by_one(
     return changed
 
 
-AUGMENTATION_OPTIONS = (
-    "resized_crop",
-    "flip",
-    "crop_padding",
-    "brightness",
-    "contrast",
-    "saturation",
-    "autoaugment",
-    "cutout",
-)
-"""Options of trained methods that are fields of :class:`Augmentation`."""
-
-
 @dataclass(frozen=True)
 class Augmentation:
     """Random augmentation of images.
@@ -100,6 +87,9 @@ class Augmentation:
             image's size.
         autoaugment: data set whose policy is used, or None.
         cutout: side of the black square as a share of the image's side; it may reach over the edge.
+
+    Raises:
+        UsageError: a value is out of range.
     """
 
     flip: bool = True
@@ -110,6 +100,13 @@ class Augmentation:
     resized_crop: bool = False
     autoaugment: Policy | None = None
     cutout: float = 0.0
+
+    def __post_init__(self) -> None:
+        padding = self.crop_padding
+        check_that(padding >= 0, "crop_padding", padding, "at least 0")
+        for name in ("brightness", "contrast", "saturation", "cutout"):
+            share = getattr(self, name)
+            check_that(0 <= share <= 1, name, share, "a number between 0 and 1")
 
     def __call__(self, images: Tensor, keys: Tensor, seed: Sequence[int]) -> Tensor:
         """Return augmented images.
@@ -179,18 +176,5 @@ class Augmentation:
         return saturated.clamp(0, 255).round().to(torch.uint8)
 
 
-def augmentation_of(options: Mapping[str, Any]) -> Augmentation:
-    """Return the augmentation that options describe.
-
-    Args:
-        options: of :class:`cifnet_pl.iterative.trainer.IterativeModule`, by name.
-
-    Raises:
-        UsageError: a value is out of range.
-    """
-    padding = options["crop_padding"]
-    check_that(padding >= 0, "crop_padding", padding, "at least 0")
-    for name in ("brightness", "contrast", "saturation", "cutout"):
-        share = options[name]
-        check_that(0 <= share <= 1, name, share, "a number between 0 and 1")
-    return Augmentation(**{name: options[name] for name in AUGMENTATION_OPTIONS})
+AUGMENTATION_OPTIONS = tuple(field.name for field in fields(Augmentation))
+"""Options of trained methods that are fields of :class:`Augmentation`."""

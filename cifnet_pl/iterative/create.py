@@ -10,12 +10,16 @@ from torch import Tensor, nn
 from cifnet_pl.iterative.descent import StepBatch, check_tuning
 from cifnet_pl.iterative.losses import (
     SMALLEST,
+    TEMPERATURE,
     distillation,
     margin_weights,
     separation,
 )
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import check_that
+
+GAMMA = 0.1
+"""Scale γ of the L1 distance between an embedding and its reconstruction."""
 
 
 class AutoEncoders(nn.Module):
@@ -26,12 +30,10 @@ class AutoEncoders(nn.Module):
     Args:
         inputs: width of the embeddings.
         latent: width of the codes.
-        gamma: scale of the L1 distance between an embedding and its reconstruction.
     """
 
-    def __init__(self, inputs: int, latent: int, gamma: float = 0.1):
+    def __init__(self, inputs: int, latent: int):
         super().__init__()
-        self.gamma = gamma
         self.encode = nn.Parameter(torch.empty(0, latent, inputs))
         self.decode = nn.Parameter(torch.empty(0, inputs, latent))
 
@@ -58,7 +60,7 @@ class AutoEncoders(nn.Module):
         rebuilt = torch.einsum("ncl,cdl->ncd", codes, self.decode).tanh()
         errors = rebuilt - z[:, None]
         distance = errors.abs().sum(dim=2)
-        logits = -self.gamma * distance
+        logits = -GAMMA * distance
         return logits.clamp(-500, 500), codes
 
 
@@ -142,7 +144,7 @@ class CREATEModule(IterativeModule):
             teacher_scores = encoders(network(x))[0].float()
         known = scores[:, : self.old_classes]
         # Multiplied by T², which WA, iCaRL and FOSTER do not.
-        distilled = 4 * distillation(known, teacher_scores)
+        distilled = TEMPERATURE**2 * distillation(known, teacher_scores)
         distillation_weight: float = self.options["distillation_weight"]
         return loss + distillation_weight * distilled
 
@@ -150,26 +152,20 @@ class CREATEModule(IterativeModule):
         """Compute the separation over the batch of all processes."""
         if scores.shape[1] == 1:
             # A single class is confused with nothing.
-            weights = torch.full_like(scores[:, 0], 2.0)
+            sample_weights = torch.full_like(scores[:, 0], 2.0)
         else:
-            weights = margin_weights(scores, self.options["alpha"])
+            sample_weights = margin_weights(scores, self.options["alpha"])
         codes = self.processes.gather(codes)
         labels = self.processes.gather(labels)
-        weights = self.processes.gather(weights)
+        sample_weights = self.processes.gather(sample_weights)
         if len(codes) == 1:
             # A single image is separated from nothing.
             return codes.new_zeros(())
         with torch.autocast(codes.device.type, enabled=False):
-            return separation(codes, labels, weights) / self.processes.share
+            return separation(codes, labels, sample_weights) / self.processes.share
 
     def after_exemplar_selection(self) -> None:
         """Fine-tune the auto-encoders on balanced classes."""
         self.network.requires_grad_(False)
-        share = self.options["tuning"]
-        self.tune(share, self.options["tuning_rate"], self.learning_parts())
+        self.tune(self.options["tuning"], self.options["tuning_rate"])
         self.network.requires_grad_(True)
-
-    def reset_structure(self) -> None:
-        """Go back to the structure before the first task."""
-        super().reset_structure()
-        self.encoders = AutoEncoders(self.width, self.options["latent"])

@@ -60,15 +60,9 @@ class DERModule(IterativeModule):
         branch.load_state_dict(newest.state_dict())
         return branch
 
-    def learning_parts(self) -> list[nn.Module]:
+    def learning_parts(self) -> list[nn.Module | None]:
         """Return the newest branch and both classifiers."""
-        parts = [self.branches[-1], self.output_layer, self.auxiliary_classifier]
-        return [part for part in parts if part is not None]
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return (n, d · tasks) embeddings."""
-        z: Tensor = self.branches(x)
-        return z
+        return [self.branches[-1], self.output_layer, self.auxiliary_classifier]
 
     def auxiliary_loss(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return ``CE(auxiliary scores of the newest branch, y')``.
@@ -101,12 +95,6 @@ class DERModule(IterativeModule):
         """Return the structure, and all branches."""
         return f"branches.{len(self.branches)}", self.branches
 
-    def reset_structure(self) -> None:
-        """Go back to the structure before the first task."""
-        super().reset_structure()
-        self.branches = Branches()
-        self.auxiliary_classifier = None
-
 
 class MEMOModule(DERModule):
     """MEMO: a model or 603 exemplars (Zhou et al., ICLR 2023); equations are the paper's.
@@ -132,14 +120,9 @@ class MEMOModule(DERModule):
         newest: nn.Module = [*self._start, *self.branches][-1]
         return copy.deepcopy(newest).requires_grad_(True)
 
-    def learning_parts(self) -> list[nn.Module]:
+    def learning_parts(self) -> list[nn.Module | None]:
         """Return the newest last stage, both classifiers, and the shared stages."""
         return [self.shared, *super().learning_parts()]
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return (n, d · tasks) embeddings."""
-        z: Tensor = self.branches(self.shared(x))
-        return z
 
     def learned_network(self) -> tuple[str, nn.Module]:
         """Return the structure, and the shared stages with all last ones."""

@@ -13,7 +13,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from cifnet_pl.iterative.augmentation import augmentation_of
+from cifnet_pl.iterative.augmentation import AUGMENTATION_OPTIONS, Augmentation
 from cifnet_pl.utilities.errors import UsageError, check_that
 from cifnet_pl.utilities.files import of_all_processes
 
@@ -29,18 +29,16 @@ class Phase:
     """A part of a task with an optimizer of its own.
 
     Attributes:
-        name: "learn", or what the method calls its further phases.
+        name: "learn", "tune" for balanced fine-tuning, or what the method calls further ones.
         epochs: passes over the phase's images.
         learning_rate: at its beginning.
         weight_decay: on all weights that learn.
-        rate_option: name of the option that the learning rate comes from.
     """
 
     name: str
     epochs: int
     learning_rate: float
     weight_decay: float
-    rate_option: str = "learning_rate"
 
 
 @dataclass(frozen=True)
@@ -122,27 +120,6 @@ def plan_steps(
     return steps
 
 
-def check_processes(steps: Sequence[Step], processes: int, task: int) -> None:
-    """Check that every step has an image for each process, as losses over all processes need.
-
-    Steps without any images are those after the last task, which Lightning asks for.
-
-    Args:
-        steps: of the task.
-        processes: number of processes.
-        task: number of the task, from 0.
-
-    Raises:
-        UsageError: a step has fewer images.
-    """
-    smallest = min(len(step.rows) + len(step.exemplars) for step in steps)
-    if 0 < smallest < processes:
-        raise UsageError(
-            f"task {task + 1} has a step of {smallest} images for {processes} processes: "
-            f"set --trainer.devices to at most {smallest}"
-        )
-
-
 # ---------------------------------------------------------------------- options
 
 
@@ -173,7 +150,8 @@ class Regime:
         self.weight_decays = first_and_later("weight_decay", decay)
         self.milestones = first_and_later("milestones", milestones)
         self._check()
-        self.augmentation = augmentation_of(options)
+        augmented = {name: options[name] for name in AUGMENTATION_OPTIONS}
+        self.augmentation = Augmentation(**augmented)
 
     def _check(self) -> None:
         for epochs in self.epochs:
@@ -335,14 +313,14 @@ class Descent:
     def __init__(self, module: Any, parts: Sequence[nn.Module], phase: Phase):
         self._module = module
         self._parts = parts
-        self._phase = phase
-        self.weights: list[Tensor] = []
+        self.phase = phase
+        self.parameters: list[Tensor] = []
         self._running: list[Tensor] = []
         for part in parts:
-            self.weights += [p for p in part.parameters() if p.requires_grad]
+            self.parameters += [p for p in part.parameters() if p.requires_grad]
             self._running += [b for b in part.buffers() if b.is_floating_point()]
         self._optimizer = SGD(
-            self.weights,
+            self.parameters,
             phase.learning_rate,
             module.options["momentum"],
             weight_decay=phase.weight_decay,
@@ -368,7 +346,7 @@ class Descent:
             return
         factor = module.regime.factor(progress, module.is_first_task)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._phase.learning_rate * factor
+            group["lr"] = self.phase.learning_rate * factor
         self._optimizer.zero_grad()
         loss = self._loss(batch)
         module.manual_backward(loss)
@@ -384,7 +362,8 @@ class Descent:
         samples = len(batch.labels)
         if not samples:
             # Zero, but with gradients: the other processes wait for this one's.
-            return torch.stack([weights.sum() * 0 for weights in self.weights]).sum()
+            zeros = [parameter.sum() * 0 for parameter in self.parameters]
+            return torch.stack(zeros).sum()
         if samples == 1:
             # A single image has no statistics of its own: the running ones serve.
             for part in self._parts:
@@ -401,10 +380,10 @@ class Descent:
         if count == 1:
             return float(value)
         shared = [value, *self._running]
-        for weights in self.weights:
-            if weights.grad is None:
-                weights.grad = torch.zeros_like(weights)
-            shared.append(weights.grad)
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            shared.append(parameter.grad)
         flat = torch.cat([tensor.reshape(-1) for tensor in shared]).float()
         torch.distributed.all_reduce(flat)
         means = torch.split(flat / count, [tensor.numel() for tensor in shared])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -171,16 +170,8 @@ class FOSTERModule(IterativeModule):
             inputs = self.width * len(self.branches)
             self.classifier = grown(None, inputs, self.n_classes)
 
-    def reset_structure(self) -> None:
-        """Go back to the structure before the first task."""
-        super().reset_structure()
-        first = self.branches[0]
-        self.branches = Branches([first.requires_grad_(True)])
-        self.expansion = None
-        self.student = None
-
     def learned_network(self) -> tuple[str, nn.Module]:
-        """Return the structure, and the branches that predict."""
+        """Return the structure, and the branches that predict: one, or both before compression."""
         return f"branches.{len(self.branches)}", self.branches
 
     def counted_module(self) -> nn.Module:
@@ -214,7 +205,7 @@ class FOSTERModule(IterativeModule):
             layer = grown(old, self.width, self.n_classes)
             self.student = nn.ModuleList([student, layer])
         weights = effective_weights(self._image_counts(), beta)
-        self._weights = weights.to(self.device, torch.float32)
+        self._class_weights = weights.to(self.device, torch.float32)
 
     def _image_counts(self) -> Tensor:
         """Return (C,) number of images of each class that the task learns from, at least 1.
@@ -222,25 +213,15 @@ class FOSTERModule(IterativeModule):
         Exemplars are included.
         """
         in_steps = np.concatenate([step.rows for step in self.steps])
-        rows = np.unique(in_steps)
-        source = self.data.source
-        labels = source.train.labels[rows]
-        new = Counter(source.class_names[label] for label in labels)
-        old_counts = self.exemplars.label.cpu().bincount(minlength=self.n_classes)
-        new_counts = torch.tensor([new[name] for name in self.class_names])
-        return (old_counts + new_counts).clamp_min(1)
+        new = self.labels_of(np.unique(in_steps))
+        old = self.exemplars.label.cpu()
+        return torch.cat([old, new]).bincount(minlength=self.n_classes).clamp_min(1)
 
-    def learning_parts(self) -> list[nn.Module]:
+    def learning_parts(self) -> list[nn.Module | None]:
         """Return the new branch and its classifiers; then the student."""
         if self.student is not None:
             return [self.student]
-        parts = [self.branches[-1], self.output_layer, self.expansion]
-        return [part for part in parts if part is not None]
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return (n, d) or, while there are two branches, (n, 2d) embeddings."""
-        z: Tensor = self.branches(x)
-        return z
+        return [self.branches[-1], self.output_layer, self.expansion]
 
     def logits(self, z: Tensor) -> Tensor:
         """Return (n, C) scores of embeddings (n, d) or (n, 2d)."""
@@ -262,13 +243,13 @@ class FOSTERModule(IterativeModule):
                 teacher = self.logits(self.features(x))
             network, head = self.student
             scores = head(network(x)).float()
-            return balanced_distillation(scores, teacher, self._weights)
+            return balanced_distillation(scores, teacher, self._class_weights)
         z = self.features(x)
         with torch.no_grad():
             old = self.teacher[0](z[:, : self.width]).float()
         assert self.expansion is not None
         new = self.expansion(z[:, self.width :]).float()
-        return boosting(self.logits(z), new, old, batch.labels, self._weights)
+        return boosting(self.logits(z), new, old, batch.labels, self._class_weights)
 
     def after_learning(self) -> None:
         """Remove what does not predict from here on."""

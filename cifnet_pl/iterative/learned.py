@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import natural_images
-from cifnet_pl.buffer import BufferSamples, CalibrationBuffer
+from cifnet_pl.buffer import BufferSamples, CalibrationBuffer, ungrouped
 from cifnet_pl.heads import NCMHead, SGDHead
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.classifier import Classifier
@@ -58,7 +58,7 @@ def learned_model(module: Any) -> Classifier:
     backbone = frozen_backbone(module)
     kept = module.exemplars
     z = module.embed_exemplars().cpu()
-    exemplars = BufferSamples(z, kept.label.cpu(), kept.key.cpu())
+    exemplars = ungrouped(z, kept.label.cpu(), kept.key.cpu())
     linear = module.output_layer
     if module.prediction == "classifier" and isinstance(linear, nn.Linear):
         model = _linear_model(module, backbone, linear, exemplars)
@@ -98,24 +98,21 @@ def _linear_model(
     module: Any, backbone: Backbone, linear: nn.Linear, exemplars: BufferSamples
 ) -> Classifier:
     """Return a model that predicts by a linear classifier."""
-    source = module.data.source
     names = module.class_names
-    learned = module.learned_tasks
-    sizes = [len(task) for task in learned]
-    parts = [module.data.task(k, learned).rows for k in range(len(learned))]
+    tasks = module.learned_tasks
+    sizes = [len(task) for task in tasks]
+    parts = [module.data.task(number, tasks).rows for number in range(len(tasks))]
     rows = np.concatenate(parts)
-    label_of = {name: label for label, name in enumerate(names)}
-    learner_labels = np.array([label_of.get(name, -1) for name in source.class_names])
-    labels = learner_labels[source.train.labels[rows]]
+    labels = module.labels_of(rows)
     hashes = ImageHashes()
-    hashes.add(labels, source.train.hashes(rows))
+    hashes.add(labels.numpy(), module.data.source.train.hashes(rows))
     head = SGDHead(linear.in_features)
     weights = torch.cat([linear.bias[None], linear.weight.T])
     state = {
         **head.state_dict(),
         "labels": torch.arange(len(names)),
         "task_of": torch.repeat_interleave(torch.tensor(sizes)),
-        "counts": torch.from_numpy(np.bincount(labels)),
+        "counts": labels.bincount(),
         "weights": weights.detach().cpu().to(head.dtype),
     }
     head.load_state_dict(state)
@@ -141,7 +138,7 @@ def _nearest_mean_model(
         start = end
         end += len(names)
         own = (exemplars.y >= start) & (exemplars.y < end)
-        samples = BufferSamples(z, exemplars.y - start, exemplars.key)
+        samples = ungrouped(z, exemplars.y - start, exemplars.key)
         model.learn_embeddings(names, samples.at(own))
     model.head.temperature.fill_(0.5)  # −‖φ − μ‖² = 2φ·μ − 2 is twice the cosine
     return model

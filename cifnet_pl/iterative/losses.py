@@ -13,11 +13,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+TEMPERATURE = 2.0
+"""T of all distillation and transfer."""
+
+CONTRAST_TEMPERATURE = 0.2
+"""τ of InfoNCE (TagFex)."""
+
+SEPARATION_TEMPERATURE = 0.1
+"""Scale of the dot products in CREATE's separation."""
+
+BASE_TEMPERATURE = 0.07
+"""Scale of CREATE's separation itself: it is multiplied by ``SEPARATION_TEMPERATURE`` over this."""
+
 SMALLEST = 1e-10
 """Added to probabilities before their logarithm, as in the reference code of CREATE."""
 
 
-def distillation(scores: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
+def distillation(scores: Tensor, teacher: Tensor) -> Tensor:
     """Compute the distillation loss (Hinton et al., 2015).
 
     ``−mean Σ softmax(t/T) · log softmax(s/T)``
@@ -25,18 +37,17 @@ def distillation(scores: Tensor, teacher: Tensor, temperature: float = 2.0) -> T
     Args:
         scores: (n, C) scores of the network that learns, for the teacher's classes.
         teacher: (n, C) scores of the network before the task.
-        temperature: T.
 
     Returns:
         The mean over samples.
     """
-    target = teacher.div(temperature).softmax(dim=1)
-    return _soft_cross_entropy(scores, target, temperature)
+    target = teacher.div(TEMPERATURE).softmax(dim=1)
+    return _soft_cross_entropy(scores, target)
 
 
-def _soft_cross_entropy(scores: Tensor, target: Tensor, temperature: float) -> Tensor:
+def _soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
     """Return the mean of ``−Σ target · log softmax(scores/T)`` over samples."""
-    softened = scores / temperature
+    softened = scores / TEMPERATURE
     log_probabilities = softened.log_softmax(dim=1)
     likelihood = (target * log_probabilities).sum(dim=1)
     return -likelihood.mean()
@@ -193,7 +204,11 @@ def effective_weights(counts: Tensor, beta: float) -> Tensor:
 
 
 def boosting(
-    scores: Tensor, expansion: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor
+    scores: Tensor,
+    expansion: Tensor,
+    teacher: Tensor,
+    labels: Tensor,
+    class_weights: Tensor,
 ) -> Tensor:
     """Compute FOSTER's boosting loss.
 
@@ -204,16 +219,16 @@ def boosting(
         expansion: (n, C) scores from the new branch alone.
         teacher: (n, C_old) scores of the old branch and the old classifier.
         labels: (n,) int64 labels.
-        weights: (C,) weights of classes.
+        class_weights: (C,).
     """
-    rebalanced = functional.cross_entropy(scores / weights, labels)
+    rebalanced = functional.cross_entropy(scores / class_weights, labels)
     of_expansion = functional.cross_entropy(expansion, labels)
     distilled = distillation(scores[:, : teacher.shape[1]], teacher)
     return rebalanced + of_expansion + distilled
 
 
 def balanced_distillation(
-    scores: Tensor, teacher: Tensor, weights: Tensor, temperature: float = 2.0
+    scores: Tensor, teacher: Tensor, class_weights: Tensor
 ) -> Tensor:
     """Compute FOSTER's compression loss (eq. 12).
 
@@ -222,19 +237,18 @@ def balanced_distillation(
     Args:
         scores: (n, C) scores of the student.
         teacher: (n, C) scores of both branches.
-        weights: (C,) weights of classes.
-        temperature: T.
+        class_weights: (C,).
     """
-    softened = teacher / temperature
-    weighted = softened.softmax(dim=1) * weights
+    softened = teacher / TEMPERATURE
+    weighted = softened.softmax(dim=1) * class_weights
     target = weighted / weighted.sum(dim=1, keepdim=True)
-    return _soft_cross_entropy(scores, target, temperature)
+    return _soft_cross_entropy(scores, target)
 
 
 # ---------------------------------------------------------------------- TagFex
 
 
-def info_nce(a: Tensor, b: Tensor, temperature: float = 0.2) -> Tensor:
+def info_nce(a: Tensor, b: Tensor) -> Tensor:
     """Compute InfoNCE (TagFex, eqs. 4 and 6).
 
     ``−mean [cos(a_i, b_i')/τ − log Σ_{j≠i} exp(cos(a_i, b_j)/τ)]``, where the positive i' of row i
@@ -244,18 +258,17 @@ def info_nce(a: Tensor, b: Tensor, temperature: float = 0.2) -> Tensor:
         a: (2n, d) rows, those of the second view after those of the first.
         b: the same as ``a`` for the contrast of two views; predicted or old embeddings to distil
             task-agnostic features.
-        temperature: τ.
     """
     a = functional.normalize(a, dim=1)
     b = functional.normalize(b, dim=1)
-    logits = a @ b.T / temperature
+    logits = a @ b.T / CONTRAST_TEMPERATURE
     contrasts = logits.fill_diagonal_(-torch.inf)
     rows = torch.arange(len(a), device=a.device)
     positive = rows.roll(len(a) // 2)
     return functional.cross_entropy(contrasts, positive)
 
 
-def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor:
+def transfer(scores: Tensor, merged: Tensor) -> Tensor:
     """Return (n,) ``KL(softmax(merged/T) ‖ softmax(scores/T))`` (TagFex, eq. 9).
 
     For samples of new classes.
@@ -263,11 +276,10 @@ def transfer(scores: Tensor, merged: Tensor, temperature: float = 2.0) -> Tensor
     Args:
         scores: (n, new) scores of the new classes.
         merged: (n, new) scores from the merged features; nothing flows back into them.
-        temperature: T.
     """
-    softened = scores / temperature
+    softened = scores / TEMPERATURE
     log_probabilities = softened.log_softmax(dim=1)
-    guide = merged.detach() / temperature
+    guide = merged.detach() / TEMPERATURE
     target = guide.softmax(dim=1)
     divergence = functional.kl_div(log_probabilities, target, reduction="none")
     return divergence.sum(dim=1)
@@ -304,13 +316,7 @@ def margin_weights(scores: Tensor, alpha: float = 4.0) -> Tensor:
     return 1 + (-alpha * relative_margin(scores)).exp()
 
 
-def separation(
-    latent: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-    temperature: float = 0.1,
-    base_temperature: float = 0.07,
-) -> Tensor:
+def separation(latent: Tensor, labels: Tensor, sample_weights: Tensor) -> Tensor:
     """Compute CREATE's separation, the mean over classes (after Khosla et al., 2020).
 
     In the latent space of class c the samples of c are pulled together and pushed away from all
@@ -319,8 +325,7 @@ def separation(
     Args:
         latent: (n, C, l) latent codes of each sample in each auto-encoder.
         labels: (n,) int64 labels.
-        weights: (n,) weights of samples.
-        temperature, base_temperature: scale of the dot products, and of the loss.
+        sample_weights: (n,).
     """
     n, classes, _ = latent.shape
     # (n, l): the code of each anchor in the latent space of its class.
@@ -328,7 +333,8 @@ def separation(
     codes = latent[rows, labels]
     # (n, n): sample j in the latent space of i's class.
     spaces = latent[:, labels]
-    dots = torch.einsum("il,jil->ij", codes, spaces) / temperature
+    dots = torch.einsum("il,jil->ij", codes, spaces)
+    dots = dots / SEPARATION_TEMPERATURE
     largest = dots.max(dim=1, keepdim=True).values.detach()
     dots = (dots - largest).clamp_min(-95.0)
     other = ~torch.eye(n, dtype=torch.bool, device=labels.device)
@@ -339,6 +345,6 @@ def separation(
     positive = same_class & other
     positives = positive.sum(dim=1).clamp_min(1)
     likelihood = (positive * log_probability).sum(dim=1) / positives
-    scale = temperature / base_temperature
-    weighted = (likelihood * weights).mean()
+    scale = SEPARATION_TEMPERATURE / BASE_TEMPERATURE
+    weighted = (likelihood * sample_weights).mean()
     return -scale * weighted / classes

@@ -147,10 +147,4 @@ class PODNetModule(IterativeModule):
 
     def after_exemplar_selection(self) -> None:
         """Fine-tune on balanced classes."""
-        share = self.options["tuning"]
-        self.tune(share, self.options["tuning_rate"], self.learning_parts())
-
-    def reset_structure(self) -> None:
-        """Go back to the structure before the first task."""
-        super().reset_structure()
-        self.cosine = CosineClassifier(self.width, self.options["proxies"])
+        self.tune(self.options["tuning"], self.options["tuning_rate"])

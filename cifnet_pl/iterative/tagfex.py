@@ -157,9 +157,9 @@ class TagFexModule(DERModule):
         branch = self.fresh_network()
         share = self.options["interpolation"]
         networks = (branch, self.branches[-1], self.agnostic)
-        weights = zip(*(network.parameters() for network in networks), strict=True)
+        triples = zip(*(network.parameters() for network in networks), strict=True)
         with torch.no_grad():
-            for new, last, agnostic in weights:
+            for new, last, agnostic in triples:
                 new.copy_(share * last + (1 - share) * agnostic)
         return branch
 
@@ -167,22 +167,14 @@ class TagFexModule(DERModule):
         """Return the task-agnostic network and its projector."""
         return [self.agnostic, self.projector]
 
-    def learning_parts(self) -> list[nn.Module]:
+    def learning_parts(self) -> list[nn.Module | None]:
         """Return the newest branch, the task-agnostic network, and the guiding modules."""
         guides = [self.attention, self.predictor, self.merged_classifier]
-        known = [module for module in guides if module is not None]
-        return [*super().learning_parts(), self.agnostic, self.projector, *known]
+        return [*super().learning_parts(), self.agnostic, self.projector, *guides]
 
     def counted_module(self) -> nn.Module:
         """Return the whole module, as the published number of parameters does."""
         return self
-
-    def reset_structure(self) -> None:
-        """Go back to the structure before the first task."""
-        super().reset_structure()
-        self.attention = None
-        self.predictor = None
-        self.merged_classifier = None
 
     # ------------------------------------------------------------------ losses
 
@@ -262,10 +254,10 @@ class TagFexModule(DERModule):
         errors = functional.cross_entropy(
             merged, (labels - self.old_classes).clamp_min(0), reduction="none"
         )
-        learned = self.processes.mean_where(errors, new)
-        loss: Tensor = self.options["merged"] * learned
+        merged_error = self.processes.mean_where(errors, new)
+        loss: Tensor = self.options["merged"] * merged_error
         own = self.processes.mean_loss(classification)
-        if self.processes.mean_loss(learned) < own:
+        if self.processes.mean_loss(merged_error) < own:
             divergence = transfer(scores[:, self.old_classes :], merged)
             mean = self.processes.mean_where(divergence, new)
             loss = loss + self.options["transfer"] * mean

@@ -5,12 +5,14 @@ A method overrides the methods under "for subclasses to override"; the rest is t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -29,7 +31,6 @@ from cifnet_pl.iterative.descent import (
     Schedule,
     Step,
     StepBatch,
-    check_processes,
     plan_steps,
 )
 from cifnet_pl.iterative.exemplars import (
@@ -71,6 +72,9 @@ OPTIONS = (
     "exemplars_per_class",
 )
 """Arguments of every method that weights and exemplars depend on, besides the backbone."""
+
+Parts = dict[str, "nn.Module | None"]
+"""Parts of a module by the names of its attributes."""
 
 TUNING_EPOCH = 1000
 """Number that stands for balanced fine-tuning in the seed of its augmentation."""
@@ -140,12 +144,12 @@ class IterativeModule(TaskModule):
         processes: sums over all processes.
         steps: of the current task, in the order in which they are taken.
         steps_done: number of steps taken, in this run and before it.
-        steps_skipped: number of steps that were taken before this run.
         parts: modules that learn now.
         phase_number: number of the current phase in the task, from 0; −1 before the first.
-        descent: SGD of the current phase; None between tasks.
-        before: weights before the open task, from which it is opened anew, so that the network has
-            the same structure.
+        descent: SGD of the current or the last phase; None before the first.
+        untrained, before: copies of all parts from before the first task and from before the open
+            one, to which a checkpoint and an aborted task go back; in dictionaries, so that they
+            are no submodules.
         position: weights, optimizer state and step at which the next task goes on, and those after
             the last step while a task is being finished, as the rest is computed again from there;
             None otherwise.
@@ -221,12 +225,12 @@ class IterativeModule(TaskModule):
         self.n_classes = 0
         self.teacher: tuple[nn.Module, ...] = ()
         self.processes = Processes(self)
-        self.before: dict[str, Tensor] = {}
+        self.untrained: Parts = {}
+        self.before: Parts = {}
         self.descent: Descent | None = None
         self.phase_number = -1
         self.steps: list[Step] = []
         self.steps_done = 0
-        self.steps_skipped = 0
         self.image_counts = torch.zeros(0, dtype=torch.int64)
         self._candidates: list[Candidates] = []
 
@@ -247,8 +251,9 @@ class IterativeModule(TaskModule):
         return self.classifier
 
     def features(self, x: Tensor) -> Tensor:
-        """Return (n, d) embeddings of normalised images (n, 3, s, s)."""
-        z: Tensor = self.network(x)
+        """Return (n, d) embeddings of normalised images, by default of ``learned_network()``."""
+        _, network = self.learned_network()
+        z: Tensor = network(x)
         return z
 
     def logits(self, z: Tensor) -> Tensor:
@@ -261,8 +266,8 @@ class IterativeModule(TaskModule):
         scores = self.logits(self.features(batch.inputs()))
         return functional.cross_entropy(scores, batch.labels)
 
-    def learning_parts(self) -> list[nn.Module]:
-        """Return the modules that learn in the current phase, by default all."""
+    def learning_parts(self) -> list[nn.Module | None]:
+        """Return the modules that learn in the current phase, by default all; None is none."""
         return [self.network, self.output_layer]
 
     def teachers(self) -> list[nn.Module]:
@@ -309,15 +314,8 @@ class IterativeModule(TaskModule):
             self.n_classes += size
             self.expand(size)
 
-    def reset_structure(self) -> None:
-        """Go back to the structure before the first task."""
-        self.n_classes = 0
-        self.old_classes = 0
-        self.classifier = None
-        self.exemplars = ExemplarSet()
-
     def learned_network(self) -> tuple[str, nn.Module]:
-        """Return the network that embeds after the last task, after its structure's name.
+        """Return the network that embeds, after the name of its structure.
 
         See :mod:`cifnet_pl.backbones.structures`.
         """
@@ -343,7 +341,7 @@ class IterativeModule(TaskModule):
         self,
         name: str,
         share: float = 1.0,
-        tuning_rate: float | None = None,
+        rate: float | None = None,
         decay: float | None = None,
     ) -> Phase:
         """Return a phase of the current task.
@@ -351,26 +349,25 @@ class IterativeModule(TaskModule):
         Args:
             name: of the phase.
             share: share of the task's epochs.
-            tuning_rate: learning rate of balanced fine-tuning; None for that of the task.
+            rate: learning rate; None for that of the task.
             decay: weight decay; None for that of the task.
         """
         later = not self.is_first_task
         epochs = max(1, round(share * self.regime.epochs[later]))
+        if rate is None:
+            rate = self.regime.learning_rates[later]
         if decay is None:
             decay = self.regime.weight_decays[later]
-        if tuning_rate is not None:
-            return Phase(name, epochs, tuning_rate, decay, "tuning_rate")
-        return Phase(name, epochs, self.regime.learning_rates[later], decay)
+        return Phase(name, epochs, rate, decay)
 
-    def tune(self, share: float, rate: float, parts: list[nn.Module]) -> None:
-        """Learn from exemplars alone (balanced fine-tuning).
+    def tune(self, share: float, rate: float) -> None:
+        """Learn from exemplars alone (balanced fine-tuning), with the parts that learn.
 
         The candidates are embedded again then, and the exemplars of new classes selected anew.
 
         Args:
             share: share of the task's epochs; 0 for none.
             rate: learning rate.
-            parts: modules that learn.
         """
         if not share:
             return
@@ -379,7 +376,7 @@ class IterativeModule(TaskModule):
         positions = np.arange(len(self.exemplars))
         seed = [self.seed, task, 4]
         steps = self._planned(positions, 0, [phase], task - 1, seed)
-        self.begin_descent(parts, phase)
+        self.begin_descent(phase)
         for step in steps:
             own = np.array_split(step.rows, self.processes.count)[self.global_rank]
             samples = self.exemplars.at(torch.from_numpy(own))
@@ -415,15 +412,6 @@ class IterativeModule(TaskModule):
         """Return a network as it was before the first task; random weights are drawn anew."""
         return self._build().network.requires_grad_(True).to(self.device)
 
-    def normalised(self, images: Tensor) -> Tensor:
-        """Return float32 images with the mean and scale that the network expects.
-
-        Args:
-            images: (n, 3, s, s) uint8.
-        """
-        images = images.contiguous(memory_format=torch.channels_last)
-        return torch.addcmul(self.backbone.shift, images, self.backbone.scale)
-
     def augmented(self, images: Tensor, keys: Tensor, seed: Sequence[int]) -> Tensor:
         """Augment and normalise images.
 
@@ -435,7 +423,7 @@ class IterativeModule(TaskModule):
         Returns:
             (n, 3, s, s) float32.
         """
-        return self.normalised(self.regime.augmentation(images, keys, seed))
+        return self.backbone.normalised(self.regime.augmentation(images, keys, seed))
 
     def decode(self, rows: Tensor) -> Tensor:
         """Return (n, 3, s, s) uint8 training images at positions (n,).
@@ -447,6 +435,12 @@ class IterativeModule(TaskModule):
         squares = [images.image(row).square(*shape) for row in rows.tolist()]
         pixels = torch.from_numpy(np.stack(squares))
         return pixels.permute(0, 3, 1, 2)
+
+    def labels_of(self, rows: np.ndarray) -> Tensor:
+        """Return (n,) int64 labels of the training images at positions (n,)."""
+        source = self.data.source
+        labels_of_classes = pd.Index(self.class_names).get_indexer(source.class_names)
+        return torch.from_numpy(labels_of_classes[source.train.labels[rows]])
 
     @contextmanager
     def seeded(self, *purpose: int) -> Iterator[None]:
@@ -516,13 +510,17 @@ class IterativeModule(TaskModule):
         seed = [self.seed, task]
         exemplars = len(self.exemplars)
         self.steps = self._planned(rows, exemplars, self.phases(), task, seed)
-        if self.position is not None and self.position["steps"] != len(self.steps):
-            raise CheckpointError(
-                f"the checkpoint was written inside a task with {self.position['steps']} steps,"
-                f" this run has {len(self.steps)}: use the same --data.batch_size, number of"
-                " processes and images, or start a new experiment"
-            )
-        passes = [step.rows for step in self.steps[self.steps_skipped :]]
+        steps_taken = 0
+        if self.position is not None:
+            steps_taken = self.position["step"]
+            before = self.position["steps"]
+            if before != len(self.steps):
+                raise CheckpointError(
+                    f"the checkpoint was written inside a task with {before} steps, this run has"
+                    f" {len(self.steps)}: use the same --data.batch_size, number of processes and"
+                    " images, or start a new experiment"
+                )
+        passes = [step.rows for step in self.steps[steps_taken:]]
         if self.capacity:
             passes.append(rows)
         return passes
@@ -535,17 +533,28 @@ class IterativeModule(TaskModule):
         task: int,
         seed: list[int],
     ) -> list[Step]:
-        """Return steps over all processes; see :func:`~cifnet_pl.iterative.descent.plan_steps`."""
+        """Return steps over all processes; see :func:`~cifnet_pl.iterative.descent.plan_steps`.
+
+        Raises:
+            UsageError: a step has too few images for a loss over all processes. A task without any
+                is the one after the last, which Lightning asks for.
+        """
         count = self.processes.count
         random = np.random.default_rng(seed)
         size = self.data.batch_size * count
         steps = plan_steps(rows, exemplars, phases, size, random)
-        check_processes(steps, count, task)
+        smallest = min(len(step.rows) + len(step.exemplars) for step in steps)
+        if 0 < smallest < count:
+            raise UsageError(
+                f"task {task + 1} has a step of {smallest} images for {count} processes: set"
+                f" --trainer.devices to at most {smallest}"
+            )
         return steps
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Add the new classes; resume inside the task if the run was stopped there."""
-        self.before = self._copied_weights()
+        self.before = copy.deepcopy(self._modules)
+        self.untrained = self.untrained or self.before
         self._candidates = []
         self.old_classes = labels[0]
         self.n_classes = labels[-1] + 1
@@ -625,11 +634,11 @@ class IterativeModule(TaskModule):
             with self.seeded(2, len(self.learned_tasks), self.phase_number):
                 self.begin_phase()
             self.to(self.device)
-            self.begin_descent(self.learning_parts(), self.phases()[self.phase_number])
+            self.begin_descent(self.phases()[self.phase_number])
 
-    def begin_descent(self, parts: list[nn.Module], phase: Phase) -> None:
-        """Let only ``parts`` learn from here on."""
-        self._last_phase = phase
+    def begin_descent(self, phase: Phase) -> None:
+        """Let only ``learning_parts()`` learn from here on."""
+        parts = [part for part in self.learning_parts() if part is not None]
         self.descent = Descent(self, parts, phase)
         self.parts = parts
         self.train()
@@ -645,26 +654,25 @@ class IterativeModule(TaskModule):
         Args:
             quantity: what is not finite, such as "the loss is nan".
         """
-        phase = self._last_phase
+        assert self.descent is not None
+        phase = self.descent.phase
+        option = "learning_rate"
+        if phase.name == "tune":
+            option = "tuning_rate"
         return CifnetError(
             f"{quantity} in task {len(self.learned_tasks)}: the learning rate"
-            f" {phase.learning_rate:g} is too high, set a lower --model.{phase.rate_option}"
+            f" {phase.learning_rate:g} is too high, set a lower --model.{option}"
         )
 
-    def check_weights(self) -> None:
+    def check_parameters(self) -> None:
         """Check the weights after the last step.
 
         Raises:
             CifnetError: one is NaN or infinite.
         """
-        for weights in self.parameters():
-            if not torch.isfinite(weights).all():
+        for parameter in self.parameters():
+            if not torch.isfinite(parameter).all():
                 raise self.divergence("weights are not finite")
-
-    def clear_steps(self) -> None:
-        """Forget the steps of a task."""
-        self.steps = []
-        self.steps_skipped = 0
 
     def train(self, mode: bool = True) -> IterativeModule:
         """Set training mode for parts that learn, if batch statistics do; else evaluation mode."""
@@ -683,7 +691,7 @@ class IterativeModule(TaskModule):
         self.pause()
         with torch.no_grad():
             self.after_learning()
-        self.check_weights()
+        self.check_parameters()
 
     def finish_task(self) -> None:
         """Check what was learned; select exemplars, tune on them, and compute their means.
@@ -697,17 +705,14 @@ class IterativeModule(TaskModule):
         for name, count in zip(self.learned_tasks[-1], counts, strict=True):
             if not count:
                 raise no_images(name)
-        self.descent = None
-        self.clear_steps()
         if self.capacity:
             self._select_exemplars()
             precision = self.trainer.precision_plugin.train_step_context()
             with explaining_full_memory(self.data.batch_size), precision:
                 if self.old_classes:
                     self.after_exemplar_selection()
-                    self.check_weights()
+                    self.check_parameters()
                 self.exemplars.set_means(self.embed_exemplars())
-            self.descent = None
             self._candidates = []
         self.position = None
 
@@ -726,7 +731,7 @@ class IterativeModule(TaskModule):
     def embed(self, images: Tensor) -> Tensor:
         """Return (n, d) float32 embeddings of uint8 images (n, 3, s, s), without gradients."""
         with torch.no_grad():
-            return self.features(self.normalised(images)).float()
+            return self.features(self.backbone.normalised(images)).float()
 
     def embed_exemplars(self) -> Tensor:
         """Return (n, d) float32 embeddings of all exemplars."""
@@ -812,15 +817,9 @@ class IterativeModule(TaskModule):
     def abort_task(self) -> None:
         """Go back to the weights before the task, if it was opened by this module."""
         if self.before:
-            self.build_structure([len(names) for names in self.learned_tasks])
-            self.load_state_dict(self.before)
+            self._put_back(self.before)
             self.before = {}
             self.position = None
-            self.clear_steps()
-
-    def _copied_weights(self) -> dict[str, Tensor]:
-        """Return copies of all weights, as the optimizer changes them in place."""
-        return {name: value.clone() for name, value in self.state_dict().items()}
 
     def _current_position(self) -> dict[str, Any]:
         """Return the state from which training resumes after the present step."""
@@ -829,7 +828,8 @@ class IterativeModule(TaskModule):
             descent = self.descent.state_dict()
         return {
             "step": self.steps_done,
-            "weights": self._copied_weights(),
+            # Copies, as the optimizer changes them in place.
+            "weights": copy.deepcopy(self.state_dict()),
             "descent": descent,
             "counts": self.image_counts.clone(),
             "steps": len(self.steps),
@@ -851,7 +851,9 @@ class IterativeModule(TaskModule):
         """Store the weights from before an open task, and the position inside it."""
         super().on_save_checkpoint(checkpoint)
         if checkpoint["cifnet"]["under_way"]:
-            checkpoint["state_dict"] = dict(self.before)
+            before = nn.Module()
+            before._modules.update(self.before)
+            checkpoint["state_dict"] = before.state_dict()
             checkpoint["position"] = self.position or self._current_position()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -862,25 +864,21 @@ class IterativeModule(TaskModule):
         """
         super().on_load_checkpoint(checkpoint)
         self.before = {}
-        self.clear_steps()
         self.position = None
         if checkpoint["cifnet"]["under_way"]:
             self.position = checkpoint.get("position")
-        if self.position is not None:
-            self.steps_skipped = self.position["step"]
+        self.untrained = self.untrained or copy.deepcopy(self._modules)
+        self._put_back(self.untrained)
+        self.n_classes = 0
         finished = self.learned_tasks[: self.tasks_finished]
-        self.build_structure([len(names) for names in finished])
-
-    def build_structure(self, sizes: list[int]) -> None:
-        """Build the structure of a network that has finished some tasks.
-
-        Args:
-            sizes: number of classes of each task.
-        """
-        self.reset_structure()
         with self.seeded(3):
-            self.rebuild(sizes)
+            self.rebuild([len(names) for names in finished])
         self.to(self.device)
+
+    def _put_back(self, parts: Parts) -> None:
+        """Replace all parts by copies of those that were kept; parts that came later go."""
+        for name in list(self._modules):
+            setattr(self, name, copy.deepcopy(parts.get(name)))
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

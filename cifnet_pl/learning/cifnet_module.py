@@ -15,16 +15,16 @@ from torch import Tensor
 from cifnet_pl.backbones import DEFAULT_BACKBONE, Backbone, build_backbone
 from cifnet_pl.backbones.engines import EngineChoice
 from cifnet_pl.backbones.patches import Patches
-from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.buffer import CalibrationBuffer, given_groups
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batch, EmbeddingBatch, ImageBatch
 from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.heads.probabilities import check_buffer
+from cifnet_pl.heads.trial import try_head
 from cifnet_pl.learning.run_record import PrequentialRow
 from cifnet_pl.learning.strategy import check_trainer
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import Description, parse
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.testing import try_head
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     UsageError,
@@ -35,7 +35,7 @@ from cifnet_pl.utilities.errors import (
 )
 from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import state_of
-from cifnet_pl.utilities.plugins import import_name, names_import, naming
+from cifnet_pl.utilities.plugins import failure, import_name, names_import
 
 BACKBONE_IMAGES = 5000
 """Largest number of images that a learned backbone is fitted to."""
@@ -128,8 +128,6 @@ class CIFNetModule(TaskModule):
         # The engine of the backbone, once a Trainer is known; to prepare it takes seconds.
         self.engine = ""
         self._ridge_message_shown = False
-        # Content hashes of this task's images, and their groups, by batch.
-        self._groups: list[tuple[Tensor, Tensor]] = []
         self._unchecked: list[EmbeddedBatch] = []
         # Where classes return: the head as it was before the task, and what it predicts.
         self._earlier_head: Head | None = None
@@ -173,7 +171,7 @@ class CIFNetModule(TaskModule):
     def on_fit_start(self) -> None:
         """Fit a backbone that learns, and refuse a run with more classes than buffer samples."""
         patches = self.backbone.learnable_patches
-        if patches is not None and not patches.learned:
+        if patches is not None and not patches.is_learned:
             self._learn_backbone(patches)
         super().on_fit_start()
         if self.buffer is not None:
@@ -201,7 +199,7 @@ class CIFNetModule(TaskModule):
         with prefixed(
             f"with --data.stream {stream} classes return with new samples, which {name} cannot add"
         ):
-            self.head.require("merges_sites")
+            self.head.require("merges")
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Begin the task in the model: its new classes, and those that return."""
@@ -220,10 +218,6 @@ class CIFNetModule(TaskModule):
         """Embed a batch; the model observes it now, or on a GPU in ``complete_batches``."""
         with explaining_full_memory(self.data.batch_size):
             self._embed(batch, learned=True)
-        groups_of_rows = self.data.source.train.groups
-        if groups_of_rows is not None:
-            groups = groups_of_rows[batch.row.cpu().numpy()]
-            self._groups.append((batch.key.cpu(), torch.from_numpy(groups)))
 
     def finish_task(self) -> None:
         """Add the statistics of all processes, and let the model solve its head.
@@ -231,10 +225,6 @@ class CIFNetModule(TaskModule):
         Raises:
             DataError: a class of which no image could be learned.
         """
-        for local in of_all_processes(self._groups):
-            for keys, groups in local:
-                self.calibration.add_given_groups(keys, groups)
-        self._groups.clear()
         if self._earlier_head is not None:
             self._earlier_head = None
             row = self._predicted_before
@@ -250,7 +240,6 @@ class CIFNetModule(TaskModule):
 
     def abort_task(self) -> None:
         """Remove the unfinished task from the model."""
-        self._groups.clear()
         self._unchecked.clear()
         self.model.abort_task()
 
@@ -295,7 +284,12 @@ class CIFNetModule(TaskModule):
                 self._predicted_before.correct += int(correct.sum())
                 self._predicted_before.samples += len(z)
             if learned:
-                self.model.observe(z, batch.label, batch.key)
+                groups = None
+                groups_of_rows = self.data.source.train.groups
+                if groups_of_rows is not None:
+                    rows = batch.row.cpu().numpy()
+                    groups = given_groups(torch.from_numpy(groups_of_rows[rows]))
+                self.model.observe(z, batch.label, batch.key, groups)
 
     # ------------------------------------------------------------------ prediction
 
@@ -395,6 +389,6 @@ def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
         )
     part = import_name(type(made))
     if names_import(part):
-        with naming(part):
+        with explained(UsageError, f"{part} fails", reason=failure):
             try_head(made)
     return made

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
@@ -15,7 +15,6 @@ from cifnet_pl.model.bundle import (
     BackboneRecord,
     Description,
     StoredModel,
-    class_names,
     parse,
     plugin_imports,
 )
@@ -26,6 +25,7 @@ from cifnet_pl.utilities.errors import (
     prefixed,
     unknown_name,
 )
+from cifnet_pl.utilities.names import class_names
 from cifnet_pl.utilities.plugins import import_object, names_import
 from cifnet_pl.utilities.text import printable
 
@@ -72,7 +72,7 @@ def assemble(
         backbone=backbone,
         head=_empty_head(record.head, where),
         buffer=buffer,
-        class_names=class_names(record.class_names, where),
+        class_names=class_names(record.class_names, where, CheckpointError),
         image_size=record.images.image_size,
         crop_ratio=record.images.crop_ratio,
         held_out=record.images.held_out,
@@ -133,7 +133,7 @@ def _fill(model: Classifier, stored: StoredModel, solved: bool) -> None:
         CheckpointError, or any other error of what does not fit.
     """
     modules = nn.ModuleDict(model.stored_modules)
-    modules.load_state_dict(stored.tensors, strict=True)
+    modules.load_state_dict(_in_groups(stored.tensors), strict=True)
     for name, tensor in stored.tensors.items():
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{printable(name)} holds NaN or infinity")
@@ -148,3 +148,26 @@ def _fill(model: Classifier, stored: StoredModel, solved: bool) -> None:
         probabilities = head.probabilities(torch.zeros(1, model.backbone.features))
         if not probabilities.isfinite().all():
             raise CheckpointError("its head does not give finite probabilities")
+
+
+def _in_groups(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of which models of before had the groups of buffer samples elsewhere.
+
+    They had groups or none, and not how many errors showed it.
+    """
+    converted = dict(tensors)
+    groups = converted.pop("calibration.groups", None)
+    if groups is None:
+        return converted
+    converted.pop("calibration.given_key")
+    given = converted.pop("calibration.given")
+    converted["calibration.is_given"] = torch.tensor(len(given) > 0)
+    come_in_groups = len(torch.unique(groups)) < len(groups)
+    errors = torch.tensor([float(come_in_groups), 0.0, 1.0]).double()
+    converted.setdefault("calibration.group_errors", errors)
+    keys = converted.get("buffer.key")
+    if keys is not None:
+        if len(groups) != len(keys):
+            groups = torch.full_like(keys, -1)
+        converted["buffer.group"] = groups
+    return converted

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from cifnet_pl.buffer import BufferSamples
+from cifnet_pl.buffer import ungrouped
 from cifnet_pl.data.embedding_cache import EmbeddingCache, log, pipeline_folder
 from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.data.samples import Source
@@ -68,10 +68,9 @@ def gain_of_ten_more(
         95 % interval; None with too few images to say.
     """
     y = torch.from_numpy(labels)
-    stored = BufferSamples(torch.from_numpy(z), y, torch.arange(len(y)))
-    calibration = Calibration()
-    calibration.calibrate_by_all(head, stored)
-    samples = CalibrationSamples(head, stored.z, stored.y, calibration.groups)
+    stored = ungrouped(torch.from_numpy(z), y, torch.arange(len(y)))
+    stored = Calibration().calibrate_by_all(head, stored)
+    samples = CalibrationSamples(head, stored.z, stored.y, stored.group)
     return gain_of_more_images(samples)
 
 

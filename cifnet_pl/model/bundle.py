@@ -17,8 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,13 +34,11 @@ from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.utilities.errors import (
     AlreadyThere,
     CheckpointError,
-    CifnetError,
     UsageError,
     explained,
     first_mistake,
 )
 from cifnet_pl.utilities.files import refuse_pointer, write_bytes, write_json
-from cifnet_pl.utilities.names import class_name, class_name_problem
 from cifnet_pl.utilities.plugins import names_import
 from cifnet_pl.utilities.text import printable, shown
 from cifnet_pl.utilities.version import __version__
@@ -153,13 +150,9 @@ def parse(kind: type[T], content: Any, where: str) -> T:
     Raises:
         CheckpointError: an entry is missing, of another type, or not known.
     """
-    try:
+    wrong = f"{where} is damaged or not a model"
+    with explained(CheckpointError, wrong, ValidationError, reason=first_mistake):
         return kind.model_validate(content)
-    except ValidationError as error:
-        mistake = first_mistake(error.errors())
-        raise CheckpointError(
-            f"{where} is damaged or not a model: {mistake}"
-        ) from error
 
 
 def check_format(number: Any, where: str) -> None:
@@ -176,38 +169,6 @@ def check_format(number: Any, where: str) -> None:
         raise CheckpointError(
             f"{where} has format {shown(number)}, this version reads {FORMAT}: update cifnet_pl"
         )
-
-
-def class_names(
-    names: Sequence[Any], where: str, error: type[CifnetError] = CheckpointError
-) -> list[str]:
-    """Check class names from a file: plain, unique, and safe to show and to use in a path.
-
-    Args:
-        names: the names that a file holds.
-        where: what an error calls the file.
-        error: class of the error.
-
-    Returns:
-        The names as they are stored and compared.
-
-    Raises:
-        CheckpointError, or ``error``: no name, one that occurs twice, or one that cannot be that of
-            a class.
-    """
-    if not names:
-        raise error(f"{where} names no class")
-    for name in names:
-        problem = class_name_problem(name)
-        if problem is not None:
-            raise error(
-                f"{where}: class name {shown(name)} {problem}: rename the class"
-            )
-    normalised = [class_name(name) for name in names]
-    name, times = Counter(normalised).most_common(1)[0]
-    if times > 1:
-        raise error(f"{where} has class {shown(name)} twice")
-    return normalised
 
 
 def plugin_imports(

@@ -10,7 +10,6 @@ group (:mod:`cifnet_pl.heads.probabilities`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -57,16 +56,13 @@ class Calibration(GrowingModule):
 
     Buffers:
         kind: () int64, position in :data:`Kind`.
-        groups: (n,) int64, equal for buffer samples of one group, in the buffer's order; negative
-            where others of the group are learned that are not in the buffer; empty if not known.
+        is_given: () bool, whether the groups are those that the user gave.
         group_errors: (3,) float64 errors that tell whether images are independent
             (:class:`~cifnet_pl.statistics.Evidence`), summed over tasks; negative where there are
             none yet.
         accuracy: (2,) float64 leave-one-out accuracy and accuracy on new groups, in percent;
             negative where not known.
         interval: (2, 2) float64 95 % interval of each, lower and upper end.
-        given_key: (l,) int64 content hashes of learned images of which the user gave the group.
-        given: (l,) int64 their groups.
         chosen: (c,) int64 content hashes of learned images that were selected among others, see
             :meth:`exclude_selected`.
         z: (m, d) float32 embeddings of labelled images that are not learned. With any of them, the
@@ -81,14 +77,10 @@ class Calibration(GrowingModule):
         self.accuracy: Tensor = nn.Buffer(-torch.ones(2, dtype=torch.float64))
         self.interval: Tensor = nn.Buffer(-torch.ones(2, 2, dtype=torch.float64))
         self.z = no_rows(torch.float32, 0)
-        self.groups = no_rows(torch.int64)
+        self.is_given: Tensor = nn.Buffer(torch.tensor(False))
         self.group_errors: Tensor = nn.Buffer(-torch.ones(3, dtype=torch.float64))
-        # Groups of another model that is merged into this one, by content hash.
-        self._absorbed: dict[int, int] = {}
         self.y = no_rows(torch.int64)
         self.key = no_rows(torch.int64)
-        self.given_key = no_rows(torch.int64)
-        self.given = no_rows(torch.int64)
         self.chosen = no_rows(torch.int64)
 
     @property
@@ -166,34 +158,10 @@ class Calibration(GrowingModule):
 
     # ------------------------------------------------------------------ groups
 
-    def add_given_groups(self, key: Tensor, groups: Tensor) -> None:
-        """Take in groups (n,) that the user gave for images with content hashes ``key`` (n,)."""
-        self.given_key = torch.cat([self.given_key, key.to(self.given_key)])
-        self.given = torch.cat([self.given, groups.to(self.given)])
-
-    def _groups_given_for(self, key: Tensor) -> Tensor | None:
-        """Return the given group of each image (n,), its own hash where it has none.
-
-        Returns:
-            None if none of the images has one.
-        """
-        order = torch.argsort(self.given_key, stable=True)
-        given_key = self.given_key[order]
-        given_groups = self.given[order]
-        if not torch.isin(given_key, key).any():
-            return None
-        # Of several groups of one image, the first is taken.
-        images = reversed(given_key.tolist())
-        groups = reversed(given_groups.tolist())
-        group_of = dict(zip(images, groups, strict=True))
-        # An image without a group has its own hash for one.
-        given = [group_of.get(image, image) for image in key.tolist()]
-        return key.new_tensor(given) & torch.iinfo(torch.int64).max
-
     @property
     def leaves_groups_out(self) -> bool:
         """Whether images come in groups that are left out together."""
-        return len(self.given) > 0 or self.evidence.dependent
+        return bool(self.is_given) or self.evidence.dependent
 
     @property
     def evidence(self) -> Evidence:
@@ -205,35 +173,22 @@ class Calibration(GrowingModule):
             self.group_errors
         )
 
-    def absorb(self, other: Calibration, key: Tensor) -> None:
-        """Take in what is known of the images of another model.
-
-        Args:
-            other: of the other model.
-            key: (m,) int64 content hashes of its buffer samples.
-        """
-        self.add_given_groups(other.given_key, other.given)
+    def absorb(self, other: Calibration) -> None:
+        """Take in what is known of the images of another model."""
+        self.is_given |= other.is_given
         if len(other.chosen):
             self.exclude_selected(other.chosen)
         if (other.group_errors >= 0).all():
             self._add_evidence(other.group_errors)
-        self._absorbed |= other.group_of(key)
-
-    def group_of(self, key: Tensor) -> dict[int, int]:
-        """Return content hash → group of the buffer samples ``key`` (n,), where it is known."""
-        if len(self.groups) != len(key):
-            return {}
-        return dict(zip(key.tolist(), self.groups.tolist(), strict=True))
 
     def find_groups(
         self,
         head: Head,
-        stored: Tensor,
         samples: BufferSamples,
         is_whole: Tensor,
         is_new: Tensor,
         limit: int,
-    ) -> Tensor:
+    ) -> BufferSamples:
         """Find the groups of the samples at hand, and whether these must be left out together.
 
         They are found in classes of which all images are at hand. Of other classes those groups are
@@ -241,21 +196,23 @@ class Calibration(GrowingModule):
 
         Args:
             head: solved.
-            stored: (m,) int64 content hashes of the samples that are in the buffer already.
-            samples: n samples, those and new ones.
+            samples: n samples, in the groups that are known.
             is_whole: (n,) bool, whether all images of the sample's class are at hand.
             is_new: (n,) bool, whether the sample's class has new images.
             limit: largest number of images without similar ones by which independence is tested.
 
         Returns:
-            (n,) int64, negative where the group is not whole.
+            The samples, each in its group.
         """
-        group_of = self.group_of(stored) | self._absorbed
-        known = [group_of.get(image, -1) for image in samples.key.tolist()]
-        groups = samples.key.new_tensor(known)
-        given = self._groups_given_for(samples.key)
-        if given is not None:
-            return torch.where(is_whole, given, groups)
+        groups = samples.group.clamp_min(-1)
+        given = -2 - samples.group
+        self.is_given |= (given >= 0).any()
+        if self.is_given:
+            # An image without a group has its own hash for one.
+            alone = samples.key & torch.iinfo(torch.int64).max
+            named = torch.where(given >= 0, given, alone)
+            unknown = is_whole & (groups < 0)
+            return samples._replace(group=torch.where(unknown, named, groups))
         if is_whole.any():
             whole = samples.at(is_whole)
             mean = samples.z.double().mean(dim=0)
@@ -268,7 +225,7 @@ class Calibration(GrowingModule):
             similar = clusters.similar()
             sets = torch.stack([similar, clusters.dealt(similar)]).to(tested.device)
             self._test(head, whole.at(tested), sets[:, tested], limit)
-        return groups
+        return samples._replace(group=groups)
 
     def _test(
         self, head: Head, samples: BufferSamples, sets: Tensor, limit: int
@@ -299,31 +256,20 @@ class Calibration(GrowingModule):
         )
         self._add_evidence(torch.tensor(found))
 
-    def set_groups(self, key: Tensor, group_of: Mapping[int, int]) -> None:
-        """Set the groups of the samples that are in the buffer now.
-
-        Args:
-            key: (n,) int64 their content hashes.
-            group_of: content hash → group; without one a sample's group is not whole.
-        """
-        self._absorbed = {}
-        is_stored = torch.isin(self.given_key, key)
-        self.given_key = self.given_key[is_stored]
-        self.given = self.given[is_stored]
-        self.groups = key.new_tensor(
-            [group_of.get(image, -1) for image in key.tolist()]
-        )
-
     # ------------------------------------------------------------------ accuracy
 
-    def calibrate_by_all(self, head: Head, samples: BufferSamples) -> None:
-        """Calibrate the head by all samples that it has learned (:meth:`calibrate_by_buffer`)."""
+    def calibrate_by_all(self, head: Head, samples: BufferSamples) -> BufferSamples:
+        """Calibrate the head by all samples that it has learned (:meth:`calibrate_by_buffer`).
+
+        Returns:
+            The samples, each in its group.
+        """
         everything = torch.ones_like(samples.y, dtype=torch.bool)
-        none = samples.key[:0]
-        self.groups = self.find_groups(
-            head, none, samples, everything, everything, len(everything)
+        in_groups = self.find_groups(
+            head, samples, everything, everything, len(everything)
         )
-        self.calibrate_by_buffer(head, samples)
+        self.calibrate_by_buffer(head, in_groups)
+        return in_groups
 
     def calibrate_by_buffer(self, head: Head, stored: BufferSamples) -> None:
         """Calibrate the head by buffer samples without their groups, and measure its accuracy.
@@ -332,16 +278,14 @@ class Calibration(GrowingModule):
             head: solved, with leave-one-out scores.
             stored: the samples in the buffer.
         """
-        if len(self.groups) != len(stored.y):
-            self.set_groups(stored.key, {})
         counted = self.counted(stored.y, stored.key)
         samples = CalibrationSamples(head, stored.z, stored.y, counted=counted)
         grouped = samples
         kind: Kind = "independent"
         if self.leaves_groups_out:
-            grouped = samples.grouped(self.groups)
+            grouped = samples.grouped(stored.group)
             kind = "found"
-        if len(self.given):
+        if self.is_given:
             kind = "given"
         is_untested = bool((self.group_errors < 0).any())
         if not grouped.counted.any() or (is_untested and kind != "given"):
@@ -385,7 +329,7 @@ class Calibration(GrowingModule):
         counted = self.counted(stored.y, stored.key)
         groups = None
         if self.leaves_groups_out and self.estimate_kind != "incomplete":
-            groups = self.groups
+            groups = stored.group
         return CalibrationSamples(head, stored.z, stored.y, groups, counted=counted)
 
     def keep_learned(self, learned: Tensor) -> None:
@@ -395,9 +339,6 @@ class Calibration(GrowingModule):
             learned: (n,) int64 content hashes of those that it knows.
         """
         self.chosen = self.chosen[torch.isin(self.chosen, learned)]
-        known = torch.isin(self.given_key, learned)
-        self.given_key = self.given_key[known]
-        self.given = self.given[known]
 
     def replace_new_images(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the labelled images that are not learned.
@@ -430,21 +371,8 @@ class Calibration(GrowingModule):
                 calibrate(new_images)
 
     def forget_buffer(self) -> None:
-        """Forget groups and accuracy of the buffer samples, which have changed."""
-        self.groups = self.groups[:0]
+        """Forget the accuracy of the buffer samples, which have changed."""
         self._record("unknown", None, None)
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        # Models of before knew groups or none, and not how many errors showed it.
-        name = f"{prefix}group_errors"
-        groups = state_dict.get(f"{prefix}groups")
-        if name not in state_dict and groups is not None:
-            grouped = len(groups.unique()) < len(groups)
-            errors = torch.tensor([float(grouped), 0.0, 1.0]).double()
-            state_dict = {**state_dict, name: errors}
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     # ------------------------------------------------------------------ messages
 

@@ -28,7 +28,7 @@ from cifnet_pl.images.reader import (
     image_location,
     iterate_images,
 )
-from cifnet_pl.model.bundle import Event, class_names, now, write_bundle
+from cifnet_pl.model.bundle import Event, now, write_bundle
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.export import Export, Graph, HeadGraph, Square, onnx_bytes
 from cifnet_pl.model.task_learner import ModelLearner
@@ -39,7 +39,7 @@ from cifnet_pl.model.unknowns import (
 )
 from cifnet_pl.utilities.errors import UsageError, check_embeddings, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
-from cifnet_pl.utilities.names import class_name
+from cifnet_pl.utilities.names import class_name, class_names
 from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.text import (
     listed,
@@ -232,14 +232,12 @@ class Classifier(ModelLearner):
 
     def ridge_message(self) -> str | None:
         """Return a message where generalised cross-validation chose the upper edge of its range."""
-        choices = self.head.ridge_choices()
-        ridges = [choice.ridge for choice in choices if choice.at_limit]
-        if not ridges:
+        if not self.head.at_limit:
             return None
         return (
             "note: the images are too few, or nothing in them separates their classes: add"
             " images, and check that they are in the right folders (the ridge is at the upper"
-            f" edge of its range, {max(ridges):.3g})"
+            " edge of its range)"
         )
 
     def calibration_notes(self) -> list[str]:
@@ -322,7 +320,7 @@ class Classifier(ModelLearner):
         Raises:
             UsageError: there is a bundle already and ``overwrite`` is false, or the folder holds
                 other files; the model has an unknown precision.
-            CheckpointError: a class name that could not be read back.
+            DataError: a class name that could not be read back.
             CifnetError: the disk is full or not writable; an old bundle is left as it was.
         """
         class_names(self.class_names, "this model")
@@ -666,9 +664,7 @@ class Classifier(ModelLearner):
         removed = set(map(class_name, names))
         self.class_names = [name for name in self.class_names if name not in removed]
         if self.buffer is not None:
-            group_of = self.calibration.group_of(self.buffer.key)
             self.buffer.remove_classes(labels)
-            self.calibration.set_groups(self.buffer.key, group_of)
         self.images.remove(labels)
         self.calibration.keep_learned(self.images.content)
         if self.head.solved:

@@ -192,8 +192,7 @@ def draw_calibration(confidence: np.ndarray, correct: np.ndarray, title: str) ->
     """
     edges = np.linspace(0, 1, 11)
     counts, _ = np.histogram(confidence, edges)
-    confidence_of_correct = confidence[correct]
-    correct_counts, _ = np.histogram(confidence_of_correct, edges)
+    correct_counts, _ = np.histogram(confidence[correct], edges)
     images = np.maximum(counts, 1)
     accuracy = 100 * correct_counts / images
     starts = 100 * edges[:-1]

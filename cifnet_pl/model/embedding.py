@@ -17,6 +17,7 @@ from cifnet_pl.images.reader import (
     iterate_images,
 )
 from cifnet_pl.utilities.errors import check_embeddings, check_that
+from cifnet_pl.utilities.growing_tensors import chosen_device
 from cifnet_pl.utilities.text import counted
 
 
@@ -66,13 +67,10 @@ def embed(
     valid_size = image_size is None or 1 <= image_size <= IMAGE_SIZE_LIMIT
     expected = f"1 to {IMAGE_SIZE_LIMIT} pixels, or null"
     check_that(valid_size, "image_size", image_size, expected)
-    if device is None:
-        device = "cpu"
-        if torch.cuda.is_available():
-            device = "cuda"
+    place = chosen_device(device)
     if isinstance(backbone, str):
         backbone = build_backbone(backbone)
-    backbone = backbone.to(device)
+    backbone = backbone.to(place)
     crop_ratio = 1.0
     if image_size is None:
         image_size = backbone.preprocessing.image_size
@@ -83,8 +81,7 @@ def embed(
     found = iterate_images(images)
     if progress:
         found = counted(found, "embedding")
-    device_type = torch.device(device).type
-    for batch in decode_images(found, image_size, crop_ratio, device=device_type):
+    for batch in decode_images(found, image_size, crop_ratio, device=place.type):
         for image, reason in zip(batch.files, batch.unreadable, strict=True):
             if reason is not None:
                 unreadable[image_location(image)] = reason
@@ -93,7 +90,7 @@ def embed(
             else:
                 files.append(None)
         names = [image_location(image) for image in batch.readable]
-        z = backbone(batch.images.to(device)).cpu()
+        z = backbone(batch.images.to(place)).cpu()
         check_embeddings(z, backbone.features, names.__getitem__)
         embeddings.append(z)
     return Embedded(torch.cat(embeddings), files, unreadable)

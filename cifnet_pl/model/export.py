@@ -297,26 +297,19 @@ def check_onnx(content: bytes, graph: HeadGraph) -> ExportCheck:
 
 
 def _natural_images() -> Iterator[np.ndarray]:
-    """Yield batches (n, h, w, 3) uint8."""
+    """Yield batches (n, h, w, 3) uint8: two images, a tall part of one, and every ninth pixel."""
     from sklearn.datasets import load_sample_images
 
     first, second = load_sample_images().images
     yield np.stack([first, second])
-    for image in (
-        first,
-        second,
-        first[30:230, 50:170],
-        second.transpose(1, 0, 2),
-        second[::9, ::9],
-    ):
-        yield np.array(image[None], order="C")
+    yield np.ascontiguousarray(first[None, 30:230, 50:170])
+    yield np.ascontiguousarray(second[None, ::9, ::9])
 
 
 def _embeddings(width: int) -> Iterator[np.ndarray]:
-    """Yield batches (n, ``width``) float32."""
+    """Yield batches (n, ``width``) float32: usual ones, a single one, and large ones."""
     generator = np.random.default_rng(0)
     z = generator.standard_normal((64, width), dtype=np.float32)
     yield z
     yield z[:1]
     yield 100 * z
-    yield z * np.abs(z)

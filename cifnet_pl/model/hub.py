@@ -7,14 +7,12 @@ never executed. The network is only used where that is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from cifnet_pl.model.bundle import CONFIG, is_bundle
-from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from cifnet_pl.utilities.errors import CheckpointError, UsageError, explained
 from cifnet_pl.utilities.files import rendered, write_text
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import one_line, printable
@@ -74,7 +72,8 @@ def fetch(name: str, download: bool) -> Path:
     """
     hub = optional("huggingface_hub", name, "hf").HfApi()
     repository, _, revision = name.removeprefix(SCHEME).partition("@")
-    with _explained(f"cannot read {printable(name)}"):
+    unreadable = f"cannot read {printable(name)}"
+    with explained(CheckpointError, unreadable, reason=_reason):
         folder = hub.snapshot_download(
             repository,
             revision=revision or None,
@@ -99,13 +98,15 @@ def push(
 
     Raises:
         UsageError: the package is missing, or the repository holds something already.
-        CheckpointError: a class name that could not be read back; no right to write, or no network.
+        DataError: a class name that could not be read back.
+        CheckpointError: no right to write, or no network.
     """
     hub = optional("huggingface_hub", name, "hf").HfApi()
     repository = name.removeprefix(SCHEME)
+    unwritten = f"cannot write {printable(name)}"
     with (
         TemporaryDirectory() as made,
-        _explained(f"cannot write {printable(name)}"),
+        explained(CheckpointError, unwritten, reason=_reason),
     ):
         folder = Path(made) / "bundle"
         model.save(folder)
@@ -126,19 +127,14 @@ def push(
     return str(address)
 
 
-@contextmanager
-def _explained(failed: str) -> Iterator[None]:
-    """Turn errors of the hub's package, and of its network packages, into one sentence."""
-    try:
-        yield
-    except CifnetError:
-        raise
-    except Exception as error:
-        hint = (
-            "check the name and the network, or log in with `hf auth login` or HF_TOKEN"
+def _reason(error: Exception) -> str:
+    """Say why the hub's package, or one of its network packages, failed, and what to do."""
+    if type(error).__name__ == "LocalEntryNotFoundError":
+        return (
+            "it is not on this machine, or the hub cannot be reached; allow the download with"
+            " --download true, in Python download=True"
         )
-        reason = one_line(error)[:200]
-        if type(error).__name__ == "LocalEntryNotFoundError":
-            reason = "it is not on this machine, or the hub cannot be reached"
-            hint = "allow the download with --download true, in Python download=True"
-        raise CheckpointError(f"{failed}: {reason}; {hint}") from error
+    return (
+        f"{one_line(error, 200)}; check the name and the network, or log in with `hf auth login` or"
+        " HF_TOKEN"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,22 +128,25 @@ class LabelledImages:
         looks = [self.looks[row] or UNREAD for row in rows]
         return held_out_together(names, looks, share, 0)
 
-    def joined(
-        self, width: int, batches: Iterable[tuple[np.ndarray, Tensor]]
+    def all_embedded(
+        self,
+        model: Classifier,
+        title: str,
+        unreadable: list[Unreadable],
+        **options: Any,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Join the embeddings of all images that can be read.
+        """Embed all images that can be read.
 
         Args:
-            width: of the embeddings.
-            batches: of :meth:`embedded`.
+            model, title, unreadable, options: as for :meth:`embedded`.
 
         Returns:
             (n, d) float32 embeddings, and (n,) bool which images could be read.
         """
         count = len(self.files)
-        z = np.empty((count, width), np.float32)
+        z = np.empty((count, model.head.in_features), np.float32)
         readable = np.zeros(count, dtype=bool)
-        for rows, batch_z in batches:
+        for rows, batch_z in self.embedded(model, title, unreadable, **options):
             z[rows] = batch_z.cpu().numpy()
             readable[rows] = True
         return z, readable
@@ -175,9 +178,10 @@ class LabelledImages:
             for rows in pieces(every_row, EMBEDDED_BATCH):
                 yield rows, self.files.get(rows).to(model.device)
             return
-        files: Iterator[ImageLike] = map(self.files.given, range(len(self.files)))
+        count = len(self.files)
+        files: Iterator[ImageLike] = map(self.files.given, range(count))
         if progress:
-            files = counted(files, title, len(self.files))
+            files = counted(files, title, count)
         self.looks.clear()
         for batch in decode_images(
             files,
@@ -287,10 +291,11 @@ def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[
         Content hash → positions in ``names``.
     """
     position = {name: i for i, name in enumerate(names)}
-    positions = {}
-    for label, name in model.name_of.items():
-        if name in position:
-            positions[label] = position[name]
+    positions = {
+        label: position[name]
+        for label, name in model.name_of.items()
+        if name in position
+    }
     labels = model.images.image_labels
     is_own = np.isin(labels, list(positions))
     hashes = model.images.hashes[is_own].tolist()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cifnet_pl.buffer import BufferSamples
+from cifnet_pl.buffer import ungrouped
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.classifier import Classifier
@@ -127,8 +127,9 @@ def extend(
     model = result.model
     model.record_engines([model.engine])
     if check_images is not None:
-        batches = check_images.embedded(old, "checking", result.unreadable, progress)
-        z, kept = check_images.joined(old.head.in_features, batches)
+        z, kept = check_images.all_embedded(
+            old, "checking", result.unreadable, progress=progress
+        )
         rows = np.flatnonzero(kept)
         result = replace(
             result,
@@ -209,8 +210,9 @@ def learn(
     def is_learned(row: int, content_hash: int) -> bool:
         return int(images.files.labels[row]) in known.get(content_hash, ())
 
-    batches = images.embedded(old, "learning", unreadable, progress, skip=is_learned)
-    z, kept = images.joined(old.head.in_features, batches)
+    z, kept = images.all_embedded(
+        old, "learning", unreadable, progress=progress, skip=is_learned
+    )
     found = duplicates_among(old, images, duplicates)
     learned = images
     if duplicates == "leave_out":
@@ -225,7 +227,7 @@ def learn(
     _check_readable(learned, kept)
     rows = np.flatnonzero(kept)
     model = old.clone()
-    samples = BufferSamples(
+    samples = ungrouped(
         torch.from_numpy(z[rows]),
         torch.from_numpy(learned.files.labels[rows]),
         torch.from_numpy(learned.files.hashes(rows)),

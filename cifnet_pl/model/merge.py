@@ -161,8 +161,8 @@ def absorb(model: Classifier, other: Classifier) -> None:
     model.class_names = list(label_of)
     if model.buffer is not None and other.buffer is not None:
         other.buffer.relabel(labels)
-        model.buffer.add(other.buffer.z, other.buffer.y, other.buffer.key)
-        model.calibration.absorb(other.calibration, other.buffer.key)
+        model.buffer.add(*other.buffer.samples)
+        model.calibration.absorb(other.calibration)
     other.images.relabel(labels)
     model.images.add(other.images.image_labels, other.images.hashes)
     new_duplicates = model.images.duplicates - duplicates

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from cifnet_pl.buffer import BufferSamples
+from cifnet_pl.buffer import BufferSamples, ungrouped
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.classifier import Classifier
@@ -49,10 +49,9 @@ class NewSamples:
             images: of classes that it knows.
             unreadable: images that cannot be decoded are appended.
         """
-        batches = images.embedded(
-            model, "evaluating", unreadable, True, EncodedImage.look
+        embeddings, readable = images.all_embedded(
+            model, "evaluating", unreadable, progress=True, look=EncodedImage.look
         )
-        embeddings, readable = images.joined(model.head.in_features, batches)
         rows = np.flatnonzero(readable)
         hashes, first = np.unique(images.files.hashes(rows), return_index=True)
         learned = np.isin(hashes, model.images.content.cpu().numpy())
@@ -68,7 +67,7 @@ class NewSamples:
         y = torch.as_tensor(label, device=device)
         key = torch.as_tensor(hashes[~learned], device=device)
         in_fold = torch.as_tensor(fold[files], device=device)
-        samples = BufferSamples(z, y, key)
+        samples = ungrouped(z, y, key)
         return cls(samples, in_fold, int(learned.sum()))
 
 
@@ -176,13 +175,13 @@ def recalibrate(
         UsageError: too few images that the model has not learned.
     """
     new = NewSamples.embed(model, images, unreadable)
-    recalibrated = model.recalibrated(*new.samples)
+    recalibrated = model.recalibrated(*new.samples[:3])
     before = Outcomes.of(predicted(model, new.samples))
     after = None
     folds = [new.samples.at(new.fold), new.samples.at(~new.fold)]
     if min(len(fold.y) for fold in folds) >= MIN_NEW_IMAGES:
         parts = []
         for fold, other in zip(folds, reversed(folds), strict=True):
-            parts.append(predicted(model.recalibrated(*other), fold))
+            parts.append(predicted(model.recalibrated(*other[:3]), fold))
         after = Outcomes.of(pd.concat(parts))
     return Recalibration(recalibrated, len(new.fold), new.learned, before, after)

@@ -25,7 +25,8 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.hub import fetch, is_hub_name
 from cifnet_pl.utilities.errors import CheckpointError, explained
 from cifnet_pl.utilities.files import expanded, refuse_pointer
-from cifnet_pl.utilities.run_folders import CHECKPOINT, COMPLETE, versions
+from cifnet_pl.utilities.growing_tensors import chosen_device
+from cifnet_pl.utilities.run_folders import CHECKPOINT, COMPLETE, existing, versions
 from cifnet_pl.utilities.text import printable, shown
 
 
@@ -56,59 +57,54 @@ def load(
             version.
         CifnetError: its backbone cannot be built on this machine.
     """
-    if device is None:
-        device = "cpu"
-        if torch.cuda.is_available():
-            device = "cuda"
     if is_hub_name(str(path)):
         location = fetch(str(path), download)
     else:
         location = expanded(path)
-    model = _load(location, download, engine, trust)
-    return model.to(device)
+    model = assemble(read_model(location), download, engine, trust)
+    return model.to(chosen_device(device))
 
 
-def _load(location: Path, download: bool, engine: str, trust: bool) -> Classifier:
+def read_model(location: Path) -> StoredModel:
+    """Read what a bundle, a zipped one, a run's folder or a checkpoint file holds of a model.
+
+    Raises:
+        CheckpointError: there is none, or the file is damaged or of another version.
+    """
     if is_bundle(location):
-        return load_bundle(location, download, engine, trust)
+        return read_bundle(location)
     if _is_zipped_bundle(location):
-        unreadable = f"cannot unpack {location}"
-        with tempfile.TemporaryDirectory() as folder:
-            with (
-                explained(CheckpointError, unreadable),
-                zipfile.ZipFile(location) as archive,
-            ):
-                archive.extractall(folder)
-            return load_bundle(Path(folder), download, engine, trust)
+        with (
+            explained(CheckpointError, f"cannot unpack {location}"),
+            tempfile.TemporaryDirectory() as folder,
+            zipfile.ZipFile(location) as archive,
+        ):
+            archive.extractall(folder)
+            return read_bundle(Path(folder))
     checkpoint = checkpoint_of(location)
     complete = checkpoint.absolute().parent.parent / COMPLETE
     if location.is_dir() and is_bundle(complete):
-        return load_bundle(complete, download, engine, trust)
-    return _load_checkpoint(checkpoint, download, engine, trust)
+        return read_bundle(complete)
+    return _model_of_run(checkpoint)
 
 
 # ---------------------------------------------------------------------- bundles
 
 
 def load_bundle(
-    folder: Path,
-    download: bool = False,
-    engine: str = "auto",
-    trust: bool = False,
-    backbone: Backbone | None = None,
+    folder: Path, trust: bool = False, backbone: Backbone | None = None
 ) -> Classifier:
     """Read the model of a bundle.
 
     Args:
         folder: of the bundle.
-        download, engine, trust: as for :func:`load`.
+        trust: as for :func:`load`.
         backbone: as for :func:`~cifnet_pl.model.assembly.assemble`.
 
     Raises:
-        CheckpointError, CifnetError, UsageError: as for :func:`load`.
+        CheckpointError, CifnetError: as for :func:`load`.
     """
-    stored = read_bundle(folder)
-    return assemble(stored, download, engine, trust, backbone=backbone)
+    return assemble(read_bundle(folder), trust=trust, backbone=backbone)
 
 
 def _is_zipped_bundle(path: Path) -> bool:
@@ -160,10 +156,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
         CheckpointError: the file is missing, truncated, not of this package, or holds more than
             tensors and plain containers.
     """
-    if not path.is_file():
-        raise CheckpointError(
-            f"no checkpoint at {path}: look in a run's folder for {CHECKPOINT}"
-        )
+    existing(path)
     unreadable = f"cannot read checkpoint {path}, it is damaged or not a checkpoint"
     with explained(CheckpointError, unreadable):
         refuse_pointer(path)
@@ -188,9 +181,7 @@ class CheckpointRecord(StoredRecord):
     model: Any = None
 
 
-def _load_checkpoint(
-    path: Path, download: bool, engine: str, trust: bool
-) -> Classifier:
+def _model_of_run(path: Path) -> StoredModel:
     content = read_checkpoint(path)
     where = str(path)
     state = content["cifnet"]
@@ -206,5 +197,4 @@ def _load_checkpoint(
         raise CheckpointError(
             f"{path} was saved in the middle of a task: finish the run with --ckpt_path last first"
         )
-    stored = StoredModel(where, run.model, content["state_dict"])
-    return assemble(stored, download, engine, trust)
+    return StoredModel(where, run.model, content["state_dict"])

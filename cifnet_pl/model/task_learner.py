@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.buffer import BufferSamples, CalibrationBuffer, concatenate
+from cifnet_pl.buffer import (
+    BufferSamples,
+    CalibrationBuffer,
+    concatenate,
+    ungrouped,
+)
 from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import CalibrationSamples
@@ -107,7 +112,7 @@ class ModelLearner:
             with prefixed(
                 f"cannot add images to class '{printable(known[0])}', which is learned already"
             ):
-                self.head.require("merges_sites")
+                self.head.require("merges")
         if self.buffer is not None:
             self.buffer.quota(max(1, len(self.class_names) + len(names) - len(known)))
 
@@ -150,13 +155,17 @@ class ModelLearner:
         self._waiting = []
         self._observed = []
 
-    def observe(self, z: Tensor, y: Tensor, key: Tensor) -> None:
+    def observe(
+        self, z: Tensor, y: Tensor, key: Tensor, group: Tensor | None = None
+    ) -> None:
         """Add samples of the task begun last to the statistics, and offer them to the buffer.
 
         Args:
             z: (n, d) float embeddings.
             y: (n,) int64 labels, as ``labels`` gives them.
             key: (n,) int64 content hash of each image.
+            group: (n,) int64 (:class:`~cifnet_pl.buffer.BufferSamples`); None where no group is
+                known.
 
         Raises:
             UsageError: no task has begun.
@@ -164,7 +173,9 @@ class ModelLearner:
         if self._waiting is None:
             raise UsageError("no task has begun: call begin_task() first")
         device = self.device
-        samples = BufferSamples(z.to(device), y.to(device), key.to(device))
+        samples = ungrouped(z.to(device), y.to(device), key.to(device))
+        if group is not None:
+            samples = samples._replace(group=group.to(device))
         if self.buffer is not None:
             self.buffer.add(*samples)
         self._observed.append((samples.y, samples.key))
@@ -298,7 +309,7 @@ class ModelLearner:
         labels = torch.tensor([label_of[class_name(name)] for name in names])
         for start in range(0, len(samples.y), EMBEDDED_BATCH):
             part = samples.at(slice(start, start + EMBEDDED_BATCH))
-            self.observe(part.z, labels[part.y], part.key)
+            self.observe(part.z, labels[part.y], part.key, part.group)
         self.finish_task(reduce)
 
     def abort_task(self) -> None:
@@ -329,28 +340,23 @@ class ModelLearner:
         if not self._calibrates_by_buffer:
             buffer.commit()
             return
-        samples = buffer.at_hand()
-        groups = self.calibration.find_groups(
+        at_hand = buffer.at_hand()
+        samples = self.calibration.find_groups(
             self.head,
-            buffer.key,
-            samples,
-            self._are_whole(samples),
-            torch.isin(samples.y, buffer.pending().y),
+            at_hand,
+            self._are_whole(at_hand),
+            torch.isin(at_hand.y, buffer.pending().y),
             buffer.capacity,
         )
-        hashes = samples.key.tolist()
-        group_of = dict(zip(hashes, groups.tolist(), strict=True))
-        is_whole = groups >= 0
-        come_in_groups = self.calibration.leaves_groups_out and is_whole.any()
-        draws_groups = come_in_groups and not self.head.uses_buffer
-        if draws_groups:
-            buffer.commit_groups(samples, groups)
+        come_in_groups = (
+            self.calibration.leaves_groups_out and not self.head.uses_buffer
+        )
+        if come_in_groups and (samples.group >= 0).any():
+            buffer.commit_groups(samples)
         else:
             buffer.commit()
-        self.calibration.set_groups(buffer.key, group_of)
-        if not draws_groups:
-            is_whole = self._are_whole(buffer.samples)
-            self.calibration.groups[~is_whole] = -1
+            buffer.set_groups(samples)
+            buffer.group[~self._are_whole(buffer.samples)] = -1
 
     def _are_whole(self, samples: BufferSamples) -> Tensor:
         """Return which samples are of classes of which they are all images: (n,) bool."""

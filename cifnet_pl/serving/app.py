@@ -167,6 +167,13 @@ FileNames = Annotated[
 ]
 Count = Annotated[int, Body(ge=0, le=1000)]
 VersionNumber = Annotated[int, InPath(ge=1, le=10**9)]
+KnownVersion = Annotated[
+    int | None,
+    Body(
+        embed=True,
+        description="that the client believes to be served; refused with 409 if another is",
+    ),
+]
 Anyway = Annotated[
     bool,
     Query(
@@ -480,24 +487,15 @@ async def move(
 
 
 @changes.post("/undo", response_model=ChangeResult)
-async def undo(
-    change: AskedChange,
-    version: Annotated[
-        int | None,
-        Body(
-            embed=True,
-            description="that is undone; refused with 409 if another is served now",
-        ),
-    ] = None,
-) -> Response:
+async def undo(change: AskedChange, version: KnownVersion = None) -> Response:
     """Go back by one change."""
     return await change(change.service.undo, version)
 
 
 @changes.post("/redo", response_model=ChangeResult)
-async def redo(change: AskedChange) -> Response:
+async def redo(change: AskedChange, version: KnownVersion = None) -> Response:
     """Do again what was undone last."""
-    return await change(change.service.redo)
+    return await change(change.service.redo, version)
 
 
 @changes.post("/versions/{number}/serve", response_model=ChangeResult)
@@ -642,7 +640,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     Starlette raises an unexpected one again afterwards, and uvicorn writes it to the log.
     """
     if isinstance(error, RequestValidationError):
-        mistake = first_mistake(error.errors())
+        mistake = first_mistake(error)
         return refused(422, f"the request is wrong: {mistake}")
     # A full disk may be met in reading a request's files, too.
     if isinstance(error, HTTPException) and not has_disk_error(error):

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import IO, NamedTuple
-from urllib.parse import urlsplit
 
 import numpy as np
 from fastapi import HTTPException
@@ -25,14 +24,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cifnet_pl.images.files import entry_name, is_hidden
 from cifnet_pl.images.image import FORMATS, EncodedImage, UnreadableImage
-from cifnet_pl.model.bundle import class_names
+from cifnet_pl.serving import LOOPBACK
 from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.names import class_name, split_of
-from cifnet_pl.utilities.text import printable, shortened
-
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""Names under which a browser on this machine reaches the service."""
+from cifnet_pl.utilities.names import class_name, class_names, split_of
+from cifnet_pl.utilities.text import shortened
 
 OPEN = frozenset({"/", "/till", "/docs", "/openapi.json", "/health"})
 """Paths that need no token, as all files of the page: they say nothing about the model."""
@@ -110,25 +106,6 @@ LIMITS = Limits()
 """The limits of this service."""
 
 
-def allowed_hosts(address: str | None) -> frozenset[str]:
-    """Return the hosts that requests may name: this machine, and a reverse proxy.
-
-    Args:
-        address: at which the proxy offers the page; None without one.
-
-    Raises:
-        UsageError: it is no http or https address.
-    """
-    if address is None:
-        return LOOPBACK
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(
-            f"--address is {printable(address)}, expected https://HOST/ or a folder"
-        )
-    return LOOPBACK | {parts.hostname}
-
-
 # ---------------------------------------------------------------------- who asks
 
 
@@ -168,7 +145,7 @@ class Gate:
         """Return the answer to a request that is refused; None to let it in."""
         host = headers.get("host", "")
         origin = headers.get("origin")
-        name = re.sub(r":\d+$", "", host)
+        name = re.sub(r":\d+$", "", host).strip("[]")
         if self.access.hosts is not None and name not in self.access.hosts:
             return refused(
                 421,
@@ -375,33 +352,19 @@ def checked_names(
     stored = {name: tidy(name) for name in names}
     distinct = list(dict.fromkeys(stored.values()))
     class_names(distinct, "the request", UsageError)
-    if not anyway:
-        check_similar(distinct, known)
-    return stored
-
-
-def check_similar(names: Sequence[str], known: Sequence[str]) -> None:
-    """Ask back where names may be typing mistakes of known ones, or of each other.
-
-    Args:
-        names: each once.
-        known: names that exist already.
-
-    Raises:
-        RequestError: some may be; the change is made where it is asked for anyway.
-    """
     meant: dict[str, str] = {}
     for other in known:
         meant.setdefault(bare(other), other)
     instead = {}
-    for name in names:
+    for name in distinct:
         other = meant.setdefault(bare(name), name)
         if other != name and name not in known:
             instead[name] = other
-    if instead:
+    if instead and not anyway:
         pairs = [f"'{name}' and '{other}'" for name, other in instead.items()]
         differ = "differ by capitals, spaces or Unicode form only"
         raise RequestError(409, f"{'; '.join(pairs)} {differ}", instead, anyway=True)
+    return stored
 
 
 def folder_of(path: str) -> str | None:

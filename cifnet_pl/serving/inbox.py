@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import IO, NamedTuple
 
@@ -189,10 +190,9 @@ class Inbox:
                 classes[name] = (present, normalize(z, dim=1))
         self._classes = classes
         wanted = [image.file for image in self.workspace.waiting()]
-        for part in self._parts_to_embed(wanted):
+        for _ in self._embedded(wanted):
             if self._changed.is_set():  # all begins anew
                 return
-            self._embed(part)
         needed = set(wanted).union(*kept_images.values())
         for name in self.known.keys() - needed:
             self.known.pop(name, None)
@@ -209,15 +209,9 @@ class Inbox:
         Returns:
             Names of the images that can be read, and their embeddings (n, d).
         """
-        parts = self._parts_to_embed(names)
-        done = len(names) - sum(map(len, parts))
-        for part in parts:
+        for done in self._embedded(names):
             if report is not None:
                 report(done)
-            self._embed(part)
-            done += len(part)
-        if report is not None:
-            report(done)
         # Another thread may drop some meanwhile.
         found = {name: self.known.get(name) for name in names}
         present = {name: z for name, z in found.items() if z is not None}
@@ -225,28 +219,26 @@ class Inbox:
             return [], torch.zeros(0, 0)
         return list(present), torch.stack(list(present.values()))
 
-    def _parts_to_embed(self, names: Iterable[str]) -> list[list[str]]:
-        """Return the images that are not known yet, in parts that are embedded together."""
-        new = [name for name in names if name not in self.known]
-        starts = range(0, len(new), LARGEST_BATCH)
-        return [new[start : start + LARGEST_BATCH] for start in starts]
+    def _embedded(self, names: Sequence[str]) -> Iterator[int]:
+        """Embed images that are not known yet, a few together; yield how many are done.
 
-    def _embed(self, names: Sequence[str]) -> None:
-        """Embed a few images; those that cannot be read stay unknown."""
-        if self._ended:
-            return
-        futures = {}
-        for name in names:
-            try:
-                content = self.workspace.image(name).read_bytes()
-            except (OSError, RequestError):  # it is gone
-                continue
-            futures[name] = self.answering.submit(content)
-        for name, future in futures.items():
-            try:
-                self.known[name] = future.result().z.cpu().float()
-            except UnreadableImage:
-                continue
+        Those that cannot be read stay unknown.
+        """
+        new = [name for name in names if name not in self.known]
+        known = len(names) - len(new)
+        for start in range(0, len(new), LARGEST_BATCH):
+            yield known + start
+            if self._ended:
+                return
+            futures = {}
+            for name in new[start : start + LARGEST_BATCH]:
+                with suppress(OSError, RequestError):  # it is gone
+                    content = self.workspace.image(name).read_bytes()
+                    futures[name] = self.answering.submit(content)
+            for name, future in futures.items():
+                with suppress(UnreadableImage):
+                    self.known[name] = future.result().z.cpu().float()
+        yield len(names)
 
     # ------------------------------------------------------------------ images that arrive
 
@@ -333,7 +325,7 @@ class Inbox:
         for image in waiting:
             if image.name is not None:
                 names[image.file] = image.name
-            elif len(image.folders) == 1:
+            elif image.folder is not None:
                 in_folders += 1
         return InboxView(
             version=served.version,
@@ -346,16 +338,16 @@ class Inbox:
         )
 
     def _predictions(self, names: Sequence[str]) -> dict[str, ScoredImage]:
-        """Return the results of the served version for those images that are embedded."""
+        """Return the results of the served version; those of the named images are there, once they
+        are embedded.
+        """
         served = self.answering.served
         before = served.predicted
-        predicted = {name: before[name] for name in names if name in before}
         new = [name for name in names if name in self.known and name not in before]
         if new:
             z = torch.stack([self.known[name] for name in new])
-            predicted.update(zip(new, served.scored(z), strict=True))
-        served.predicted = predicted
-        return predicted
+            served.predicted.update(zip(new, served.scored(z), strict=True))
+        return served.predicted
 
     def answer(self, scored: ScoredImage, file: str, top: int) -> ImageAnswer:
         """Return the prediction for an image, with the most similar kept image of its first class.
@@ -380,18 +372,14 @@ class Inbox:
 
     def _shown(self, image: WaitingImage, scored: ScoredImage | None) -> InboxImage:
         """Return an image that waits, with its prediction if there is one."""
-        folders = image.folders
-        folder = None
-        if len(folders) == 1:
-            folder = folders[0]
         answer = ImageAnswer(file=printable(image.path))
         if scored is not None:
             answer = self.answer(scored, image.path, SHOWN_NAMES)
         return InboxImage(
             **dict(answer),
             image=image.file,
-            folder=folder,
-            folders=folders,
+            folder=image.folder,
+            folders=image.folders,
             name=image.name,
             seen=scored is not None,
         )

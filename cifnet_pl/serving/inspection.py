@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 import pandas as pd
@@ -109,7 +110,7 @@ class ClassEstimate(ApiObject):
     """Leave-one-group-out predictions for the images of one class."""
 
     name: str
-    accuracy: float | None
+    accuracy: float | None = None
     """Estimated percentage on new groups; null: too few images to say."""
     interval: tuple[float, float] | None = None
     """Percentages between which as many new groups lie with a probability of 95 %."""
@@ -166,29 +167,24 @@ def accuracy_of_classes(
         measured.
     """
     confusion = left_out_confusion(model)
-    samples = model.calibration_samples()
-    if confusion is None or samples is None:
+    if confusion is None:
         return None, None
     rows = [model.class_names.index(name) for name in names]
-    return _accuracy(confusion, samples, rows)
+    return _accuracy(confusion, model.calibration_samples(), rows)
 
 
 def _accuracy(
-    confusion: np.ndarray, samples: CalibrationSamples, rows: Sequence[int]
+    confusion: np.ndarray, samples: CalibrationSamples | None, rows: list[int]
 ) -> tuple[float | None, tuple[float, float] | None]:
     """Return the accuracy of the classes of some rows, as :func:`accuracy_of_classes` does."""
     images = int(confusion[rows].sum())
-    if not images:
+    if not images or samples is None:
         return None, None
     share = float(confusion[rows, rows].sum()) / images
-    return 100 * share, forecast(share, count_groups(samples, rows))
-
-
-def count_groups(samples: CalibrationSamples, columns: Sequence[int]) -> int:
-    """Return the number of groups of the samples that count of some classes."""
-    wanted = torch.tensor(columns, device=samples.columns.device)
+    wanted = samples.columns.new_tensor(rows)
     counted = samples.counted & torch.isin(samples.columns, wanted)
-    return len(torch.unique(samples.groups[counted]))
+    groups = samples.groups[counted].unique()
+    return 100 * share, forecast(share, len(groups))
 
 
 def class_predictions(model: Classifier) -> ClassPredictions:
@@ -203,14 +199,12 @@ def class_predictions(model: Classifier) -> ClassPredictions:
 def class_estimates(model: Classifier) -> list[ClassEstimate]:
     """Return the accuracy of each class on new groups, and what it is confused with."""
     names = model.class_names
-    estimates = [ClassEstimate(name=name, accuracy=None) for name in names]
+    estimates = [ClassEstimate(name=name) for name in names]
     kind = model.calibration.estimate_kind
-    if kind == "unknown":
-        return estimates
     confusion = left_out_confusion(model)
-    samples = model.calibration_samples()
-    if confusion is None or samples is None:
+    if kind == "unknown" or confusion is None:
         return estimates
+    samples = model.calibration_samples()
     images = confusion.sum(axis=1)
     rare = rarely_predicted(confusion)
     for row, estimate in enumerate(estimates):
@@ -249,9 +243,8 @@ def audited_labels(kept_images: Mapping[str, Sequence[str]]) -> dict[str, str]:
     labels = {}
     for name, files in kept_images.items():
         labels.update(dict.fromkeys(files, name))
-    every = list(labels)
-    parts = math.ceil(len(every) / AUDITED_IMAGES)
-    return {file: labels[file] for file in every[:: max(1, parts)]}
+    step = math.ceil(len(labels) / AUDITED_IMAGES) or 1
+    return dict(islice(labels.items(), None, None, step))
 
 
 def audited(files: Sequence[str], z: torch.Tensor, labels: Sequence[str]) -> AuditView:

@@ -11,18 +11,17 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, PrivateAttr
-from torch import Tensor
 
 from cifnet_pl.data.samples import SampleTable, table_of
+from cifnet_pl.images.image import content_hash
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
 from cifnet_pl.model.labelled_images import LabelledImages
@@ -116,24 +115,6 @@ class Job(ApiObject):
     def end(self) -> Future[None]:
         """What waits for the end of the change, whatever that is."""
         return self._end
-
-
-@dataclass(frozen=True)
-class EmbeddedUploads(LabelledImages):
-    """Labelled images whose embeddings are known.
-
-    Attributes:
-        z: (n, d) embeddings.
-    """
-
-    z: Tensor = field(default_factory=partial(torch.zeros, 0, 0))
-
-    def embedded(
-        self, *args: Any, **options: Any
-    ) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield rows and embeddings, as :meth:`LabelledImages.embedded` does."""
-        rows = np.arange(len(self.z))
-        yield rows, self.z
 
 
 class Service:
@@ -283,7 +264,7 @@ class Service:
             self._store(model, images.classes, result)
         return result
 
-    def _images(self, classes: Mapping[str, Sequence[str]]) -> EmbeddedUploads:
+    def _images(self, classes: Mapping[str, Sequence[str]]) -> LabelledImages:
         """Return images of the workspace with their embeddings: class name → names of files."""
         label_of = {}
         for label, files in enumerate(classes.values()):
@@ -292,10 +273,14 @@ class Service:
         job.total = len(label_of)
         report = partial(setattr, job, "done")
         present, z = self.inbox.embeddings(list(label_of), report)
+        hashes = []
+        for file in present:
+            content = self.workspace.image(file).read_bytes()
+            hashes.append(content_hash(content))
         labels = [label_of[file] for file in present]
         table = table_of(name=present).assign(label=labels)
-        images = SampleTable(table, root=self.workspace.images_folder)
-        return EmbeddedUploads(list(classes), images, z=z)
+        images = SampleTable(table, embeddings=z.numpy(), hash_of=np.array(hashes))
+        return LabelledImages(list(classes), images)
 
     def _store(
         self, model: Classifier, classes: dict[str, list[str]], result: UpdateResult
@@ -445,21 +430,33 @@ class Service:
         Args:
             version: that is to be undone; None for whichever is served.
         """
+        return self._walk("undo", "undid", version)
+
+    def redo(self, version: int | None = None) -> ChangeResult:
+        """Do again what was undone last.
+
+        Args:
+            version: after which it is to be done; None for whichever is served.
+        """
+        return self._walk("redo", "did again", version)
+
+    def _walk(
+        self, action: Literal["undo", "redo"], done: str, version: int | None
+    ) -> ChangeResult:
+        """Serve the version one step along the line.
+
+        Args:
+            action: the step.
+            done: how the answer begins.
+            version: that must be served now, if one is given.
+        """
         current = self.workspace.current
-        if version is not None and version != current:
+        if version not in (None, current):
             raise RequestError(
                 409,
-                f"version {version} is not undone: version {current} came after it, maybe from"
-                " someone else; look at it first",
+                f"version {version} is served no longer: version {current} came after it, maybe"
+                " from someone else; look at it first",
             )
-        return self._walk("undo", "undid")
-
-    def redo(self) -> ChangeResult:
-        """Do again what was undone last."""
-        return self._walk("redo", "did again")
-
-    def _walk(self, action: Literal["undo", "redo"], done: str) -> ChangeResult:
-        """Serve the version one step along the line; ``done`` begins the answer."""
         step = self.workspace.step(action)
         if step is None:
             raise RequestError(409, f"there is no change to {action}")

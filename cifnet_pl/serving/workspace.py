@@ -19,7 +19,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, date, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from threading import RLock
@@ -31,10 +31,10 @@ from cifnet_pl.images.files import find_images
 from cifnet_pl.images.image import UnreadableImage, content_hash
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import classes_of_hashes
-from cifnet_pl.model.served import JOURNAL, SERVED_VERSION, bundle_of_version
 from cifnet_pl.model.store import load_bundle
 from cifnet_pl.serving.gate import ApiObject, Upload, file_name, folder_of
 from cifnet_pl.serving.messages import RequestError
+from cifnet_pl.serving.served import JOURNAL, SERVED_VERSION, bundle_of_version
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     CifnetError,
@@ -45,7 +45,7 @@ from cifnet_pl.utilities.files import exclusive, new_folder, rendered, write_byt
 from cifnet_pl.utilities.text import number_of
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
-FORMAT = 4
+FORMAT = 5
 """Format of the journal."""
 
 TABLES = Path(__file__).with_name("journal.sql")
@@ -63,12 +63,25 @@ INSERT_WAITING = "INSERT INTO inbox (file, since) VALUES (?, ?) ON CONFLICT (fil
 WAITS_AGAIN = INSERT_WAITING + "UPDATE SET since = excluded.since, gone = NULL"
 WAITS_ONCE = INSERT_WAITING + "NOTHING"
 WAITING_ROWS = """
-    SELECT inbox.number, inbox.file, inbox.name, inbox.since,
+    SELECT inbox.number, inbox.file, inbox.name, inbox.named, inbox.since,
            group_concat(sent.path, char(10))
     FROM inbox LEFT JOIN sent USING (file) WHERE inbox.gone IS NULL
     GROUP BY inbox.number ORDER BY inbox.number
 """
 """Images that may wait, with the paths that they were sent with, one a line."""
+
+INSERT_VERSION = (
+    "INSERT INTO version (number, change, counts, at, parent)"
+    f" VALUES (?, ?, ?, ?, ({SERVED_VERSION}))"
+)
+NAMES_WITH_VERSIONS = """
+    BEGIN;
+    ALTER TABLE inbox ADD COLUMN named INTEGER;
+    UPDATE inbox SET named = (SELECT version FROM line JOIN model USING (place));
+    PRAGMA user_version = 5;
+    COMMIT;
+"""
+"""Makes a journal of format 5 of one of format 4, whose names followed each change."""
 
 STEPS = {
     "undo": "SELECT place, version FROM line WHERE place < (SELECT place FROM model)"
@@ -150,6 +163,13 @@ class WaitingImage(NamedTuple):
     path: str
     folders: list[str]
     name: str | None
+
+    @property
+    def folder(self) -> str | None:
+        """Name of the folder that it was sent in; None for none or several."""
+        if len(self.folders) == 1:
+            return self.folders[0]
+        return None
 
 
 class LineStep(NamedTuple):
@@ -275,6 +295,7 @@ class Workspace:
                 path, isolation_level=None, check_same_thread=False
             )
             stack.callback(self._database.close)
+            self._database.row_factory = sqlite3.Row
             # A transaction ends when the truncated rollback journal is on the disk.
             self._database.executescript(
                 "PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = FULL"
@@ -282,6 +303,8 @@ class Workspace:
             written = self._value("PRAGMA user_version")
             if written == 0:
                 self._database.executescript(rendered(TABLES, format=FORMAT))
+            elif written == 4:
+                self._database.executescript(NAMES_WITH_VERSIONS)
             elif written != FORMAT:
                 found = f"{path} has format {written}, expected {FORMAT}"
                 raise CheckpointError(f"{found}: choose another --workspace")
@@ -454,22 +477,15 @@ class Workspace:
             CifnetError: the disk is full or not writable; nothing was changed.
         """
         number = max(self.versions, default=0) + 1
-        if number > 1:
-            parent = self.current
-        else:
-            parent = None
         bundle = bundle_of_version(self.folder, number)
         with new_folder(bundle) as temporary:
             if model.class_names:
                 model.save(temporary)
         content = json.dumps(dict(change))
-        row = (number, content, parent, json.dumps(model.counts), _now())
+        row = (number, content, json.dumps(model.counts), _now())
         try:
             with self._transaction() as database:
-                database.execute(
-                    "INSERT INTO version (number, change, parent, counts, at) VALUES (?,?,?,?,?)",
-                    row,
-                )
+                database.execute(INSERT_VERSION, row)
                 self._serve(change.action, number)
         except BaseException:
             shutil.rmtree(bundle, ignore_errors=True)
@@ -499,7 +515,6 @@ class Workspace:
     def _serve(self, action: str, number: int, place: int | None = None) -> None:
         """Serve the version at a place of the line; without one the line goes on with it."""
         execute = self._database.execute
-        before = self._ancestry()
         if place is None:
             execute("DELETE FROM line WHERE place > (SELECT place FROM model)")
             execute("INSERT INTO line (version) VALUES (?)", [number])
@@ -509,30 +524,24 @@ class Workspace:
             "INSERT INTO journal (at, what, serves) VALUES (?, ?, ?)",
             (_now(), action, number),
         )
-        self._rename_waiting(before, self._ancestry())
 
-    def _rename_waiting(
-        self, before: Sequence[Version], after: Sequence[Version]
-    ) -> None:
-        """Let images that wait follow the names of their classes.
+    def _renamed_since(self, number: int) -> list[tuple[str, str | None]]:
+        """Return what became of class names since a version was served, in order.
 
-        Args:
-            before: the versions that led to the one that was served, and itself.
-            after: the same of the one that is served now.
+        Returns:
+            Old name, and the name in the version that is served now; None where there is none.
         """
-        common = {version.number for version in before}
-        common &= {version.number for version in after}
+        before = self._ancestry(number)
+        after = self._ancestry(self.current)
         steps: list[tuple[str, str | None]] = []
-        for version in reversed(before):
-            if version.number not in common and version.renamed is not None:
+        for version in reversed(before.values()):
+            if version.number not in after and version.renamed is not None:
                 old, new = version.renamed
                 steps.append((new, old))
-        for version in after:
-            if version.number not in common:
+        for version in after.values():
+            if version.number not in before:
                 steps += version.new_names.items()
-        for name, instead in steps:
-            row = (instead, name)
-            self._database.execute("UPDATE inbox SET name = ? WHERE name = ?", row)
+        return steps
 
     def _drop(self, numbers: Iterable[int]) -> None:
         """Remove the bundles of versions other than the current one."""
@@ -560,16 +569,15 @@ class Workspace:
     def _bundles(self) -> Iterator[Path]:
         return (self.folder / "versions").glob("*")
 
-    def _ancestry(self) -> list[Version]:
-        """Return the versions that led to the current one, and itself, the first first."""
+    def _ancestry(self, number: int) -> dict[int, Version]:
+        """Return the versions that led to one, and itself, by number, the first first."""
         versions = self.versions
         line = []
-        rows = self._rows(SERVED_VERSION)
-        ancestor: int | None = rows[0][0] if rows else None
+        ancestor: int | None = number
         while ancestor is not None:
             line.append(versions[ancestor])
             ancestor = versions[ancestor].parent
-        return line[::-1]
+        return {version.number: version for version in reversed(line)}
 
     # ------------------------------------------------------------------ images
 
@@ -587,7 +595,7 @@ class Workspace:
     def kept_images(self) -> dict[str, list[str]]:
         """Return the file names of the kept images of each class of the current version."""
         learned: dict[str, list[str]] = {}
-        for version in self._ancestry():
+        for version in self._ancestry(self.current).values():
             if version.forgotten is not None:
                 learned.pop(version.forgotten, None)
             if version.renamed is not None and version.renamed[0] in learned:
@@ -615,14 +623,19 @@ class Workspace:
         """Return the images that wait to be labelled, in the order they came."""
         open_files = self._file_names().difference(*self.kept_images().values())
         learned_by = {}
-        for version in self._ancestry():
-            learned_by.update(dict.fromkeys(version.learned_files, version.number))
+        for number, version in self._ancestry(self.current).items():
+            learned_by.update(dict.fromkeys(version.learned_files, number))
+        renamed_since = cache(self._renamed_since)
         images = []
-        for number, file, name, since, paths in self._rows(WAITING_ROWS):
+        for number, file, name, named, since, paths in self._rows(WAITING_ROWS):
             if file in open_files and learned_by.get(file, 0) <= since:
                 sent = (paths or file).splitlines()
                 found = dict.fromkeys(map(folder_of, sent))
                 folders = [folder for folder in found if folder is not None]
+                if name is not None:
+                    for old, new in renamed_since(named):
+                        if name == old:
+                            name = new
                 images.append(WaitingImage(number, file, sent[0], folders, name))
         return images
 
@@ -689,9 +702,11 @@ class Workspace:
         Args:
             names: name of a file → name of its class; None to forget it.
         """
-        rows = [(name, file) for file, name in names.items()]
+        current = self.current
+        rows = [(name, current, file) for file, name in names.items()]
+        statement = "UPDATE inbox SET name = ?, named = ? WHERE file = ?"
         with self._transaction() as database:
-            database.executemany("UPDATE inbox SET name = ? WHERE file = ?", rows)
+            database.executemany(statement, rows)
 
     def purge_counts(self, every: bool) -> DeletedCounts:
         """Count the images and versions that a purge would delete.
@@ -784,9 +799,8 @@ class Workspace:
 
     def days(self) -> list[Day]:
         """Return the counts of all days, oldest first."""
-        names = list(Day.model_fields)
-        rows = self._rows(f"SELECT {', '.join(names)} FROM day ORDER BY date")
-        return [Day(**dict(zip(names, row, strict=True))) for row in rows]
+        rows = self._rows("SELECT * FROM day ORDER BY date")
+        return [Day(**dict(row)) for row in rows]
 
     @contextmanager
     def _room(self) -> Iterator[None]:

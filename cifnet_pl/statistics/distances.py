@@ -44,18 +44,14 @@ class ClassDistances:
         class_sums: (C, p+1) ``Σ_{y=c} ω x̃`` of the classes. Rows that belong to none of them, as
             those of a removed class, are a group of their own.
         mass: () ``Σ ω`` over the rows that the scatter within groups is made of.
-        overall: share of the distance to the mean of all rows that is subtracted; 0 for the
-            distance to the nearest class mean alone.
+
+    Attributes:
+        overall: share of the distance to the mean of all rows that is subtracted.
     """
 
-    def __init__(
-        self,
-        gram: Tensor,
-        class_sums: Tensor,
-        mass: Tensor,
-        overall: float = OVERALL_SHARE,
-    ):
-        self.overall = overall
+    overall: float = OVERALL_SHARE
+
+    def __init__(self, gram: Tensor, class_sums: Tensor, mass: Tensor):
         self.mass = mass.double()
         eps = torch.finfo(gram.dtype).eps
         gram = gram.double()
@@ -112,13 +108,13 @@ class ClassDistances:
 
         return relative_distance
 
-    def left_out(self, x: Tensor, columns: Tensor, groups: Tensor | None) -> Tensor:
+    def left_out(self, x: Tensor, columns: Tensor, groups: Tensor) -> Tensor:
         """Return the relative distance of learned rows, each without itself or its group.
 
         Args:
             x: (n, p), each of weight 1 in the sums.
             columns: (n,) class of each.
-            groups: (n,) int64 number of each row's group; None where each stands alone.
+            groups: (n,) int64 number of each row's group.
 
         Returns:
             (n,) float64; NaN where no row of the class is left, or none at all.
@@ -140,7 +136,7 @@ class ClassDistances:
         means: Tensor,
         columns: Tensor,
         mass: Tensor,
-        groups: Tensor | None,
+        groups: Tensor,
     ) -> Tensor:
         """Return (n,) distance of each row to the nearest mean without the rows of its group."""
         total = self.mass

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-LeftOut = Callable[[Tensor | None], Tensor]
-"""Function from the groups of samples, (n,) int64 or None where each is its own, to their scores.
+LeftOut = Callable[[Tensor], Tensor]
+"""Function from the groups of samples, (n,) int64, to their scores.
 
 The scores (n, C) are those of a head that never learned the sample or its group; NaN where nothing
 is known without it."""
@@ -40,15 +40,12 @@ def errors(scores: Tensor, columns: Tensor) -> Tensor:
     return wrong.masked_fill(unknown, torch.nan)
 
 
-def equal_groups(groups: Tensor | None, count: int) -> Iterator[Tensor]:
+def equal_groups(groups: Tensor) -> Iterator[Tensor]:
     """Yield the rows (g, k) int64 of groups of one size k, many groups at a time.
 
     Args:
-        groups: (count,) int64 group of each row; None where each is its own.
-        count: number of rows.
+        groups: (n,) int64 group of each row.
     """
-    if groups is None:
-        groups = torch.arange(count)
     order = torch.argsort(groups, stable=True)
     in_order = groups[order]
     sizes = torch.unique_consecutive(in_order, return_counts=True)[1]
@@ -92,7 +89,7 @@ class LearnedRows:
     Example:
         >>> learned = LearnedRows(torch.tensor([[0.5**0.5]]).double())  # leverage 0.5
         >>> scores, targets = 2 * torch.ones(1, 1), torch.tensor([[3.0]])
-        >>> learned.scores(scores, targets, None).round()
+        >>> learned.scores(scores, targets, torch.tensor([0])).round()
         tensor([[1.]], dtype=torch.float64)
     """
 
@@ -105,13 +102,13 @@ class LearnedRows:
         if weight is not None:
             self.root = weight.double().sqrt()[:, None]
 
-    def leave_out(self, groups: Tensor | None) -> Iterator[GroupsLeftOut]:
+    def leave_out(self, groups: Tensor) -> Iterator[GroupsLeftOut]:
         """Yield all groups, those of equal size together.
 
         Args:
-            groups: (n,) int64 group of each row; None where each is its own.
+            groups: (n,) int64 group of each row.
         """
-        for members in equal_groups(groups, len(self.rows)):
+        for members in equal_groups(groups):
             rows = self.rows[members]
             hat = rows @ rows.mT
             if self.between is not None:
@@ -126,7 +123,7 @@ class LearnedRows:
             singular = ~regular[:, None, None]
             yield GroupsLeftOut(members, hat, root, factor, singular)
 
-    def scores(self, scores: Tensor, targets: Tensor, groups: Tensor | None) -> Tensor:
+    def scores(self, scores: Tensor, targets: Tensor, groups: Tensor) -> Tensor:
         """Return the scores (n, C) of ridge regression for rows without their group.
 
         For one alone it is ``(score − h·y)/(1 − h)`` with h its weight times its leverage. In
@@ -136,7 +133,7 @@ class LearnedRows:
         Args:
             scores: (n, C) of these rows.
             targets: (n, C) targets that the solve used.
-            groups: (n,) int64 group of each row; None where each is its own.
+            groups: (n,) int64 group of each row.
 
         Returns:
             (n, C) float64; NaN where without the group nothing is known of a row's score.
@@ -202,12 +199,12 @@ class ScatteredRows(LearnedRows):
         self.to_classes = self.own / mass - to_means
 
     def distances(
-        self, groups: Tensor | None, queries: Callable[[Tensor], Tensor] | None = None
+        self, groups: Tensor, queries: Callable[[Tensor], Tensor] | None = None
     ) -> LeftOutDistances:
         """Return the distances of queries to the class means without each row's group.
 
         Args:
-            groups: (n,) int64 group of each row; None where each is its own.
+            groups: (n,) int64 group of each row.
             queries: function from positions (g, k) of whole groups to the q (g, k, p) of their
                 rows; None where these are the rows themselves.
         """
@@ -250,7 +247,7 @@ class ScatteredRows(LearnedRows):
         return LeftOutDistances(square, length, remaining, left_out)
 
     def discriminant(
-        self, groups: Tensor | None, mass: Tensor, freedom: float = 0.0
+        self, groups: Tensor, mass: Tensor, freedom: float = 0.0
     ) -> Tensor:
         """Return the scores (n, C) of the discriminant for each row without its group.
 
@@ -258,7 +255,7 @@ class ScatteredRows(LearnedRows):
         are left.
 
         Args:
-            groups: (n,) int64 group of each row; None where each is its own.
+            groups: (n,) int64 group of each row.
             mass: () number n of all rows.
             freedom: degrees of freedom df, which stay as they are.
         """

@@ -191,45 +191,24 @@ def gcv_ridge(
     def score(logarithm: float) -> float:
         ridge = math.exp(logarithm)
         penalised = values + ridge
-        explained = squares * (penalised + ridge) / penalised**2
-        rss = tss.item() - explained.sum()
         shrinkage = values / penalised
         freedom = free + shrinkage.sum()
+        if freedom > LARGEST_DF_SHARE * samples:
+            return math.inf
+        explained = squares * (penalised + ridge) / penalised**2
+        rss = tss.item() - explained.sum()
         return float(rss / (samples - freedom) ** 2)
 
     rounding = len(gram) * torch.finfo(gram.dtype).eps * float(values[-1])
-    smallest = _ridge_of_freedom(values, LARGEST_DF_SHARE * samples - free, rounding)
-    low = math.log(smallest)
+    low = math.log(rounding)
     high = math.log(largest)
-    if low >= high:
-        return RidgeChoice(largest)
     # There may be several minima, which a search by intervals would not see.
     candidates = np.arange(high, low, -RIDGE_TOLERANCE).tolist()
     best = min(candidates, key=score)
+    if score(best) == math.inf:
+        return RidgeChoice(largest)
     at_limit = high - best < 2 * RIDGE_TOLERANCE
     return RidgeChoice(math.exp(best), at_limit)
-
-
-def _ridge_of_freedom(values: np.ndarray, freedom: float, smallest: float) -> float:
-    """Return the ridge from which on ``Σ e_i/(e_i+λ)`` is at most ``freedom``.
-
-    Args:
-        values: (p,) eigenvalues e_i.
-        freedom: degrees of freedom.
-        smallest: ridge that is returned where every larger one is allowed.
-    """
-    from scipy.optimize import brentq
-
-    def excess(logarithm: float) -> float:
-        return float((values / (values + math.exp(logarithm))).sum()) - freedom
-
-    low = math.log(smallest)
-    high = math.log(float(values.sum()))
-    if excess(low) <= 0:
-        return smallest
-    if excess(high) >= 0:
-        return math.exp(high)
-    return math.exp(brentq(excess, low, high))
 
 
 def gcv_ridge_of_free_bias(

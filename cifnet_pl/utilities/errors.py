@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
-from cifnet_pl.utilities.text import one_line, printable, shown
+from cifnet_pl.utilities.text import listed, one_line, printable, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,9 +64,18 @@ class NonFiniteError(CifnetError):
 
 
 REFUSALS = (
-    *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
-    *(errno.EMFILE, errno.ENFILE),
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.ENFILE,
 )
 """Errors of the system that are no fault of the package, whatever it was doing."""
 
@@ -82,11 +91,10 @@ def refusal(error: OSError) -> str | None:
         return None
     if error.filename is None:
         return f"cannot write a file: {error.strerror}"
+    sentence = f"cannot use {printable(str(error.filename))}: {error.strerror}"
     if isinstance(error, PermissionError):
-        end = "; give this account access to it"
-    else:
-        end = ""
-    return f"cannot use {printable(str(error.filename))}: {error.strerror}{end}"
+        sentence += "; give this account access to it"
+    return sentence
 
 
 def no_images(name: str) -> DataError:
@@ -99,26 +107,30 @@ def no_images(name: str) -> DataError:
 
 @contextmanager
 def explained(
-    kind: type[CifnetError], failed: str, *errors: type[Exception], end: str = ""
+    kind: type[CifnetError],
+    failed: str,
+    *errors: type[Exception],
+    end: str = "",
+    reason: Callable[[Exception], str] = one_line,
 ) -> Iterator[None]:
     """Within the block, replace errors of other packages by one of this package.
 
     Args:
-        kind: of the new error, whose sentence is what ``failed``, a colon, and the old one.
+        kind: of the new error, whose sentence is what ``failed``, a colon, and the reason.
         failed: what could not be done, such as "cannot read images.zip".
         errors: kinds that are replaced; none for all, as parsers of damaged files and the code of
             others fail in many ways.
         end: of the sentence, such as "; make it again".
+        reason: gives the words of an error; its own by default.
     """
+    replaced = errors or (Exception,)
     try:
         yield
     except CifnetError:
         raise
-    except Exception as error:
-        if errors and not isinstance(error, errors):
-            raise
-        reason = printable(one_line(error))
-        raise kind(f"{failed}: {reason}{end}") from error
+    except replaced as error:
+        words = printable(reason(error))
+        raise kind(f"{failed}: {words}{end}") from error
 
 
 @contextmanager
@@ -138,13 +150,13 @@ def prefixed(start: str, kind: type[CifnetError] | None = None) -> Iterator[None
         raise
 
 
-def first_mistake(errors: Sequence[Any]) -> str:
+def first_mistake(error: Any) -> str:
     """Return what is wrong with a record: the place, its value, and pydantic's sentence.
 
     Args:
-        errors: those of pydantic's ``ValidationError``, at least one.
+        error: pydantic's ``ValidationError``, or FastAPI's of a request.
     """
-    first = errors[0]
+    first = error.errors()[0]
     place = ".".join(map(str, first["loc"])) or "content"
     return f"{printable(place[:100])} is {shown(first['input'])}: {first['msg']}"
 
@@ -162,11 +174,7 @@ def unknown_name(kind: str, unknown: str, known: Iterable[str]) -> UsageError:
         unknown head 'Ridge': did you mean RidgeHead?
     """
     names = sorted(known)
-    end = ""
-    if len(names) > 20:
-        end = ", …"
-    listed = ", ".join(names[:20]) + end
-    hint = did_you_mean(unknown, names) or f"known are: {listed}"
+    hint = did_you_mean(unknown, names) or f"known are: {listed(names, 20)}"
     return UsageError(f"unknown {kind} '{unknown}': {hint}")
 
 
@@ -197,13 +205,8 @@ def did_you_mean(unknown: str, known: Iterable[str], likeness: float = 0.5) -> s
     near = near or difflib.get_close_matches(unknown, names, n=3, cutoff=likeness)
     if not near:
         return ""
-    listed = []
-    for name in near[:3]:
-        if name == name.strip():
-            listed.append(name)
-        else:
-            listed.append(f"'{name}'")
-    return f"did you mean {' or '.join(listed)}?"
+    quoted = [name if name == name.strip() else f"'{name}'" for name in near[:3]]
+    return f"did you mean {' or '.join(quoted)}?"
 
 
 def check_choice(kind: str, value: str, choices: object) -> None:
@@ -234,10 +237,7 @@ def check_that(fits: bool, option: str, value: object, expected: str) -> None:
         UsageError: ``OPTION is VALUE, expected …``, unless it ``fits``.
     """
     if not fits:
-        if isinstance(value, float):
-            given = f"{value:g}"
-        else:
-            given = str(value)
+        given = f"{value:g}" if isinstance(value, float) else value
         raise UsageError(f"{option} is {given}, expected {expected}")
 
 
@@ -277,21 +277,17 @@ def check_embeddings(
         raise NonFiniteError(found, rows)
 
 
-@contextmanager
-def explaining_full_memory(batch_size: int) -> Iterator[None]:
-    """Within the block, say what to do if the GPU's memory is full.
+def explaining_full_memory(batch_size: int) -> AbstractContextManager[None]:
+    """Return a context that says what to do if the GPU's memory is full.
 
     Args:
         batch_size: of the images.
-
-    Raises:
-        CifnetError: it is full.
     """
     import torch  # not above, as in check_embeddings
 
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as error:
-        raise CifnetError(
-            f"the GPU's memory is full: set a smaller --data.batch_size (now {batch_size})"
-        ) from error
+    return explained(
+        CifnetError,
+        "the GPU's memory is full",
+        torch.cuda.OutOfMemoryError,
+        end=f"; set a smaller --data.batch_size (now {batch_size})",
+    )

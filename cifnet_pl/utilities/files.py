@@ -27,7 +27,7 @@ from uuid import uuid4
 import yaml
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,9 @@ DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of file systems that have no ``flock``, such as some of NFS and Lustre."""
+
+MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
+"""A short name of this machine for names of files."""
 
 RENAME_WAITS = (0.0, 0.1, 0.4, 1.0)
 """Seconds before each attempt to rename a file over one that another program reads."""
@@ -94,19 +97,24 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         of_another_file = is_writing and refusal and refusal.filename is not None
         if refusal is None or of_another_file:
             raise
-        raise CifnetError(
-            f"cannot write {path}: {refusal.strerror or refusal}; nothing was changed"
-        ) from error
+        raise _not_written(path, refusal) from error
     finally:
         with suppress(OSError):  # it has its name, or was never made
             temporary.unlink()
     sync_folder_of(path)
 
 
+def _not_written(path: Path, error: OSError) -> CifnetError:
+    """Return the error of a file or folder that the system refuses to write."""
+    return CifnetError(
+        f"cannot write {path}: {error.strerror or error}; nothing was changed"
+    )
+
+
 def _temporary(path: Path) -> Path:
     """Return a name beside ``path`` that no other process takes; it tells who made it."""
     unique = uuid4().hex[:8]
-    return hidden_beside(path, f"{_machine()}-{os.getpid()}-{unique}.tmp")
+    return hidden_beside(path, f"{MACHINE}-{os.getpid()}-{unique}.tmp")
 
 
 def hidden_beside(path: Path, ending: str) -> Path:
@@ -138,12 +146,6 @@ def _rename(temporary: Path, path: Path) -> None:
     ) from refusal
 
 
-@cache
-def _machine() -> str:
-    """Return a short name of this machine for names of files."""
-    return f"{zlib.crc32(platform.node().encode()):08x}"
-
-
 def remove_leftovers(folder: Path, ending: str = "") -> None:
     """Remove what killed processes left in a folder: temporary files, and locks that none holds.
 
@@ -155,7 +157,7 @@ def remove_leftovers(folder: Path, ending: str = "") -> None:
             none.
     """
     for path in folder.glob(".*.tmp"):
-        maker = re.search(rf"\.{_machine()}-(\d+)-[0-9a-f]{{8}}\.tmp$", path.name)
+        maker = re.search(rf"\.{MACHINE}-(\d+)-[0-9a-f]{{8}}\.tmp$", path.name)
         if maker and not _is_running(int(maker[1])):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -231,8 +233,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, atomically; undecodable file names keep their bytes."""
-    content = text.encode("utf-8", "surrogateescape")
-    write_atomic(path, lambda file: file.write(content))
+    write_bytes(path, text.encode("utf-8", "surrogateescape"))
 
 
 def rendered(template: Path, **values: Any) -> str:
@@ -264,12 +265,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise UsageError(f"file {path} does not exist")
-    try:
+    wrong = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
+    with explained(UsageError, f"file {path} is not YAML", *wrong):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(
-            f"file {path} is not YAML: {' '.join(str(error).split())}"
-        ) from error
     if not isinstance(content, dict | None):
         raise UsageError(f"file {path} holds no sections (name: …)")
     return content or {}
@@ -335,14 +333,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            inner = flatten(value, f"{prefix}{key}.")
-            flat.update(inner)
+        name = f"{prefix}{key}"
+        if not isinstance(value, Mapping):
+            flat[name] = value
+        elif value:
+            flat |= flatten(value, f"{name}.")
         else:
-            if isinstance(value, Mapping):
-                flat[f"{prefix}{key}"] = None
-            else:
-                flat[f"{prefix}{key}"] = value
+            flat[name] = None
     return flat
 
 
@@ -428,9 +425,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             target.rmdir()
         _rename(temporary, target)
     except OSError as error:
-        raise CifnetError(
-            f"cannot write {target}: {error.strerror or error}; nothing was changed"
-        ) from error
+        raise _not_written(target, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     sync_folder_of(target)
@@ -465,9 +460,7 @@ def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
             f"another process is writing {output}: wait for it, or choose another output"
         ) from None
     except OSError as error:
-        raise CifnetError(
-            f"cannot write {output}: {error.strerror or error}; nothing was changed"
-        ) from error
+        raise _not_written(output, error) from error
     try:
         yield
     finally:

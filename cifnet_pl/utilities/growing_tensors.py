@@ -32,6 +32,13 @@ def fingerprint(about: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def chosen_device(device: torch.device | str | None) -> torch.device:
+    """Return a device; for None the first GPU if there is one, else the CPU."""
+    if device is None and torch.cuda.is_available():
+        device = "cuda"
+    return torch.device(device or "cpu")
+
+
 def float64_device(device: torch.device) -> torch.device:
     """Return where what is computed in float64 for a device is kept.
 

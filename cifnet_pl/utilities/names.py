@@ -12,7 +12,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from cifnet_pl.utilities.errors import CifnetError, DataError
+from cifnet_pl.utilities.text import shown
 
 Split = Literal["train", "val", "test"]
 
@@ -38,14 +41,15 @@ SPLIT_NAMES: dict[str, Split] = {
 LONGEST_CLASS_NAME = 1000
 """Characters of a class name."""
 
-DIRECTION_MARKS = (
-    "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""Control characters, and those that end a line or a paragraph (Unicode categories Cc, Zl, Zp)."""
+
+HIDDEN = re.compile(
+    "[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u00ad\u200b\u2060\ufeff]"
 )
-"""Invisible characters that change the direction of the text around them (Unicode, UAX 9)."""
-
-INVISIBLE = "\u00ad\u200b\u2060\ufeff"
-"""Invisible characters that would make two names of what looks like one."""
-
+"""Invisible characters that change the direction of the text around them (Unicode, UAX 9), or would
+make two names of what looks like one.
+"""
 
 DEVICE_NAME = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 """Names that Windows keeps for devices, with any ending."""
@@ -130,15 +134,46 @@ def class_name_problem(name: object) -> str | None:
         return "is empty"
     if len(name) > LONGEST_CLASS_NAME:
         return f"has {len(name)} characters, at most {LONGEST_CLASS_NAME} are allowed"
-    for character in name:
-        if unicodedata.category(character) in ("Cc", "Zl", "Zp"):
-            return "has control characters"
-        if character in DIRECTION_MARKS + INVISIBLE:
-            return f"has the invisible character U+{ord(character):04X}"
+    if CONTROL.search(name):
+        return "has control characters"
+    if hidden := HIDDEN.search(name):
+        return f"has the invisible character U+{ord(hidden[0]):04X}"
     for part in name.replace("\\", "/").split("/"):
         if part in ("", ".", ".."):
             return "is a path"
     return None
+
+
+def class_names(
+    names: Sequence[Any], where: str, error: type[CifnetError] = DataError
+) -> list[str]:
+    """Check class names from outside: unique, and safe to show and to use in a path.
+
+    Args:
+        names: the names, or what stands in their place.
+        where: what an error calls the file or folder that has them.
+        error: class of the error.
+
+    Returns:
+        The names as they are stored and compared.
+
+    Raises:
+        DataError, or ``error``: no name, one that occurs twice, or one that cannot be that of a
+            class.
+    """
+    if not names:
+        raise error(f"{where} names no class")
+    for name in names:
+        problem = class_name_problem(name)
+        if problem is not None:
+            raise error(
+                f"{where}: class name {shown(name)} {problem}: rename the class"
+            )
+    stored = [class_name(name) for name in names]
+    name, times = Counter(stored).most_common(1)[0]
+    if times > 1:
+        raise error(f"{where} has class {shown(name)} twice: rename the class")
+    return stored
 
 
 def folder_names(classes: Iterable[str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.text import one_line, printable
 
 OWN = "cifnet_pl"
@@ -81,25 +81,6 @@ def code_hash(name: str) -> str | None:
     return None
 
 
-@contextmanager
-def naming(part: str) -> Iterator[None]:
-    """Within the block, say which part from outside fails.
-
-    Args:
-        part: what the error calls it.
-
-    Raises:
-        UsageError: there is another error than those of this package.
-    """
-    try:
-        yield
-    except CifnetError:
-        raise
-    except Exception as error:  # the code of others may fail in any way
-        reason = failure(error)
-        raise UsageError(f"{part} fails: {reason}") from error
-
-
 def failure(error: BaseException) -> str:
     """Return an error on one line with the plug-in's own line of code that raised it."""
     if isinstance(error, AssertionError):
@@ -108,13 +89,9 @@ def failure(error: BaseException) -> str:
         text = f"{type(error).__name__}: {one_line(error)}"
     libraries = (str(Path(__file__).parents[1]), "site-packages", "dist-packages")
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = []
-    for frame in frames:
+    for frame in reversed(frames):
         if not any(place in frame.filename for place in libraries):
-            theirs.append(frame)
-    if theirs:
-        last = theirs[-1]
-        return f"{text} ({Path(last.filename).name}, line {last.lineno})"
+            return f"{text} ({Path(frame.filename).name}, line {frame.lineno})"
     return text
 
 
@@ -133,15 +110,14 @@ def entry_point(kind: str, name: str) -> str | None:
     Returns:
         Its import, ``module.name``; None if no package offers it.
     """
-    points = entry_points(group=f"{OWN}.{kind}", name=name)
-    names = [point.value.replace(":", ".").split()[0] for point in points]
-    return next(iter(names), None)
+    for point in entry_points(group=f"{OWN}.{kind}", name=name):
+        return f"{point.module}.{point.attr}"
+    return None
 
 
 def offered(kind: str) -> list[str]:
     """Return the names of all entry points of a kind."""
-    points = entry_points(group=f"{OWN}.{kind}")
-    return sorted({point.name for point in points})
+    return sorted(entry_points(group=f"{OWN}.{kind}").names)
 
 
 def import_part(kind: str, name: str) -> bool:
@@ -154,9 +130,7 @@ def import_part(kind: str, name: str) -> bool:
     Raises:
         UsageError: it cannot be imported.
     """
-    factory: str | None = name
-    if "." not in name:
-        factory = entry_point(kind, name)
+    factory = name if "." in name else entry_point(kind, name)
     if factory is not None:
         import_object(factory)
     return factory is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,17 +21,11 @@ POINT = "point.yaml"
 FAILURE = "failure.txt"
 """Files of a sweep's point in its experiment's folder: its configuration, and its last failure."""
 
-LOGGER_FILES = ("events.out.tfevents", "hparams.yaml")
-"""Files that TensorBoard's logger writes before a run begins."""
-
 DUPLICATES_FILE = "duplicates.csv"
 """All duplicates that a run found, in its folder."""
 
 TASK_OPTIONS = ("class_order", "initial_classes", "classes_per_task")
 """Options of the data that divide the classes into tasks."""
-
-FIRST_FILES = (*LOGGER_FILES, "config.yaml", DUPLICATES_FILE)
-"""Files that a run has written when it begins to learn its first task."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +62,10 @@ def experiment_folder(
 
 def versions(base: Path) -> list[Path]:
     """Return the folders ``version_N`` in ``base``, oldest first."""
-    numbers = []
-    if base.is_dir():
-        for entry in base.iterdir():
-            number = re.fullmatch("version_([0-9]+)", entry.name)
-            if number:
-                numbers.append(int(number[1]))
-    return [base / f"version_{number}" for number in sorted(numbers)]
+    names = [path.name for path in base.glob("version_*")]
+    found = [re.fullmatch("version_([0-9]+)", name) for name in names]
+    numbers = sorted(int(number[1]) for number in found if number)
+    return [base / f"version_{number}" for number in numbers]
 
 
 def images_of_run(model: Path) -> str | None:
@@ -195,20 +187,16 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
     """Remove the folder of a run that was refused before it began, without ``config.yaml``.
 
     Args:
-        folder: that of the run.
+        folder: that of a new run.
         failed: whether the run ended by an error that the same command would meet again; then its
             folder goes even if the first task had begun, as long as nothing of it was learned. An
             interrupted run keeps it, to go on there.
     """
-    if not folder.is_dir():
-        return
-    removed = FIRST_FILES if failed else LOGGER_FILES
-    entries = list(folder.iterdir())
-    if all(entry.is_file() and entry.name.startswith(removed) for entry in entries):
-        with suppress(OSError):  # Windows keeps files that are open
-            for entry in entries:
-                entry.unlink()
-            folder.rmdir()
+    begun = folder / "config.yaml"
+    if failed:
+        begun = folder / CHECKPOINT
+    if not begun.exists():
+        shutil.rmtree(folder, ignore_errors=True)  # Windows keeps files that are open
 
 
 @contextmanager
@@ -255,7 +243,7 @@ def locked_run(place: RunChoice) -> Iterator[Path]:
                 above.rmdir()
 
 
-def existing(checkpoint: str) -> Path:
+def existing(checkpoint: Path | str) -> Path:
     """Return the path of a checkpoint that was named.
 
     Raises:

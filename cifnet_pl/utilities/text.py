@@ -126,11 +126,10 @@ def listed(items: Sequence[str], most: int = LISTED_NAMES) -> str:
         >>> listed(["ant", "bee", "cat"], 2)
         'ant, bee and 1 more'
     """
+    text = ", ".join(items[:most])
     if len(items) > most:
-        more = f" and {len(items) - most} more"
-    else:
-        more = ""
-    return ", ".join(items[:most]) + more
+        text += f" and {len(items) - most} more"
+    return text
 
 
 def print_text(text: str, stream: TextIO | None = None) -> None:
@@ -189,10 +188,9 @@ def next_command(*words: str, trust: bool = False) -> str:
         >>> next_command("info", "my model", trust=True)
         "next: cifnet info 'my model' --trust"
     """
-    trust_option = ""
     if trust:
-        trust_option = " --trust"
-    return f"{NEXT}cifnet {shlex.join(words)}" + trust_option
+        words += ("--trust",)
+    return f"{NEXT}cifnet {shlex.join(words)}"
 
 
 def shown(value: object) -> str:
@@ -236,15 +234,12 @@ def similar_spellings_message(
         The note, or None if there are no such names.
     """
     known = list(known)
-    first = {}
-    for name in reversed(known):
-        first[_spelling(name)] = name
+    first = {_spelling(name): name for name in reversed(known)}
     pairs = []
     for name in names:
         other = first.setdefault(_spelling(name), name)
         if other != name and name not in known:
-            pair = f"'{printable(other)}' and '{printable(name)}'"
-            pairs.append(pair)
+            pairs.append(f"'{printable(other)}' and '{printable(name)}'")
     if not pairs:
         return None
     return (

@@ -55,9 +55,7 @@ def test_a_network_is_exported_once(folder: Path, exports: list[str]):
     for _ in range(2):
         assert_agree(small())
     assert exports == ["small"]
-    assert [
-        path.suffix for path in folder.iterdir() if not path.name.startswith(".")
-    ] == [".onnx"]
+    assert len(list(folder.glob("[!.]*"))) == len(list(folder.glob("*.onnx"))) == 1
     assert_agree(small(seed=1))  # other weights
     assert len(exports) == 2
 
@@ -91,11 +89,7 @@ def test_a_folder_that_cannot_be_written(trouble, folder, monkeypatch, caplog):
         monkeypatch.delenv(engines.CACHE_VARIABLE)
         monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     else:
-        full = Mock(
-            side_effect=CifnetError(
-                "cannot write: No space left on device; nothing was changed"
-            )
-        )
+        full = Mock(side_effect=CifnetError("cannot write: No space left on device"))
         monkeypatch.setattr(engines, "write_bytes", full)
     backbone = small()
     assert backbone.engine() == "onnxruntime"

@@ -35,21 +35,19 @@ def fewer_patches():
 
 def images(count: int = 30, side: int = 9, seed: int = 0) -> Tensor:
     """Smooth random images, (count, 3, side, side + 1) uint8."""
-    coarse = (
-        torch.rand(count, 3, 4, 4, generator=torch.Generator().manual_seed(seed)) * 255
-    )
-    return torch.nn.functional.interpolate(
-        coarse, size=(side, side + 1), mode="bilinear"
-    ).byte()
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(count, 3, 4, 4, generator=generator) * 255
+    size = (side, side + 1)
+    return torch.nn.functional.interpolate(coarse, size=size, mode="bilinear").byte()
 
 
 def with_dictionary(
     name: str = "patches:5", seed: int = 0, learned_from: Tensor | None = None
 ) -> Backbone:
     backbone = build_backbone(name)
-    backbone.learnable_patches.learn_from(
-        images() if learned_from is None else learned_from, seed
-    )
+    if learned_from is None:
+        learned_from = images()
+    backbone.learnable_patches.learn_from(learned_from, seed)
     return backbone
 
 
@@ -87,16 +85,9 @@ def test_whitened_patches_have_variance_one_along_every_centre():
     """
     learned_from = images(200, 12)
     net = with_dictionary("patches:40", learned_from=learned_from).network
-    windows = (
-        learned_from.unfold(2, 6, 1)
-        .unfold(3, 6, 1)
-        .permute(0, 2, 3, 1, 4, 5)
-        .reshape(-1, 108)
-        .float()
-    )
-    variance, mean = torch.var_mean(
-        patches.normalised(windows) @ net.filters - net.offset, dim=0
-    )
+    windows = torch.nn.functional.unfold(learned_from.float(), 6)
+    drawn = patches.normalised(windows.mT.flatten(0, 1))
+    variance, mean = torch.var_mean(drawn @ net.filters - net.offset, dim=0)
     assert mean.abs().max() < 0.15
     assert variance.max() < 1.2
     assert variance.median() > 0.5
@@ -116,23 +107,19 @@ def test_the_seed_decides_the_dictionary():
     assert one.parameters_count == 108 * 5 + 5 + 2 * 40
 
 
-@pytest.mark.parametrize("name", ["patches:0", "patches:x2", "patches:8x0"])
-def test_other_names_are_refused(name):
-    with pytest.raises(UsageError, match=name.partition(":")[2]):
-        build_backbone(name)
+@pytest.mark.parametrize("numbers", ["0", "x2", "8x0"])
+def test_other_names_are_refused(numbers):
+    with pytest.raises(UsageError, match=f"patches:{numbers}"):
+        build_backbone(f"patches:{numbers}")
 
 
 @pytest.mark.parametrize(
-    "few",
-    [
-        torch.zeros(0, 3, 9, 9).byte(),
-        torch.zeros(3, 3, 6, 9).byte(),
-        torch.full((3, 3, 9, 9), 7).byte(),
-    ],
+    ("shape", "said"),
+    [((0, 3, 9, 9), "7 pixels"), ((3, 3, 6, 9), "7 pixels"), ((3, 3, 9, 9), "flat")],
 )
-def test_nothing_can_be_learned_from(few):
-    with pytest.raises(CifnetError):
-        with_dictionary(learned_from=few)
+def test_nothing_can_be_learned_from(shape, said):
+    with pytest.raises(CifnetError, match=said):
+        with_dictionary(learned_from=torch.full(shape, 7).byte())
 
 
 def test_it_embeds_nothing_before_it_has_learned(tmp_path, capsys):
@@ -140,12 +127,8 @@ def test_it_embeds_nothing_before_it_has_learned(tmp_path, capsys):
         build_backbone("patches:5")(images())
     folder = make_images(tmp_path / "images", ["a"], 2)
     words = ["embed", "--images", str(folder), "--output", str(tmp_path / "z.npz")]
-    words += ["--backbone", "patches:5"]
-    assert_ends(main(words), 2, "patches:5", capsys)
-
-
-def test_no_graph_is_made_of_what_is_not_learned_yet():
-    with pytest.raises(UsageError, match="patches:5"):
+    assert_ends(main([*words, "--backbone", "patches:5"]), 2, "patches:5", capsys)
+    with pytest.raises(UsageError, match="patches:5"):  # no graph is made of it, either
         build_backbone("patches:5", engine="onnxruntime")
     assert with_dictionary().engine() == "torch"
 
@@ -171,26 +154,19 @@ def test_a_run_goes_on_with_its_dictionary_and_ends_with_the_same_bits(
 
 
 def test_each_dictionary_has_embeddings_of_its_own_in_the_cache(tmp_path):
-    cached = [
-        *OPTIONS,
-        "--data.cache",
-        "true",
-        "--data.cache_folder",
-        str(tmp_path / "cache"),
-    ]
-    runs = [
-        learned(tmp_path / str(n), *cached, "--seed_everything", seed)
-        for n, seed in enumerate(("5", "6", "5"))
-    ]
-    counts = [
-        json.loads((folder / "summary.json").read_text())["cached_images"]
-        for folder in runs
-    ]
+    cache = tmp_path / "cache"
+    cached = ["--data.cache", "true", "--data.cache_folder", str(cache)]
+    counts, measured = [], []
+    for number, seed in enumerate(("5", "6", "5")):
+        options = [*OPTIONS, *cached, "--seed_everything", seed]
+        run = learned(tmp_path / str(number), *options)
+        summary = json.loads((run / "summary.json").read_text())
+        counts.append(summary["cached_images"])
+        measured.append(measurements(run))
     assert counts[:2] == [0, 0]
     assert counts[2] > 200
-    folders = [path.parent for path in (tmp_path / "cache").rglob("train")]
-    assert len(folders) == 2
-    assert measurements(runs[2]) == measurements(runs[0]) != measurements(runs[1])
+    assert len(list(cache.rglob("train"))) == 2
+    assert measured[2] == measured[0] != measured[1]
 
 
 def test_a_bundle_holds_the_dictionary(run, tmp_path):

@@ -5,7 +5,6 @@ recommended one.
 import contextlib
 import io
 import json
-import re
 from inspect import signature
 from pathlib import Path
 
@@ -153,22 +152,6 @@ def test_fast_is_the_default_without_the_mirror():
     assert folder == fast
 
 
-def test_print_config_is_yaml_that_names_every_section():
-    shown = resolved(
-        "--config", str(CONFIGS / "quickstart.yaml"), "--model.buffer.capacity", "77"
-    )
-    assert {
-        "model",
-        "data",
-        "trainer",
-        "energy",
-        "experiment",
-        "logs",
-        "seed_everything",
-    } <= shown.keys()
-    assert shown["model"]["init_args"]["buffer"]["init_args"]["capacity"] == 77
-
-
 # ---------------------------------------------------------------------- by name
 
 
@@ -228,18 +211,6 @@ def test_images_alone_are_learned_by_the_recommended_method(
     assert (ran["data"]["classes_per_task"], ran["data"]["source"]) == (3, "folder")
 
 
-def test_the_first_command_of_the_readme_is_answered_by_the_recommended_method(
-    tmp_path, capsys
-):
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    command = re.search(r"^cifnet (fit --data\.root .*)$", readme, re.MULTILINE)
-    images = str(make_images(tmp_path, ["ant"], 1))
-    words = [images if word == "IMAGES" else word for word in command[1].split()]
-    assert words.pop(0) == "fit"
-    assert with_recommended(words)[:2] == ["--config", str(config_files()["folder"])]
-    assert '"folder"' in capsys.readouterr().err
-
-
 def test_an_evaluation_has_the_same_default(tmp_path, capsys):
     images = make_images(tmp_path / "images", ["ant", "bee"], 5)
     given = ["--data.root", str(images), "--model.backbone", "pixels:4"]
@@ -251,7 +222,7 @@ def test_an_evaluation_has_the_same_default(tmp_path, capsys):
 
 def test_options_of_the_papers_head_alone_choose_it():
     only = set(signature(CIFNetHead).parameters) - set(signature(RidgeHead).parameters)
-    assert {f"--model.head.{name}" for name in only} <= set(METHOD_OPTIONS)
+    assert {f"model.head.{name}" for name in only} <= set(METHOD_OPTIONS)
 
 
 @pytest.mark.parametrize(

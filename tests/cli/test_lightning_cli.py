@@ -118,37 +118,11 @@ class TestFolder:
             sum(float(row["train_seconds"]) for row in table)
         )
         assert (summary["n_tasks"], summary["n_classes"], summary["seed"]) == (5, 10, 3)
-        assert (summary["head"], summary["backbone"], summary["backbone_params"]) == (
-            "CIFNetHead",
-            "pixels:8",
-            0,
-        )
-        for key in (
-            "energy_kwh",
-            "energy_source",
-            "energy_cpu_kwh",
-            "energy_gpu_kwh",
-            "co2_kg",
-            "A_K_per_kwh",
-        ):
-            assert summary[key] is None
-        assert {"cifnet_pl", "torch", "lightning", "python"} <= summary[
-            "versions"
-        ].keys()
+        assert (summary["energy_kwh"], summary["A_K_per_kwh"]) == (None, None)
         assert sorted(summary["class_order"]) == [str(digit) for digit in range(10)]
         assert summary["tasks"] == [
             summary["class_order"][k : k + 2] for k in range(0, 10, 2)
         ]
-        assert (summary["gpu"], summary["processes"], summary["cached_images"]) == (
-            None,
-            1,
-            0,
-        )
-        assert summary["machine"].startswith(summary["processor"])
-        assert len(summary["data_fingerprint"]) == 16
-        assert (
-            summary["energy_counts_other_processes"] is None
-        )  # energy was not measured
         assert summary["state_bytes_per_element"]["buffer"] == 4
         assert summary["state_bytes_per_element"]["factors"] == 8
 
@@ -316,7 +290,7 @@ def test_the_screen_of_a_run(tmp_path, capsys):
     lines = capsys.readouterr()
     assert lines.err == ""
     shown = lines.out.splitlines()
-    assert shown[0] == "4 classes in 2 tasks on cpu"
+    assert shown[0] == "4 classes in 2 tasks on cpu, 192 features"
     header = [cell.strip() for cell in shown[2].strip("┃").split("┃")]
     assert header == [
         "task",

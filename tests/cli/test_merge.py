@@ -130,7 +130,7 @@ def test_three_sites_of_which_one_has_a_buffer_for_calibration(tmp_path: Path):
 @pytest.mark.parametrize(
     ("head", "other", "reason"),
     [
-        ("cifnet", "cifnet", "after calibration"),
+        ("cifnet", "cifnet", "cannot merge"),
         ("ridge", "ncm", "cannot combine RidgeHead with NCMHead"),
         ("ridge", "ridge-fixed", "cannot combine heads with different"),
         ("dsal", "dsal", "cannot merge"),

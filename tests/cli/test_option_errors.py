@@ -33,11 +33,6 @@ USAGE = 2
 REFUSED = [
     # names
     (["--model.head", "CIFNetHed"], USAGE, ["head 'CIFNetHed'", "CIFNetHead"]),
-    (
-        ["--model.head", "nowhere.Head"],
-        USAGE,
-        ["cannot import nowhere.Head", "No module named 'nowhere'"],
-    ),
     (["--model.backbone", "pixel"], USAGE, ["backbone 'pixel'", "pixels"]),
     (
         [*BUFFER, "--model.buffer.strategy", "randm"],
@@ -51,7 +46,6 @@ REFUSED = [
     ),
     # data
     (["--data.source", "folder"], USAGE, ["no data folder", "--data.root"]),
-    (["--data.image_size", "0"], USAGE, ["image_size", "0"]),
     # numbers
     (["--model.head.ridge", "0"], USAGE, ["ridge", "0", "positive"]),
     (
@@ -59,7 +53,6 @@ REFUSED = [
         USAGE,
         ["--model.head.ridge is 'abc'", "float or 'gcv'"],
     ),
-    (["--data.batch_size", "many"], USAGE, ["--data.batch_size", "'many'", "int"]),
     (["--seed_everything", "-1"], USAGE, ["seed_everything: -1", "4294967295"]),
     (
         [*BUFFER, "--seed_everything", "false", "--model.buffer.seed", "-5"],
@@ -67,15 +60,12 @@ REFUSED = [
         ["buffer seed is -5"],
     ),
     (["--experiment", ".."], USAGE, ["'..' is not a plain name"]),
-    (["--experiment", "x" * 256], RUN, ["File name too long"]),
     # Lightning
     (
         ["--trainer.precision", "bf16-true"],
         USAGE,
         ["bf16-true", "statistics", "bf16-mixed"],
     ),
-    (["--trainer.limit_train_batches", "0"], USAGE, ["nothing is learned"]),
-    (["--trainer.strategy", "nothing"], USAGE, ["strategy='nothing'"]),
     (
         ["--trainer.max_epochs", "3"],
         USAGE,
@@ -139,21 +129,12 @@ def test_refused(options, code, fragments, tmp_path, capsys, monkeypatch):
     [
         ("model: [unclosed", ["not YAML"]),
         ("- a list", ["sections"]),
-        (
-            (
-                "model: {class_path: cifnet_pl.CIFNetModule, init_args: {head: {class_path:"
-                " RidgeHed}}}"
-            ),
-            ["RidgeHead"],
-        ),
         ("model: {init_args: {head: RidgeHed}}", ["'RidgeHed'", "RidgeHead"]),
         (
             "model: {class_path: cifnet_pl.CIFNetModule, init_args: {backbon: pixels}}",
             ["--model.backbon"],
         ),
         ("data: {batch_size: many}", ["--data.batch_size", "'many'"]),
-        ("trainer: {max_epochs: 3}", ["--trainer.max_epochs", "--data.max_tasks"]),
-        ("images: here", ["images"]),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )

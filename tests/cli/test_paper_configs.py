@@ -1,6 +1,4 @@
-"""Sweeps of the paper's tables and figures: all of their configurations are valid, and some are run
-and reported.
-"""
+"""Sweeps of the paper's tables and figures: all of their configurations are valid."""
 
 from functools import cache
 from pathlib import Path
@@ -10,7 +8,6 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.sweep import Point, read_points
-from tests.command_line import rows
 
 PAPER = Path(__file__).parents[2] / "configs" / "paper"
 POINTS = {
@@ -28,14 +25,6 @@ POINTS = {
     "calibration": 2,
 }
 FOLDER = [("data.source", "folder"), ("data.root", "x"), ("data.image_size", "128")]
-TINY = [
-    ("data.source", "digits"),
-    ("data.root", "null"),
-    ("data.image_size", "8"),
-    ("data.num_workers", "0"),
-    ("model.backbone", "pixels"),
-    ("energy.enabled", "false"),
-]
 
 
 @cache
@@ -169,38 +158,3 @@ def assert_valid(
         <= shown["head"]["init_args"].items()
     )
     assert (shown["buffer"] is None) == (wanted["buffer"] is None)
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A part of the ablation and the effect of calibration, on digits."""
-    logs = tmp_path_factory.mktemp("runs")
-    overrides = [
-        *TINY,
-        ("data.class_order", "1"),
-        ("data.classes_per_task", "2"),
-        ("data.max_tasks", "3"),
-    ]
-    overrides.append(("seed_everything", "1"))
-    for name, kept in (("ablation", "no_oversampling"), ("calibration", "with")):
-        for point in (
-            p
-            for p in read_points(PAPER / f"{name}.yaml", overrides)
-            if p.name.startswith(kept)
-        ):
-            config = {**point.config, "experiment": point.name, "logs": str(logs)}
-            (logs / "point.yaml").write_text(yaml.safe_dump(config))
-            assert main(["fit", "--config", str(logs / "point.yaml")]) == 0
-    return logs
-
-
-def test_real_runs_make_a_report(runs: Path, tmp_path: Path) -> None:
-    assert main(["report", str(runs), "--output", str(tmp_path)]) == 0
-    figures = {path.name for path in (tmp_path / "figures").glob("*.png")}
-    wanted = {"trajectory", "ablation_curves", "calibration", "memory"}
-    assert {
-        figure.split("_digits")[0].removesuffix(".png") for figure in figures
-    } >= wanted
-    table = rows(tmp_path / "tables" / "ablation.csv")
-    final = {row["variant"]: float(row["digits, 2 cls/task: A_K (%)"]) for row in table}
-    assert final["CIFNet, no buffer"] < final["CIFNet, full method"]

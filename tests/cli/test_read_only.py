@@ -83,7 +83,6 @@ def contents(place: Path) -> dict[Path, tuple[int, int]]:
 
 COMMANDS = {
     "fit in the current folder": f"{FIT} --data.root {{}}/images",
-    "fit in a folder for runs": f"{FIT} --data.root {{}}/images --logs {{}}/other",
     "fit with a cache": (
         f"{FIT} --data.root {{}}/images --data.cache true"
         f" --data.cache_folder {{}}/other --logs {{}}/logs"
@@ -91,7 +90,6 @@ COMMANDS = {
     "extend the model itself": (
         "extend --model {}/model --images {}/new --output {}/model --overwrite true"
     ),
-    "extend into a folder": "extend --model {}/model --images {}/new --output {}/other/new",
     "classify into a folder": (
         "classify --model {}/model --images {}/new --output {}/other/a.csv"
     ),
@@ -99,7 +97,6 @@ COMMANDS = {
         "classify --model {}/model --images {}/new"
         " --output {}/here/predictions.csv --overwrite true"
     ),
-    "watch": "watch --model {}/model --images {}/new --once true",
     "audit": "audit --model {}/model --images {}/images --output {}/other/audit",
     "serve": "serve --model {}/model --port 0 --workspace {}/other/w",
 }
@@ -121,14 +118,10 @@ def test_a_folder_that_may_not_be_written(name: str, place: Path) -> None:
 
 UNREADABLE = {
     "a model": "info --model {}/shut/model",
-    "models": "merge {}/shut/model {}/model --output {}/out",
-    "new classes": "extend --model {}/model --images {}/shut/new --output {}/out",
     "images": "classify --model {}/model --images {}/shut/new --output {}/out.csv",
     "an output": "classify --model {}/model --images {}/new --output {}/shut/out.csv",
-    "images to embed": "embed --images {}/shut/new --output {}/out.npz",
     "images to learn": f"{FIT} --data.root {{}}/shut --logs {{}}/logs",
     "a configuration": "fit --config {}/shut/a.yaml",
-    "runs": "report {}/shut/runs --output {}/out",
     "a sweep": "sweep {}/shut/a.yaml --logs {}/logs",
     "a file of a model": "info --model {}/model",
 }

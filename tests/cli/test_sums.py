@@ -82,7 +82,7 @@ def test_every_head_whose_statistics_are_sums(head: str, vectors: Path, tmp_path
         *(f"--model.head.{key}={value}" for key, value in arguments.items()),
     )
     parts = [Shard(i, 3) for i in (2, 1, 3)]
-    if not REGISTERED[head](12, **arguments).merges_sites:
+    if not REGISTERED[head](12, **arguments).merges:
         with pytest.raises(CifnetError, match=head):
             make(tmp_path / "sums", parts, given)
         assert not list(tmp_path.glob("sums/*.sums"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cifnet_pl.__main__ import main
-from cifnet_pl.cli.watch import COLUMNS, GrowingFile, Sender
+from cifnet_pl.cli.watch import COLUMNS, Sender
 from cifnet_pl.utilities.files import list_cell
 from tests.command_line import command, environment
 from tests.command_line import rows as rows_of
@@ -181,7 +181,7 @@ def test_prediction_sets_stay_lists(place, names):
     row = {**ROW, "prediction_set": list_cell(names), "known": "true"}
     row["probability"] = "0.5"
     with Receiver() as receiver:
-        Sender(receiver.url, GrowingFile(place / "a.sent"), [row], place).send()
+        Sender(receiver.url, place / "a.sent", [row], place).send()
         ((_, content),) = receiver.got
     assert (content["prediction_set"], content["known"]) == (names, True)
     assert content["probability"] == 0.5

@@ -162,7 +162,7 @@ def test_a_run_holds_groups_out_and_its_model_lives_on(tmp_path: Path):
     assert sum(model.counts.values()) == len(names)
     assert model.calibration.estimate_kind == "given"
     given = {name.rpartition("/")[0] + name.rpartition("/")[2][0] for name in names}
-    assert len(model.calibration.groups.unique()) == len(given) < len(names)
+    assert len(model.buffer.group.unique()) == len(given) < len(names)
 
 
 # ---------------------------------------------------------------------- near-duplicates

@@ -146,7 +146,6 @@ def test_a_drawn_projection_is_not_stored_and_a_given_one_is() -> None:
         learn_random(head)
     assert torch.equal(drawn.weights, options.weights)
     assert drawn.state_elements() == {
-        "projection": 0,
         "factors": 55,
         "moments": 90,
         "weights": 90,

@@ -1,19 +1,21 @@
 """What all heads have in common: capabilities, and the sizes of stored tensors."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.heads import HEADS, CIFNetHead, Head, RidgeHead
-from cifnet_pl.testing import WIDTH
+from cifnet_pl.heads import HEADS, ACILHead, CIFNetHead, Head, KNNHead, RidgeHead
+from cifnet_pl.heads.trial import WIDTH
+from cifnet_pl.testing import QUERIES, TASKS, Case, assert_same_state, snapshot
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
 
-EXACT = "merges merges_sites subtracts reduces"
+EXACT = "merges subtracts reduces"
 ABILITIES = {
-    "CIFNetHead": "merges reduces leaves_one_out tells_novelty uses_buffer counterexamples",
+    "CIFNetHead": "reduces leaves_one_out tells_novelty uses_buffer counterexamples",
     "RidgeHead": f"{EXACT} leaves_one_out tells_novelty counterexamples",
     "ACILHead": f"{EXACT} leaves_one_out tells_novelty counterexamples",
     "DSALHead": "reduces leaves_one_out tells_novelty counterexamples",
@@ -22,13 +24,12 @@ ABILITIES = {
     "FeCAMHead": f"{EXACT} tells_novelty",
     "KLDAHead": f"{EXACT} leaves_one_out tells_novelty counterexamples",
     "RanPACHead": f"{EXACT} leaves_one_out tells_novelty counterexamples",
-    "KNNHead": "merges merges_sites",
+    "KNNHead": "merges",
     "LogisticHead": "uses_buffer counterexamples",
     "SGDHead": "uses_buffer counterexamples",
 }
 ALL = [
     "merges",
-    "merges_sites",
     "subtracts",
     "reduces",
     "leaves_one_out",
@@ -54,6 +55,38 @@ def test_an_argument_takes_capabilities_away_from_that_head_only() -> None:
     assert declared(CIFNetHead(WIDTH)) == ABILITIES["CIFNetHead"]
     with pytest.raises(UnsupportedError, match="CIFNetHead cannot"):
         locked.require("tells_novelty")
+
+
+@pytest.mark.parametrize("kind", [CIFNetHead, RidgeHead, KNNHead])
+def test_an_impossible_task_is_refused_and_changes_nothing(kind: type[Head]) -> None:
+    head = Case(kind).learned()
+    before = snapshot(head)
+    for classes, counts, words in (
+        ([], [], "at least one class"),
+        ([3, 4, 3], [1, 1, 1], "twice"),
+        ([3, -3], [1, 1], "class -3 is already learned"),
+        ([3, 4], [1], "counts"),
+        ([3, 4], [1, 0], "counts"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            head.begin_task(classes, counts)
+        assert_same_state(head, before)
+
+
+@pytest.mark.parametrize("make", [CIFNetHead, RidgeHead, partial(ACILHead, width=9)])
+def test_a_ridge_that_is_not_positive_is_refused(make: Callable[..., Head]) -> None:
+    for ridge in (0, -1.0, float("nan"), float("inf"), "auto"):
+        with pytest.raises(UsageError, match="ridge"):
+            make(WIDTH, ridge=ridge)
+
+
+def test_probabilities_are_the_softmax_of_scores_over_temperature() -> None:
+    head = Case(RidgeHead).learned(TASKS)
+    plain = torch.softmax(head(QUERIES), dim=1)
+    assert torch.allclose(head.probabilities(QUERIES), plain, rtol=0, atol=1e-14)
+    head.temperature.fill_(2.5)
+    tempered = torch.softmax(head(QUERIES) / 2.5, dim=1)
+    assert torch.allclose(head.probabilities(QUERIES), tempered)
 
 
 # ---------------------------------------------------------------------- arrays

@@ -2,9 +2,7 @@
 released code.
 """
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 
 from cifnet_pl.heads import CIFNetHead
-from cifnet_pl.utilities.errors import UsageError
-from tests.heads.suite import teach
+from tests.heads.literal import (
+    EPSILON,
+    Array,
+    Ints,
+    LiteralTask,
+    dense_ridge,
+    distance,
+    pooled,
+    streams,
+    targets,
+)
+from tests.heads.suite import scans, teach
 
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Batch = tuple[Array, Ints]
 
 
@@ -123,165 +128,76 @@ class LiteralCIFNet:
         )
 
 
-EPSILON = 0.05
 WEIGHTINGS = ["derivative", "released"]
 
 
-@dataclass(frozen=True)
-class Stream:
-    """Random tasks: classes, samples and the calibration samples with their weights, all
-    float64.
-    """
-
-    features: int
-    classes: list[list[int]]
-    z: list[Array]
-    y: list[Ints]
-    past: list[tuple[Array, Ints, Ints]]
-
-    def batches(self, k: int, pieces: int, seed: int) -> list[tuple[Array, Ints]]:
-        """Samples of task k, shuffled, in ``pieces`` pieces of random (possibly no) length."""
-        rng = np.random.default_rng(seed)
-        order = rng.permutation(len(self.y[k]))
-        cuts = np.sort(rng.integers(0, len(order) + 1, pieces - 1))
-        return [(self.z[k][rows], self.y[k][rows]) for rows in np.split(order, cuts)]
+def pieces_of(task: LiteralTask, count: int) -> list[Batch]:
+    """Samples of a task in ``count`` pieces of random (possibly no) length."""
+    rng = np.random.default_rng(count)
+    cuts = np.sort(rng.integers(0, len(task.y) + 1, count - 1))
+    return list(zip(np.split(task.z, cuts), np.split(task.y, cuts), strict=True))
 
 
-@st.composite
-def streams(draw: st.DrawFn, most_features: int = 8, least_samples: int = 1) -> Stream:
-    """Streams of one to three tasks with one to three classes of ``least_samples`` to eight more
-    samples.
-    """
-    features = draw(st.integers(1, most_features))
-    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    labels = rng.permutation(np.arange(-3, 9))[: sum(sizes)].tolist()
-    classes = []
-    z = []
-    y = []
-    past = []
-    for size in sizes:
-        own = [labels.pop() for _ in range(size)]
-        counts = least_samples + rng.integers(0, 9, size)
-        samples = rng.normal(size=(counts.sum(), features)) * rng.choice(
-            [0.3, 1, 5], features
-        ) + rng.normal(size=features)
-        kept = [
-            (a[b == c][:2], b[b == c][:2])
-            for a, b in zip(z, y, strict=True)
-            for c in np.unique(b)
-        ]
-        past_z = np.concatenate([np.zeros((0, features)), *(a for a, _ in kept)])
-        past_y = np.concatenate([np.zeros(0, np.int64), *(b for _, b in kept)])
-        past.append((past_z, past_y, rng.integers(1, 5, len(past_y))))
-        classes.append(own)
-        z.append(samples)
-        y.append(np.repeat(own, counts))
-    return Stream(features, classes, z, y, past)
-
-
-def learn(
-    stream: Stream, pieces: int = 1, seed: int = 0, **settings: Any
-) -> CIFNetHead:
-    head = CIFNetHead(stream.features, epsilon=EPSILON, **settings)
-    for k, classes in enumerate(stream.classes):
-        head.begin_task(classes)
-        for z, y in stream.batches(k, pieces, seed):
-            head.observe(torch.from_numpy(z), torch.from_numpy(y))
-        head.observe_past(*(torch.from_numpy(part) for part in stream.past[k]))
+def learn(tasks: list[LiteralTask], **settings: Any) -> CIFNetHead:
+    head = CIFNetHead(tasks[0].z.shape[1], epsilon=EPSILON, **settings)
+    for task in tasks:
+        head.begin_task(task.classes)
+        for z, y in pieces_of(task, 2):
+            head.observe(z, y)
+        head.observe_past(task.past_z, task.past_y, task.past_weight)
         head.solve()
     return head
-
-
-def distance(ours: Any, theirs: Any) -> float:
-    """‖ours − theirs‖ / ‖theirs‖ in the Frobenius norm, over the whole matrix."""
-    return float(
-        np.linalg.norm(np.asarray(ours) - np.asarray(theirs))
-        / np.linalg.norm(np.asarray(theirs))
-    )
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("update_past", [True, False])
 @given(
-    stream=streams(), pieces=st.integers(1, 5), ridge=st.sampled_from([0.01, 1.0, 10.0])
+    tasks=streams(), pieces=st.integers(1, 5), ridge=st.sampled_from([0.01, 1.0, 10.0])
 )
 def test_agrees_with_a_literal_svd_per_class_and_batch(
-    stream, pieces, ridge, update_past, weighting
+    tasks, pieces, ridge, update_past, weighting
 ):
-    literal = LiteralCIFNet(stream.features, ridge, EPSILON, update_past, weighting)
-    for k, classes in enumerate(stream.classes):
-        z, y, copies = stream.past[k]
-        literal.learn_task(classes, stream.batches(k, pieces, seed=1), (z, y), copies)
-    head = learn(
-        stream, pieces=2, ridge=ridge, update_past=update_past, weighting=weighting
-    )
+    features = tasks[0].z.shape[1]
+    literal = LiteralCIFNet(features, ridge, EPSILON, update_past, weighting)
+    for task in tasks:
+        buffer = (task.past_z, task.past_y)
+        batches = pieces_of(task, pieces)
+        literal.learn_task(task.classes, batches, buffer, task.past_weight)
+    head = learn(tasks, ridge=ridge, update_past=update_past, weighting=weighting)
     assert head.classes == list(literal.neurons)
     assert distance(head.weights(), literal.weights()) < 1e-8
 
 
-def samples_of_cohort(
-    stream: Stream, j: int, update_past: bool
-) -> tuple[Array, Ints, Array]:
-    """Embeddings, labels and weights of all that the neurons of task j have seen."""
-    later = range(j, len(stream.classes)) if update_past else [j]
-    z = np.concatenate([stream.past[j][0], *(stream.z[k] for k in later)])
-    y = np.concatenate([stream.past[j][1], *(stream.y[k] for k in later)])
-    weight = np.ones(len(y))
-    weight[: len(stream.past[j][1])] = stream.past[j][2]
-    return z, y, weight
-
-
-def hat_matrix_gcv(
-    z: Array, target: Array, omega: Array, ridge: float
-) -> tuple[float, Array]:
-    """GCV score and weights (d+1, C) of a ridge, from the data matrix and its hat matrix."""
-    n = len(z)
-    mean = omega @ z / omega.sum()
-    target_mean = omega @ target / omega.sum()
-    centred = z - mean
-    gram = centred.T @ (omega[:, None] * centred)
-    inverse = np.linalg.inv(gram + ridge * np.eye(len(gram)))
-    hat = omega[None] / omega.sum() + centred @ inverse @ centred.T * omega[None]
-    residual = target - hat @ target
-    freedom = np.trace(hat)
-    score = n * (omega[:, None] * residual**2).sum() / (n - freedom) ** 2
-    if freedom > n / 2 + 1e-9:
-        score = np.inf
-    slopes = inverse @ centred.T @ (omega[:, None] * (target - target_mean))
-    bias = target_mean - mean @ slopes
-    return score, np.concatenate([bias[None], slopes])
-
-
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("update_past", [True, False])
-@given(stream=streams(most_features=4, least_samples=8))
-def test_gcv_is_a_search_with_the_hat_matrix(
-    stream: Stream, update_past: bool, weighting: str
-) -> None:
+@given(tasks=streams(most_features=4, least_samples=8))
+def test_gcv_is_a_search_with_the_hat_matrix(tasks, update_past, weighting) -> None:
     # More samples than features: else the hat matrix itself leaves only rounding (see
-    # test_statistics for that case).
-    head = learn(stream, ridge="gcv", update_past=update_past, weighting=weighting)
-    limit = np.log((1 - EPSILON) / EPSILON)
-    for j, classes in enumerate(stream.classes):
-        z, y, weight = samples_of_cohort(stream, j, update_past)
+    # tests/statistics for that case).
+    head = learn(tasks, ridge="gcv", update_past=update_past, weighting=weighting)
+    for j, task in enumerate(tasks):
+        seen = tasks[j:] if update_past else [task]
+        _, z, y = pooled(seen)
+        z = np.concatenate([task.past_z, z])
+        weight = np.concatenate([task.past_weight, np.ones(len(y))])
+        y = np.concatenate([task.past_y, y])
         # One ridge for a cohort; with the released slopes every class has a Gram matrix, and so a
         # ridge, of its own.
+        groups = [[c] for c in task.classes]
         if weighting == "derivative":
-            groups = [classes]
-        else:
-            groups = [[c] for c in classes]
+            groups = [task.classes]
         for group in groups:
-            target = np.stack([np.where(y == c, limit, -limit) for c in group], axis=1)
+            target = targets(group, y)
             if np.ptp(target, axis=0).max() == 0:
                 continue  # one class alone: nothing to fit, tested below
             omega = weight * SLOPES[weighting](target[:, 0]) ** 2
             columns = [head.classes.index(c) for c in group]
-            ridge, at_limit = head.ridge_choices()[columns[0]]
-            score, expected = hat_matrix_gcv(z, target, omega, ridge)
+            ridges = torch.cat([cohort.ridge_used for cohort in head.cohorts])
+            ridge = ridges[columns[0]].item()
+            score, expected = dense_ridge(z, target, ridge, omega)
             for factor in (0.77, 1.3):  # the search is as precise as it has to be
-                other, _ = hat_matrix_gcv(z, target, omega, factor * ridge)
-                assert at_limit or score <= 1.01 * other
+                other, _ = dense_ridge(z, target, factor * ridge, omega)
+                assert score <= 1.01 * other
             assert distance(head.weights()[:, columns], expected) < 1e-8
 
 
@@ -305,27 +221,6 @@ def test_one_class_alone_scores_its_target_everywhere(
         assert head.weights()[1:].norm() < 1e-8
 
 
-def test_shards_of_a_sequence_merge_unless_they_saw_buffer_samples() -> None:
-    z = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
-    y = torch.tensor([0, 1] * 4)
-    first, second, whole = CIFNetHead(3), CIFNetHead(3), CIFNetHead(3)
-    parts = [slice(0, 4), slice(4, 8), slice(0, 8)]
-    for head, rows in zip((first, second, whole), parts, strict=True):
-        for task in (0, 1):
-            teach(head, z[rows] + task, y[rows] + 2 * task)
-    first.merge_(second)
-    first.solve()
-    assert torch.allclose(first(z), whole(z), rtol=1e-9)
-    second.begin_task([4])
-    second.observe(z, y.new_full((8,), 4))
-    with pytest.raises(UsageError, match="same task sequence"):
-        first.merge_(second)
-    second.observe_past(z, y)
-    second.solve()
-    with pytest.raises(UsageError, match="count twice"):
-        second.merge_(copy.deepcopy(second))
-
-
 # ---------------------------------------------------------------------- golden vectors of the
 # released code
 
@@ -343,14 +238,12 @@ VARIANTS = {
     "released_locked": {"weighting": "released", "update_past": False},
 }
 
-images, targets = load_digits(return_X_y=True)
-X = torch.from_numpy(images / 16)
-Y = torch.from_numpy(targets).long()
+X, Y = scans()
 
 
 def task_rows(k: int) -> NDArray[np.int64]:
     rows = GOLDEN["train_rows"]
-    return rows[np.isin(targets[rows], TASKS[k])]
+    return rows[np.isin(Y[rows], TASKS[k])]
 
 
 def buffer_rows(k: int) -> tuple[NDArray[np.int64], float]:
@@ -360,52 +253,33 @@ def buffer_rows(k: int) -> tuple[NDArray[np.int64], float]:
         rows = np.concatenate([GOLDEN["buffer_rows"][c] for c in earlier])
     else:
         rows = np.zeros(0)
-    n_max = max(int((targets[task_rows(k)] == c).sum()) for c in TASKS[k])
+    n_max = max(int((Y[task_rows(k)] == c).sum()) for c in TASKS[k])
     return rows.astype(np.int64), float(n_max // 10)
-
-
-def learn_digits(
-    batch: int, **settings: Any
-) -> list[tuple[NDArray[np.float64], torch.Tensor]]:
-    """Weights after each task, and scores of the test rows of the classes seen."""
-    head = CIFNetHead(64, ridge=RIDGE, epsilon=EPSILON, **settings)
-    steps = []
-    for k, classes in enumerate(TASKS):
-        head.begin_task(classes)
-        for rows in torch.from_numpy(task_rows(k)).split(batch):
-            head.observe(X[rows], Y[rows])
-        rows, weight = buffer_rows(k)
-        head.observe_past(X[rows], Y[rows], torch.full((len(rows),), weight))
-        head.solve()
-        steps.append((head.weights().numpy(), head(X[held_out(k)])))
-    return steps
-
-
-def held_out(k: int) -> torch.Tensor:
-    rows = torch.from_numpy(GOLDEN["test_rows"]).long()
-    return rows[torch.isin(Y[rows], SEEN[k])]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("batch", [10, 10_000])
-def test_weights_agree_with_the_golden_vectors(variant: str, batch: int) -> None:
+def test_weights_scores_and_accuracies_agree_with_the_golden_vectors(
+    variant: str, batch: int
+) -> None:
     # The released slopes (t(1 − t) is −5.7 and −11.6) make a normal matrix of condition 2·10⁸, at
     # which the file itself carries up to 1.34e-9 of rounding.
     tolerance = 1e-11 if variant.startswith("paper") else 1.4e-9
-    for k, (weights, _) in enumerate(learn_digits(batch, **VARIANTS[variant])):
-        assert distance(weights, GOLDEN[f"{variant}_W{k + 1}"]) < tolerance
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_scores_and_accuracies_agree_with_the_golden_vectors(variant: str) -> None:
-    for k, (_, scores) in enumerate(learn_digits(50, **VARIANTS[variant])):
-        rows = held_out(k)
-        augmented = torch.cat(
-            [torch.ones(len(rows), 1, dtype=torch.float64), X[rows]], dim=1
-        )
-        golden = augmented @ torch.from_numpy(GOLDEN[f"{variant}_W{k + 1}"])
-        assert distance(scores.numpy(), golden.numpy()) < 1e-9
-        accuracy = (
-            100 * (SEEN[k][scores.argmax(dim=1)] == Y[rows]).double().mean().item()
-        )
+    head = CIFNetHead(64, ridge=RIDGE, epsilon=EPSILON, **VARIANTS[variant])
+    test = torch.from_numpy(GOLDEN["test_rows"]).long()
+    for k, classes in enumerate(TASKS):
+        head.begin_task(classes)
+        for rows in torch.from_numpy(task_rows(k)).split(batch):
+            head.observe(X[rows], Y[rows])
+        past, weight = buffer_rows(k)
+        head.observe_past(X[past], Y[past], torch.full((len(past),), weight))
+        head.solve()
+        golden = GOLDEN[f"{variant}_W{k + 1}"]
+        assert distance(head.weights(), golden) < tolerance
+        held_out = test[torch.isin(Y[test], SEEN[k])]
+        scores = head(X[held_out])
+        golden_scores = X[held_out].numpy() @ golden[1:] + golden[0]
+        assert distance(scores, golden_scores) < 1e-9
+        predicted = SEEN[k][scores.argmax(dim=1)]
+        accuracy = 100 * (predicted == Y[held_out]).double().mean().item()
         assert accuracy == pytest.approx(GOLDEN[f"{variant}_acc"][k], abs=1e-9)

@@ -9,22 +9,18 @@ import pytest
 import torch
 
 from cifnet_pl.heads import ACILHead, FeCAMHead, Head, SLDAHead
+from cifnet_pl.heads.trial import WIDTH, TrialTask, learn
 from cifnet_pl.statistics.distances import NOVELTY_RIDGE, OVERALL_SHARE
 from cifnet_pl.testing import (
-    WIDTH,
+    QUERIES,
+    TASKS,
     Case,
-    CheckTask,
     difference,
     halves,
-    learn,
-    queries,
-    show_past,
-    stream,
+    reduce_over,
 )
 from tests.heads.suite import HEADS, teach
 
-TASKS = stream()
-QUERIES = queries(TASKS)
 Z = torch.cat([task.z for task in TASKS])
 Y = torch.cat([task.y for task in TASKS])
 TELLING = [case for case in HEADS if case.values[0].make(WIDTH).tells_novelty]
@@ -86,7 +82,7 @@ class Literal:
         )
 
 
-def literal(head: Head, tasks: list[CheckTask], removed: int | None = None) -> Literal:
+def literal(head: Head, tasks: list[TrialTask], removed: int | None = None) -> Literal:
     """All samples of a stream as this head weighs them; ``removed`` is a class that it no longer
     knows.
     """
@@ -102,24 +98,34 @@ def rows(head: Head, z: torch.Tensor) -> np.ndarray:
     return head._novelty_features(z).double().numpy()
 
 
+def assert_near(
+    found: torch.Tensor, expected: torch.Tensor, case: Case, least: float = 0.0
+) -> None:
+    assert difference(found, expected) <= max(case.tolerance, least)
+
+
 @telling
 def test_novelty_is_that_of_the_equations(case: Case) -> None:
+    """Along the stream, and whatever the length, the order and what comes with an embedding."""
     head = case.make(WIDTH)
-    for k in range(len(TASKS)):  # along the stream: nothing of an earlier task is kept
-        learn(head, TASKS[k : k + 1], earlier=TASKS[:k])
+    for k in range(len(TASKS)):
+        learn(head, TASKS[k : k + 1])
         found = head.novelty(QUERIES)
-        assert found.shape == (len(QUERIES),)
-        assert found.dtype == torch.float64
-        assert (
-            difference(found, literal(head, TASKS[: k + 1]).of(rows(head, QUERIES)))
-            <= case.tolerance
-        )
+        assert (found.shape, found.dtype) == ((len(QUERIES),), torch.float64)
+        expected = literal(head, TASKS[: k + 1]).of(rows(head, QUERIES))
+        assert_near(found, expected, case)
+    backwards = [task.part(torch.arange(len(task.y)).flip(0)) for task in TASKS]
+    other = learn(case.make(WIDTH), backwards, batch=3)
+    assert_near(other.novelty(7 * QUERIES), found, case)
+    assert_near(torch.cat([head.novelty(z[None]) for z in QUERIES]), found, case)
+    assert head.novelty(QUERIES[:0]).shape == (0,)
+    assert_near(case.reloaded(head).novelty_function()(QUERIES), found, case)
 
 
 @telling
 @pytest.mark.parametrize("kind", ["within classes", "across classes"])
 def test_leaving_a_group_out_is_learning_without_it(case: Case, kind: str) -> None:
-    head = learn(case.make(WIDTH), TASKS)
+    head = case.learned()
     full = literal(head, TASKS)
     groups = torch.arange(len(Y))
     if kind == "across classes":
@@ -129,115 +135,67 @@ def test_leaving_a_group_out_is_learning_without_it(case: Case, kind: str) -> No
             own = (label == Y).nonzero().flatten()
             groups[own[: len(own) // 2]] = own[0]
     found = head.leave_one_out_novelty(Z, Y, groups)
-    members = [(groups == group).nonzero().flatten().tolist() for group in groups]
-    expected = torch.cat(
-        [full.without(*gone).of(full.rows[i : i + 1]) for i, gone in enumerate(members)]
-    )
-    assert difference(found, expected) <= max(case.tolerance, 1e-8)
-
-
-@telling
-def test_novelty_does_not_depend_on_length_or_on_what_comes_with_it(case: Case) -> None:
-    head = learn(
-        case.make(WIDTH),
-        [task.part(torch.arange(len(task.y)).flip(0)) for task in TASKS],
-        batch=3,
-    )
-    found = head.novelty(QUERIES)
-    assert (
-        difference(found, learn(case.make(WIDTH), TASKS).novelty(QUERIES))
-        <= case.tolerance
-    )
-    assert (
-        difference(torch.cat([head.novelty(z[None]) for z in QUERIES]), found)
-        <= case.tolerance
-    )
-    assert difference(head.novelty(7 * QUERIES), found) <= case.tolerance
-    assert head.novelty(QUERIES[:0]).shape == (0,)
-    assert difference(head.novelty_function()(QUERIES), found) <= case.tolerance
+    expected = torch.zeros_like(found)
+    for group in groups.unique():
+        gone = (groups == group).nonzero().flatten().numpy()
+        expected[gone] = full.without(*gone.tolist()).of(full.rows[gone])
+    assert_near(found, expected, case, 1e-8)
 
 
 @telling
 def test_novelty_follows_every_change(case: Case) -> None:
-    """Merge, subtract, several processes, a file, removal: as if learned at once, and never what
-    was before.
-    """
-    head = learn(case.make(WIDTH), TASKS)
-    expected = literal(head, TASKS)
-    assert (
-        difference(case.reloaded(head).novelty(QUERIES), head.novelty(QUERIES))
-        <= case.tolerance
-    )
-    if case.make(WIDTH).merges_sites:
+    """Merge, subtract, several processes: as if learned at once, and never what was before."""
+    head = case.learned()
+    expected = literal(head, TASKS).of(rows(head, QUERIES))
+    if head.merges:
         parts = [halves(task) for task in TASKS]
-        one, other = (
-            learn(case.make(WIDTH), [part[i] for part in parts]) for i in (0, 1)
-        )
+        one, other = (case.learned([part[i] for part in parts]) for i in (0, 1))
         alone = one.novelty(QUERIES)
         one.merge_(other)
         one.solve()
-        assert (
-            difference(one.novelty(QUERIES), expected.of(rows(head, QUERIES)))
-            <= case.tolerance
-        )
-        if case.make(WIDTH).subtracts:
+        assert_near(one.novelty(QUERIES), expected, case)
+        if head.subtracts:
             one.subtract_(other)
             one.solve()
-            assert difference(one.novelty(QUERIES), alone) <= max(case.tolerance, 1e-8)
-    if case.make(WIDTH).reduces:
-        first = learn(case.make(WIDTH), TASKS[:2])
-        second = copy.deepcopy(first)
-        task = TASKS[2]
-        parts = halves(task)
-        for shard, part in zip((first, second), parts, strict=True):
-            shard.begin_task(task.classes, task.counts)
-            shard.observe(part.z, part.y)
-        sent: list[torch.Tensor] = []
-        second.reduce_(lambda tensor: sent.append(tensor.clone()))
-        first.reduce_(lambda tensor: tensor.add_(sent.pop(0)))
-        show_past(first, TASKS[:2])
-        first.solve()
-        assert (
-            difference(first.novelty(QUERIES), expected.of(rows(head, QUERIES)))
-            <= case.tolerance
-        )
+            assert_near(one.novelty(QUERIES), alone, case, 1e-8)
+    first = case.learned(TASKS[:2])
+    second = copy.deepcopy(first)
+    task = TASKS[2]
+    for shard, part in zip((first, second), halves(task), strict=True):
+        shard.begin_task(task.classes, task.counts)
+        shard.observe(part.z, part.y)
+    reduce_over([first, second])
+    task.show_past(first)
+    first.solve()
+    assert_near(first.novelty(QUERIES), expected, case)
 
 
 @telling
 def test_a_removed_class_is_unknown_again(case: Case) -> None:
-    head = learn(case.make(WIDTH), TASKS)
+    head = case.learned()
     own = TASKS[2].z[TASKS[2].y == 0]
     before = head.novelty(own)
     head.remove_classes([0])
     after = head.novelty(own)
-    assert (
-        after.mean() > before.mean()
-    )  # not of each sample: the overall mean and scatter change, too
+    # Not of each sample: the overall mean and scatter change, too.
+    assert after.mean() > before.mean()
     if isinstance(head, FeCAMHead):  # a class leaves with its matrix
         never = [task.part(task.y != 0) for task in TASKS]
-        assert (
-            difference(after, literal(head, never).of(rows(head, own)))
-            <= case.tolerance
-        )
+        assert_near(after, literal(head, never).of(rows(head, own)), case)
     elif not isinstance(head, ACILHead | SLDAHead):
         # Which keep no sum of what was removed.
-        assert (
-            difference(after, literal(head, TASKS, removed=0).of(rows(head, own)))
-            <= case.tolerance
-        )
+        assert_near(after, literal(head, TASKS, removed=0).of(rows(head, own)), case)
 
 
 @telling
 def test_a_class_with_one_sample(case: Case) -> None:
     """Without it nothing is known of the class."""
     z = QUERIES[:1]
-    head = teach(case.make(WIDTH), z, torch.tensor([4]))
+    y = torch.tensor([4])
+    head = teach(case.make(WIDTH), z, y)
     assert head.novelty(QUERIES).isfinite().all()
-    assert head.leave_one_out_novelty(z, torch.tensor([4])).isnan().all()
-    task = CheckTask(
-        [4, -3],
-        torch.cat([z, TASKS[1].z[TASKS[1].y == -3]]),
-        torch.tensor([4] + [-3] * TASKS[1].counts[0]),
-    )
-    head = learn(case.make(WIDTH), [task])
-    assert head.leave_one_out_novelty(z, torch.tensor([4])).isnan().all()
+    assert head.leave_one_out_novelty(z, y).isnan().all()
+    other = TASKS[1].y == -3
+    both = torch.cat([y, TASKS[1].y[other]])
+    head = teach(case.make(WIDTH), torch.cat([z, TASKS[1].z[other]]), both)
+    assert head.leave_one_out_novelty(z, y).isnan().all()

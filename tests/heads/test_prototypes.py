@@ -20,8 +20,8 @@ from cifnet_pl.heads import (
     RidgeHead,
     SLDAHead,
 )
+from cifnet_pl.heads.trial import learn, queries, stream
 from cifnet_pl.statistics import draw_normal
-from cifnet_pl.testing import learn, queries, stream
 from cifnet_pl.utilities.errors import CifnetError
 from tests.heads.suite import teach
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
@@ -21,117 +20,50 @@ from torch import Tensor
 import cifnet_pl
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
+from cifnet_pl.heads.trial import learn, stream
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import to_probabilities
-from cifnet_pl.testing import difference, halves, learn, queries, stream
+from cifnet_pl.testing import QUERIES, TASKS, difference, halves
 from cifnet_pl.utilities.errors import UsageError
 from tests import models
+from tests.heads.literal import (
+    EPSILON,
+    LiteralTask,
+    dense_ridge,
+    distance,
+    pooled,
+    streams,
+    targets,
+)
 from tests.heads.suite import scans, teach
 
-EPSILON = 0.05
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Tasks = list[tuple[list[int], Array, Ints]]
 
-
-@st.composite
-def tasks(draw: st.DrawFn, most_features: int = 8, least_samples: int = 1) -> Tasks:
-    """One to four tasks of one to three classes with ``least_samples`` to eight more samples
-    each.
-    """
-    features = draw(st.integers(1, most_features))
-    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    labels = rng.permutation(np.arange(-5, 12)).tolist()
-    stream = []
-    for size in sizes:
-        classes = [labels.pop() for _ in range(size)]
-        counts = least_samples + rng.integers(0, 9, size)
-        z = rng.normal(size=(counts.sum(), features)) * rng.choice(
-            [0.3, 1, 5], features
-        ) + rng.normal(size=features)
-        y = np.repeat(classes, counts)
-        order = rng.permutation(len(y))
-        stream.append((classes, z[order], y[order]))
-    return stream
-
-
-def learn_arrays(stream: Tasks, **settings: Any) -> RidgeHead:
-    head = RidgeHead(stream[0][1].shape[1], epsilon=EPSILON, **settings)
-    for classes, z, y in stream:
-        teach(head, torch.from_numpy(z), torch.from_numpy(y), classes=classes)
+def learn_arrays(tasks: list[LiteralTask], **settings: Any) -> RidgeHead:
+    head = RidgeHead(tasks[0].z.shape[1], epsilon=EPSILON, **settings)
+    for task in tasks:
+        teach(
+            head,
+            torch.from_numpy(task.z),
+            torch.from_numpy(task.y),
+            classes=task.classes,
+        )
     return head
 
 
-def pooled(stream: Tasks) -> tuple[list[int], Array, Ints]:
-    """All classes in order, all embeddings, all labels."""
-    classes = [c for task_classes, _, _ in stream for c in task_classes]
-    return (
-        classes,
-        np.concatenate([z for _, z, _ in stream]),
-        np.concatenate([y for _, _, y in stream]),
-    )
-
-
-def targets(classes: list[int], y: Ints) -> Array:
-    """(n, C) ±L."""
-    limit = np.log((1 - EPSILON) / EPSILON)
-    return np.stack([np.where(y == c, limit, -limit) for c in classes], axis=1)
-
-
-def dense_ridge(
-    z: Array, target: Array, ridge: float, weight: Array | None = None
-) -> Array:
-    """Weights (d+1, C) that minimise Σ ω‖t − b − Wᵀz‖² + λ‖W‖², bias free, by least squares on
-    stacked rows.
-    """
-    root = np.sqrt(np.ones(len(z)) if weight is None else weight)[:, None]
-    features = z.shape[1]
-    rows = np.concatenate([root, root * z], axis=1)
-    penalty = np.concatenate(
-        [np.zeros((features, 1)), np.sqrt(ridge) * np.eye(features)], axis=1
-    )
-    stacked = np.concatenate([rows, penalty])
-    wanted = np.concatenate([root * target, np.zeros((features, target.shape[1]))])
-    return np.linalg.lstsq(stacked, wanted, rcond=None)[0]
-
-
-def distance(ours: Any, theirs: Any) -> float:
-    """‖ours − theirs‖ / ‖theirs‖ in the Frobenius norm; by symmetry the weights may be zero, so not
-    below 1e-3.
-    """
-    return float(
-        np.linalg.norm(np.asarray(ours) - np.asarray(theirs))
-        / max(np.linalg.norm(np.asarray(theirs)), 1e-3)
-    )
-
-
-@given(stream=tasks(), ridge=st.sampled_from([1e-2, 1.0, 100.0]))
-def test_equals_a_dense_joint_ridge_over_all_data(stream: Tasks, ridge: float) -> None:
-    head = learn_arrays(stream, ridge=ridge)
-    classes, z, y = pooled(stream)
+@given(
+    tasks=streams(),
+    ridge=st.sampled_from([1e-2, 1.0, 100.0]),
+    products=st.sampled_from([0.0, 1.5]),
+)
+def test_equals_a_dense_joint_ridge_over_all_data(tasks, ridge, products) -> None:
+    """A product feature is that of two sums of all features, divided by the embedding's length."""
+    head = learn_arrays(tasks, ridge=ridge, product_features=products)
+    classes, z, y = pooled(tasks)
     assert head.classes == classes
-    assert distance(head.weights, dense_ridge(z, targets(classes, y), ridge)) < 1e-9
-
-
-@given(stream=tasks(), ridge=st.sampled_from([1e-2, 1.0]))
-def test_products_stand_beside_the_embedding(stream: Tasks, ridge: float) -> None:
-    """Each is that of two sums of all features, divided by the embedding's length."""
-    head = learn_arrays(stream, ridge=ridge, product_features=1.5)
-    classes, z, y = pooled(stream)
-
-    def widened(z: np.ndarray) -> np.ndarray:
-        p, q = np.split(head.directions.numpy(), 2)
-        lengths = np.linalg.norm(z, axis=1)
-        products = [
-            [0.5 * (p[m] @ one) * (q[m] @ one) / len(p) ** 0.5 for m in range(len(p))]
-            for one in z
-        ]
-        return np.hstack(
-            [z, np.array(products) / np.where(lengths, lengths, 1)[:, None]]
-        )
-
-    expected = dense_ridge(widened(z), targets(classes, y), ridge)
+    p, q = np.split(head.directions.numpy(), 2)
+    lengths = np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-300)
+    both = 0.5 * (z @ p.T) * (z @ q.T) / lengths / max(len(p), 1) ** 0.5
+    _, expected = dense_ridge(np.hstack([z, both]), targets(classes, y), ridge)
     assert distance(head.weights, expected) < 1e-9
 
 
@@ -162,11 +94,9 @@ def test_auto_takes_products_where_the_first_task_has_many_samples_of_a_class(
     assert torch.equal(again(z), head(z))
 
 
-@given(stream=tasks(), seed=st.integers(0, 999), ridge=st.sampled_from([1e-2, "gcv"]))
-def test_merge_of_any_two_parts_equals_the_whole(
-    stream: Tasks, seed: int, ridge: float | str
-) -> None:
-    classes, z, y = pooled(stream)
+@given(tasks=streams(), seed=st.integers(0, 999), ridge=st.sampled_from([1e-2, "gcv"]))
+def test_merge_of_any_two_parts_equals_the_whole(tasks, seed, ridge) -> None:
+    classes, z, y = pooled(tasks)
     here = np.random.default_rng(seed).random(len(y)) < 0.5
     sites = []
     for part in (here, ~here):
@@ -175,52 +105,37 @@ def test_merge_of_any_two_parts_equals_the_whole(
         own = sorted(set(y[part].tolist()), reverse=bool(part is here))
         if own:
             site.begin_task(own)
-            site.observe(torch.from_numpy(z[part]), torch.from_numpy(y[part]))
+            site.observe(z[part], y[part])
             if seed % 2:  # solved or not makes no difference
                 site.solve()
         sites.append(site)
     merged, other = sites
     merged.merge_(other)
     merged.solve()
-    whole = learn_arrays(stream, ridge=ridge)
+    whole = learn_arrays(tasks, ridge=ridge)
     assert merged.class_counts() == whole.class_counts()
     columns = [merged.classes.index(c) for c in classes]
     assert distance(merged.weights[:, columns], whole.weights) < 1e-8
 
 
-@given(stream=tasks(most_features=4, least_samples=8))
-def test_gcv_is_a_search_with_the_hat_matrix(stream: Tasks) -> None:
-    head = learn_arrays(stream)
-    classes, z, y = pooled(stream)
+@given(tasks=streams(most_features=4, least_samples=8))
+def test_gcv_is_a_search_with_the_hat_matrix(tasks) -> None:
+    head = learn_arrays(tasks)
+    classes, z, y = pooled(tasks)
     target = targets(classes, y)
-    n = len(z)
     if len(classes) == 1:
         return  # nothing to fit
-    centred = z - z.mean(axis=0)
-    gram = centred.T @ centred
-
-    def score(ridge: float) -> float:
-        hat = (
-            np.full((n, n), 1 / n)
-            + centred @ np.linalg.inv(gram + ridge * np.eye(len(gram))) @ centred.T
-        )
-        if np.trace(hat) > n / 2 + 1e-9:
-            return np.inf
-        rss = np.square(target - hat @ target).sum()
-        return float(n * rss / (n - np.trace(hat)) ** 2)
-
-    ours = head.ridge_used.item()
-    if not head.at_limit:  # the search is as precise as it has to be
-        assert score(ours) <= 1.01 * min(score(ours * 1.3), score(ours / 1.3))
-    assert distance(head.weights, dense_ridge(z, target, ours)) < 1e-8
+    ridge = head.ridge_used.item()
+    score, expected = dense_ridge(z, target, ridge)
+    for factor in (0.77, 1.3):  # the search is as precise as it has to be
+        assert score <= 1.01 * dense_ridge(z, target, factor * ridge)[0]
+    assert distance(head.weights, expected) < 1e-8
 
 
 # ---------------------------------------------------------------------- the discriminant, and the
 # choice
 
 D = 6
-TASKS = stream()
-QUERIES = queries(TASKS)
 
 
 class Ridged(EmpiricalCovariance):  # type: ignore[misc]
@@ -315,7 +230,8 @@ def test_auto_is_the_discriminant_where_classes_lie_on_a_line() -> None:
 def test_the_weights_of_the_rules_are_the_most_likely_ones() -> None:
     z, y = (part[:150] for part in scans())
     head = calibrated(z, y)
-    rules = [rule(None) for rule in head.rules_left_out(z, y)]
+    alone = torch.arange(len(y))
+    rules = [rule(alone) for rule in head.rules_left_out(z, y)]
     best = head.rule_weights
     spread = 1 / (len(y) + 2)
     target = torch.nn.functional.one_hot(y, 10) * (1 - spread) + spread / 10

@@ -3,6 +3,7 @@ digits.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,20 +95,24 @@ def assert_same_weights(a: nn.Module, b: nn.Module) -> None:
         assert torch.equal(value, theirs[key]), key
 
 
-def assert_goes_on(method, folder, batches, *callbacks, given=None, task=1, **options):
+def save_at(path: Path, task: int, batches: int) -> Act:
+    """A callback that writes a checkpoint after so many batches of a task (from 0)."""
+
+    def save(runner: Any) -> None:
+        runner.save_checkpoint(path)
+
+    return Act("on_train_batch_end", task, save, batches)
+
+
+def assert_goes_on(method, folder, batches, given=None, task=1, **options):
     """A run that goes on from a checkpoint within a task ends as one that never stopped, which is
     returned.
     """
-    save = Act(
-        "on_train_batch_end",
-        task,
-        lambda t: t.save_checkpoint(folder / "mid.ckpt"),
-        batches=batches,
-    )
-    whole, _ = run(method, folder, save, *callbacks, given=given, **options)
+    path = folder / "mid.ckpt"
+    given = given or {}
+    save = save_at(path, task, batches)
+    whole, _ = run(method, folder, save, given=given, **options)
     again = learner(method, **options)
-    trainer(folder, TaskMetrics()).fit(
-        again, datamodule=data(**(given or {})), ckpt_path=folder / "mid.ckpt"
-    )
+    trainer(folder, TaskMetrics()).fit(again, datamodule=data(**given), ckpt_path=path)
     assert_same_weights(again, whole)
     return whole

@@ -9,7 +9,6 @@ import pytest
 
 from cifnet_pl.iterative.descent import Phase, Regime, plan_steps
 from cifnet_pl.iterative.trainer import IterativeModule
-from cifnet_pl.utilities.errors import UsageError
 
 DEFAULTS = {
     name: parameter.default
@@ -18,32 +17,33 @@ DEFAULTS = {
 PHASES = [Phase("learn", 2, 0.1, 0.0), Phase("compress", 1, 0.1, 0.0)]
 
 
+def planned(new, old, batch_size):
+    rows = np.arange(1000, 1000 + new)
+    return plan_steps(rows, old, PHASES, batch_size, np.random.default_rng(0))
+
+
 @pytest.mark.parametrize(
     ("new", "old"),
     [(100, 40), (37, 0), (5, 400), (1, 2000), (64, 64), (1, 3), (333, 77)],
 )
 def test_steps(new, old):
-    rows = np.arange(1000, 1000 + new)
-    steps = plan_steps(rows, old, PHASES, 16, np.random.default_rng(0))
-    assert [(s.phase, s.epoch) for s in steps] == sorted(
-        (s.phase, s.epoch) for s in steps
-    )
-    orders = []
-    for phase, epoch in ((0, 0), (0, 1), (1, 0)):
-        steps_of_pass = [s for s in steps if (s.phase, s.epoch) == (phase, epoch)]
-        assert len(steps_of_pass) == math.ceil((new + old) / 16)
-        assert sorted(np.concatenate([s.rows for s in steps_of_pass])) == rows.tolist()
-        assert sorted(np.concatenate([s.exemplars for s in steps_of_pass])) == list(
-            range(old)
-        )
-        sizes = [len(s.rows) + len(s.exemplars) for s in steps_of_pass]
-        assert (
-            len(steps_of_pass[0].rows) > 0
-        )  # the others may be taken with a step before them
+    steps = planned(new, old, 16)
+    places = [(step.phase, step.epoch) for step in steps]
+    assert places == sorted(places)
+    orders = set()
+    for place in ((0, 0), (0, 1), (1, 0)):
+        of_pass = [s for s in steps if (s.phase, s.epoch) == place]
+        order = np.concatenate([s.rows for s in of_pass])
+        exemplars = np.concatenate([s.exemplars for s in of_pass])
+        sizes = [len(s.rows) + len(s.exemplars) for s in of_pass]
+        assert len(of_pass) == math.ceil((new + old) / 16)
+        assert sorted(order) == list(range(1000, 1000 + new))
+        assert sorted(exemplars) == list(range(old))
+        assert len(of_pass[0].rows)  # the others may be taken with a step before them
         assert max(sizes) - min(sizes) <= 1
         assert max(sizes) <= 16
-        orders.append(tuple(np.concatenate([s.rows for s in steps_of_pass])))
-    assert len(set(orders)) == 3 or new < 4
+        orders.add(tuple(order))
+    assert len(orders) == 3 or new < 4
 
 
 @pytest.mark.parametrize(
@@ -55,51 +55,25 @@ def test_steps(new, old):
     ],
 )
 def test_the_plans_of_published_numbers_stay(new, old, batch_size, digest):
-    phases = [Phase("learn", 2, 0.1, 0.0), Phase("c", 1, 0.1, 0.0)]
     found = hashlib.sha256()
-    for s in plan_steps(
-        np.arange(1000, 1000 + new), old, phases, batch_size, np.random.default_rng(0)
-    ):
-        found.update(
-            f"{s.phase} {s.epoch} {s.rows.tolist()} {s.exemplars.tolist()}".encode()
-        )
+    for s in planned(new, old, batch_size):
+        text = f"{s.phase} {s.epoch} {s.rows.tolist()} {s.exemplars.tolist()}"
+        found.update(text.encode())
     assert found.hexdigest()[:12] == digest
 
 
-def test_cosine():
-    regime = Regime({**DEFAULTS, "schedule": "cosine"})
-    assert [regime.factor(p, True) for p in (0, 0.5, 1)] == pytest.approx(
-        [1, 0.5, 0], abs=1e-12
-    )
-
-
-def test_step_has_milestones_of_the_first_task_and_of_others():
-    regime = Regime(
-        {
-            **DEFAULTS,
-            "schedule": "step",
-            "milestones": [[0.3, 0.6], [0.5]],
-            "decay": 0.1,
-        }
-    )
-    assert [regime.factor(p, True) for p in (0, 0.29, 0.3, 0.7)] == pytest.approx(
-        [1, 1, 0.1, 0.01]
-    )
-    assert [regime.factor(p, False) for p in (0.3, 0.5)] == pytest.approx([1, 0.1])
+STEPS = {"schedule": "step", "milestones": [[0.3, 0.6], [0.5]], "decay": 0.1}
 
 
 @pytest.mark.parametrize(
-    ("milestones", "decay", "said"),
+    ("options", "first", "expected"),
     [
-        ([60.0, 120.0], 0.1, "expected rising shares of the epochs"),
-        ([0.6, 0.3], 0.1, "expected rising shares"),
-        ([0.5, 0.5], 0.1, "expected rising shares"),
-        ([0.5], 1.5, "decay is 1.5"),
-        ([0.5], 0.0, "decay is 0"),
+        ({"schedule": "cosine"}, True, {0: 1, 0.5: 0.5, 1: 0}),
+        (STEPS, True, {0: 1, 0.29: 1, 0.3: 0.1, 0.7: 0.01}),
+        (STEPS, False, {0.3: 1, 0.5: 0.1}),
     ],
 )
-def test_what_does_not_fit(milestones, decay, said):
-    with pytest.raises(UsageError, match=said):
-        Regime(
-            {**DEFAULTS, "schedule": "step", "milestones": milestones, "decay": decay}
-        )
+def test_rate(options, first, expected):
+    regime = Regime({**DEFAULTS, **options})
+    found = {progress: regime.factor(progress, first) for progress in expected}
+    assert found == pytest.approx(expected, abs=1e-12)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
+from torch.nn.functional import cross_entropy
 
 from cifnet_pl.iterative import METHODS, losses
 from cifnet_pl.iterative.podnet import CosineClassifier
@@ -28,146 +28,125 @@ def test_methods_have_the_names_of_the_published_rows_in_a_report():
 
 
 def assert_equal(ours, theirs):
-    assert ours.dtype == theirs.dtype
-    assert ours.shape == theirs.shape
-    assert torch.linalg.vector_norm(ours - theirs) <= 1e-9 * torch.linalg.vector_norm(
-        theirs
-    )
+    assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+    norm = torch.linalg.vector_norm
+    assert norm(ours - theirs) <= 1e-9 * norm(theirs)
 
 
-def leaf(tensor):
-    return tensor.clone().requires_grad_()
+def distilled(g):
+    return losses.distillation(g["logits"][:, :OLD], g["teacher"])
 
 
-def assert_loss(loss, value, wanted=None, by=None):
-    assert_equal(loss.detach(), value)
-    if wanted is not None:
-        assert_equal(torch.autograd.grad(loss, by)[0], wanted)
+def class_weights(g, beta):
+    return losses.effective_weights(g["foster_counts"], beta)
 
 
-def test_wa(given):
-    logits = leaf(given["logits"])
-    distilled = losses.distillation(logits[:, :OLD], given["teacher"])
-    assert_loss(distilled, given["wa_kd"])
-    loss = 0.4 * functional.cross_entropy(logits, given["y"]) + 0.6 * distilled
-    assert_loss(loss, given["wa_loss"], given["wa_grad"], logits)
+def boosted(g):
+    others = (g["foster_fe_logits"], g["teacher"], g["y"], class_weights(g, 0.96))
+    return losses.boosting(g["logits"], *others)
 
 
-def test_alignment(given):
-    assert_equal(losses.align_weights(given["fc_weight"], 4), given["wa_aligned"])
+def compressed(g):
+    weights = class_weights(g, 0.97)
+    return losses.balanced_distillation(g["foster_student"], g["logits"], weights)
 
 
-def test_pooled_maps(given):
-    first = leaf(given["pod_fmap_new0"])
-    old = [given["pod_fmap_old0"], given["pod_fmap_old1"]]
-    loss = losses.pooled_maps_distance([first, given["pod_fmap_new1"]], old)
-    assert_loss(loss, given["pod_spatial"], given["pod_spatial_grad0"], first)
+def pooled(g):
+    maps = [[g[f"pod_fmap_{way}{i}"] for i in (0, 1)] for way in ("new", "old")]
+    return losses.pooled_maps_distance(*maps)
 
 
-def test_pod_of_embeddings(given):
-    assert_equal(losses.cosine_distance(given["z"], given["z_old"]), given["pod_flat"])
-    assert losses.pod_factor(10, 4) == pytest.approx(
-        float(given["pod_factor"]), rel=1e-12
-    )
+def auxiliary(g):
+    targets = losses.auxiliary_targets(g["y"], OLD)
+    assert torch.equal(targets, g["aux_targets"])
+    return cross_entropy(g["logits"], g["y"]) + cross_entropy(g["aux_logits"], targets)
+
+
+def separated(g, weights):
+    return losses.separation(g["create_latent"], g["y"], weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "compute"),
+    [
+        ("wa_kd", distilled),
+        ("wa_aligned", lambda g: losses.align_weights(g["fc_weight"], 4)),
+        ("pod_flat", lambda g: losses.cosine_distance(g["z"], g["z_old"])),
+        ("der_loss", auxiliary),
+        ("foster_weights_beta1", lambda g: class_weights(g, 0.96)),
+        ("foster_weights_beta2", lambda g: class_weights(g, 0.97)),
+        ("tagfex_distill",
+         lambda g: losses.info_nce(g["tagfex_predicted"], g["tagfex_old"])),
+        ("create_confusion", lambda g: losses.relative_margin(g["create_error"])),
+        ("create_weight", lambda g: losses.margin_weights(g["create_error"])),
+        ("create_contrastive", lambda g: separated(g, g["create_weight"])),
+        ("create_contrastive_unweighted",
+         lambda g: separated(g, torch.ones_like(g["create_weight"]))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_value(name, compute, given):
+    assert_equal(compute(given), given[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "gradient", "by", "compute"),
+    [
+        ("wa_loss", "wa_grad", "logits",
+         lambda g: 0.4 * cross_entropy(g["logits"], g["y"]) + 0.6 * distilled(g)),
+        ("pod_spatial", "pod_spatial_grad0", "pod_fmap_new0", pooled),
+        ("pod_nca", "pod_nca_grad", "pod_logits",
+         lambda g: losses.nca(g["pod_logits"], g["y"])),
+        ("foster_boosting", "foster_boosting_grad", "logits", boosted),
+        ("foster_bkd", "foster_bkd_grad", "foster_student", compressed),
+        ("tagfex_infonce", "tagfex_infonce_grad", "tagfex_embedding",
+         lambda g: losses.info_nce(g["tagfex_embedding"], g["tagfex_embedding"])),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_loss_and_gradient(name, gradient, by, compute, given):
+    leaf = given[by].clone().requires_grad_()
+    loss = compute({**given, by: leaf})
+    assert_equal(loss.detach(), given[name])
+    assert_equal(torch.autograd.grad(loss, leaf)[0], given[gradient])
+
+
+def test_pod_factor(given):
+    expected = pytest.approx(float(given["pod_factor"]), rel=1e-12)
+    assert losses.pod_factor(10, 4) == expected
 
 
 def test_proxies(given):
     classifier = CosineClassifier(16, 3).double()
-    classifier.proxies.extend(
-        [torch.nn.Parameter(given[f"pod_proxies_{part}"]) for part in ("old", "new")]
-    )
+    for part in ("old", "new"):
+        proxies = torch.nn.Parameter(given[f"pod_proxies_{part}"])
+        classifier.proxies.append(proxies)
     classifier.sigma.data = given["pod_sigma"]
     assert_equal(classifier(given["z"]).detach(), given["pod_logits"])
 
 
-def test_nca(given):
-    scores = leaf(given["pod_logits"])
-    assert_loss(
-        losses.nca(scores, given["y"]), given["pod_nca"], given["pod_nca_grad"], scores
-    )
-
-
-def test_auxiliary(given):
-    targets = losses.auxiliary_targets(given["y"], OLD)
-    assert torch.equal(targets, given["aux_targets"])
-    auxiliary = functional.cross_entropy(given["aux_logits"], targets)
-    assert_equal(
-        functional.cross_entropy(given["logits"], given["y"]) + auxiliary,
-        given["der_loss"],
-    )
-
-
-def test_foster(given):
-    weights = [
-        losses.effective_weights(given["foster_counts"], beta) for beta in (0.96, 0.97)
-    ]
-    assert_equal(weights[0], given["foster_weights_beta1"])
-    assert_equal(weights[1], given["foster_weights_beta2"])
-    logits = leaf(given["logits"])
-    student = leaf(given["foster_student"])
-    loss = losses.boosting(
-        logits, given["foster_fe_logits"], given["teacher"], given["y"], weights[0]
-    )
-    assert_loss(loss, given["foster_boosting"], given["foster_boosting_grad"], logits)
-    loss = losses.balanced_distillation(student, given["logits"], weights[1])
-    assert_loss(loss, given["foster_bkd"], given["foster_bkd_grad"], student)
-
-
-def test_info_nce(given):
-    embedding = leaf(given["tagfex_embedding"])
-    assert_loss(
-        losses.info_nce(embedding, embedding),
-        given["tagfex_infonce"],
-        given["tagfex_infonce_grad"],
-        embedding,
-    )
-    assert_equal(
-        losses.info_nce(given["tagfex_predicted"], given["tagfex_old"]),
-        given["tagfex_distill"],
-    )
-
-
 def test_merge_attention(given):
     attention = MergeAttention(16, 4).double()
-    names = {"query": "q", "key_specific": "k_ts", "key_agnostic": "k_ta"}
-    for ours, theirs in {
-        **names,
+    names = {
+        "query": "q",
+        "key_specific": "k_ts",
+        "key_agnostic": "k_ta",
         "value_specific": "v_ts",
         "value_agnostic": "v_ta",
-    }.items():
+    }
+    for ours, theirs in names.items():
         getattr(attention, ours).data = given[f"tagfex_weight_{theirs}"]
-    assert_equal(
-        attention(given["tagfex_ts"], given["tagfex_ta"]).detach(),
-        given["tagfex_merged"],
-    )
+    merged = attention(given["tagfex_ts"], given["tagfex_ta"])
+    assert_equal(merged.detach(), given["tagfex_merged"])
 
 
 def test_transfer(given):
     new = given["y"] >= OLD
     scores = given["logits"][new][:, OLD:]
-    merged = leaf(given["tagfex_trans_logits"][new])
+    merged = given["tagfex_trans_logits"][new].requires_grad_()
     loss = losses.transfer(scores, merged)
     assert not loss.requires_grad
     assert_equal(loss.mean(), given["tagfex_transfer"])
-
-
-def test_relative_margin(given):
-    assert_equal(
-        losses.relative_margin(given["create_error"]), given["create_confusion"]
-    )
-    assert_equal(losses.margin_weights(given["create_error"]), given["create_weight"])
-
-
-@pytest.mark.parametrize("name", ["contrastive", "contrastive_unweighted"])
-def test_separation(name, given):
-    if name == "contrastive":
-        weights = given["create_weight"]
-    else:
-        weights = torch.ones(24, dtype=torch.float64)
-    assert_equal(
-        losses.separation(given["create_latent"], given["y"], weights),
-        given[f"create_{name}"],
-    )
 
 
 def test_binary_distillation():
@@ -175,6 +154,5 @@ def test_binary_distillation():
     targets = torch.tensor([[0.3, 1.0], [0.0, 0.5]])
     p = scores.sigmoid()
     wanted = -(targets * p.log() + (1 - targets) * (1 - p).log()).sum() / 2
-    assert losses.binary_distillation(scores, targets) == pytest.approx(
-        float(wanted), rel=1e-6
-    )
+    loss = losses.binary_distillation(scores, targets)
+    assert float(loss) == pytest.approx(float(wanted), rel=1e-6)

@@ -2,21 +2,18 @@
 precision.
 """
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.iterative import (
-    METHODS,
-    FinetuneModule,
-    ReplayModule,
-    WAModule,
-)
-from cifnet_pl.iterative.descent import Descent, Step, check_processes
+from cifnet_pl.iterative import METHODS, FinetuneModule, ReplayModule, WAModule
+from cifnet_pl.iterative.descent import Descent, Phase
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
-from tests.iterative.suite import NAMES, assert_goes_on, data, learner, run
-from tests.killing import Act, Killed
+from tests.iterative.suite import NAMES, assert_goes_on, data, learner, run, save_at
+from tests.killing import Killed
 from tests.lightning_runs import trainer
 
 pytestmark = pytest.mark.filterwarnings(
@@ -24,32 +21,25 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-# ---------------------------------------------------------------------- going on inside a task
-
-OTHERS = (
-    r"inside a task with \d+ steps, this run has \d+: use the same --data\.batch_size"
-)
+def go_on(folder, path):
+    made = learner(ReplayModule, epochs=1)
+    larger = data(batch_size=64)
+    trainer(folder).fit(made, datamodule=larger, ckpt_path=path)
+    return made
 
 
 def test_another_batch_size_is_refused_inside_a_task(tmp_path):
     path = tmp_path / "mid.ckpt"
-    save = Act("on_train_batch_end", 1, lambda t: t.save_checkpoint(path), batches=5)
-    run(ReplayModule, tmp_path, save, epochs=1)
-    other = data(batch_size=64)
-    with pytest.raises(CheckpointError, match=OTHERS):
-        trainer(tmp_path).fit(
-            learner(ReplayModule, epochs=1), datamodule=other, ckpt_path=path
-        )
+    run(ReplayModule, tmp_path, save_at(path, task=1, batches=5), epochs=1)
+    with pytest.raises(CheckpointError, match=r"\d+ steps, .* --data\.batch_size"):
+        go_on(tmp_path, path)
 
 
-def test_between_tasks_another_batch_size_is_welcome(tmp_path):
+def test_another_batch_size_is_welcome_between_tasks(tmp_path):
+    path = tmp_path / "it.ckpt"
     one, _ = run(ReplayModule, tmp_path, given={"max_tasks": 1}, epochs=1)
-    one.trainer.save_checkpoint(tmp_path / "it.ckpt")
-    again = learner(ReplayModule, epochs=1)
-    trainer(tmp_path).fit(
-        again, datamodule=data(batch_size=64), ckpt_path=tmp_path / "it.ckpt"
-    )
-    assert again.tasks_finished == 2
+    one.trainer.save_checkpoint(path)
+    assert go_on(tmp_path, path).tasks_finished == 2
 
 
 # ---------------------------------------------------------------------- steps of few images
@@ -65,77 +55,63 @@ def sizes(watch):
     )
 
 
-class TestOneImage:
-    def test_as_a_batch_is_refused(self, tmp_path):
-        with pytest.raises(UsageError, match=r"set --data\.batch_size to 2 or more"):
-            run(FinetuneModule, tmp_path, given={"batch_size": 1})
-
-    def test_in_the_last_step_is_normalised_by_the_running_statistics(
-        self, sizes, tmp_path, monkeypatch
-    ):
-        """ResNet-18 ends in a map of one pixel here, of which one image has no variance."""
-
-        def three(self, rows, task):
-            labels = self.data.source.train.labels[rows]
-            return np.concatenate(
-                [rows[labels == labels.min()][:2], rows[labels == labels.max()][:1]]
-            )
-
-        monkeypatch.setattr(IterativeModule, "select_rows", three)
-        options = {
-            "backbone": "random:resnet18_cifar",
-            "epochs": 1,
-            "learning_rate": 1e-8,
-        }
-        made, _ = run(
-            WAModule, tmp_path, given={"batch_size": 2, "max_tasks": 1}, **options
-        )
-        assert sizes == [(1, 2), (1, 1)]
-        assert all(torch.isfinite(p).all() for p in made.parameters())
+def test_batches_of_one_image_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"set --data\.batch_size to 2 or more"):
+        run(FinetuneModule, tmp_path, given={"batch_size": 1})
 
 
-def test_fewer_images_than_processes():
-    none = np.zeros(0, dtype=np.int64)
-    check_processes([Step(0, 0, 0.0, np.arange(4), none)], 4, 0)
-    # Lightning asks for a task after the last.
-    check_processes([Step(0, 0, 0.0, none, none)], 4, 0)
-    with pytest.raises(
-        UsageError, match=r"task 2 .* 3 images for 4 processes.*--trainer\.devices"
-    ):
-        check_processes([Step(0, 0, 0.0, np.arange(2), np.arange(1))], 4, 1)
+def test_one_image_is_normalised_by_the_running_statistics(
+    sizes, tmp_path, monkeypatch
+):
+    """ResNet-18 ends in a map of one pixel here, of which one image has no variance."""
+
+    def three(self, rows, task):
+        labels = self.data.source.train.labels[rows]
+        first = rows[labels == labels.min()][:2]
+        return np.concatenate([first, rows[labels == labels.max()][:1]])
+
+    monkeypatch.setattr(IterativeModule, "select_rows", three)
+    network = {"backbone": "random:resnet18_cifar", "learning_rate": 1e-8}
+    given = {"batch_size": 2, "max_tasks": 1}
+    made, _ = run(WAModule, tmp_path, given=given, epochs=1, **network)
+    assert sizes == [(1, 2), (1, 1)]
+    assert all(torch.isfinite(p).all() for p in made.parameters())
 
 
-class TestStepsWithoutNewImages:
-    """A second task of few images, which 60 exemplars are learned with."""
+@pytest.mark.parametrize(("images", "fits"), [(4, True), (0, True), (3, False)])
+def test_fewer_images_than_processes(images, fits):
+    """None at all is the task after the last, which Lightning asks for."""
+    four = Mock(processes=Mock(count=4), data=Mock(batch_size=2))
+    phases = [Phase("learn", 1, 0.1, 0.0)]
+    plan = (np.arange(images), 0, phases, 1, [0])
+    if fits:
+        (step,) = IterativeModule._planned(four, *plan)
+        assert len(step.rows) == images
+        return
+    with pytest.raises(UsageError, match=r"task 2 .* 3 images for 4 .*devices"):
+        IterativeModule._planned(four, *plan)
 
-    @staticmethod
-    def few(monkeypatch):
-        real = ReplayModule.select_rows
-        monkeypatch.setattr(
-            IterativeModule,
-            "select_rows",
-            lambda self, rows, t: real(self, rows, t)[:: 100 if t else 1],
-        )
 
-    def test_no_step_is_larger_than_a_batch(self, sizes, tmp_path, monkeypatch):
-        self.few(monkeypatch)
-        made, _ = run(ReplayModule, tmp_path, given={"batch_size": 8}, epochs=2)
-        of_the_second = [size for task, size in sizes if task == 2]
-        assert max(of_the_second) <= 8
-        new = sum(of_the_second) - 2 * 60
-        assert 0 < new < len(of_the_second)  # so that some steps had none
-        assert made.steps_done == len(of_the_second)
+def test_steps_without_new_images(sizes, tmp_path, monkeypatch):
+    """A second task of few images, which 60 exemplars are learned with; a run goes on there."""
 
-    def test_it_goes_on_between_them(self, tmp_path, monkeypatch):
-        self.few(monkeypatch)
-        assert_goes_on(ReplayModule, tmp_path, 4, given={"batch_size": 8}, epochs=2)
+    def few(self, rows, task):
+        return rows[:: 100 if task else 1]
+
+    monkeypatch.setattr(IterativeModule, "select_rows", few)
+    small = {"batch_size": 8}
+    made = assert_goes_on(ReplayModule, tmp_path, 4, given=small, epochs=2)
+    of_the_second = [size for task, size in sizes if task == 2][: made.steps_done]
+    assert max(of_the_second) <= 8
+    new = sum(of_the_second) - 2 * 60
+    assert 0 < new < len(of_the_second)  # so that some steps had none
 
 
 # ---------------------------------------------------------------------- precision
 
 
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
-def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
+def test_one_step_in_bf16(method, tmp_path, monkeypatch):
     """From the same weights on the same batch; after many steps nothing is alike."""
     seen = []
     real = Descent.step
@@ -147,18 +123,14 @@ def test_one_step_of_the_second_task(method, tmp_path, monkeypatch):
         for rounded in (False, True):
             with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
                 loss = module.loss(batch)
-            parts = torch.autograd.grad(loss, self.weights, allow_unused=True)
-            seen.append(
-                (
-                    loss,
-                    torch.cat([part.flatten() for part in parts if part is not None]),
-                )
-            )
+            parts = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+            flat = [part.flatten() for part in parts if part is not None]
+            seen.append((loss, torch.cat(flat)))
         raise Killed
 
     monkeypatch.setattr(Descent, "step", step)
     with pytest.raises(Killed):
-        run(method, tmp_path, epochs=2)
+        run(method, tmp_path, epochs=1)
     (loss, gradient), (rounded_loss, rounded_gradient) = seen
     assert rounded_loss.dtype == rounded_gradient.dtype == torch.float32
     assert float(rounded_loss) == pytest.approx(float(loss), rel=0.005)

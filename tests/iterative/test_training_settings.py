@@ -28,138 +28,115 @@ from cifnet_pl.iterative import (
 from cifnet_pl.iterative import trainer as trainer_module
 from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.model.store import load
-from cifnet_pl.utilities.errors import (
-    CheckpointError,
-    CifnetError,
-    UsageError,
-)
+from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.command_line import DATA, assert_same_model
-from tests.iterative.suite import SIDE, assert_same_weights, data, learner, run
-from tests.killing import Act, Killed, at_call, die
+from tests.iterative.suite import (
+    SIDE,
+    assert_same_weights,
+    data,
+    learner,
+    run,
+    save_at,
+)
+from tests.killing import Killed, at_call, die
 from tests.lightning_runs import trainer
 
 # ---------------------------------------------------------------------- learning
 
 
-class TestStatistics:
-    def test_fixed(self, tmp_path):
-        before = learner(FinetuneModule).state_dict()
-        made, _ = run(
-            FinetuneModule,
-            tmp_path,
-            epochs=1,
-            batch_statistics="fixed",
-            learning_rate=0.01,
-        )
-        moved = {
-            k
-            for k, value in made.state_dict().items()
-            if k in before and not torch.equal(value, before[k])
-        }
-        assert not any("running" in key for key in moved)
-        assert {"network.first.0.weight", "network.first.1.weight"} <= moved
-
-    def test_only_what_learns_is_in_training_mode(self, tmp_path, watch):
-        modes = watch(
-            DERModule,
-            "loss",
-            lambda self, batch: tuple(branch.training for branch in self.branches),
-        )
-        made, _ = run(DERModule, tmp_path, epochs=1)
-        assert set(modes) == {(True,), (False, True)}
-        assert not any(split.training for split in made.branches.modules())
+def test_fixed_statistics_stay(tmp_path):
+    before = learner(FinetuneModule).state_dict()
+    options = {"batch_statistics": "fixed", "learning_rate": 0.01}
+    after = run(FinetuneModule, tmp_path, epochs=1, **options)[0].state_dict()
+    moved = {key for key in before if not torch.equal(before[key], after[key])}
+    assert not any("running" in key for key in moved)
+    assert {"network.first.0.weight", "network.first.1.weight"} <= moved
 
 
-class TestExemplars:
-    def test_are_training_images_and_fewer_as_classes_come(self, tmp_path):
-        made, _ = run(ReplayModule, tmp_path, epochs=1)
-        assert torch.bincount(made.exemplars.label).tolist() == [15] * 4
-        images = data().source.train
-        for image, label in zip(
-            made.exemplars.image, made.exemplars.label, strict=True
-        ):
-            class_rows = images.rows_of[images_class(made, int(label))]
-            assert any(
-                np.array_equal(images.image(row).square(SIDE), image.permute(1, 2, 0))
-                for row in class_rows
-            )
-
-    def test_of_each_class(self, tmp_path):
-        made, _ = run(ReplayModule, tmp_path, epochs=1, exemplars_per_class=7)
-        assert torch.bincount(made.exemplars.label).tolist() == [7] * 4
-
-    def test_prediction_is_the_nearest_mean(self, tmp_path):
-        made, _ = run(ICaRLModule, tmp_path, epochs=2)
-        z = functional.normalize(made.embed(made.exemplars.image), dim=1).double()
-        means = torch.stack(
-            [z[made.exemplars.label == c].mean(dim=0) for c in range(4)]
-        )
-        distance = torch.cdist(z, functional.normalize(means, dim=1))
-        probabilities = made(made.exemplars.image)
-        assert torch.equal(probabilities.argmax(dim=1), distance.argmin(dim=1))
-        assert torch.allclose(
-            probabilities, (-distance.square()).softmax(dim=1), atol=1e-5
-        )
-
-
-def images_class(made, label: int) -> int:
-    return made.data.source.class_names.index(made.class_names[label])
-
-
-class TestMemoryShare:
-    """RMM: exemplars and the task's images share one memory."""
-
-    def test_more_exemplars_leave_fewer_new_images(self, tmp_path, watch):
-        plans = watch(
-            trainer_module,
-            "plan_steps",
-            lambda rows, exemplars, *_: (len(rows), exemplars),
-        )
-        run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.1)
-        new = len(data().plan([["0", "1"]]).rows[1])
-        learned, exemplars = next(plan for plan in plans if plan[1])
-        assert exemplars == 2 * ((20 + round(0.1 * new)) // 2)
-        assert learned + exemplars == 20 + new
-
-
-class TestParameters:
-    """As the paper counts them on CIFAR-100: DER and MEMO of 20 tasks, TagFex of 10."""
-
-    @pytest.mark.parametrize(
-        ("method", "tasks", "millions"),
-        [
-            (DERModule, 20, 9.27),
-            (MEMOModule, 20, 7.14),
-            (TagFexModule, 10, 7.42),
-            (FOSTERModule, 10, 0.46),
-            (WAModule, 10, 0.46),
-        ],
+def test_only_what_learns_is_in_training_mode(tmp_path, watch):
+    modes = watch(
+        DERModule,
+        "loss",
+        lambda self, batch: tuple(branch.training for branch in self.branches),
     )
-    def test_on_cifar_100(self, method, tasks, millions):
-        made = method(backbone="random:resnet32_cifar")
-        made.rebuild([100 // tasks] * tasks)
-        count = sum(p.numel() for p in made.counted_module().parameters())
-        assert round(count / 1e6, 2) == millions
+    made, _ = run(DERModule, tmp_path, epochs=1)
+    assert set(modes) == {(True,), (False, True)}
+    assert not any(part.training for part in made.branches.modules())
+
+
+def test_exemplars_are_training_images_and_fewer_as_classes_come(tmp_path):
+    made, _ = run(ReplayModule, tmp_path, epochs=1)
+    kept = made.exemplars
+    assert torch.bincount(kept.label).tolist() == [15] * 4
+    source = data().source
+    for image, label in zip(kept.image, kept.label, strict=True):
+        name = made.class_names[int(label)]
+        of_class = source.train.rows_of[source.class_names.index(name)]
+        square = image.permute(1, 2, 0).numpy()
+        assert any(
+            np.array_equal(source.train.image(row).square(SIDE), square)
+            for row in of_class
+        )
+
+
+def test_exemplars_of_each_class(tmp_path):
+    made, _ = run(ReplayModule, tmp_path, epochs=1, exemplars_per_class=7)
+    assert torch.bincount(made.exemplars.label).tolist() == [7] * 4
+
+
+def test_prediction_is_the_nearest_mean(tmp_path):
+    made, _ = run(ICaRLModule, tmp_path, epochs=2)
+    kept = made.exemplars
+    z = functional.normalize(made.embed(kept.image), dim=1).double()
+    means = torch.stack([z[kept.label == label].mean(dim=0) for label in range(4)])
+    distance = torch.cdist(z, functional.normalize(means, dim=1))
+    expected = (-distance.square()).softmax(dim=1)
+    probabilities = made(kept.image)
+    assert torch.equal(probabilities.argmax(dim=1), distance.argmin(dim=1))
+    assert torch.allclose(probabilities, expected, atol=1e-5)
+
+
+def test_memory_share(tmp_path, watch):
+    """RMM: exemplars and the task's images share one memory."""
+    plans = watch(
+        trainer_module,
+        "plan_steps",
+        lambda rows, exemplars, *_: (len(rows), exemplars),
+    )
+    run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.1)
+    new = len(data().plan([["0", "1"]]).rows[1])
+    learned, exemplars = next(plan for plan in plans if plan[1])
+    assert exemplars == 2 * ((20 + round(0.1 * new)) // 2)
+    assert learned + exemplars == 20 + new
+
+
+@pytest.mark.parametrize(
+    ("method", "tasks", "millions"),
+    [
+        (DERModule, 20, 9.27),
+        (MEMOModule, 20, 7.14),
+        (TagFexModule, 10, 7.42),
+        (FOSTERModule, 10, 0.46),
+        (WAModule, 10, 0.46),
+    ],
+)
+def test_parameters_are_the_papers_on_cifar_100(method, tasks, millions):
+    made = method(backbone="random:resnet32_cifar")
+    made.rebuild([100 // tasks] * tasks)
+    count = sum(p.numel() for p in made.counted_module().parameters())
+    assert round(count / 1e6, 2) == millions
 
 
 def test_rate_and_decay_of_the_first_task_and_of_others(tmp_path, watch):
     seen = watch(
         Descent,
         "__init__",
-        lambda self, module, parts, phase: (
-            phase.learning_rate,
-            phase.weight_decay,
-            module.epochs,
-        ),
+        lambda self, module, parts, phase: (phase.learning_rate, phase.weight_decay),
     )
-    run(
-        FinetuneModule,
-        tmp_path,
-        epochs=[2, 1],
-        learning_rate=[0.1, 0.01],
-        weight_decay=[0.5e-3, 0.2e-3],
-    )
-    assert seen == [(0.1, 0.5e-3, 1), (0.01, 0.2e-3, 1)]
+    pairs = {"learning_rate": [0.1, 0.01], "weight_decay": [0.5e-3, 0.2e-3]}
+    made, _ = run(FinetuneModule, tmp_path, epochs=[2, 1], **pairs)
+    assert seen == [(0.1, 0.5e-3), (0.01, 0.2e-3)]
+    assert made.epochs == 1
 
 
 def test_icarls_binary_loss_is_the_papers(tmp_path):
@@ -169,175 +146,150 @@ def test_icarls_binary_loss_is_the_papers(tmp_path):
 
 # ---------------------------------------------------------------------- the command line
 
-OPTIONS = [
-    *DATA,
-    "--data.max_tasks",
-    "2",
-    "--data.batch_size",
-    "32",
-    "--model.backbone",
-    "small",
-]
+
+def line(method: str, *options: str) -> list[str]:
+    given = "--data.max_tasks 2 --data.batch_size 32 --model.backbone small"
+    given += f" --model cifnet_pl.iterative.{method} --model.epochs 1"
+    return ["fit", *DATA, *given.split(), *options, "--logs"]
 
 
-class TestCommandLine:
-    def test_after_a_kill_inside_a_task(self, tmp_path, monkeypatch):
-        line = ["--model", "cifnet_pl.iterative.FOSTERModule", *OPTIONS]
-        line += ["--model.epochs", "1", "--seed_everything", "5"]
-        assert main(["fit", *line, "--logs", str(tmp_path / "whole")]) == 0
-        line += ["--checkpoint.every_minutes", "0", "--logs"]
-        whole = tmp_path / "whole" / "default" / "version_0"
-        config = yaml.safe_load((whole / "config.yaml").read_text())
-        assert config["seed_everything"] == 5
-        with monkeypatch.context() as patched:
-            patched.setattr(FOSTERModule, "loss", at_call(20, FOSTERModule.loss, die))
-            with pytest.raises(Killed):
-                main(["fit", *line, str(tmp_path)])
-        again = tmp_path / "default" / "version_0"
-        stopped = torch.load(again / "checkpoints" / "last.ckpt", weights_only=True)
-        assert stopped["cifnet"]["under_way"]
-        assert stopped["position"]["step"] > 0
-        assert main(["fit", *line, str(tmp_path), "--ckpt_path", "last"]) == 0
-        assert_same_model(again, whole)
-        ours = json.loads((again / "summary.json").read_text())
-        theirs = json.loads((whole / "summary.json").read_text())
-        assert ours["A_k"] == theirs["A_k"]
-        assert load(again).counts == load(whole).counts
+def test_after_a_kill_inside_a_task(tmp_path, monkeypatch):
+    fit = line("FOSTERModule", "--seed_everything", "5")
+    assert main([*fit, str(tmp_path / "whole")]) == 0
+    whole = tmp_path / "whole" / "default" / "version_0"
+    config = yaml.safe_load((whole / "config.yaml").read_text())
+    assert config["seed_everything"] == 5
+    often = ["--checkpoint.every_minutes", "0"]
+    with monkeypatch.context() as patched:
+        patched.setattr(FOSTERModule, "loss", at_call(20, FOSTERModule.loss, die))
+        with pytest.raises(Killed):
+            main([*fit, str(tmp_path), *often])
+    again = tmp_path / "default" / "version_0"
+    stopped = torch.load(again / "checkpoints" / "last.ckpt", weights_only=True)
+    assert stopped["cifnet"]["under_way"]
+    assert stopped["position"]["step"] > 0
+    assert main([*fit, str(tmp_path), *often, "--ckpt_path", "last"]) == 0
+    assert_same_model(again, whole)
+    summaries = [
+        json.loads((run / "summary.json").read_text()) for run in (again, whole)
+    ]
+    assert summaries[0]["A_k"] == summaries[1]["A_k"]
+    assert load(again).counts == load(whole).counts
 
-    def test_summary(self, tmp_path):
-        line = [
-            "--model",
-            "cifnet_pl.iterative.DERModule",
-            *OPTIONS,
-            "--model.epochs",
-            "1",
-            "--model.preset",
-            "mine",
-        ]
-        assert main(["fit", *line, "--logs", str(tmp_path)]) == 0
-        summary = json.loads(
-            (tmp_path / "default" / "version_0" / "summary.json").read_text()
-        )
-        small = sum(p.numel() for p in learner(FinetuneModule).network.parameters())
-        assert summary["head"] == "DERModule"
-        assert summary["preset"] == "mine"
-        assert summary["epochs"] == 1
-        assert summary["network_params"] == small
-        assert summary["backbone_params"] == 2 * small
+
+def test_summary(tmp_path):
+    assert main([*line("DERModule", "--model.preset", "mine"), str(tmp_path)]) == 0
+    file = tmp_path / "default" / "version_0" / "summary.json"
+    small = sum(p.numel() for p in learner(FinetuneModule).network.parameters())
+    expected = {
+        "head": "DERModule",
+        "preset": "mine",
+        "epochs": 1,
+        "network_params": small,
+        "backbone_params": 2 * small,
+    }
+    assert expected.items() <= json.loads(file.read_text()).items()
 
 
 # ---------------------------------------------------------------------- bad input
 
 
-FULL = Mock(side_effect=torch.cuda.OutOfMemoryError("CUDA out of memory"))
+def steps(milestones: list[float], decay: float = 0.1) -> dict[str, object]:
+    return {"schedule": "step", "milestones": milestones, "decay": decay}
 
 
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("options", "said"),
-        [
-            ({"epochs": 0}, "epochs is 0, expected at least 1"),
-            ({"seed": -1}, "seed is -1, expected at least 0"),
-            ({"learning_rate": 0.0}, "learning_rate is 0"),
-            ({"learning_rate": float("inf")}, "learning_rate is inf"),
-            ({"momentum": 1.0}, "momentum is 1, expected at least 0 and below 1"),
-            ({"weight_decay": -1.0}, "weight_decay is -1, expected at least 0"),
-            ({"crop_padding": -1}, "crop_padding is -1"),
-            ({"brightness": 1.5}, "brightness is 1.5, expected a number between 0 and 1"),
-            ({"cutout": -0.5}, "cutout is -0.5, expected a number between 0 and 1"),
-            ({"kind": ReplayModule, "exemplars": 0}, "exemplars is 0"),
-            ({"kind": PODNetModule, "proxies": 0}, "proxies is 0"),
-            ({"kind": PODNetModule, "tuning": -1.0}, "tuning is -1, expected at least 0"),
-            ({"kind": CREATEModule, "tuning_rate": 0.0}, "tuning_rate is 0"),
-            ({"kind": FOSTERModule, "boosting_beta": 1.0}, "boosting_beta is 1"),
-            ({"kind": FOSTERModule, "memory_rate": 1.5}, "memory_rate is 1.5"),
-            (
-                {"kind": FOSTERModule, "memory_rate": 0.5, "exemplars_per_class": 20},
-                "leave out --model.memory_rate or --model.exemplars_per_class",
-            ),
-            ({"kind": CREATEModule, "latent": 0}, "latent is 0"),
-            ({"kind": TagFexModule, "attention_heads": 5}, "attention_heads is 5"),
-            ({"kind": TagFexModule, "projection": [3]}, "projection is .3., expected two"),
-            ({"kind": MEMOModule, "backbone": "pixels:8"}, "MEMO needs the stages"),
-            ({"kind": PODNetModule, "backbone": "pixels:8"}, "PODNet needs the stages"),
-        ],
-        ids=str,
-    )  # fmt: skip
-    def test_option(self, options, said):
-        kind = options.get("kind", FinetuneModule)
-        with pytest.raises(UsageError, match=said):
-            learner(
-                kind,
-                **{name: value for name, value in options.items() if name != "kind"},
-            )
-
-    def test_learning_rate_too_high(self, tmp_path):
-        with pytest.raises(CifnetError, match=r"in task 1: the learning rate 1e\+30"):
-            run(TagFexModule, tmp_path, learning_rate=1e30, epochs=3)
-
-    def test_cache(self, tmp_path):
-        with pytest.raises(UsageError, match=r"--data\.cache stores embeddings"):
-            run(
-                FinetuneModule,
-                tmp_path,
-                given={"cache": True, "cache_folder": str(tmp_path)},
-            )
-
-    def test_cut_passes(self, tmp_path):
-        with pytest.raises(UsageError, match="cut off whole passes"):
-            trainer(tmp_path, limit_train_batches=3).fit(
-                learner(FinetuneModule), datamodule=data()
-            )
-
-    def test_gpu_out_of_memory(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(PODNetModule, "loss", FULL)
-        said = r"memory is full: .*--data\.batch_size \(now 32\)$"
-        with pytest.raises(CifnetError, match=said):
-            run(PODNetModule, tmp_path, epochs=1)
-
-    def test_checkpoint_of_other_settings(self, tmp_path):
-        made, _ = run(DERModule, tmp_path, epochs=1)
-        made.trainer.save_checkpoint(tmp_path / "it.ckpt")
-        others = {
-            "made with epochs = 1, this run has 2": learner(DERModule, epochs=2),
-            "is of a DERModule|made with module = DERModule": learner(
-                WAModule, epochs=1
-            ),
-        }
-        for sentence, other in others.items():
-            with pytest.raises(CheckpointError, match=sentence):
-                trainer(tmp_path).fit(
-                    other, datamodule=data(), ckpt_path=tmp_path / "it.ckpt"
-                )
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        (FinetuneModule, {"epochs": 0}, "epochs is 0, expected at least 1"),
+        (FinetuneModule, {"seed": -1}, "seed is -1, expected at least 0"),
+        (FinetuneModule, {"learning_rate": 0.0}, "learning_rate is 0"),
+        (FinetuneModule, {"learning_rate": float("inf")}, "learning_rate is inf"),
+        (FinetuneModule, {"learning_rate": [0.1] * 3}, "learning_rate is .*one value"),
+        (FinetuneModule, {"momentum": 1.0}, "momentum is 1, expected at least 0 and"),
+        (FinetuneModule, {"weight_decay": -1.0}, "weight_decay is -1, expected"),
+        (FinetuneModule, steps([60.0, 120.0]), "expected rising shares of the epochs"),
+        (FinetuneModule, steps([0.6, 0.3]), "expected rising shares"),
+        (FinetuneModule, steps([0.5, 0.5]), "expected rising shares"),
+        (FinetuneModule, steps([0.5], 1.5), "decay is 1.5"),
+        (FinetuneModule, steps([0.5], 0.0), "decay is 0"),
+        (FinetuneModule, {"crop_padding": -1}, "crop_padding is -1"),
+        (FinetuneModule, {"brightness": 1.5}, "brightness is 1.5, expected a number"),
+        (FinetuneModule, {"cutout": -0.5}, "cutout is -0.5, expected a number between"),
+        (ReplayModule, {"exemplars": 0}, "exemplars is 0"),
+        (PODNetModule, {"proxies": 0}, "proxies is 0"),
+        (PODNetModule, {"tuning": -1.0}, "tuning is -1, expected at least 0"),
+        (CREATEModule, {"tuning_rate": 0.0}, "tuning_rate is 0"),
+        (FOSTERModule, {"boosting_beta": 1.0}, "boosting_beta is 1"),
+        (FOSTERModule, {"memory_rate": 1.5}, "memory_rate is 1.5"),
+        (FOSTERModule, {"memory_rate": 0.5, "exemplars_per_class": 20},
+         "leave out --model.memory_rate or --model.exemplars_per_class"),
+        (CREATEModule, {"latent": 0}, "latent is 0"),
+        (TagFexModule, {"attention_heads": 5}, "attention_heads is 5"),
+        (TagFexModule, {"projection": [3]}, "projection is .3., expected two"),
+        (MEMOModule, {"backbone": "pixels:8"}, "MEMO needs the stages"),
+        (PODNetModule, {"backbone": "pixels:8"}, "PODNet needs the stages"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_refused_option(method, options, said):
+    with pytest.raises(UsageError, match=said):
+        learner(method, **options)
 
 
-class TestLossScaling:
+def test_learning_rate_too_high(tmp_path):
+    with pytest.raises(CifnetError, match=r"in task 1: the learning rate 1e\+30"):
+        run(TagFexModule, tmp_path, learning_rate=1e30, epochs=3)
+
+
+def test_cache_is_refused(tmp_path):
+    cached = {"cache": True, "cache_folder": str(tmp_path)}
+    with pytest.raises(UsageError, match=r"--data\.cache stores embeddings"):
+        run(FinetuneModule, tmp_path, given=cached)
+
+
+def test_cut_passes_are_refused(tmp_path):
+    cut = trainer(tmp_path, limit_train_batches=3)
+    with pytest.raises(UsageError, match="cut off whole passes"):
+        cut.fit(learner(FinetuneModule), datamodule=data())
+
+
+def test_gpu_out_of_memory(tmp_path, monkeypatch):
+    full = Mock(side_effect=torch.cuda.OutOfMemoryError("CUDA out of memory"))
+    monkeypatch.setattr(PODNetModule, "loss", full)
+    said = r"memory is full: .*--data\.batch_size \(now 32\)$"
+    with pytest.raises(CifnetError, match=said):
+        run(PODNetModule, tmp_path, epochs=1)
+
+
+def test_checkpoint_of_other_settings(tmp_path):
+    path = tmp_path / "it.ckpt"
+    run(DERModule, tmp_path, epochs=1)[0].trainer.save_checkpoint(path)
+    others = {
+        "made with epochs = 1, this run has 2": learner(DERModule, epochs=2),
+        "is of a DERModule|made with module = DERModule": learner(WAModule, epochs=1),
+    }
+    for sentence, other in others.items():
+        with pytest.raises(CheckpointError, match=sentence):
+            trainer(tmp_path).fit(other, datamodule=data(), ckpt_path=path)
+
+
+def test_loss_scaling_goes_on_with_the_same_bits(tmp_path):
     """float16: torch has it for a CPU too, and Lightning where it is given as a plugin."""
 
-    @staticmethod
-    def half() -> MixedPrecision:
-        return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    def fit(*callbacks, ckpt_path=None):
+        made = learner(FinetuneModule, epochs=2)
+        half = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+        runner = trainer(tmp_path, *callbacks, plugins=[half])
+        runner.fit(made, datamodule=data(max_tasks=1), ckpt_path=ckpt_path)
+        return made
 
-    def test_it_learns_and_goes_on_with_the_same_bits(self, tmp_path):
-        whole, again = (learner(FinetuneModule, epochs=2) for _ in range(2))
-        save = Act(
-            "on_train_batch_end",
-            0,
-            lambda t: t.save_checkpoint(tmp_path / "mid.ckpt"),
-            batches=12,
-        )
-        trainer(tmp_path, save, plugins=[self.half()]).fit(
-            whole, datamodule=data(max_tasks=1)
-        )
-        assert whole.evaluation.accuracy > 80
-        assert all(p.dtype == torch.float32 for p in whole.parameters())
-        scaler = torch.load(tmp_path / "mid.ckpt", weights_only=True)["position"][
-            "descent"
-        ]["scaler"]
-        assert scaler["scale"] > 1
-        assert scaler["_growth_tracker"] > 0
-        run_again = trainer(tmp_path, plugins=[self.half()])
-        run_again.fit(
-            again, datamodule=data(max_tasks=1), ckpt_path=tmp_path / "mid.ckpt"
-        )
-        assert_same_weights(again, whole)
+    path = tmp_path / "mid.ckpt"
+    whole = fit(save_at(path, task=0, batches=12))
+    assert whole.evaluation.accuracy > 80
+    assert all(p.dtype == torch.float32 for p in whole.parameters())
+    position = torch.load(path, weights_only=True)["position"]
+    scaler = position["descent"]["scaler"]
+    assert scaler["scale"] > 1
+    assert scaler["_growth_tracker"] > 0
+    assert_same_weights(fit(ckpt_path=path), whole)

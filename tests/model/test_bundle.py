@@ -12,7 +12,12 @@ import torch
 import cifnet_pl
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import load_bundle
-from cifnet_pl.utilities.errors import AlreadyThere, CheckpointError, UsageError
+from cifnet_pl.utilities.errors import (
+    AlreadyThere,
+    CheckpointError,
+    DataError,
+    UsageError,
+)
 from tests.models import MAKERS, WIDTH, learn_task, learned
 
 
@@ -91,7 +96,7 @@ def test_foreign_folders_are_never_overwritten(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["../up", "/root", "a\nb", "a\x1b[31m", "", "a//b"])
 def test_names_that_are_no_names_are_not_stored(name: str, tmp_path: Path):
-    with pytest.raises(CheckpointError, match="class name"):
+    with pytest.raises(DataError, match="class name"):
         learned(tasks=[["ant", name]]).save(tmp_path / "b")
     assert not (tmp_path / "b").exists()
 

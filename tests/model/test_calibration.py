@@ -8,7 +8,7 @@ from torch import Tensor
 
 import cifnet_pl
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.buffer import CalibrationBuffer, given_groups
 from cifnet_pl.heads import Head, NCMHead, RidgeHead
 from cifnet_pl.heads.probabilities import (
     SMALLEST_POWER,
@@ -17,6 +17,8 @@ from cifnet_pl.heads.probabilities import (
     ReferenceScores,
     fit_probabilities,
 )
+from cifnet_pl.model.assembly import assemble
+from cifnet_pl.model.bundle import read_bundle
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UsageError
@@ -92,7 +94,7 @@ def test_groups_are_left_out_together() -> None:
     model = learned()
     z, y = model.buffer.items()
     true_groups = model.buffer.key // EACH
-    groups = model.calibration.groups
+    groups = model.buffer.group
     together = groups[:, None] == groups
     same_group = true_groups[:, None] == true_groups
     assert model.calibration.estimate_kind == "found"
@@ -195,12 +197,16 @@ def test_where_groups_show_late_only_those_that_are_whole_calibrate() -> None:
 def test_models_of_before_keep_their_groups(tmp_path: Path) -> None:
     """They say nothing of the errors that showed them."""
     model = learned()
-    state = model.calibration.state_dict()
-    del state["group_errors"]
-    again = learned().calibration
-    again.load_state_dict(state)
-    assert again.leaves_groups_out
-    assert torch.equal(again.groups, model.calibration.groups)
+    model.save(tmp_path / "bundle")
+    stored = read_bundle(tmp_path / "bundle")
+    for name in ("calibration.group_errors", "calibration.is_given"):
+        del stored.tensors[name]
+    stored.tensors["calibration.groups"] = stored.tensors.pop("buffer.group")
+    for name in ("given", "given_key"):
+        stored.tensors[f"calibration.{name}"] = torch.zeros(0, dtype=torch.int64)
+    again = assemble(stored)
+    assert again.calibration.leaves_groups_out
+    assert torch.equal(again.buffer.group, model.buffer.group)
 
 
 def test_a_class_of_few_images_counts_as_much_as_another() -> None:
@@ -209,8 +215,7 @@ def test_a_class_of_few_images_counts_as_much_as_another() -> None:
     model = learn_embeddings(empty(CalibrationBuffer()), NAMES, z[rows], y[rows])
     stored, labels = model.buffer.items()
     right = (
-        model.head.leave_one_out(stored, labels, model.calibration.groups).argmax(1)
-        == labels
+        model.head.leave_one_out(stored, labels, model.buffer.group).argmax(1) == labels
     )
     each = torch.stack([right[labels == c].double().mean() for c in range(CLASSES)])
     assert model.calibration.new_groups.accuracy == pytest.approx(
@@ -239,7 +244,7 @@ def test_groups_are_stored(tmp_path: Path) -> None:
     assert tensors_equal(again.tensors(), model.tensors())
     assert again.calibration.estimate_kind == "found"
     again.remove_classes(NAMES[:1])
-    assert len(again.calibration.groups) == (CLASSES - 1) * GROUPS * EACH
+    assert len(again.buffer.group) == (CLASSES - 1) * GROUPS * EACH
 
 
 def shifted_images(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
@@ -317,13 +322,14 @@ def test_groups_that_the_user_gave(tmp_path: Path) -> None:
     model = empty(CalibrationBuffer())
     model.begin_task(NAMES)
     keys = 1000 - torch.arange(len(y))
-    model.observe(z, y, keys)
-    model.calibration.add_given_groups(keys[4:], 2**40 - group[4:])
+    given = given_groups(2**40 - group)
+    given[:4] = -1
+    model.observe(z, y, keys, given)
     model.finish_task()
     assert model.calibration.estimate_kind == "given"
     position = 1000 - model.buffer.key
     expected = torch.where(position < 4, -1 - position, group[position])
-    groups = model.calibration.groups
+    groups = model.buffer.group
     assert torch.equal(groups[:, None] == groups, expected[:, None] == expected)
     scores = model.head.leave_one_out(*model.buffer.items(), groups)
     assert calibrated_by(model) == pytest.approx(
@@ -339,7 +345,7 @@ def test_groups_that_the_user_gave(tmp_path: Path) -> None:
         torch.arange(5000, 5010),
     )
     assert again.calibration.estimate_kind == "given"
-    assert len(again.calibration.groups.unique()) == len(groups.unique()) + 10
+    assert len(again.buffer.group.unique()) == len(groups.unique()) + 10
 
 
 def test_selected_images_are_excluded(tmp_path: Path) -> None:
@@ -355,11 +361,11 @@ def test_selected_images_are_excluded(tmp_path: Path) -> None:
     model.solve()
     assert len(chosen) > 3
     assert model.calibration.new_groups.accuracy > plain.calibration.new_groups.accuracy
-    assert torch.equal(model.calibration.groups, plain.calibration.groups)
+    assert torch.equal(model.buffer.group, plain.buffer.group)
     assert (model.calibration_samples() or samples).weights().sum() == pytest.approx(
         len(samples.y)
     )
-    groups = model.calibration.groups
+    groups = model.buffer.group
     scores = model.head.leave_one_out(*model.buffer.items(), groups)  # type: ignore[union-attr]
     counted = ~torch.isin(plain.buffer.key, chosen)
     assert calibrated_by(model) == pytest.approx(
@@ -436,8 +442,7 @@ def test_of_classes_of_one_group_no_accuracy_is_promised() -> None:
     model = empty(CalibrationBuffer())
     model.begin_task(NAMES)
     keys = torch.arange(len(y))
-    model.observe(z, y, keys)
-    model.calibration.add_given_groups(keys, y)
+    model.observe(z, y, keys, given_groups(y))
     model.finish_task()
     calibration = model.calibration
     assert calibration.estimate_kind == "one_group"

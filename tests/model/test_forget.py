@@ -10,7 +10,7 @@ import torch
 
 import cifnet_pl
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.buffer import BufferSamples
+from cifnet_pl.buffer import ungrouped
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import _subtract_images
@@ -79,7 +79,7 @@ def test_a_forgotten_class_leaves_all_statistics_as_if_it_had_never_been_there(
         )
         labels = np.unique(y[rows], return_inverse=True)[1]
         columns = (z[rows], labels, hashes[rows])
-        model.learn_embeddings(names, BufferSamples(*map(torch.tensor, columns)))
+        model.learn_embeddings(names, ungrouped(*map(torch.tensor, columns)))
         return model
 
     both = model_of(np.arange(210), ["a", "b"])
@@ -105,7 +105,6 @@ def test_nothing_in_a_bundle_identifies_an_image_of_a_forgotten_class(tmp_path: 
     others = [int(key) for key in model.images.of_label(model.labels(["cat"])[0])]
     keys = torch.tensor(hashes + others)
     model.calibration.exclude_selected(keys)
-    model.calibration.add_given_groups(keys, torch.arange(len(keys)))
     model.calibrate()
 
     def found(model: Classifier, keys: list[int]) -> int:

@@ -17,7 +17,6 @@ from torch import Tensor
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.cli.commands import COMMANDS
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import checkpoint_of, load, load_bundle
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError
@@ -93,18 +92,6 @@ def test_nothing_there(tmp_path: Path):
         cifnet_pl.load(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="neither a bundle"):
         checkpoint_of(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "command", [name for name in COMMANDS if name not in ("configs", "serve")]
-)
-def test_a_command_alone_says_what_it_needs(
-    command: str, capsys: pytest.CaptureFixture[str]
-):
-    assert main([command]) == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith("cifnet: error: the following arguments are required: ")
-    assert errors.count("\n") == 1
 
 
 @pytest.fixture(scope="module")

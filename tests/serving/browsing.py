@@ -40,7 +40,7 @@ DROP = """([place, files]) => {
     data.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
   }
   const dropped = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
-  document.getElementById(place).dispatchEvent(dropped);
+  document.querySelector(place).dispatchEvent(dropped);
 }"""
 
 
@@ -85,7 +85,7 @@ def page_of(
 
 
 def drop(page, place: str, files: dict[str, bytes]) -> None:
-    """Drop files on an element."""
+    """Drop files on an element, given by its selector."""
     page.evaluate(
         DROP, [place, [[name, list(content)] for name, content in files.items()]]
     )
@@ -102,14 +102,14 @@ def until(page, condition: str) -> None:
 
 
 def keep_texts(page, element: str) -> None:
-    """Keep all texts that an element gets from now on, in ``window.texts``."""
+    """Keep all texts that an element gets from now on, in ``window.texts[element]``."""
     page.evaluate(KEEP_TEXTS, element)
 
 
 KEEP_TEXTS = """(id) => {
-  window.texts = [];
+  window.texts = { ...window.texts, [id]: [] };
   const element = document.getElementById(id);
-  const keep = () => window.texts.push(element.textContent);
+  const keep = () => window.texts[id].push(element.textContent);
   const changes = { childList: true, characterData: true, subtree: true };
   new MutationObserver(keep).observe(element, changes);
 }"""
@@ -122,9 +122,27 @@ def picture(page, name: str) -> None:
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
-def no_wider_than_the_screen(page) -> None:
+def check_looks(page, name: str) -> None:
+    """Nothing is wider than the screen, every text can be read, and a screenshot is kept."""
     assert page.evaluate(
         "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    )
+    assert page.evaluate(CONTRAST) == [], name
+    picture(page, name)
+
+
+def choose(page, place: str, files: dict[str, bytes]) -> None:
+    """Choose files by a field."""
+    chosen = []
+    for name, buffer in files.items():
+        chosen.append({"name": name, "mimeType": "image/jpeg", "buffer": buffer})
+    page.locator(place).set_input_files(chosen)
+
+
+def focused(page) -> str:
+    """What has the focus: its id, or its class."""
+    return page.evaluate(
+        "document.activeElement.id || document.activeElement.className"
     )
 
 

@@ -5,9 +5,11 @@ import os
 import random
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from cifnet_pl.serving.messages import RequestError
 from cifnet_pl.serving.service import Job, Service
@@ -43,10 +45,14 @@ def random_change(service: Service, draw: random.Random) -> Job:
 
 def serves(folder: Path) -> list[int]:
     """The version that was served after each change of a workspace, as its journal has it."""
-    journal = sqlite3.connect(folder / "journal.sqlite")
-    rows = journal.execute("SELECT serves FROM journal ORDER BY number").fetchall()
-    journal.close()
+    rows = rows_of(folder, "SELECT serves FROM journal ORDER BY number")
     return [number for (number,) in rows]
+
+
+def rows_of(folder: Path, query: str) -> list[tuple[Any, ...]]:
+    """The rows of a query of a workspace's journal, which a service may have open."""
+    with closing(sqlite3.connect(folder / "journal.sqlite")) as journal:
+        return journal.execute(query).fetchall()
 
 
 def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:

@@ -2,7 +2,9 @@
 away and back.
 """
 
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from io import BytesIO
 
 import pytest
@@ -284,7 +286,9 @@ def test_typed_names_are_kept_until_they_are_learned_or_taken_back(tmp_path):
     ],
 )
 def test_images_that_wait_follow_the_name_of_their_class(http, path, content, after):
-    """They make no second class of the old name with the next update, nor after undo and redo."""
+    """They make no second class of the old name with the next update; undo and redo take their
+    names back and away, a name that was typed meanwhile stays.
+    """
     teach(http, images("blue", 3), "blue")
     teach(http, images("pink", 3), "pink")
     new = sent(http, images("blue", 2, 500))["images"]
@@ -296,10 +300,25 @@ def test_images_that_wait_follow_the_name_of_their_class(http, path, content, af
     assert http.post(path, json=content).status_code == 200
     assert names() == after
     http.post("/undo")
-    if path == "/rename":
-        assert names() == ["blue", "blue"]
-        http.post("/redo")
-        assert names() == after
+    assert names() == ["blue", "blue"]
+    http.post("/redo")
+    assert names() == after
+    http.post("/inbox/names", json={"names": {new[0]: "late"}})
+    http.post("/undo")
+    assert names() == ["late", "blue"]
+
+
+def test_a_workspace_of_the_version_before_goes_on_with_its_names(tmp_path):
+    """In its journal names had no version, and each change wrote them anew."""
+    with client(tmp_path / "w") as http:
+        (file,) = sent(http, images("blue", 1))["images"]
+        http.post("/inbox/names", json={"names": {file: "red"}})
+    with closing(sqlite3.connect(tmp_path / "w" / "journal.sqlite")) as journal:
+        journal.execute("ALTER TABLE inbox DROP COLUMN named")
+        journal.execute("PRAGMA user_version = 4")
+    with client(tmp_path / "w") as http:
+        http.post("/rename", json={"old": "red", "new": "crimson"})
+        assert http.get("/inbox").json()["names"] == {file: "crimson"}
 
 
 def test_an_image_in_two_folders_waits_with_both_names(http):

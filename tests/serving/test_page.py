@@ -1,22 +1,35 @@
-"""The page in a real browser without a network, at two widths: drop, name, learn, undo, look,
-change.
+"""The page in a real browser without a network: drop, name, learn, undo, look, change; by touch, by
+keyboard, in light and dark.
 """
 
+import re
 import time
+from hashlib import sha256
 
+import httpx
 import pytest
 
+from cifnet_pl.serving import service
+from cifnet_pl.serving.answering import ServiceOptions
 from cifnet_pl.serving.gate import Access
 from tests.serving.browsing import (
     CONTRAST,
-    WIDTHS,
+    check_looks,
     drop,
-    no_wider_than_the_screen,
+    focused,
+    keep_texts,
     page_of,
-    picture,
     sync_api,
 )
-from tests.serving.services import ThreadServer, image, model, zipped
+from tests.serving.services import (
+    ThreadServer,
+    image,
+    images,
+    model,
+    teach,
+    tree,
+    zipped,
+)
 
 pytestmark = pytest.mark.system
 expect = sync_api.expect
@@ -27,13 +40,20 @@ def change(page, name: str) -> None:
     page.get_by_role("button", name=f"Change {name}", exact=True).click()
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_drop_name_learn_undo(width, browser, server):
-    with page_of(browser, server, width) as page:
+def counts(server) -> dict[str, int]:
+    """How many images each class was learned from."""
+    return {one["name"]: one["images"] for one in server.get("/classes")}
+
+
+def test_drop_name_learn_undo(browser, server):
+    """What an update brought is one sentence and the next step, the rest folded, and goes with
+    it.
+    """
+    with page_of(browser, server, "phone") as page:
         files = {
             f"{name}.png": image(name, 70, 120) for name in ("red", "green", "blue")
         }
-        drop(page, "drop", {**files, "<b>broken</b>.png": b"no"})
+        drop(page, "#drop", {**files, "<b>broken</b>.png": b"no"})
         cards = page.locator("#cards .card")
         message = page.locator("#message-text")
         expect(cards).to_have_count(3)
@@ -44,11 +64,10 @@ def test_drop_name_learn_undo(width, browser, server):
         expect(cards.filter(has_text="red.png").locator(".verdict")).to_have_text(
             "red over 99 %"
         )
-        no_wider_than_the_screen(page)
-        picture(page, f"ask-{width}")
+        check_looks(page, "ask")
 
         packed = zipped({f"yellow/{i}.png": image("yellow", i, 60) for i in range(8)})
-        drop(page, "drop", {"photos.zip": packed})
+        drop(page, "#drop", {"photos.zip": packed})
         page.get_by_role("button", name="Name 8 by their folders").click()
         expect(page.locator("#named")).to_have_text("8 named")
         cards.filter(has_text="blue.png").get_by_role("button", name="Select").click()
@@ -57,15 +76,15 @@ def test_drop_name_learn_undo(width, browser, server):
         expect(page.locator("#named")).to_have_text("9 named")
         page.get_by_role("button", name="Try without learning").click()
         expect(message).to_contain_text("Would learn")
-        expect(page.locator("#lesson")).to_contain_text(
-            "Too few new photos to say how well"
-        )
+        update = page.locator("#lesson")
+        expect(update).to_contain_text("Too few new photos to say how well")
         page.get_by_role("button", name="Learn 9").click()
         expect(message).to_contain_text("yellow (8)")
         expect(page.locator("#state")).to_contain_text("4 classes")
+        expect(update).to_contain_text("Next: add photos of 'blue'")
+        expect(update.locator("details > p").first).to_be_hidden()
         expect(cards).to_have_count(2)
-        no_wider_than_the_screen(page)
-        picture(page, f"learned-{width}")
+        check_looks(page, "learned")
 
         page.get_by_role("tab", name="Classes").click()
         expect(page.locator("#class-table tr")).to_have_count(5)
@@ -75,20 +94,21 @@ def test_drop_name_learn_undo(width, browser, server):
         expect(page.locator("#audited")).to_contain_text(
             "near-copies of one alone are kept:"
         )
-        no_wider_than_the_screen(page)
-        picture(page, f"classes-{width}")
+        check_looks(page, "classes")
 
         page.locator("#undo").click()
         expect(message).to_contain_text("Undid: learned 9 photos of ")
+        expect(update).to_be_empty()
         expect(page.locator("#state")).to_contain_text("2 classes")
         expect(page.locator("#tab-photos")).to_have_text("Photos (11)")
         page.locator("#redo").click()
         change(page, "blue")
         page.get_by_role("button", name="Forget this class").click()
-        page.locator("#sure").get_by_role("button", name="Forget", exact=True).click()
-        expect(message).to_contain_text(
-            "the model keeps nothing of its photos. 1 photo of it and the versions"
-        )
+        sure = page.locator("#sure")
+        sure.get_by_role("button", name="Forget, and delete for good").click()
+        expect(sure).to_contain_text("Delete 1 photo and 2 other versions for good?")
+        sure.get_by_role("button", name="Delete for good").click()
+        expect(message).to_contain_text("Deleted 1 photo and 2 other versions for good")
         change(page, "red")
         page.locator("#class-new").fill("<img src=x onerror=alert(1)>")
         page.get_by_role("button", name="Rename").click()
@@ -99,18 +119,14 @@ def test_drop_name_learn_undo(width, browser, server):
         expect(page.locator("#version-table tr").nth(3)).to_contain_text(
             "too few to say"
         )  # of eight photos and one
-        no_wider_than_the_screen(page)
-        picture(page, f"versions-{width}")
+        check_looks(page, "versions")
         page.get_by_role("button", name="Delete all kept photos").click()
-        page.locator("#sure").get_by_role("button", name="Delete").click()
-        expect(message).to_contain_text("Deleted 9 photos")
+        sure.get_by_role("button", name="Delete").click()
+        expect(message).to_contain_text("Deleted 8 photos")
         page.get_by_role("tab", name="Photos").click()
         expect(cards).to_have_count(2)
-    assert [one["name"] for one in server.get("/classes")] == [
-        "<img src=x onerror=alert(1)>",
-        "green",
-        "yellow",
-    ]
+    assert list(counts(server)) == ["<img src=x onerror=alert(1)>", "green", "yellow"]
+    assert len(tree(server.folder / "images")) == 2
 
 
 def test_from_an_empty_page(browser, tmp_path):
@@ -120,13 +136,13 @@ def test_from_an_empty_page(browser, tmp_path):
         page_of(browser, server) as page,
     ):
         expect(page.locator("#begin")).to_be_visible()
+        check_looks(page, "empty")
         files = {
             f"{n}-{i}.png": image(n, i, 60) for n in ("red", "blue") for i in range(4)
         }
-        drop(page, "drop", files | {"green.png": image("green", 0, 60)})
+        drop(page, "#drop", files | {"green.png": image("green", 0, 60)})
         cards = page.locator("#cards .card")
         expect(cards.filter(has_text="Nothing is known yet")).to_have_count(9)
-        picture(page, "empty")
         page.get_by_role("button", name="Group by likeness").click()
         groups = page.locator("#groups .card")
         expect(groups).to_have_count(2)
@@ -137,16 +153,14 @@ def test_from_an_empty_page(browser, tmp_path):
         page.get_by_role("button", name="Learn 6").click()
         expect(page.locator("#state")).to_contain_text("2 classes, 6 photos")
         expect(page.locator("#begin")).to_be_hidden()
-        expect(cards).to_have_count(
-            3, timeout=30_000
-        )  # what was learned waits no longer
-        drop(page, "drop", {"a.png": image("blue", 70, 60)})
+        expect(cards).to_have_count(3)  # what was learned waits no longer
+        drop(page, "#drop", {"a.png": image("blue", 70, 60)})
         expect(cards.filter(has_text="a.png").locator(".verdict")).to_contain_text("%")
 
 
 def test_a_change_is_told_once_it_is_shown(browser, server):
     """Whoever acts at once on "Forgot 'red'" changes no class that is gone, however slow the
-    network is.
+    network is; a change that cannot be shown is told, too.
     """
     with page_of(browser, server) as page:
         page.get_by_role("tab", name="Classes").click()
@@ -154,62 +168,63 @@ def test_a_change_is_told_once_it_is_shown(browser, server):
         page.route("**/classes", lambda route: (time.sleep(1), route.continue_()))
         page.get_by_role("button", name="Forget this class").click()
         page.locator("#sure").get_by_role("button", name="Forget", exact=True).click()
-        expect(page.locator("#message-text")).to_contain_text("Forgot 'red'")
+        message = page.locator("#message-text")
+        expect(message).to_contain_text("Forgot 'red'")
         assert page.locator("#class-table tr").count() == 2
         assert page.locator("#state").text_content().startswith("1 class,")
-
-
-def test_a_change_that_cannot_be_shown_is_told(browser, server):
-    with page_of(browser, server) as page:
-        page.get_by_role("tab", name="Classes").click()
-        change(page, "red")
+        change(page, "green")
         page.route("**/classes", lambda route: route.abort())
-        page.locator("#class-new").fill("rouge")
+        page.locator("#class-new").fill("vert")
         page.get_by_role("button", name="Rename").click()
-        said = (
+        expect(message).to_contain_text(
             "is served. The page could not be refreshed: The service does not answer."
         )
-        expect(page.locator("#message-text")).to_contain_text(said)
 
 
-def test_by_keyboard_in_the_dark(browser, server):
-    """Tabs by arrows; images by keys, to the next after each; every control can be reached and is
-    readable.
+def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
+    """Tabs by arrows, and back; images by keys, to the next after each; every control can be
+    reached and is readable. No message of an update is read out again and again.
     """
+    learn = service.learn
+
+    def slowly(*args, **options):
+        time.sleep(1)  # the page looks four times
+        return learn(*args, **options)
+
+    monkeypatch.setattr(service, "learn", slowly)
     with page_of(browser, server, scheme="dark") as page:
         page.locator("#tab-photos").click()
         page.locator("#tab-photos").focus()
         for name in ("classes", "versions", "photos"):
             page.keyboard.press("ArrowRight")
             expect(page.locator(f"#{name}")).to_be_visible()
-            assert page.evaluate("document.activeElement.id") == f"tab-{name}"
+            assert focused(page) == f"tab-{name}"
             assert page.evaluate(CONTRAST) == []
+        for name in ("versions", "classes"):
+            page.go_back()
+            expect(page.locator(f"#{name}")).to_be_visible()
+        assert page.locator("th:empty").count() == 0
+        page.evaluate("location.hash = '#photos'")
+        expect(page.locator("#photos")).to_be_visible()
         drop(
             page,
-            "drop",
+            "#drop",
             {f"{n}.png": image(n, 70, 120) for n in ("red", "green", "blue")},
         )
         cards = page.locator("#cards .card")
         expect(cards.locator(".verdict").filter(has_text="%")).to_have_count(2)
         expect(page.locator("#sending")).to_be_hidden()  # all three are looked at
+        page.locator("#tab-photos").focus()
         reached = set()
         for _ in range(30):
             page.keyboard.press("Tab")
-            reached.add(
-                page.evaluate(
-                    "document.activeElement.id || document.activeElement.className"
-                )
-            )
-        assert {
-            "files",
-            "folder",
-            "camera-open",
-            "group",
-            "csv",
-            "card",
-            "plain share",
-            "plain yes share",
-        } <= reached
+            reached.add(focused(page))
+        buttons = {"files", "folder", "camera-open", "group", "csv"}
+        assert buttons | {"card", "plain share", "plain yes share"} <= reached
+        message = page.locator("#message-text")
+        cards.nth(0).focus()
+        page.keyboard.press("y")
+        expect(message).to_contain_text("unlike")
         cards.nth(1).focus()
         page.keyboard.press("y")
         page.keyboard.press("2")
@@ -218,31 +233,264 @@ def test_by_keyboard_in_the_dark(browser, server):
             "document.activeElement === document.querySelector('#cards .card')"
         )
         page.keyboard.press("n")
-        page.keyboard.type("blue")
+        page.keyboard.type("  ")
+        page.keyboard.press("Enter")
+        expect(message).to_contain_text("Type a name")
+        page.locator("#name").fill("blue")
         page.keyboard.press("Enter")
         expect(page.locator("#named")).to_have_text("3 named")
-        assert page.evaluate("document.activeElement.id") == "learn"
-        assert page.evaluate(CONTRAST) == []
-        picture(page, "dark")
+        assert focused(page) == "learn"
+        check_looks(page, "dark")
+        keep_texts(page, "message-text")
+        keep_texts(page, "work-text")
         page.keyboard.press("Enter")
+        expect(message).to_contain_text("Learned ")
+        assert len(page.evaluate("window.texts['message-text']")) <= 2
+        assert set(page.evaluate("window.texts['work-text']")) == {"Learning…"}
+        assert focused(page) == "lesson"
         expect(page.locator("#state")).to_contain_text("3 classes")
         page.locator("#message").get_by_role("button", name="Undo").press("Enter")
         expect(page.locator("#tab-photos")).to_have_text("Photos (3)")
+        cards.nth(1).focus()
+        page.keyboard.press("Delete")
+        expect(cards).to_have_count(2)
+        assert focused(page) == "files"  # none is left without a name
 
 
-def test_the_token_is_asked_for(browser, tmp_path):
-    with ThreadServer(tmp_path / "w", Access(token="correct-horse-battery")) as server:
+def test_the_token_is_asked_for_or_in_the_address(browser, tmp_path):
+    """Another tab does not ask again; a token in the address goes out of it."""
+    token = "correct-horse-battery"
+    with ThreadServer(tmp_path / "w", Access(token=token)) as server:
         context = browser.new_context()
         page = context.new_page()
         page.goto(server.url)
         page.locator("#token").fill("wrong-horse-battery")
         page.get_by_role("button", name="Continue").click()
         expect(page.locator("#token-title")).to_contain_text("The token is wrong")
-        page.locator("#token").fill("correct-horse-battery")
+        page.locator("#token").fill(token)
         page.get_by_role("button", name="Continue").click()
         expect(page.locator("#state")).to_contain_text("2 classes")
         assert context.cookies() == []
-        other = context.new_page()  # another tab does not ask again
+        other = context.new_page()
         other.goto(server.url)
         expect(other.locator("#state")).to_contain_text("2 classes")
         context.close()
+        with page_of(browser, server, path=f"#token={token}") as page:
+            expect(page.locator("#state")).to_contain_text("2 classes")
+            assert token not in page.url
+
+
+# ---------------------------------------------------------------------- what may be a mistake
+
+
+def test_what_may_be_a_mistake_is_asked_about(browser, server):
+    """An image in two folders; names that are nearly others, all at once; a class that gets the
+    name of another one.
+    """
+    with page_of(browser, server) as page:
+        sure = page.locator("#sure")
+        message = page.locator("#message-text")
+        cards = page.locator("#cards .card")
+        double = image("pear", 2)
+        fruit = {
+            "RED/1.png": image("red", 70),
+            "Green /1.png": image("green", 71),
+            "pear/1.png": image("pear", 1),
+            "x/2.png": double,
+            "y/2.png": double,
+        }
+        drop(page, "#drop", fruit)
+        expect(cards).to_have_count(4)
+        page.get_by_role("button", name="Name 3 by their folders").click()
+        expect(cards.filter(has_text="several folders")).to_have_count(1)
+        page.get_by_role("button", name="2.png is: y").click()
+        page.get_by_role("button", name="Take back the name of x/2.png").click()
+        page.get_by_role("button", name="Learn 3").click()
+        expect(sure).to_contain_text("'RED' and 'red'")
+        expect(sure).to_contain_text("'Green' and 'green'")
+        sure.get_by_role("button", name="Use the 2 existing names").click()
+        expect(message).to_contain_text("red (1)")
+        expect(cards).to_have_count(1)
+        cards.locator(".picture").click()
+        page.locator("#name").fill(" Pear")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Learn 1").click()
+        expect(sure).to_contain_text(
+            "'Pear' and 'pear' differ by capitals, spaces or Unicode form only"
+        )
+        sure.get_by_role("button", name="Cancel").click()
+        expect(message).to_have_text("Nothing was changed.")
+        page.get_by_role("button", name="Learn 1").click()
+        sure.get_by_role("button", name="Use “pear”").click()
+        expect(message).to_contain_text("Learned pear (1)")
+        page.get_by_role("tab", name="Classes").click()
+        change(page, "pear")
+        page.locator("#class-new").fill("red")
+        page.get_by_role("button", name="Rename").click()
+        expect(sure).to_contain_text("there is a class 'red' already")
+        sure.get_by_role("button", name="Join both").click()
+        expect(message).to_contain_text("Joined 'pear' to 'red'")
+    assert counts(server) == {"red": 15, "green": 13}
+
+
+def test_a_class_is_split_by_groups_and_wrong_images_are_moved(browser, server):
+    """One that the audit finds, and one that is brought again under another name."""
+    taught = {f"both/{i}.png": image("blue", i, 60) for i in range(20)}
+    taught |= {f"both/{i}.png": image("yellow", i, 60) for i in range(20, 24)}
+    taught |= {f"pink/{i}.png": image("pink", 50 + i) for i in range(20)}
+    taught["pink/20.png"] = image("blue", 70)
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        teach(http, [("files", one) for one in taught.items()]).raise_for_status()
+    with page_of(browser, server) as page:
+        message = page.locator("#message-text")
+        page.get_by_role("button", name="Photos of both").click()
+        pictures = page.locator("#class-groups .picture")
+        expect(pictures).to_have_count(24)
+        page.get_by_role("button", name="Group by likeness").last.click()
+        yellow = sha256(image("yellow", 20, 60)).hexdigest()
+        of_yellow = page.locator(f'#class-groups > div:has([data-photo^="{yellow}"])')
+        of_yellow.get_by_role("button", name="Select group").click()
+        expect(page.locator("#move-count")).to_have_text("4 selected")
+        check_looks(page, "split")
+        page.locator("#move-name").fill("yellow")
+        page.get_by_role("button", name="Move").click()
+        expect(message).to_contain_text("Moved 4 photos of 'both' to 'yellow'")
+        expect(pictures).to_have_count(20)
+        page.get_by_role("button", name="Close").last.click()
+        page.get_by_role("button", name="Audit").click()
+        page.get_by_role("button", name="It is both").click()
+        expect(message).to_contain_text("Moved 1 photo of 'pink' to 'both'")
+        page.locator("#message").get_by_role("button", name="Undo").click()
+        expect(message).to_contain_text("Undid: moved 1 photo")
+        drop(page, "#drop", {"both/a.png": taught["pink/20.png"]})
+        expect(message).to_contain_text("learned as “pink”")
+        page.get_by_role("button", name="Move to “both”").click()
+        expect(message).to_contain_text("Moved 1 photo of 'pink'")
+    expected = {"red": 12, "green": 12, "yellow": 4, "pink": 20, "both": 21}
+    assert counts(server) == expected
+
+
+# ---------------------------------------------------------------------- what is shown
+
+
+def promise(right):
+    """Lets the service say how many images are right."""
+
+    def answer(route):
+        found = route.fetch()
+        route.fulfill(response=found, json={**found.json(), "accuracy": right})
+
+    return answer
+
+
+def test_plain_words_first(browser, server):
+    """No word of the laboratory; accuracy of these days is not promised for another day."""
+    red = {"name": "red", "accuracy": 71.2, "interval": [50, 86.4]}
+    red |= {"confused_with": ["green"], "rarely_predicted": False}
+    green = {"name": "green", "accuracy": 3.0, "interval": None}
+    green |= {"confused_with": ["red"], "rarely_predicted": True}
+    found = {"loo_accuracy": 96.5, "loo_accuracy_interval": None}
+    found |= {"new_group_accuracy": 71.0, "new_group_accuracy_interval": [62.2, 79.8]}
+    found |= {"kind": "found", "message": "Photos taken together count as one."}
+    answers = {"classes": [red, green]}
+    with page_of(browser, server) as page:
+        figures = page.locator("#figures div")
+        expect(figures.nth(4)).to_contain_text("too few to say")
+        shown = page.locator("body").inner_text()
+        assert not [word for word in ("RidgeHead", " Wh", " MB") if word in shown]
+        page.route("**/summary", promise(found))
+        page.route("**/classes/predictions", lambda route: route.fulfill(json=answers))
+        page.get_by_role("tab", name="Classes").click()
+        expect(figures.nth(2)).to_contain_text("Right on photos of these days")
+        expect(figures.nth(2).locator("dd")).to_have_text("96.5 %")
+        expect(figures.nth(3)).to_contain_text("another day (estimated)")
+        expect(figures.nth(3).locator("dd")).to_have_text("71 % (62 to 80)")
+        rows = page.locator("#class-table tr")  # the worst first
+        expect(rows.nth(1)).to_contain_text("3 % hardly ever answered")
+        expect(rows.nth(2).get_by_label("71 % (50 to 86)")).to_be_visible()
+        few = {**found, "new_group_accuracy": None, "kind": "few"}
+        page.route("**/summary", promise(few))
+        page.get_by_role("tab", name="Classes").click()
+        expect(figures.nth(3).locator("dd")).to_have_text("too few photos to say")
+
+
+LONG = [
+    "مرحبا بالعالم الجميل",
+    "🐟🎣 bass 👩‍👩‍👧‍👦",
+    "W" * 150,
+    "<b>a sentence</b>, with commas, " * 6,
+]
+
+
+def test_strange_names_fit_on_every_screen(browser, server):
+    """Right-to-left, joined emoji, no place to break, HTML: as they are, in three lines at most,
+    readable.
+    """
+    served = server.service
+    for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
+        served.submit(served.rename, old, new).end.result(60)
+    files = {}
+    for number, colour in enumerate(("red", "blue")):
+        files[f"{'long ' * 40}{number}.png"] = image(colour, 70, 60)
+    with page_of(browser, server, "phone", "dark") as page:
+        drop(page, "#drop", files)
+        verdicts = page.locator("#cards .verdict")
+        expect(verdicts.filter(has_text="sentence")).to_have_count(1)
+        for name, count in (("Versions", 6), ("Classes", 3), ("Photos", 0)):
+            page.get_by_role("tab", name=name).click()
+            expect(page.locator(f"#{name.lower()} table tr")).to_have_count(count)
+            expect(page.locator("main b")).to_have_count(0)
+            heights = page.evaluate(
+                "[...document.querySelectorAll('main .clamp')].map((one) => one.clientHeight)"
+            )
+            assert max(heights) < 80
+            check_looks(page, f"strange-{name}")
+
+
+def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp_path):
+    """Nor does the till count or keep anything."""
+    changes = {"Undo", "Redo", "Change", "Go to", "Group by likeness", "Learn", "Name"}
+    photos = {"a.png": image("red", 70, 120), "c.png": b"no"}
+    with ThreadServer(tmp_path / "w", options=ServiceOptions(read_only=True)) as server:
+        with page_of(browser, server) as page:
+            expect(page.locator("#state")).to_contain_text("read-only")
+            drop(page, "#drop", photos)
+            verdicts = page.locator("#cards .verdict")
+            expect(verdicts.nth(0)).to_contain_text("red")
+            expect(verdicts.nth(1)).to_have_text("Cannot be read")
+            for name in ("Photos", "Classes", "Versions"):
+                page.get_by_role("tab", name=name).click()
+                expect(page.locator(f"#{name.lower()}")).to_be_visible()
+                shown = page.locator("button:visible").all_inner_texts()
+                assert not changes & set(shown)
+                refused = re.compile("Yes|Delete")
+                assert not [text for text in shown if refused.match(text)]
+            page.get_by_role("tab", name="Photos").click()
+            page.get_by_role("button", name="Clear answers").click()
+            expect(page.locator("#cards .card")).to_have_count(0)
+            page.get_by_role("link", name="For the till").click()
+            expect(page.locator("#till-answer")).to_have_text("Not known")
+            page.get_by_role("button", name="This one").click()
+            expect(page.get_by_role("button", name="Next")).to_be_visible()
+            expect(page.locator("#till-tiles")).to_be_hidden()
+        assert server.get("/days") == []
+        assert tree(tmp_path / "w" / "images") == set()
+
+
+def test_a_photo_is_taken_out_of_a_group(browser, server):
+    """All photos that wait are grouped, not only those that are shown."""
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        for name in ("blue", "yellow"):
+            http.post("/inbox", files=images(name, 40)).raise_for_status()
+    with page_of(browser, server, "phone") as page:
+        page.get_by_role("tab", name="Photos").tap()
+        expect(page.locator("#sending")).to_be_hidden()
+        page.get_by_role("button", name="Group by likeness").tap()
+        first = page.locator("#groups .card").nth(0)
+        expect(first).to_contain_text("photos alike")
+        assert page.locator("#groups .thumb").count() > 40
+        size = first.locator(".thumb").count()
+        first.locator(".thumb").nth(0).tap()
+        first.locator("input").fill("mine")
+        first.get_by_role("button", name=f"Name {size - 1}").tap()
+        expect(page.locator("#named")).to_have_text(f"{size - 1} named")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from cifnet_pl.images.image import FORMATS, UnreadableImage, read_square
 from cifnet_pl.serving import gate
-from cifnet_pl.serving.gate import Limits, check_similar, decoded, tidy, uploads
+from cifnet_pl.serving.gate import Limits, checked_names, decoded, tidy, uploads
 from cifnet_pl.serving.messages import RequestError
 from tests.images.test_image import bomb
 from tests.serving.services import image, zipped
@@ -135,12 +135,14 @@ def test_names_are_tidied_and_those_that_are_nearly_another_are_asked_about():
         "a b",
         "a\nb",
     ]
-    check_similar(["banana"], ["Bananas", "banana"])
+    assert checked_names(["banana "], ["Bananas", "banana"], False) == {
+        "banana ": "banana"
+    }
     for name, other in (
         ("banana", "Banana"),
         ("redapple", "Red apple"),
         ("\uff42anana", "banana"),
     ):
         with pytest.raises(RequestError) as question:
-            check_similar([name], ["kiwi", other])
+            checked_names([name], ["kiwi", other], False)
         assert (question.value.status, question.value.instead) == (409, {name: other})

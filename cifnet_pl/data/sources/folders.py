@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from cifnet_pl.data.samples import SampleTable, SourceOptions, require_class_names
+from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.images.files import (
     PassedOver,
     archive_part,
@@ -23,7 +23,7 @@ from cifnet_pl.images.files import (
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.names import Split, class_name, split_in, split_of
+from cifnet_pl.utilities.names import Split, class_name, class_names, split_in, split_of
 from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
 
 WHAT = "a folder or Zip archive with one sub-folder of images per class"
@@ -129,8 +129,7 @@ def class_folders(home: Path) -> dict[str, list[Path]]:
         raise DataError(
             f"{shown_path(home)} has no sub-folders: expected one folder of images per class"
         )
-    names = sorted(folders)
-    require_class_names(names, shown_path(home))
+    names = class_names(sorted(folders), shown_path(home))
     return {name: folders[name] for name in names}
 
 

@@ -23,12 +23,12 @@ from cifnet_pl.data.sources.python_objects import source_of
 from cifnet_pl.data.sources.tables import embeddings, manifest
 from cifnet_pl.data.sources.tar_shards import webdataset
 from cifnet_pl.data.splitting import NEAR, SINGLE, split_table
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import UsageError, explained, unknown_name
 from cifnet_pl.utilities.plugins import (
     entry_point,
+    failure,
     import_object,
     names_import,
-    naming,
     offered,
 )
 
@@ -110,7 +110,7 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
 
 def _from_plugin(name: str, options: SourceOptions) -> SampleTable:
     make = import_object(name)
-    with naming(f"data source {name}"):
+    with explained(UsageError, f"data source {name} fails", reason=failure):
         samples = make(options)
     if not isinstance(samples, SampleTable):
         raise UsageError(

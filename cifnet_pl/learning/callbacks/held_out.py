@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from cifnet_pl.buffer import BufferSamples, concatenate
+from cifnet_pl.buffer import BufferSamples, concatenate, given_groups, ungrouped
 from cifnet_pl.data.loading import Batch, ImageBatch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import number_of
 
@@ -39,7 +38,7 @@ class HeldOutImages(Callback):
         """Begin with no image, which is all that some process may get."""
         none = torch.zeros(0, dtype=torch.int64)
         width = cast(TaskModule, pl_module).backbone.features
-        self._batches = [BufferSamples(torch.zeros(0, width), none, none)]
+        self._batches = [ungrouped(torch.zeros(0, width), none, none)]
 
     def on_validation_batch_end(
         self,
@@ -59,9 +58,9 @@ class HeldOutImages(Callback):
         rows = batch.row.cpu().numpy()
         if isinstance(batch, ImageBatch):
             module.data.source.val.hash_of[rows] = batch.key.cpu().numpy()
-        if _is_last_task(module) and module.head.merges_sites:
+        if _is_last_task(module) and module.head.merges:
             z = module.evaluated_embeddings.float().cpu()
-            self._batches.append(BufferSamples(z, batch.label.cpu(), batch.row.cpu()))
+            self._batches.append(ungrouped(z, batch.label.cpu(), batch.row.cpu()))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Learn the held-out images after the last task."""
@@ -73,7 +72,7 @@ class HeldOutImages(Callback):
         if not module.data.learns_held_out or not _is_last_task(module) or not tested:
             return
         images = number_of(tested, "held-out image")
-        if not isinstance(module, CIFNetModule) or not module.head.merges_sites:
+        if not isinstance(module, CIFNetModule) or not module.head.merges:
             name = module.method.__name__
             remark = f" (no refit on the {images}: {name} cannot add them)"
             module.record.remarks["folder"] = remark
@@ -101,12 +100,11 @@ class HeldOutImages(Callback):
         rows = held_out.key.numpy()
         classes = torch.from_numpy(np.searchsorted(tested, held_out.y.numpy()))
         hashes = torch.from_numpy(data.source.val.hashes(rows))
+        samples = ungrouped(held_out.z, classes, hashes)
         groups_of_rows = data.source.val.groups
         if groups_of_rows is not None:
             groups = torch.from_numpy(groups_of_rows[rows])
-            for keys, given in of_all_processes((hashes, groups)):
-                model.calibration.add_given_groups(keys, given)
-        samples = BufferSamples(held_out.z, classes, hashes)
+            samples = samples._replace(group=given_groups(groups))
         model.learn_embeddings(names, samples, reduce=module.sum_over_processes)
         model.record_event(
             "extend",

@@ -265,11 +265,13 @@ class RunTable(Callback):
             return
         if trainer.world_size > 1:
             device = f"{trainer.world_size} x {device}"
+        summary += f" on {device}"
+        model = getattr(module, "model", None)
+        if model is not None:
+            summary += f", {model.backbone.features:,} features"
         if trainer.ckpt_path:
-            start = f", resumed after task {done}"
-        else:
-            start = ""
-        print_text(f"{summary} on {device}{start}")
+            summary += f", resumed after task {done}"
+        print_text(summary)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

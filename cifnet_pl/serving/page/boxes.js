@@ -1,16 +1,15 @@
 // A box for each class: photos that are dropped on it, chosen or taken for it get its name.
 
 import { open } from "./camera.js";
-import { $, action, make, named, takesFiles } from "./page.js";
+import { $, action, button, make, named, takesFiles } from "./page.js";
 import { boxes, inbox, model } from "./state.js";
 
 function box({ name, learned, waiting }, take) {
   const files = make("input", { type: "file", accept: "image/*,.heic,.heif,.zip", multiple: true, "aria-label": `Photos of ${name}` });
-  const camera = make("button", { type: "button", class: "plain", textContent: "Camera", "aria-label": `Camera for ${name}` });
+  const camera = button("Camera", `Camera for ${name}`, () => open(name));
   const row = make("div", { class: "row" }, make("label", { class: "button plain" }, "Photos", files), camera);
   const made = make("li", { class: "card drop", "aria-label": name }, named(name), make("p", { class: "hint", textContent: `${learned} learned, ${waiting} waiting` }), row);
   takesFiles(made, [files], (photos) => take(photos, name), made);
-  action(camera, "click", () => open(name));
   return made;
 }
 

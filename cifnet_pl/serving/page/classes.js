@@ -1,6 +1,6 @@
 // Classes: how many photos each has, how often it is right, what more would bring; to rename, join, split and forget.
 
-import { $, action, change, count, get, keptPhoto, make, named, percent, post, promised, purge, sure, table, takesBack } from "./page.js";
+import { $, action, button, change, count, get, keptPhoto, make, named, percent, post, promised, purge, sure, table, takesBack } from "./page.js";
 import { inbox, latestOnly, model, opened } from "./state.js";
 
 const MOST = 200; // photos of a class that are shown, the newest
@@ -8,21 +8,14 @@ const MOST = 200; // photos of a class that are shown, the newest
 const { selected } = opened;
 
 function figures(look, answers) {
-  const energies = look.history.map((moment) => moment.energy_kwh).filter((value) => value !== null);
-  const energy = energies.reduce((sum, value) => sum + value, 0);
-  const source = look.history.find((moment) => moment.energy_source)?.energy_source?.includes("estimated") ? "estimated" : "";
-  const show = (place, found) => $(place).replaceChildren(...Object.entries(found).map(([name, value]) =>
+  const found = { Classes: look.classes, Photos: look.images, ...promised(look.accuracy),
+    "Ten more photos of each class, of other days, would bring": answers ? answers.ten_more_text : "…" };
+  $("figures").replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
-  show("figures", { Classes: look.classes, Photos: look.images, ...promised(look.accuracy),
-    "Ten more photos of each class, of other days, would bring": answers ? answers.ten_more_text : "…" });
   const help = ["found", "given"].includes(look.accuracy.kind) ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
   const seldom = (answers?.classes ?? []).filter((one) => one.rarely_predicted).map(({ name }) => name);
   const never = seldom.length ? [`hardly ever answered: ${seldom.join(", ")}`] : [];
   $("about-days").textContent = [...never, look.accuracy.message.replace(/\.$/, ""), ...help].map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`).join(" ");
-  show("laboratory", {
-    Head: look.head, Network: look.backbone, "Size of the state": `${look.state_mb.toFixed(2)} MB`,
-    "Energy to learn": energies.length ? `${(1000 * energy).toPrecision(3)} Wh${source ? ` (${source})` : ""}` : "not measured",
-  });
 }
 
 const COLUMNS = [
@@ -59,20 +52,14 @@ function confusions(own, others, newest) {
 
 function row({ name, images: photos, kept_images: kept }, answers, newest, estimated) {
   const examples = make("ul", { class: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
-  const button = (text, work, kind = "") => {
-    const label = `${text} ${kind ? "" : "of "}${name}`;
-    const made = make("button", { type: "button", class: `plain ${kind}`, textContent: text, "aria-label": label });
-    action(made, "click", work);
-    return made;
-  };
-  const actions = make("div", { class: "row" }, kept.length ? button("Photos", () => {
+  const actions = make("div", { class: "row" }, kept.length ? button("Photos", `Photos of ${name}`, () => {
     showPhotos(name, [kept.slice(-MOST)]);
     $("class-photos").scrollIntoView();
     $("class-group").focus();
-  }) : null, button("Change", () => {
+  }) : null, button("Change", `Change ${name}`, () => {
     $("class-title").textContent = $("class-new").value = name;
     $("class").showModal();
-  }, "changes"));
+  }, "plain changes"));
   const others = make("div", {}, ...confusions(name, answers.confused_with, newest));
   const stored = kept.length < photos ? make("span", { class: "hint", textContent: ` (${kept.length} kept here)` }) : "";
   return { cells: [named(name), examples, make("span", {}, String(photos), stored), estimate(answers, estimated), others, actions] };
@@ -121,10 +108,10 @@ async function group() {
 }
 
 function doubtful({ file, label, predicted: other, label_probability: own }) {
-  const move = make("button", { type: "button", class: "plain changes" }, named(`It is ${other}`));
   const text = make("p", { textContent: `Taught as “${label}” (${percent(own)}), looks like “${other}”.` });
-  const made = make("li", { class: "card" }, keptPhoto(file, `Taught as ${label}`), text, move);
-  action(move, "click", () => change("/move", { name: label, into: other, images: [file] }, takesBack, () => made.remove()));
+  const made = make("li", { class: "card" }, keptPhoto(file, `Taught as ${label}`), text);
+  const move = () => change("/move", { name: label, into: other, images: [file] }, takesBack, () => made.remove());
+  made.append(button(named(`It is ${other}`), `It is ${other}`, move, "plain changes"));
   return made;
 }
 

@@ -3,12 +3,12 @@
 import { showBoxes, startBoxes } from "./boxes.js";
 import { takesPictures } from "./camera.js";
 import {
-  $, action, bar, bars, change, changed, count, ENOUGH, finished, get, keptPhoto, known, make, named as nameTag, post, promised,
-  save, say, short, takesBack, takesFiles, takesPasted, unsure, verdict,
+  $, action, bar, bars, button, change, changed, count, ENOUGH, finished, get, keptPhoto, known, make, named as nameTag, post,
+  promised, save, say, short, takesBack, takesFiles, takesPasted, unsure, verdict,
 } from "./page.js";
 import { ask, store, waitingOf } from "./photos.js";
 import { inbox, isReadOnly, latestOnly } from "./state.js";
-import { start as startZoom, zoom } from "./zoom.js";
+import { zoom } from "./zoom.js";
 
 const PAGE = 60; // photos that "Show more" adds
 const GROUPED = 2000; // photos that are grouped at once
@@ -40,12 +40,6 @@ function giveEach(given) {
   }
   keepNames(given);
   draw();
-}
-
-function button(text, label, work, kind = "plain") {
-  const made = make("button", { type: "button", class: kind, "aria-label": label }, text);
-  action(made, "click", work);
-  return made;
 }
 
 /** Name one photo, and go on to the next that has no name. */
@@ -123,7 +117,7 @@ function card(photo) {
   const picture = make("button", { type: "button", class: "picture", ...about }, shown);
   if (photo.image) picture.addEventListener("click", ({ shiftKey }) => select(photo.image, shiftKey));
   const head = make("div", { class: "head", title: photo.file }, nameTag([photo.folder, photo.file.split("/").at(-1)].filter(Boolean).join("/")));
-  if (photo.image || photo.url) head.append(button("⤢", `Enlarge ${photo.file}, and ask about a part of it`, () => zoom(photo, take)));
+  if (photo.image || photo.url) head.append(button("⤢", `Enlarge ${photo.file}`, () => zoom(photo)));
   const said = make("p", { class: `verdict clamp ${kind}`, textContent: text, dir: "auto" });
   const hint = remark ? make("p", { class: "hint clamp", textContent: remark, title: remark }) : null;
   const label = `${photo.file}: ${nameOf(photo.image) ?? text}`;
@@ -403,7 +397,6 @@ export function start() {
   takesPasted(take);
   takesPictures(take);
   startBoxes(take);
-  startZoom();
   $("cards").addEventListener("keydown", pressed);
   action($("surest"), "click", () => {
     inbox.surest = !inbox.surest;

@@ -84,7 +84,7 @@ for (const name of TABS) {
 }
 action(window, "hashchange", () => open(asked() ?? "photos")); // Back, or typed
 action($("undo"), "click", () => change("/undo", { version: model.versions.current }));
-action($("redo"), "click", () => change("/redo"));
+action($("redo"), "click", () => change("/redo", { version: model.versions.current }));
 startUpload();
 inbox.start();
 classes.start();

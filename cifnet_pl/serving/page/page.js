@@ -81,9 +81,6 @@ export const likely = (share) => (share >= 0.995 ? "over 99\u00a0%" : percent(sh
 
 export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 
-/** What is said of a change that waits. */
-export const waits = ({ place }) => `Waiting: ${count(place, "change comes", "changes come")} first.`;
-
 /** Whether a photo is of a known class, as far as the service can tell. */
 export const known = (photo) => photo.known !== false && photo.classes.length > 0;
 
@@ -254,6 +251,13 @@ export function action(element, event, work) {
   });
 }
 
+/** A small button; `label` is read out. */
+export function button(text, label, work, kind = "plain") {
+  const made = make("button", { type: "button", class: kind, "aria-label": label }, text);
+  action(made, "click", work);
+  return made;
+}
+
 /** A name from outside: two lines at most, in its own writing direction; the whole name when it is pointed at. */
 export const named = (name, tag = "span") => make(tag, { class: "clamp", dir: "auto", textContent: name, title: name });
 
@@ -374,7 +378,8 @@ export async function changed(text, act = null) {
 function showProgress(job) {
   const looking = job.total !== null && job.done < job.total;
   $("work").hidden = job.state === "done" || job.state === "refused";
-  $("work-text").textContent = job.place ? waits(job) : looking ? `Looking at photo ${job.done} of ${job.total}…` : "Learning…";
+  const before = `Waiting: ${count(job.place, "change comes", "changes come")} first.`;
+  $("work-text").textContent = job.place ? before : looking ? `Looking at photo ${job.done} of ${job.total}…` : "Learning…";
 }
 
 /** Ask for a change; `done` is called before the page shows it, when what was typed for it is no longer needed. */

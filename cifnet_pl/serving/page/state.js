@@ -36,9 +36,6 @@ export const opened = { name: null, selected: new Set() };
  * of photos of it that the service does not have yet. */
 export const camera = { stream: null, left: 0, stored: 0, frames: [] };
 
-/** The photo that is enlarged: what takes a part of it in, how that is called, and the part that was drawn. */
-export const enlarged = { take: null, name: "", part: null, asked: null };
-
 /** The photo that the till asks about, and its answer; null while the camera looks for one. */
 export const till = { asked: null };
 

@@ -1,13 +1,7 @@
 // Versions: every change, to go back to and download.
 
-import { $, action, change, count, ENOUGH, make, named, purge, request, save, say, table } from "./page.js";
+import { $, action, button, change, count, ENOUGH, make, named, purge, request, save, say, table } from "./page.js";
 import { isReadOnly, model } from "./state.js";
-
-function button(text, label, work) {
-  const element = make("button", { type: "button", class: "plain", textContent: text, "aria-label": label });
-  action(element, "click", work);
-  return element;
-}
 
 async function download(number, kind) {
   say(kind === "onnx" ? "Writing and checking the ONNX graph takes some seconds…" : "", true);

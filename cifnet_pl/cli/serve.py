@@ -15,6 +15,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from cifnet_pl.serving import LOOPBACK
 from cifnet_pl.utilities.errors import CifnetError, UsageError, check_that, explained
 from cifnet_pl.utilities.files import RECOMMENDED, config_files, expanded, read_yaml
 from cifnet_pl.utilities.run_folders import images_of_run
@@ -33,8 +34,6 @@ SHORTEST_TOKEN = 16
 
 WATCH_SECONDS = 2.0
 """Pause between two looks at a folder that is watched."""
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
@@ -114,7 +113,7 @@ def serve(
     if share:
         host = "0.0.0.0" if host in LOOPBACK else host
         secret = secret or secrets.token_urlsafe(SHORTEST_TOKEN)
-    access = _access(secret, host, address)
+    access = access_of(secret, host, address)
     expected = "at least 2: undo needs the version before"
     check_that(keep_versions >= 2, "--keep_versions", keep_versions, expected)
     for option, value in (("--unknown", unknown), ("--coverage", coverage)):
@@ -157,19 +156,25 @@ def serve(
     raise SystemExit(128 + signal.SIGINT)
 
 
-def _access(secret: str | None, host: str, address: str | None) -> Access:
+def access_of(secret: str | None, host: str, address: str | None) -> Access:
     """Return who may ask; UsageError where others can reach the service without a token."""
-    from cifnet_pl.serving.gate import Access, allowed_hosts
+    from cifnet_pl.serving.gate import Access
 
-    is_local = host in LOOPBACK
-    if secret is None and (address is not None or not is_local):
+    if secret is None and (address is not None or host not in LOOPBACK):
         raise UsageError(
             "the page can be reached from other machines: give a --token or --token_file"
         )
-    hosts: frozenset[str] | None = allowed_hosts(address)
-    if not is_local:
-        hosts = None
-    return Access(secret, hosts, urlsplit(address or "").netloc or None)
+    hosts = LOOPBACK
+    proxy = None
+    if address is not None:
+        parts = urlsplit(address)
+        is_page = parts.scheme in ("http", "https") and parts.hostname is not None
+        check_that(is_page, "--address", address, "https://HOST/ or a folder of it")
+        hosts = hosts | {str(parts.hostname)}
+        proxy = parts.netloc
+    if host not in LOOPBACK:
+        return Access(secret, None, proxy)
+    return Access(secret, hosts, proxy)
 
 
 def _run(app: Gate, listening: socket.socket) -> None:

@@ -1,0 +1,99 @@
+"""Random streams for property tests, and ridge regression of them from the data matrix."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+EPSILON = 0.05
+LIMIT = np.log((1 - EPSILON) / EPSILON)
+
+
+class LiteralTask(NamedTuple):
+    """Classes, embeddings and labels in random order, and the buffer of the classes before: two
+    samples of each with a whole number as weight.
+    """
+
+    classes: list[int]
+    z: Array
+    y: Ints
+    past_z: Array
+    past_y: Ints
+    past_weight: Ints
+
+
+@st.composite
+def streams(
+    draw: st.DrawFn, most_features: int = 8, least_samples: int = 1
+) -> list[LiteralTask]:
+    """One to three tasks of one to three classes with ``least_samples`` to eight more samples."""
+    features = draw(st.integers(1, most_features))
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    labels = rng.permutation(np.arange(-5, 12)).tolist()
+    past_z = np.zeros((0, features))
+    past_y = np.zeros(0, np.int64)
+    tasks = []
+    for size in sizes:
+        classes = [labels.pop() for _ in range(size)]
+        y = np.repeat(classes, least_samples + rng.integers(0, 9, size))
+        scale = rng.choice([0.3, 1, 5], features)
+        z = rng.normal(size=(len(y), features)) * scale + rng.normal(size=features)
+        order = rng.permutation(len(y))
+        z = z[order]
+        y = y[order]
+        weight = rng.integers(1, 5, len(past_y))
+        tasks.append(LiteralTask(classes, z, y, past_z, past_y, weight))
+        kept = np.concatenate([np.flatnonzero(y == c)[:2] for c in classes])
+        past_z = np.concatenate([past_z, z[kept]])
+        past_y = np.concatenate([past_y, y[kept]])
+    return tasks
+
+
+def pooled(tasks: list[LiteralTask]) -> tuple[list[int], Array, Ints]:
+    """All classes in order, all embeddings, all labels."""
+    classes = [c for task in tasks for c in task.classes]
+    z = np.concatenate([task.z for task in tasks])
+    return classes, z, np.concatenate([task.y for task in tasks])
+
+
+def targets(classes: list[int], y: Ints) -> Array:
+    """(n, C) ±L."""
+    return np.stack([np.where(y == c, LIMIT, -LIMIT) for c in classes], axis=1)
+
+
+def dense_ridge(
+    z: Array, target: Array, ridge: float, omega: Array | None = None
+) -> tuple[float, Array]:
+    """GCV score and weights (d+1, C) of a ridge, from the data matrix and its hat matrix; the score
+    is infinite for what is no candidate. ``omega`` (n,) are sample weights.
+    """
+    n = len(z)
+    if omega is None:
+        omega = np.ones(n)
+    mean = omega @ z / omega.sum()
+    target_mean = omega @ target / omega.sum()
+    centred = z - mean
+    gram = centred.T @ (omega[:, None] * centred)
+    inverse = np.linalg.inv(gram + ridge * np.eye(len(gram)))
+    hat = omega[None] / omega.sum() + centred @ inverse @ centred.T * omega[None]
+    residual = target - hat @ target
+    freedom = np.trace(hat)
+    score = n * (omega[:, None] * residual**2).sum() / (n - freedom) ** 2
+    if freedom > n / 2 + 1e-9 or ridge > 1.001 * np.trace(gram):
+        score = np.inf
+    slopes = inverse @ centred.T @ (omega[:, None] * (target - target_mean))
+    bias = target_mean - mean @ slopes
+    return score, np.concatenate([bias[None], slopes])
+
+
+def distance(ours: Any, theirs: Any) -> float:
+    """‖ours − theirs‖ / ‖theirs‖ in the Frobenius norm; by symmetry weights may be zero, so this
+    norm counts as 1e-3 at least.
+    """
+    difference = np.linalg.norm(np.asarray(ours) - np.asarray(theirs))
+    return float(difference / max(np.linalg.norm(np.asarray(theirs)), 1e-3))
