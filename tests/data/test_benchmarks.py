@@ -209,7 +209,7 @@ def with_columns(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
     [
         (
             lambda root: (root / "test.parquet").unlink(),
-            r"no file .*test\.parquet",
+            "CIFAR100 is not in .*set --data.root to the folder that holds it",
         ),
         (cut, "cannot read .*/train.parquet: "),
         (

@@ -23,6 +23,7 @@ from cifnet_pl.data.samples import (
 from cifnet_pl.data.sources.folders import (
     class_folders,
     class_samples,
+    find_files,
     find_splits,
     folder,
     required_root,
@@ -34,18 +35,18 @@ from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explai
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import split_of
 
-PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+PARTS: dict[str, list[dict[str, Any]]] = {
     # Its test labels are not public.
-    "CLEVRClassification": ({"split": "train"}, {"split": "val"}),
-    "EMNIST": (
+    "CLEVRClassification": [{"split": "train"}, {"split": "val"}],
+    "EMNIST": [
         {"split": "balanced", "train": True},
         {"split": "balanced", "train": False},
-    ),
-    "FGVCAircraft": ({"split": "trainval"}, {"split": "test"}),
-    "ImageNet": ({"split": "train"}, {"split": "val"}),
-    "Imagenette": ({"split": "train"}, {"split": "val"}),
-    "OxfordIIITPet": ({"split": "trainval"}, {"split": "test"}),
-    "Places365": ({"split": "train-standard"}, {"split": "val"}),
+    ],
+    "FGVCAircraft": [{"split": "trainval"}, {"split": "test"}],
+    "ImageNet": [{"split": "train"}, {"split": "val"}],
+    "Imagenette": [{"split": "train"}, {"split": "val"}],
+    "OxfordIIITPet": [{"split": "trainval"}, {"split": "test"}],
+    "Places365": [{"split": "train-standard"}, {"split": "val"}],
 }
 """Arguments of the training and the test split, where these are not the usual ones.
 
@@ -99,13 +100,11 @@ def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
 
     builder = getattr(datasets, name)
     parameters = inspect.signature(builder).parameters
-    splits: tuple[dict[str, Any], ...] = ({},)
-    if name in PARTS:
-        splits = PARTS[name]
-    elif "train" in parameters:
-        splits = ({"train": True}, {"train": False})
-    elif "split" in parameters:
-        splits = ({"split": "train"}, {"split": "test"})
+    splits = PARTS.get(name, [{}])
+    if name not in PARTS and "train" in parameters:
+        splits = [{"train": True}, {"train": False}]
+    elif name not in PARTS and "split" in parameters:
+        splits = [{"split": "train"}, {"split": "test"}]
     root = expanded(options.root or DEFAULT_ROOT).absolute()
     keywords: dict[str, Any] = {"root": str(root)}
     # EMNIST and QMNIST take the option of their parent without naming it.
@@ -137,7 +136,7 @@ def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
             where=f"torchvision's {name}",
         )
         parts.append(samples)
-    return joined(parts)
+    return joined(parts, ["train", "test"])
 
 
 def _labels(dataset: Any) -> Sequence[Any]:
@@ -395,7 +394,6 @@ def domains(options: SourceOptions) -> SampleTable:
 
 # ---------------------------------------------------------------------- CIFAR-100
 
-PARQUET = ("train.parquet", "test.parquet")
 IMAGE = "img"
 LABEL = "fine_label"
 """Columns of the Parquet files: {"bytes": content of a PNG file, …}, and the class's number."""
@@ -404,18 +402,17 @@ LABEL = "fine_label"
 def cifar100(options: SourceOptions) -> SampleTable:
     """Read CIFAR-100; its classes are sorted by name, as torchvision's fine labels are.
 
-    ``--data.root`` holds ``train.parquet`` and ``test.parquet``, as the Hugging Face hub has them;
+    ``--data.root`` holds Parquet files of both splits, as the Hugging Face hub has them;
     or class folders in ``train`` and ``test``; or else what torchvision fetches.
 
     Raises:
         UsageError: the Parquet files need a package that is missing.
-        DataError: none of the three is there; one Parquet file without the other, damaged, or with
-            other columns.
+        DataError: none of the three is there, or a Parquet file is damaged or has other columns.
     """
     root = expanded(options.root or DEFAULT_ROOT)
-    files = [root / name for name in PARQUET]
-    if any(file.is_file() for file in files):
-        return joined([_parquet_images(file) for file in files])
+    files = find_files(root, "**/*", (".parquet",))
+    if files.splits:
+        return files.read(_parquet_images)
     if is_folder(root) and find_splits(root) is not None:
         return folder(options)
     return torchvision_set("CIFAR100", options)

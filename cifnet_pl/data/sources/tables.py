@@ -19,16 +19,11 @@ import numpy as np
 import pandas as pd
 
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
-from cifnet_pl.images.files import matching_paths, shown_path
+from cifnet_pl.data.sources.folders import find_files
+from cifnet_pl.images.files import shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.files import expanded, refuse_pointer
-from cifnet_pl.utilities.names import (
-    Split,
-    split_in,
-    split_notes,
-    split_of,
-    splits_of,
-)
+from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -313,9 +308,9 @@ TRUTH_VALUES: dict[str, Split] = {
 
 
 def embeddings(options: SourceOptions) -> SampleTable:
-    """Read embeddings and their labels from one file.
+    """Read embeddings and their labels from a file, or from several whose names tell their splits.
 
-    The file has ``embeddings`` (n, d) and ``labels`` (n,), integers or names. Optional are ``ids``
+    A file has ``embeddings`` (n, d) and ``labels`` (n,), integers or names. Optional are ``ids``
     (n,), the identity of each sample, and ``split`` (n,), "train" or "test".
 
     Options:
@@ -327,7 +322,14 @@ def embeddings(options: SourceOptions) -> SampleTable:
             do not fit.
     """
     names = {key: str(value) for key, value in options.own.items()}
-    return open_table(options.root).samples(**names)
+
+    def read(path: Path | None) -> SampleTable:
+        return open_table(path).samples(**names)
+
+    files = find_files(options.root, "*", tuple(READERS))
+    if not files.files:
+        return read(options.root)
+    return files.read(read)
 
 
 def refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
@@ -440,43 +442,32 @@ def manifest(options: SourceOptions) -> SampleTable:
         UsageError: no table was given, or one of another kind.
         DataError: a column, a value or an image that is missing; an image that is listed twice.
     """
-    root = options.root
-    files = _tables_of_splits(root) or [table_file(root, WHAT_MANIFEST, ENDINGS)]
-    file = files[0]
+    files = find_files(options.root, "*", ENDINGS)
+    if not files.files:
+        return _listed_images(options.root, options.own)
+    return files.read(lambda path: _listed_images(path, options.own))
+
+
+def _listed_images(root: Path | None, own: Mapping[str, Any]) -> SampleTable:
+    """Return the images of one table; ``own`` are the options of :func:`manifest`."""
+    file = table_file(root, WHAT_MANIFEST, ENDINGS)
     where = shown_path(file)
-    tables = [read_rows(file) for file in files]
-    rows = pd.concat(tables)
-    splits = splits_of(files)
-    if splits:
-        rows["split"] = np.repeat(splits, [len(table) for table in tables])
+    rows = read_rows(file)
     if rows.empty:
         raise DataError(f"{where} lists no image")
-    cells = _by_meaning(rows, options.own, where)
-    pattern = str(options.own.get("pattern", "{}"))
-    named = [pattern.replace("{}", str(cell)) for cell in cells["path"]]
-    paths = _existing_files(named, file.parent, where)
-    columns = {"name": paths, "label": cells["label"]}
-    for meaning in ("domain", "task"):
-        if meaning in cells:
-            columns[meaning] = cells[meaning]
+    cells = _by_meaning(rows, own, where)
+    pattern = str(own.get("pattern", "{}"))
+    named = [pattern.replace("{}", str(cell)) for cell in cells.pop("path")]
+    names = _existing_files(named, file.parent, where)
     if "split" in cells:
-        columns["split"] = [read_split(word, where) for word in cells["split"]]
-    notes = split_notes(splits)
+        cells["split"] = [read_split(word, where) for word in cells["split"]]
+    notes: tuple[str, ...] = ()
     empty_rows = rows.attrs.get("empty_rows", 0)
     if empty_rows:
-        notes += (f"note: {where}: {number_of(empty_rows, 'empty row')} passed over",)
-    return SampleTable(table_of(**columns), root=file.parent, where=where, notes=notes)
-
-
-def _tables_of_splits(root: Path | None) -> list[Path]:
-    """Return the tables in a folder, or of a pattern, whose names tell their splits."""
-    if root is None:
-        return []
-    path = expanded(root)
-    if path.is_dir():
-        path = path / "*"
-    files = [file for file in matching_paths(path) if file.suffix.lower() in ENDINGS]
-    return [file for file in files if split_in(file.name)]
+        notes = (f"note: {where}: {number_of(empty_rows, 'empty row')} passed over",)
+    paths = [str(file.parent / name) for name in names]
+    table = table_of(name=names, path=paths, **cells)
+    return SampleTable(table, root=file.parent, where=where, notes=notes)
 
 
 def read_rows(path: Path) -> pd.DataFrame:
