@@ -100,9 +100,8 @@ def _linear_model(
     """Return a model that predicts by a linear classifier."""
     source = module.data.source
     names = module.class_names
-    learned = module.learned_tasks
-    sizes = [len(task) for task in learned]
-    parts = [module.data.task(k, learned).rows for k in range(len(learned))]
+    sizes = [len(task) for task in module.learned_tasks]
+    parts = [module.data.task(number).rows for number in range(len(sizes))]
     rows = np.concatenate(parts)
     label_of = {name: label for label, name in enumerate(names)}
     learner_labels = np.array([label_of.get(name, -1) for name in source.class_names])

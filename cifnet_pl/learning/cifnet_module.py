@@ -155,6 +155,7 @@ class CIFNetModule(TaskModule):
         Raises:
             UsageError: the Trainer's options do not fit the head.
         """
+        super().setup(stage)
         # Of a run that ended by an error, a GPU may have embedded batches that nobody looked at.
         self._unchecked.clear()
         images = self.data.describe_images(self.backbone.preprocessing)
@@ -177,7 +178,7 @@ class CIFNetModule(TaskModule):
             self._learn_backbone(patches)
         super().on_fit_start()
         if self.buffer is not None:
-            self.buffer.quota(len(self.data.plan(self.learned_tasks).classes))
+            self.buffer.quota(len(self.data.plan.classes))
 
     def _learn_backbone(self, network: Patches) -> None:
         """Fit the backbone to the first task's images; all processes get the first one's."""
@@ -213,7 +214,7 @@ class CIFNetModule(TaskModule):
             known = len(self.class_names) - len(names)
             row = PrequentialRow(len(self.learned_tasks), 0, 0, known)
             self._predicted_before = row
-        counts = self.data.task(self.current_epoch, self.learned_tasks).counts
+        counts = self.task.counts
         self.model.begin_task(list(counts), list(counts.values()))
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:

@@ -97,7 +97,7 @@ def test_few_classes_are_one_task_in_every_source(
         root = tmp_path / "table.csv"
         root.write_text("\n".join(["path,label", *rows]))
     data = CIFNetDataModule(root=str(root), **options)
-    assert [len(task) for task in data.plan(()).tasks] == tasks
+    assert [len(task) for task in data.plan.tasks] == tasks
     assert data.given["classes_per_task"] == options.get("classes_per_task", 3)
 
 
