@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ from cifnet_pl.data.sources import OWN_IMAGES, build_source
 from cifnet_pl.data.splitting import NEAR, SINGLE, tuning_source
 from cifnet_pl.data.streams import Disjoint, Plan, Stream, make_plan
 from cifnet_pl.images.duplicates import Duplicates
-from cifnet_pl.images.files import zip_names_in
+from cifnet_pl.images.files import read_names_as
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
 from cifnet_pl.utilities.files import expanded, of_all_processes
@@ -57,6 +57,14 @@ GPU_BATCH_PIXELS = 2**24
 
 
 OnCorrupt = Literal["error", "skip"]
+
+LIMITS = {
+    "batch_size": (1, math.inf),
+    "image_size": (1, IMAGE_SIZE_LIMIT),
+    "max_tasks": (1, math.inf),
+    "num_workers": (0, math.inf),
+}
+"""Option → its smallest and its largest value."""
 
 
 class Learner(NamedTuple):
@@ -198,13 +206,13 @@ class CIFNetDataModule(LightningDataModule):
         self.given["source"] = self.source_name
         place = None
         if root:
-            place = Path(root)
+            place = expanded(root)
         own = options or {}
         source_options = SourceOptions(
             place, val_fraction, split_seed, download, own, group
         )
-        with zip_names_in(zip_encoding):
-            self.source = build_source(source, source_options)
+        read_names_as(zip_encoding, place)
+        self.source = build_source(source, source_options)
         if tune is not None:
             self.source = tuning_source(self.source, tune, split_seed)
         # By these two numbers `audit` divides the images again, unless the user named the groups.
@@ -676,13 +684,10 @@ def check_options(given: Mapping[str, Any]) -> None:
         UsageError: one has a value that it cannot have.
     """
     check_choice("on_corrupt", given["on_corrupt"], OnCorrupt)
-    for name, least in (("batch_size", 1), ("max_tasks", 1), ("num_workers", 0)):
-        fits = given[name] is None or given[name] >= least
-        check_that(fits, name, given[name], f"at least {least}")
-    size = given["image_size"]
-    fits = size is None or 1 <= size <= IMAGE_SIZE_LIMIT
-    expected = f"1 to {IMAGE_SIZE_LIMIT} pixels, or null"
-    check_that(fits, "image_size", size, expected)
+    for name, (least, most) in LIMITS.items():
+        value = given[name]
+        expected = f"{least} to {most}" if most < math.inf else f"at least {least}"
+        check_that(value is None or least <= value <= most, name, value, expected)
     fraction = given["val_fraction"]
     check_that(0 < fraction < 1, "val_fraction", fraction, "a number between 0 and 1")
     if given["tune"] is not None and given["group"] is not None:

@@ -113,7 +113,9 @@ class EmbeddingCache:
         duplicates: image → its exact duplicates, which are not embedded: they get its embedding.
     """
 
-    def __init__(self, images: SampleTable, class_names: list[str], folder: Path | None):
+    def __init__(
+        self, images: SampleTable, class_names: list[str], folder: Path | None
+    ):
         self.images = images
         self.class_names = class_names
         self.folder = folder

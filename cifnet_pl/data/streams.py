@@ -79,30 +79,21 @@ def task_sizes(
         >>> task_sizes(100, 20, initial=50)
         [50, 20, 20, 10]
     """
-    if initial is None:
-        first = []
-    else:
-        first = [initial]
+    sizes = [] if initial is None else [initial]
     if isinstance(per_task, list):
-        asked = per_task
-    else:
-        asked = [per_task]
-    sizes = [*first, *asked]
-    if not asked or min(sizes) < 1:
-        if initial is None:
-            option = ""
-        else:
-            option = f", initial_classes {initial}"
+        sizes += per_task
+    elif not sizes:
+        sizes = [per_task]
+    smallest = min(
+        [*sizes, per_task] if isinstance(per_task, int) else sizes, default=0
+    )
+    if smallest < 1:
+        option = "" if initial is None else f", initial_classes {initial}"
         raise UsageError(
             f"classes_per_task is {per_task}{option}: every task needs at least one class"
         )
     sizes = sizes[past:]
     if isinstance(per_task, int):
-        # One task of the wanted size at least, unless some were learned before.
-        if past:
-            sizes = []
-        else:
-            sizes = first or [per_task]
         full, rest = divmod(max(0, classes - sum(sizes)), per_task)
         sizes += [per_task] * full
         if rest:
@@ -189,7 +180,7 @@ class Classes:
         """Return the rows of all training samples of classes ``labels``, class by class."""
         none = np.zeros(0, dtype=np.int64)
         rows_of = self.source.train.rows_of
-        return np.concatenate([none, *(rows_of.get(label, none) for label in labels)])
+        return np.concatenate([none, *[rows_of.get(label, none) for label in labels]])
 
     def numbered(self) -> Iterator[tuple[int, int]]:
         """Yield the number of the task that introduces each class, and the class's label."""

@@ -113,8 +113,7 @@ class TrainingSet:
 
     @cached_property
     def _blocks(self) -> list[ArrayFile]:
-        table = open_table(self.options.root)
-        return table.blocks(self._columns.get("embeddings", "embeddings"))
+        return open_table(self.options.root).blocks()
 
     @cached_property
     def _columns(self) -> dict[str, str]:

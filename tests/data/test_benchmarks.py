@@ -175,9 +175,7 @@ def test_tiny_imagenet_as_shipped(tmp_path: Path, inner: bool) -> None:
 
 def test_a_damaged_tiny_imagenet_is_named(tmp_path: Path) -> None:
     annotations = tiny(tmp_path) / "val" / "val_annotations.txt"
-    (annotations.parent / "images" / "val_4.JPEG").unlink()
     damages: list[tuple[Callable[[], object], str]] = [
-        (lambda: None, "lists 6 images of the classes in train, and not all"),
         (lambda: annotations.write_text(""), "cannot read .*val_annotations"),
         (
             annotations.unlink,

@@ -60,7 +60,7 @@ def folder(options: SourceOptions) -> SampleTable:
 
 def class_samples(
     root: Path,
-    parts: Mapping[Split, Path] | None = None,
+    parts: Mapping[str, Path] | None = None,
     notes: Sequence[str] = (),
     only: Sequence[str] | None = None,
 ) -> SampleTable:
@@ -70,7 +70,8 @@ def class_samples(
 
     Args:
         root: folder or Zip archive that holds the class folders, or the splits with them.
-        parts: split → the folder within ``root`` that holds its class folders; None without splits.
+        parts: split, or domain, → the folder within ``root`` that holds its class folders; None
+            without any.
         notes: sentences about what was read before; others follow.
         only: names of the classes that are read; None for all.
 
@@ -80,7 +81,7 @@ def class_samples(
     passed_over = PassedOver()
     rows = []
     empty = []
-    homes: Mapping[Split, Path] = parts or {"train": root}
+    homes = parts or {"train": root}
     for split, home in homes.items():
         prefix = home.relative_to(root)
         for label, folders in class_folders(home).items():

@@ -42,14 +42,14 @@ class ArrayFile:
         path: the file.
         columns: names of its arrays.
         read: name, rows → array.
-        edges: name of an array → the first row of each block of the file, and the number of rows.
+        edges: the first row of each block of the file, and the number of rows.
         rows: those that are read.
     """
 
     path: Path
     columns: list[str]
     read: Callable[[str, slice], np.ndarray]
-    edges: Callable[[str], list[int]]
+    edges: Callable[[], Sequence[int]]
     rows: slice = field(default_factory=lambda: slice(None))
 
     def column(self, name: str) -> str:
@@ -68,16 +68,10 @@ class ArrayFile:
             )
         return column
 
-    def blocks(self, name: str) -> list[ArrayFile]:
-        """Return blocks of the file's rows, each of which is read without the others.
-
-        Args:
-            name: of an array.
-        """
-        column = self.column(name)
+    def blocks(self) -> list[ArrayFile]:
+        """Return blocks of the file's rows, each of which is read without the others."""
         with readable(self.path):
-            edges = self.edges(column)
-        return [replace(self, rows=slice(*pair)) for pair in pairwise(edges)]
+            return [replace(self, rows=slice(*pair)) for pair in pairwise(self.edges())]
 
     def array(self, name: str) -> np.ndarray:
         """Return an array by its name or its alias.
@@ -202,8 +196,8 @@ def _npz(path: Path) -> ArrayFile:
     def read(name: str, rows: slice) -> np.ndarray:
         return whole(name)[rows]
 
-    def edges(name: str) -> list[int]:
-        length = len(whole(name))
+    def edges() -> list[int]:
+        length = len(whole(next(iter(members))))
         return [*range(0, length, BLOCK_ROWS), length]
 
     return ArrayFile(path, list(members), read, edges)
@@ -253,10 +247,7 @@ def _parquet(path: Path) -> ArrayFile:
             raise DataError(f"'{printable(name)}' has nothing in row {missing[0]}")
         return array_of(cells)
 
-    def edges(name: str) -> list[int]:
-        return first_rows
-
-    return ArrayFile(path, names, read, edges)
+    return ArrayFile(path, names, read, lambda: first_rows)
 
 
 def array_of(cells: Any) -> np.ndarray:
@@ -279,14 +270,6 @@ def array_of(cells: Any) -> np.ndarray:
     values = cells.combine_chunks().flatten()
     numbers: np.ndarray = values.to_numpy(zero_copy_only=False)
     return numbers.reshape(len(cells), -1)
-
-
-def parquet_schema(path: Path) -> Any:
-    """Return pyarrow's description of a Parquet file; UsageError where pyarrow is missing."""
-    require_pyarrow()
-    from pyarrow.parquet import read_schema
-
-    return read_schema(path)
 
 
 def require_pyarrow() -> None:
@@ -487,12 +470,12 @@ def read_rows(path: Path) -> pd.DataFrame:
         require_pyarrow()
         with readable(path):
             return pd.read_parquet(path)
-    if ending == ".xlsx":
-        optional("openpyxl", "an Excel workbook", "tables")
-        with readable(path):
+    with readable(path):
+        if ending == ".xlsx":
+            optional("openpyxl", "an Excel workbook", "tables")
             cells = pd.read_excel(path, header=None, dtype=str)
-    else:
-        cells = _read_text(path)
+        else:
+            cells = _read_text(path)
     cells = cells.fillna("").apply(lambda column: column.str.strip())
     rows = cells.iloc[1:]
     rows.columns = cells.iloc[0].tolist()
@@ -504,20 +487,11 @@ def read_rows(path: Path) -> pd.DataFrame:
 
 def _read_text(path: Path) -> pd.DataFrame:
     """Read the cells of a text file, whatever delimiter it has; UTF-16 by its byte order mark."""
-    with readable(path):
-        first_bytes = path.open("rb").read(2)
-    encoding = "utf-8-sig"
-    if first_bytes in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        encoding = "utf-16"
-    with (
-        readable(path),
-        explained(
-            DataError,
-            f"{shown_path(path)} is not {encoding.removesuffix('-sig').upper()}",
-            UnicodeDecodeError,
-            end=": save it as CSV UTF-8",
-        ),
-    ):
+    with path.open("rb") as file:
+        is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    encoding = "utf-16" if is_utf16 else "utf-8-sig"
+    failed = f"{shown_path(path)} is not {encoding.removesuffix('-sig').upper()}"
+    with explained(DataError, failed, UnicodeDecodeError, end=": save it as CSV UTF-8"):
         with path.open(encoding=encoding) as file:
             header = file.readline()
         return pd.read_csv(
