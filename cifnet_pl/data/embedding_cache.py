@@ -261,14 +261,9 @@ class EmbeddingCache:
     def _write(self, folder: Path, label: int) -> None:
         """Write a class; warn once if that is impossible, as in a shared cache of someone else."""
         hashes, z = self._collected.pop(label)
-        stamps = self._stamps(label)
-        before = self._stamps_before.pop(label, stamps)
-        if before != stamps:
-            log.warning(
-                "not caching class '%s': its images changed while they were read",
-                self.class_names[label],
-            )
-            return
+        # Where images changed while they were read, these are no longer their stamps, and nobody
+        # uses the file.
+        stamps = self._stamps_before.pop(label, None) or self._stamps(label)
         metadata = {"stamps": stamps, "sha256": _digest(z, hashes)}
         content = save({"z": z, "hashes": hashes}, metadata=metadata)
         self._stored.pop(label, None)
