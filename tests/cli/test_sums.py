@@ -16,7 +16,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.cli.merge import reduce_sums
 from cifnet_pl.cli.sums import learner_of, make
 from cifnet_pl.data.sources import tar_shards
-from cifnet_pl.data.sources.tar_shards import read_headers
+from cifnet_pl.data.sources.tar_shards import read_shard
 from cifnet_pl.heads import HEADS as REGISTERED
 from cifnet_pl.model.partial_sums import Shard, read_header, read_sums, write_sums
 from cifnet_pl.utilities.errors import (
@@ -224,11 +224,11 @@ def test_parts_read_their_own_shards(tmp_path: Path, monkeypatch: pytest.MonkeyP
     make(tmp_path, [Shard(1, 4)], given.split())
     opened: list[str] = []
 
-    def spy(shard: str, *rest: Any) -> Any:
-        opened.append(Path(shard).stem)
-        return read_headers(shard, *rest)
+    def spy(shard: Path, **options: Any) -> Any:
+        opened.append(shard.stem)
+        return read_shard(shard, **options)
 
-    monkeypatch.setattr(tar_shards, "read_headers", spy)
+    monkeypatch.setattr(tar_shards, "read_shard", spy)
     expected = [["train-b"], ["train-b"], ["train-c"]]
     for index, names in zip((2, 3, 4), expected, strict=True):
         learner_of.cache_clear()

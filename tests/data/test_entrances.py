@@ -16,11 +16,11 @@ from cifnet_pl.utilities.errors import CifnetError, DataError
 from tests.data.entrances import (
     ENTRANCES,
     Entrance,
-    Sample,
     add_member,
     class_folders,
     png,
     samples,
+    split_samples,
 )
 
 COMPOSED = unicodedata.normalize("NFC", "Müller-Café")
@@ -141,14 +141,6 @@ def test_whole_numbers_are_classes_in_their_order(
 
 
 # ---------------------------------------------------------------------- splits
-
-
-def split_samples(*splits: str) -> list[Sample]:
-    """Return samples of two classes in each split."""
-    made = []
-    for split in splits:
-        made += samples("blue", "red", split=split, first=len(made))
-    return made
 
 
 @entrances(splits=True)
