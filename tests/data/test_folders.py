@@ -118,7 +118,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(
-    ("name", "workers"), [*((name, "0") for name in UNREADABLE), ("truncated.jpg", "2")]
+    ("name", "workers"), [("a\nb.jpg", "0"), ("truncated.jpg", "2"), ("bomb.png", "0")]
 )
 def test_unreadable_image(name, workers, tmp_path, capsys, caplog):
     """An error that names the file; or, if told so, it is left out and counted."""

@@ -105,34 +105,21 @@ def test_learned_tasks_never_move_when_classes_are_added(plan, data):
 
 
 @pytest.mark.parametrize(
-    ("classes", "per_task", "initial", "sentence"),
+    ("options", "sentence"),
     [
-        (3, 4, None, "ask for 4 classes, the data has 3: lower"),
-        (3, [2, 2], None, "ask for 4 classes"),
-        (3, 0, None, "classes_per_task is 0: every task"),
-        (3, 1, 0, "initial_classes 0: every task"),
-        (3, [], None, r"classes_per_task is \[\]: every task"),
+        ({"per_task": 4}, "ask for 4 classes, the data has 3: lower"),
+        ({"per_task": [2, 2]}, "ask for 4 classes"),
+        ({"per_task": 0}, "classes_per_task is 0: every task"),
+        ({"per_task": 1, "initial": 0}, "initial_classes 0: every task"),
+        ({"per_task": []}, r"classes_per_task is \[\]: every task"),
+        ({"order": -1}, "class_order is -1, expected a seed of at least 0"),
+        ({"order": [0, 0, 1]}, "each of the 3 classes once, which is not so for 'c'"),
+        ({"order": ["a", "b", "c", "x"]}, "not so for 'x'"),
     ],
 )
-def test_impossible_sizes_are_usage_errors(classes, per_task, initial, sentence):
-    with pytest.raises(UsageError, match=sentence) as caught:
-        task_sizes(classes, per_task, initial)
-    assert caught.value.exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("order", "sentence"),
-    [
-        (-1, "class_order is -1, expected a seed of at least 0"),
-        ([0, 0, 1], "each of the 3 classes once, which is not so for 'c'"),
-        (["a", "b", "c", "x"], "not so for 'x'"),
-    ],
-)
-def test_impossible_orders_are_usage_errors(
-    order: int | list[int] | list[str], sentence: str
-) -> None:
+def test_impossible_plans_are_usage_errors(options, sentence):
     with pytest.raises(UsageError, match=sentence):
-        order_classes(["a", "b", "c"], order)
+        class_tasks(["a", "b", "c"], **options)
 
 
 # ---------------------------------------------------------------------- choosing settings without
