@@ -336,7 +336,7 @@ class CIFNetDataModule(LightningDataModule):
                 returning,
                 before,
                 batches(loader(source.train), samples.rows),
-                batches(loader(source.val), tested),
+                batches(loader(source.test), tested),
             )
             before = len(seen)
 
@@ -394,7 +394,7 @@ class CIFNetDataModule(LightningDataModule):
         Raises:
             DataError: a class that the data does not have.
         """
-        val = self.source.val
+        test = self.source.test
         tested = ~self.untested
         if self.evaluated is not None:
             trained = self.source.train.table["domain"].nunique()
@@ -407,7 +407,7 @@ class CIFNetDataModule(LightningDataModule):
                 raise DataError(
                     f"class '{name}' was learned, but the data does not have it"
                 )
-            rows = val.rows_of.get(self.source.position[name], none)
+            rows = test.rows_of.get(self.source.position[name], none)
             test_rows.append(rows[tested[rows]])
         return test_rows
 
@@ -450,7 +450,7 @@ class CIFNetDataModule(LightningDataModule):
         """The embeddings of images: on disk where that is wanted, else of test images in memory."""
         names = self.source.class_names
         if self.cache_folder is None or not self.source.train.are_images:
-            return {"val": EmbeddingCache(self.source.val, names, None)}
+            return {"test": EmbeddingCache(self.source.test, names, None)}
         backbone = self.learner.backbone
         size, crop = self.image_shape(backbone.preprocessing)
         folder = pipeline_folder(
@@ -463,7 +463,7 @@ class CIFNetDataModule(LightningDataModule):
         )
         return {
             "train": EmbeddingCache(self.source.train, names, folder / "train"),
-            "val": EmbeddingCache(self.source.val, names, folder / "val"),
+            "test": EmbeddingCache(self.source.test, names, folder / "val"),
         }
 
     @property
@@ -473,7 +473,7 @@ class CIFNetDataModule(LightningDataModule):
 
     def _store(self, part: Part) -> Store | None:
         """Return what has embeddings of the training or test samples, or None."""
-        samples = self.source.train if part == "train" else self.source.val
+        samples = self.source.train if part == "train" else self.source.test
         if not samples.are_images:
             return samples
         return self._caches.get(part)
@@ -485,7 +485,7 @@ class CIFNetDataModule(LightningDataModule):
             batch: the images.
             z: (n, d) their embeddings.
         """
-        part: Part = "train" if self._trainer.training else "val"
+        part: Part = "train" if self._trainer.training else "test"
         cache = self._caches.get(part)
         if cache is not None:
             cache.collect(batch.row, batch.key, z)
@@ -535,7 +535,7 @@ class CIFNetDataModule(LightningDataModule):
         for rows in self.test_rows(chain.from_iterable(tasks), len(tasks)):
             shares.append(rows[trainer.global_rank :: trainer.world_size])
         tested = np.concatenate(shares)
-        store = self._store("val")
+        store = self._store("test")
         assert store is not None
         known = store.known(tested)
         plan = []
@@ -546,7 +546,7 @@ class CIFNetDataModule(LightningDataModule):
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
             plan.append(PlannedBatch(tested, None))
-        return StoredLoader(plan, self._loaders["val"], learned=False)
+        return StoredLoader(plan, self._loaders["test"], learned=False)
 
     # A class-incremental run has one held-out set.
     test_dataloader = predict_dataloader = val_dataloader
@@ -572,7 +572,7 @@ class CIFNetDataModule(LightningDataModule):
         )
         return {
             "train": ImageLoader(self.source.train, *options),
-            "val": ImageLoader(self.source.val, *options),
+            "test": ImageLoader(self.source.test, *options),
         }
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
@@ -656,7 +656,7 @@ class CIFNetDataModule(LightningDataModule):
         """Drop everything of the last learner."""
         self.skipped = []
         self.left_out = np.zeros(len(self.source.train), dtype=bool)
-        self.untested = np.zeros(len(self.source.val), dtype=bool)
+        self.untested = np.zeros(len(self.source.test), dtype=bool)
         self.found_duplicates = SourceDuplicates()
         self._plan = None
         self._learner = None

@@ -130,7 +130,7 @@ class SampleTable:
     def names(self) -> list[str]:
         """Name of each sample; made when they are read, as embeddings seldom need them."""
         if "name" not in self.table:
-            return self.positions.astype(str).tolist()
+            return list(map(str, self.positions.tolist()))
         return list(self.table["name"])
 
     @cached_property
@@ -317,14 +317,14 @@ class Source:
 
     Attributes:
         class_names: name of each class; labels are positions in it.
-        train, val: samples to learn, and to test with.
+        train, test: samples to learn, and to test with.
         notes: sentences for the user about how the two sets were made.
-        held_out: whether ``val`` was held out here because the data have no test split.
+        held_out: whether ``test`` was held out here because the data have no test split.
     """
 
     class_names: list[str]
     train: SampleTable
-    val: SampleTable
+    test: SampleTable
     notes: tuple[str, ...] = ()
     held_out: bool = False
 
@@ -335,8 +335,8 @@ class Source:
 
     def untested(self) -> Source:
         """Return the source with all samples in the training set."""
-        table = pd.concat([self.train.table, self.val.table], ignore_index=True)
-        hashes = np.concatenate([self.train.hash_of, self.val.hash_of])
+        table = pd.concat([self.train.table, self.test.table], ignore_index=True)
+        hashes = np.concatenate([self.train.hash_of, self.test.hash_of])
         whole = replace(self.train, table=table, hash_of=hashes)
         return Source(self.class_names, whole, whole.subset(np.arange(0)), self.notes)
 

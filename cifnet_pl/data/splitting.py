@@ -82,8 +82,8 @@ def split_table(
     split = whole.table["split"].to_numpy()
     tested = "test" if "test" in split else "val"
     train = whole.subset(np.flatnonzero(split == "train"))
-    val = whole.subset(np.flatnonzero(split == tested))
-    if not len(val):
+    test = whole.subset(np.flatnonzero(split == tested))
+    if not len(test):
         raise DataError(f"{where}: the test split has no sample")
     for label, name in enumerate(class_names):
         if label not in train.rows_of:
@@ -91,13 +91,13 @@ def split_table(
                 f"{where}: class '{printable(name)}' has no training sample: add some"
             )
     notes = whole.notes
-    unused = len(whole) - len(train) - len(val)
+    unused = len(whole) - len(train) - len(test)
     if unused:
         notes += (
             f"note: {where} has a validation and a test split: the test split is tested with, the"
             f" {number_of(unused, 'sample')} of the validation split {is_or_are(unused)} not used",
         )
-    return Source(class_names, train, val, notes)
+    return Source(class_names, train, test, notes)
 
 
 def _sorted(column: pd.Series[str]) -> pd.Series[str]:
@@ -152,8 +152,8 @@ def _held_out_source(
         is_named = groups != np.array(whole.names, dtype=object)
         notes += _group_notes(class_names, whole, is_named, kind)
     train = whole.subset(np.flatnonzero(~held))
-    val = whole.subset(np.flatnonzero(held))
-    return Source(class_names, train, val, notes, held_out=True)
+    test = whole.subset(np.flatnonzero(held))
+    return Source(class_names, train, test, notes, held_out=True)
 
 
 def tuning_source(source: Source, fraction: float, seed: int) -> Source:
@@ -174,8 +174,8 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
     # that it left.
     held = held_out_rows(source.train, fraction, seed + 1, by)
     train = source.train.subset(np.flatnonzero(~held))
-    val = source.train.subset(np.flatnonzero(held))
-    return Source(source.class_names, train, val)
+    test = source.train.subset(np.flatnonzero(held))
+    return Source(source.class_names, train, test)
 
 
 # ---------------------------------------------------------------------- one by one

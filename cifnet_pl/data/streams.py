@@ -427,7 +427,7 @@ class Domains(Stream):
     def evaluated(self, source: Source) -> pd.Categorical | None:
         """Return the domain of each test sample."""
         trained = self._order(source)
-        domains = pd.Categorical(_groups(source.val, "domain"))
+        domains = pd.Categorical(_groups(source.test, "domain"))
         others = [name for name in domains.categories if name not in trained]
         return domains.set_categories([*trained, *others])
 

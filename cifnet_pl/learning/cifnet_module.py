@@ -287,7 +287,7 @@ class CIFNetModule(TaskModule):
         for z, batch, learned in unchecked:
             if isinstance(batch, ImageBatch):
                 source = self.data.source
-                names = (source.train if learned else source.val).names
+                names = (source.train if learned else source.test).names
                 check_embeddings(z, z.shape[1], partial(_image_name, names, batch.row))
                 self.data.remember(batch, z)
             if learned and self._earlier_head is not None:

@@ -412,7 +412,7 @@ def embeddings_of(
     except CifnetError as error:  # an audit needs no cache
         log.warning("no embeddings are cached: %s", error)
     found = []
-    for name, samples in (("train", source.train), ("val", source.val)):
+    for name, samples in (("train", source.train), ("val", source.test)):
         images = LabelledImages(source.class_names, samples)
         cache = None
         if pipeline is not None:

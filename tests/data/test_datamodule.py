@@ -72,7 +72,7 @@ def test_an_image_is_embedded_once_for_all_tasks(tmp_path: Path, watch) -> None:
     data = digits()
     counts = watch(model.backbone, "forward", len)
     trainer(tmp_path).fit(model, datamodule=data)
-    assert sum(counts) == len(data.source.train) + len(data.source.val)
+    assert sum(counts) == len(data.source.train) + len(data.source.test)
 
 
 @pytest.mark.parametrize(

@@ -131,16 +131,16 @@ def test_the_test_images_are_left_alone() -> None:
         CIFNetDataModule("digits", tune=tune).source for tune in (None, 0.2)
     )
     learned = set(tuned.train.names)
-    measured = set(tuned.val.names)
+    measured = set(tuned.test.names)
     assert learned | measured == set(whole.train.names)
     assert not learned & measured
-    assert not measured & set(whole.val.names)
+    assert not measured & set(whole.test.names)
     for label, rows in whole.train.rows_of.items():
-        assert len(tuned.val.rows_of[label]) == round(0.2 * len(rows))
+        assert len(tuned.test.rows_of[label]) == round(0.2 * len(rows))
     again = CIFNetDataModule("digits", tune=0.2).source
-    assert (again.val.names, again.val.labels.tolist()) == (
-        tuned.val.names,
-        tuned.val.labels.tolist(),
+    assert (again.test.names, again.test.labels.tolist()) == (
+        tuned.test.names,
+        tuned.test.labels.tolist(),
     )
 
 
@@ -152,7 +152,7 @@ def test_each_domain_gives_its_share() -> None:
     table = pd.concat([table.assign(split="train"), test], ignore_index=True)
     samples = SampleTable(table, embeddings=np.zeros((41, 1)))
     tuned = tuning_source(build_source(samples, SourceOptions()), 0.5, 0)
-    for part in (tuned.train, tuned.val):
+    for part in (tuned.train, tuned.test):
         counts = part.table.groupby(["label", "domain"], observed=True).size()
         assert counts.tolist() == [5] * 4
 

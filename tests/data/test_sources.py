@@ -30,7 +30,7 @@ def as_shipped(case: Case) -> Build:
         case.write(root, monkeypatch)
         source = case.build(root)
         assert tuple(source.class_names) == case.classes
-        assert (len(source.train), len(source.val)) == case.sizes
+        assert (len(source.train), len(source.test)) == case.sizes
         return source
 
     return build
@@ -64,7 +64,7 @@ def test_what_every_source_promises(
 
 def check_source(source: Source) -> None:
     contents = []
-    for part in (source.train, source.val):
+    for part in (source.train, source.test):
         every_row = np.arange(len(part))
         assert part.labels.dtype == np.int64
         assert set(part.labels.tolist()) <= set(range(len(source.class_names)))

@@ -31,7 +31,7 @@ def write(folder: Path, **arrays: Any) -> Path:
 
 def read_all(path: Path, **own: Any) -> None:
     source = build_source("embeddings", SourceOptions(path, own=own))
-    for split in (source.train, source.val):
+    for split in (source.train, source.test):
         split.get(np.arange(len(split)))
 
 
@@ -166,7 +166,7 @@ def test_the_same_images_as_folders_are_the_same_classes_and_split_share(
     one = build_source("manifest", SourceOptions(root / "all.csv"))
     two = build_source("folder", SourceOptions(root))
     assert one.class_names == two.class_names
-    for mine, other in ((one.train, two.train), (one.val, two.val)):
+    for mine, other in ((one.train, two.train), (one.test, two.test)):
         assert list(mine.names) == list(other.names)
         assert mine.labels.tolist() == other.labels.tolist()
 
@@ -236,7 +236,7 @@ def test_tables_as_spreadsheets_write_them(content: bytes, tmp_path: Path) -> No
     (tmp_path / "table.csv").write_bytes(content)
     source = build_source("manifest", SourceOptions(tmp_path / "table.csv"))
     assert source.class_names == ["blue", "green"]
-    assert sorted([*source.train.names, *source.val.names]) == ROWS
+    assert sorted([*source.train.names, *source.test.names]) == ROWS
     empty = content == TABLES["empty rows"]
     assert any("2 empty rows" in note for note in source.notes) == empty
 
@@ -375,8 +375,10 @@ def test_files_whose_names_tell_their_splits(
     tables(tmp_path, parts, ending)
     made = build_source(source, SourceOptions(tmp_path / root))
     assert made.class_names == ["blue", "red"]
-    assert (len(made.train), len(made.val), made.held_out) == (4, 4, False)
-    assert not set(made.train.hashes(np.arange(4))) & set(made.val.hashes(np.arange(4)))
+    assert (len(made.train), len(made.test), made.held_out) == (4, 4, False)
+    assert not set(made.train.hashes(np.arange(4))) & set(
+        made.test.hashes(np.arange(4))
+    )
     if source != "hf":
         assert "note: splits by the names of files: 2 train, 1 test" in made.notes
 

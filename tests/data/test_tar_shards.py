@@ -63,7 +63,7 @@ def test_splits_are_words_in_the_names_of_shards(
     source = build(root)
     assert source.held_out is (sizes is None)
     if sizes is not None:
-        assert (len(source.train), len(source.val)) == sizes
+        assert (len(source.train), len(source.test)) == sizes
         assert "splits by the names of files" in source.notes[0]
 
 
@@ -165,5 +165,5 @@ def test_a_text_is_the_name_of_a_class_even_if_it_is_a_number(tmp_path: Path):
         ]
         source = build(write(tmp_path / ending / "a.tar", samples))
         assert source.class_names == names
-        counts = np.bincount(source.train.labels) + np.bincount(source.val.labels)
+        counts = np.bincount(source.train.labels) + np.bincount(source.test.labels)
         assert counts.tolist() == ([4, 4, 4] if ending == "txt" else [8, 4])

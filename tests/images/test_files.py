@@ -115,7 +115,7 @@ def test_the_same_source_as_the_folder(tmp_path: Path, prefix: str):
     plain = build_source("folder", SourceOptions(images))
     zipped = build_source("folder", SourceOptions(packed))
     assert zipped.class_names == plain.class_names
-    for ours, theirs in ((zipped.train, plain.train), (zipped.val, plain.val)):
+    for ours, theirs in ((zipped.train, plain.train), (zipped.test, plain.test)):
         assert list(ours.names) == list(theirs.names)
         assert ours.labels.tolist() == theirs.labels.tolist()
         for row in range(len(ours)):

@@ -279,7 +279,7 @@ def test_no_split_for_training(tmp_path: Path):
     ):
         build("hf", tmp_path / "d")
     assert len(
-        build("hf", tmp_path / "d", train="unsupervised").val
+        build("hf", tmp_path / "d", train="unsupervised").test
     )  # a dataset without a test split
 
 

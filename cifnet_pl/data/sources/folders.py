@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -60,7 +60,7 @@ def folder(options: SourceOptions) -> SampleTable:
 
 def class_samples(
     root: Path,
-    parts: Mapping[str, Path] | None = None,
+    parts: Mapping[Any, Path] | None = None,
     notes: Sequence[str] = (),
     only: Sequence[str] | None = None,
 ) -> SampleTable:

@@ -184,7 +184,7 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     Raises:
         DataError: no such column; names those that exist.
     """
-    features = {
+    features: dict[str, str] = {
         name: type(feature).__name__
         for name, feature in (dataset.features or {}).items()
     }

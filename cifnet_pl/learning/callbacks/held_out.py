@@ -58,7 +58,7 @@ class HeldOutImages(Callback):
             return
         rows = batch.row.cpu().numpy()
         if isinstance(batch, ImageBatch):
-            module.data.source.val.hash_of[rows] = batch.key.cpu().numpy()
+            module.data.source.test.hash_of[rows] = batch.key.cpu().numpy()
         if module.is_complete and module.head.merges_sites:
             z = module.evaluated_embeddings.float().cpu()
             self._batches.append(BufferSamples(z, batch.label.cpu(), batch.row.cpu()))
@@ -100,8 +100,8 @@ class HeldOutImages(Callback):
         held_out = held_out.at(held_out.key.argsort())
         rows = held_out.key.numpy()
         classes = torch.from_numpy(np.searchsorted(tested, held_out.y.numpy()))
-        hashes = torch.from_numpy(data.source.val.hashes(rows))
-        groups_of_rows = data.source.val.groups
+        hashes = torch.from_numpy(data.source.test.hashes(rows))
+        groups_of_rows = data.source.test.groups
         if groups_of_rows is not None:
             groups = torch.from_numpy(groups_of_rows[rows])
             for keys, given in of_all_processes((hashes, groups)):

@@ -228,7 +228,7 @@ class PredictionRecord(Callback):
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None and batches:
             task = module.tasks_finished
-            images = module.data.source.val.names
+            images = module.data.source.test.names
             table = predictions_table(task, batches, images, module.class_names)
             path = folder / "predictions.parquet" / f"task_{task:04}.parquet"
             write_atomic(
