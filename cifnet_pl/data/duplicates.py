@@ -82,16 +82,15 @@ class SourceDuplicates(list[Duplicate]):
         Args:
             duplicates: whether duplicates are left out.
         """
-        shown: dict[str, list[str]] = {}
+        shown: dict[str, list[str]] = {kind: [] for kind in REMARKS}
         for found in self:
             remark = REMARKS[found.kind].format(other=printable(found.other))
-            names = shown.setdefault(found.kind, [])
-            names.append(printable(found.sample) + remark)
+            shown[found.kind].append(printable(found.sample) + remark)
         sentences = [
-            duplicates_message(shown.get(DUPLICATE, []), duplicates),
-            conflicting_labels_message(shown.get(TWO_CLASSES, []), duplicates),
+            duplicates_message(shown[DUPLICATE], duplicates),
+            conflicting_labels_message(shown[TWO_CLASSES], duplicates),
         ]
-        across = shown.get(IN_BOTH_SPLITS, [])
+        across = shown[IN_BOTH_SPLITS]
         if across:
             verb = is_or_are(len(across))
             sentences.append(
@@ -119,9 +118,8 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
         tasks: rows of the training samples of each task; of several duplicates the first one is
             learned.
     """
-    whole = (
-        source.untested().train
-    )  # test samples are numbered after the training samples
+    # Test samples are numbered after the training samples.
+    whole = source.untested().train
     count = len(source.train)
     every_row = np.arange(len(whole))
     order = pd.unique(np.concatenate([*tasks, every_row]))

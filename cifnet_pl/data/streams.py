@@ -79,21 +79,18 @@ def task_sizes(
         >>> task_sizes(100, 20, initial=50)
         [50, 20, 20, 10]
     """
-    sizes = [] if initial is None else [initial]
-    if isinstance(per_task, list):
-        sizes += per_task
-    elif not sizes:
-        sizes = [per_task]
-    smallest = min(
-        [*sizes, per_task] if isinstance(per_task, int) else sizes, default=0
-    )
-    if smallest < 1:
+    first = [] if initial is None else [initial]
+    asked = per_task if isinstance(per_task, list) else [per_task]
+    if not asked or min(*first, *asked, asked[0]) < 1:
         option = "" if initial is None else f", initial_classes {initial}"
         raise UsageError(
             f"classes_per_task is {per_task}{option}: every task needs at least one class"
         )
-    sizes = sizes[past:]
-    if isinstance(per_task, int):
+    if isinstance(per_task, list):
+        sizes = [*first, *asked][past:]
+    else:
+        # One task of the wanted size at least, unless some were learned before.
+        sizes = (first or asked)[past:]
         full, rest = divmod(max(0, classes - sum(sizes)), per_task)
         sizes += [per_task] * full
         if rest:
@@ -182,11 +179,11 @@ class Classes:
         rows_of = self.source.train.rows_of
         return np.concatenate([none, *[rows_of.get(label, none) for label in labels]])
 
-    def numbered(self) -> Iterator[tuple[int, int]]:
-        """Yield the number of the task that introduces each class, and the class's label."""
+    def numbered(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield the task that introduces each class, the class's label, and its samples' rows."""
         for number, task in enumerate(self.tasks):
             for label in task:
-                yield number, label
+                yield number, label, self.rows([label])
 
     def by_task(self, task_of: np.ndarray, count: int) -> list[np.ndarray]:
         """Return the rows of each task, class by class in the order of learning.
@@ -203,11 +200,6 @@ class Classes:
     def no_task(self) -> np.ndarray:
         """Return (n,) int64 for :meth:`by_task`, in which no training sample has a task."""
         return np.full(len(self.source.train), -1)
-
-    def shuffled(self, seed: int, label: int) -> np.ndarray:
-        """Return the rows of all training samples of a class, in an order by seed."""
-        rows = self.rows([label])
-        return self.random(seed, label).permutation(rows)
 
     def random(self, seed: int, label: int) -> np.random.Generator:
         """Return a random number generator for one class that does not depend on other classes.
@@ -272,8 +264,8 @@ class Returning(Stream):
         """Return the rows of the training samples of each task."""
         count = len(classes.tasks)
         task_of = classes.no_task()
-        for number, label in classes.numbered():
-            rows = classes.shuffled(self.seed, label)
+        for number, label, samples in classes.numbered():
+            rows = classes.random(self.seed, label).permutation(samples)
             later = np.arange(number + 1, count)
             first = len(rows)
             if len(later):
@@ -322,10 +314,10 @@ class Blurry(Stream):
         stay = set(mixed[:count].tolist())
         numbers = np.arange(len(classes.tasks))
         task_of = classes.no_task()
-        for number, label in classes.numbered():
+        for number, label, samples in classes.numbered():
             others = np.delete(numbers, number)
             random = classes.random(self.seed, label)
-            rows = random.permutation(classes.rows([label]))
+            rows = random.permutation(samples)
             leaving = round(self.blurry / 100 * len(rows))
             if label in stay or not len(others):
                 leaving = 0
@@ -403,13 +395,13 @@ class LongTailed(Stream):
         if self.order == "shuffled":
             generator = np.random.default_rng(self.seed)
             ranked = generator.permutation(order).tolist()
-        largest = max(len(classes.rows([label])) for label in order)
+        largest = max(len(samples) for _, _, samples in classes.numbered())
         last_rank = max(1, len(order) - 1)
         rank_of = {label: rank for rank, label in enumerate(ranked)}
         task_of = classes.no_task()
-        for number, label in classes.numbered():
+        for number, label, samples in classes.numbered():
             size = round(largest * self.ratio ** (-rank_of[label] / last_rank))
-            rows = classes.shuffled(self.seed, label)
+            rows = classes.random(self.seed, label).permutation(samples)
             task_of[rows[: max(1, size)]] = number
         return classes.by_task(task_of, len(classes.tasks))
 
