@@ -159,6 +159,7 @@ class CIFNetDataModule(LightningDataModule):
         notes: sentences for the user about how the samples were chosen.
     """
 
+    trainer: Trainer
     skipped: list[str]
     left_out: np.ndarray
     untested: np.ndarray
@@ -257,7 +258,8 @@ class CIFNetDataModule(LightningDataModule):
     @property
     def plan(self) -> Plan:
         """The tasks of the run; those that the learner has learned come first, as they were."""
-        past = tuple(tuple(task) for task in self._learned_tasks)
+        learned = self._learner.learned_tasks if self._learner is not None else []
+        past = tuple(tuple(task) for task in learned)
         if self._plan is None or self._plan.tasks[: len(past)] != past:
             self._plan = make_plan(
                 self.source,
@@ -269,12 +271,6 @@ class CIFNetDataModule(LightningDataModule):
                 past,
             )
         return self._plan
-
-    @property
-    def _learned_tasks(self) -> list[list[str]]:
-        if self._learner is None:
-            return []
-        return self._learner.learned_tasks
 
     def task(self, number: int) -> TaskSamples:
         """Return the training samples of a task; none after the last, of which Lightning asks, too.
@@ -458,18 +454,13 @@ class CIFNetDataModule(LightningDataModule):
             backbone,
             size,
             crop,
-            str(self._trainer.precision),
-            self._trainer.strategy.root_device.type,
+            str(self.trainer.precision),
+            self.trainer.strategy.root_device.type,
         )
         return {
             "train": EmbeddingCache(self.source.train, names, folder / "train"),
             "test": EmbeddingCache(self.source.test, names, folder / "val"),
         }
-
-    @property
-    def _trainer(self) -> Trainer:
-        assert self.trainer is not None
-        return self.trainer
 
     def _store(self, part: Part) -> Store | None:
         """Return what has embeddings of the training or test samples, or None."""
@@ -485,18 +476,18 @@ class CIFNetDataModule(LightningDataModule):
             batch: the images.
             z: (n, d) their embeddings.
         """
-        part: Part = "train" if self._trainer.training else "test"
+        part: Part = "train" if self.trainer.training else "test"
         cache = self._caches.get(part)
         if cache is not None:
             cache.collect(batch.row, batch.key, z)
 
     def share_collected(self) -> None:
         """Write the classes of which every process has embedded a part; call on all processes."""
-        if self._trainer.world_size == 1 or self.cache_folder is None:
+        if self.trainer.world_size == 1 or self.cache_folder is None:
             return
         for cache in self._caches.values():
             parts = of_all_processes(cache.take_incomplete())
-            if self._trainer.is_global_zero:
+            if self.trainer.is_global_zero:
                 for part in chain.from_iterable(parts):
                     cache.collect(*part)
 
@@ -507,7 +498,7 @@ class CIFNetDataModule(LightningDataModule):
 
         Stored embeddings come in like batches.
         """
-        trainer = self._trainer
+        trainer = self.trainer
         store = self._store("train")
         size = self._loader_batch
         if not self.source.train.are_images:
@@ -529,7 +520,7 @@ class CIFNetDataModule(LightningDataModule):
         Those that were embedded before come from memory or the cache.
         """
         tasks = self.learner.learned_tasks
-        trainer = self._trainer
+        trainer = self.trainer
         # Dealt out class by class, so that an image stays with one process over all tasks.
         shares = [np.zeros(0, dtype=np.int64)]
         for rows in self.test_rows(chain.from_iterable(tasks), len(tasks)):
@@ -554,7 +545,7 @@ class CIFNetDataModule(LightningDataModule):
     @property
     def _loader_batch(self) -> int:
         """Number of images in a batch of this run: a GPU needs more of them than a CPU."""
-        device = self._trainer.strategy.root_device.type
+        device = self.trainer.strategy.root_device.type
         chosen = self.given["batch_size"] is not None
         if chosen or device == "cpu" or not self.learner.any_batch_size:
             return self.batch_size
@@ -567,8 +558,8 @@ class CIFNetDataModule(LightningDataModule):
         options = (
             *self.image_shape(self.learner.backbone.preprocessing),
             self.num_workers,
-            self._trainer.strategy.root_device.type,
-            self._trainer.num_devices,
+            self.trainer.strategy.root_device.type,
+            self.trainer.num_devices,
         )
         return {
             "train": ImageLoader(self.source.train, *options),
@@ -620,7 +611,7 @@ class CIFNetDataModule(LightningDataModule):
             if self.on_corrupt == "error":
                 loaders = []
                 # Other processes would wait while one decodes all images.
-                if self._trainer.world_size == 1:
+                if self.trainer.world_size == 1:
                     loaders = list(self._loaders.values())
                 raise DataError(name_unreadable(batch.unreadable, loaders))
             self.skipped += batch.unreadable

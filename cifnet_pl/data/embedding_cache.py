@@ -177,18 +177,20 @@ class EmbeddingCache:
         return z
 
     def _load(self, label: int) -> Tensor | None:
-        if self.folder is not None and label not in self._stored:
-            self._stored[label] = self._read(self.folder, label)
-        return self._stored.get(label)
+        if label not in self._stored:
+            self._stored[label] = self._read(label)
+        return self._stored[label]
 
-    def _read(self, folder: Path, label: int) -> Tensor | None:
+    def _read(self, label: int) -> Tensor | None:
         """Read the embeddings of a class.
 
         Returns:
             None where there are none of exactly its images, and, with a warning in the log, where
             the file is damaged.
         """
-        path = self._path(folder, label)
+        if self.folder is None:
+            return None
+        path = self._path(self.folder, label)
         rows = self.images.rows_of[label]
         if not path.is_file():
             return None

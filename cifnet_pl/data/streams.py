@@ -133,8 +133,6 @@ def class_tasks(
         >>> class_tasks(["a", "b", "c"], per_task=2)
         (('a', 'b'), ('c',))
     """
-    if not names:
-        raise DataError("the data source has no classes")
     ordered = names
     if order is not None:
         ordered = order_classes(names, order)

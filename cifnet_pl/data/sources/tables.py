@@ -86,24 +86,24 @@ class ArrayFile:
     def matrix(self, name: str) -> np.ndarray:
         """Return an (n, d) array of floats; DataError for another shape or dtype."""
         array = self.array(name)
-        fits = array.ndim == 2 and array.dtype.kind == "f" and array.size
-        self._check(name, array, fits, "(n, d) floats")
+        if array.ndim != 2 or array.dtype.kind != "f" or not array.size:
+            raise DataError(
+                f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape} and dtype"
+                f" {array.dtype}, expected (n, d) floats"
+            )
         return array
 
     def vector(self, name: str, length: int) -> np.ndarray:
         """Return an (n,) array of integers or objects; DataError for another shape."""
         array = self.array(name)
-        self._check(name, array, array.shape == (length,), f"({length},)")
+        if array.shape != (length,):
+            raise DataError(
+                f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape}, expected"
+                f" ({length},)"
+            )
         if array.dtype.kind not in "iu":
             array = array.astype(object)
         return array
-
-    def _check(self, name: str, array: np.ndarray, fits: object, expected: str) -> None:
-        if not fits:
-            raise DataError(
-                f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape} and dtype"
-                f" {array.dtype}, expected {expected}"
-            )
 
     def samples(
         self,
