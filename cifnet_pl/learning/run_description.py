@@ -197,7 +197,7 @@ def fingerprint(source: Source) -> str:
         16 hexadecimal digits.
     """
     digest = hashlib.sha256()
-    for samples in (source.train, source.val):
+    for samples in (source.train, source.test):
         digest.update(b"\0\0")
         for row, name in enumerate(samples.names):
             class_name = source.class_names[samples.labels[row]]

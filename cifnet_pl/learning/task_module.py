@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.datamodule import CIFNetDataModule
+from cifnet_pl.data.datamodule import CIFNetDataModule, Learner, TaskSamples
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.learning.run_state import read_run_state, require_same
@@ -45,6 +45,7 @@ class TaskModule(LightningModule):
         learned_tasks, record: class names and measurements of each task, in order.
         method: the class that learns and names the method: the module's own, or a head's.
         element_bytes, buffer_bytes: size of a value of :meth:`state_elements`, and of the buffer.
+        task: the samples of the task that is being learned.
         position: where the next task goes on that was open when the run stopped; None otherwise.
         preparation_seconds: time before the first task that counts as part of it.
     """
@@ -56,6 +57,7 @@ class TaskModule(LightningModule):
     can_resume_inside_task: ClassVar[bool] = False
     classifiers: tuple[str, ...] = ()
     evaluation: TaskEvaluation | None = None
+    task: TaskSamples
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,6 +93,13 @@ class TaskModule(LightningModule):
 
     def abort_task(self) -> None:
         """Undo the task that was open when the run stopped."""
+
+    def setup(self, stage: str) -> None:
+        """Tell the data module once what it must know of this module."""
+        learner = Learner(
+            self.backbone, self.learned_tasks, self.passes, self.any_batch_size
+        )
+        self.data.feed(learner)
 
     def check_returning(self) -> None:
         """Raise UsageError unless more samples of the classes of earlier tasks can be learned."""
@@ -132,6 +141,11 @@ class TaskModule(LightningModule):
         return len(self.learned_tasks) - self._under_way
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all tasks of the run are learned."""
+        return self.tasks_finished == self.trainer.max_epochs
+
+    @property
     def sum_over_processes(self) -> Callable[[Tensor], object] | None:
         """What replaces a tensor by its sum over all processes; None for a single process."""
         if self.trainer.world_size == 1:
@@ -151,8 +165,8 @@ class TaskModule(LightningModule):
         if self.data.kind.samples_return:
             self.check_returning()
         # Duplicates are found now, so that no task's time includes it.
-        _ = self.data.found_duplicates
-        tasks = len(self.data.plan(self.learned_tasks).tasks)
+        self.data.find_duplicates()
+        tasks = len(self.data.plan.tasks)
         take_tasks_as_epochs(self.trainer, tasks, self.tasks_finished)
 
     def on_train_epoch_start(self) -> None:
@@ -165,7 +179,8 @@ class TaskModule(LightningModule):
         self.record.remarks.clear()
         self.cached_embeddings = 0
         self.preparation_seconds = 0.0
-        names = self.data.task(self.current_epoch, self.learned_tasks).new
+        self.task = self.data.task(self.current_epoch)
+        names = self.task.new
         start = len(self.class_names)
         self.learned_tasks.append(names)
         self._under_way = True
@@ -288,7 +303,7 @@ class TaskModule(LightningModule):
         """Take over classes, tasks and record; CheckpointError if they do not fit this run."""
         state = read_run_state(checkpoint)
         require_same(self.settings(), state.settings)
-        self.learned_tasks = state.tasks()
+        self.learned_tasks[:] = state.tasks()
         self._under_way = state.under_way
         resumes = False
         if self._trainer is not None:

@@ -381,7 +381,7 @@ def embeddings_of(
         log.warning("no embeddings are cached: %s", error)
     embeddings = []
     tables = []
-    for name, samples in (("train", source.train), ("val", source.val)):
+    for name, samples in (("train", source.train), ("val", source.test)):
         images = LabelledImages(source.class_names, samples)
         cache = None
         if pipeline is not None:

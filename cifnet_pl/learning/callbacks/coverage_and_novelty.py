@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from cifnet_pl.data.loading import Batch, name_unreadable
-from cifnet_pl.images.files import zip_names_in
+from cifnet_pl.images.files import read_names_as
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import Table
 from cifnet_pl.learning.task_module import TaskModule
@@ -22,7 +22,7 @@ from cifnet_pl.model.unknowns import (
     detection,
 )
 from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
-from cifnet_pl.utilities.files import of_all_processes
+from cifnet_pl.utilities.files import expanded, of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
 
 SET_COLUMNS = ["class", "test_images", "coverage", "set_size"]
@@ -153,7 +153,8 @@ class CoverageAndNoveltyMetrics(Callback):
 def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
     """Return the (m, d) embeddings of the images in a folder."""
     data = module.data
-    with prefixed("--data.unknown"), zip_names_in(data.given["zip_encoding"]):
+    read_names_as(data.given["zip_encoding"], expanded(folder))
+    with prefixed("--data.unknown"):
         z, _, unreadable = embed(
             folder,
             module.backbone,

@@ -54,9 +54,9 @@ class PredictionTable(BasePredictionWriter):
         source = module.data.source
         table = []
         for row, label, probability in chain.from_iterable(gathered):
-            true_class = source.class_names[int(source.val.labels[row])]
+            true_class = source.class_names[int(source.test.labels[row])]
             predicted = module.class_names[label]
-            name = source.val.names[row]
+            name = source.test.names[row]
             table.append((name, true_class, predicted, f"{probability:.6f}"))
         path = self.folder / "predictions.csv"
         write_text(path, to_csv(PREDICTION_COLUMNS, sorted(table)))

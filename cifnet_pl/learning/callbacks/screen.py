@@ -251,7 +251,7 @@ class RunTable(Callback):
         self._printed_lines = 0
         if not trainer.is_global_zero:
             return
-        plan = module.data.plan(module.learned_tasks)
+        plan = module.data.plan
         done = module.tasks_finished
         tasks = len(plan.tasks)
         summary = (

@@ -107,7 +107,7 @@ class TaskMetrics(Callback):
                 energy_source=row.energy_source,
                 class_names=list(module.learned_tasks[-1]),
             )
-        if module.tasks_finished == trainer.max_epochs:
+        if module.is_complete:
             assert module.evaluation is not None
             names = module.class_names
             counts = module.evaluation.confusion.tolist()
@@ -134,8 +134,7 @@ class TaskMetrics(Callback):
         """
         folder = run_folder(trainer)
         module = cast(TaskModule, pl_module)
-        complete = len(module.record.rows) == trainer.max_epochs
-        if not trainer.is_global_zero or folder is None or not complete:
+        if not trainer.is_global_zero or folder is None or not module.is_complete:
             return
         if not (folder / "tasks.csv").is_file():
             return
@@ -229,7 +228,7 @@ class PredictionRecord(Callback):
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None and batches:
             task = module.tasks_finished
-            images = module.data.source.val.names
+            images = module.data.source.test.names
             table = predictions_table(task, batches, images, module.class_names)
             path = folder / "predictions.parquet" / f"task_{task:04}.parquet"
             write_atomic(
@@ -260,8 +259,7 @@ class TrajectoryPlot(Callback):
         )
         write_figure(trainer, folder / "trajectory.png", png(figure))
         evaluation = module.evaluation
-        complete = module.tasks_finished == trainer.max_epochs
-        if complete and evaluation is not None and evaluation.images:
+        if module.is_complete and evaluation is not None and evaluation.images:
             figure = draw_confusion(evaluation.confusion, module.class_names, title)
             write_figure(trainer, folder / "confusion.png", png(figure))
 

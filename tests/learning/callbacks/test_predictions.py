@@ -161,7 +161,7 @@ def test_the_table_is_what_the_stored_head_gives(tmp_path: Path) -> None:
             if k.startswith("head.")
         }
     )
-    images = build_source("digits", SourceOptions()).val
+    images = build_source("digits", SourceOptions()).test
     backbone = build_backbone("pixels:8")
     pixels = np.stack([images.image(i).square(8) for i in range(len(images))])
     largest = torch.sigmoid(
