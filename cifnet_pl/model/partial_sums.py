@@ -180,7 +180,7 @@ class ShardLearner:
     skip_unreadable: bool = False
 
     def __post_init__(self) -> None:
-        self.empty.head.require("merges_sites")
+        self.empty.head.require("merges")
         buffer = self.empty.buffer
         if buffer is not None and buffer.strategy not in STREAMING:
             raise UsageError(
