@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cifnet_pl.model.audit import Audit, LearningCurve
     from cifnet_pl.model.calibration import Interval
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.metrics import ConfusedPair
+    from cifnet_pl.model.evaluation import ConfusedPair
     from cifnet_pl.report.page import ImageRow, Section
 
 IMAGE_COLUMNS = (
@@ -275,8 +275,8 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
 
     result = audited.result
     evaluation = result.scored
-    title = f"Leave-one-out accuracy {evaluation.accuracy:.1f} % on {len(evaluation.rows)} images"
-    confusion = draw_confusion(evaluation.confusion(), evaluation.class_names, title)
+    title = f"Leave-one-out accuracy {evaluation.accuracy:.1f} % on {evaluation.images} images"
+    confusion = draw_confusion(evaluation.confusion, evaluation.class_names, title)
     drawn = draw_learning_curve(audited.curve)
     write_bytes(target / "confusion.png", png(confusion))
     write_bytes(target / "learning_curve.png", png(drawn))
@@ -390,7 +390,7 @@ def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
         ),
     ):
         best = members[np.argsort(-order[members], kind="stable")][:LISTED_NAMES]
-        images = {audited.files[row]: "" for row in evaluation.rows[best]}
+        images = {audited.files[row]: "" for row in evaluation.samples["row"].iloc[best]}
         rows.append(ImageRow(title, images))
     return rows
 

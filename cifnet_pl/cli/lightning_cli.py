@@ -32,6 +32,7 @@ from cifnet_pl.learning.callbacks import (
     TaskCheckpoint,
     run_callbacks,
 )
+from cifnet_pl.learning.custom_metrics import import_metrics
 from cifnet_pl.learning.strategy import (
     check_strategy,
     prepare_processes,
@@ -100,6 +101,8 @@ class CIFNetCLI(LightningCLI):
         parser.add_lightning_class_args(EnergyMonitor, "energy")
         parser.add_lightning_class_args(PredictionRecord, "predictions")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
+        metrics = "metrics of torchmetrics, by their imports, to measure after each task"
+        parser.add_argument("--metrics", type=str, nargs="*", default=[], help=metrics)
         head = {"class_path": f"cifnet_pl.heads.{DEFAULT_HEAD}"}
         model = {"class_path": DEFAULT_MODEL, "init_args": {"head": head}}
         parser.set_defaults({"model": model})
@@ -153,6 +156,7 @@ class CIFNetCLI(LightningCLI):
         if bar is None:
             bar = Console().is_terminal
         kwargs["enable_progress_bar"] = bar
+        self.model.metrics = import_metrics(self.config_init.metrics)
         callbacks = run_callbacks(config, bar)
         if self.command == "predict":
             callbacks.append(PredictionTable(self.place.folder))

@@ -27,7 +27,8 @@ from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.calibration import Calibration, Interval
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
-from cifnet_pl.model.metrics import MIN_TEST_IMAGES, Evaluation, calibration_error
+from cifnet_pl.model.evaluation import Evaluation, judge
+from cifnet_pl.model.metrics import MIN_TEST_IMAGES
 from cifnet_pl.model.more_images import gain_of_more_images
 from cifnet_pl.model.unknowns import COVERAGE
 from cifnet_pl.statistics import near_duplicates, to_probabilities
@@ -136,7 +137,7 @@ class Audit:
     Their near-duplicates are left out too, unless these are more than half of their class.
 
     Attributes:
-        evaluation: the predictions for all images; ``rows`` are 0 … n−1.
+        evaluation: the predictions for all images; each ``row`` is a position among them.
         self_confidence: (n,) probability of the image's own label (Northcutt et al., 2021).
         novelty: (n,) novelty without the image and its group (:meth:`Head.novelty`); NaN for images
             that cannot be judged.
@@ -155,13 +156,8 @@ class Audit:
     @property
     def scored(self) -> Evaluation:
         """The predictions for the images that can be judged."""
-        return replace(
-            self.evaluation,
-            rows=self.evaluation.rows[self.judged],
-            target=self.evaluation.target[self.judged],
-            predicted=self.evaluation.predicted[self.judged],
-            confidence=self.evaluation.confidence[self.judged],
-        )
+        every = self.evaluation
+        return replace(every, samples=every.samples[self.judged])
 
     @property
     def unjudged(self) -> dict[str, int]:
@@ -229,17 +225,8 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         head.temperature.fill_(1 / fit.weights[0])
         head.odds_power.fill_(fit.power)
     probabilities = to_probabilities(scores, head.temperature, head.odds_power)
-    confidence, predicted = probabilities.max(dim=1)
-    correct = predicted == y
-    evaluation = Evaluation(
-        class_names=list(class_names),
-        rows=np.arange(len(labels)),
-        target=labels,
-        predicted=predicted.numpy(),
-        confidence=confidence.numpy(),
-        ece=calibration_error(confidence[judged].numpy(), correct[judged].numpy())
-        or 0.0,
-    )
+    samples = judge(probabilities, y) | {"row": torch.arange(len(y))}
+    evaluation = Evaluation.of(list(class_names), [samples])
     groups = torch.from_numpy(found.groups)
     novelty = head.leave_one_out_novelty(torch.from_numpy(z), y, groups)
     return Audit(

@@ -31,11 +31,7 @@ from cifnet_pl.learning.run_description import (
     describe_run,
     plugin_hashes,
 )
-from cifnet_pl.learning.run_record import (
-    TENSORBOARD_TAGS,
-    Table,
-    run_folder,
-)
+from cifnet_pl.learning.run_record import Table, run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.drawing import draw_confusion, draw_trajectory, png
 from cifnet_pl.model.metrics import TOP_K, top_classes
@@ -117,9 +113,10 @@ class TaskMetrics(Callback):
         if trainer.is_global_zero and folder is not None:
             record.write_tables(folder, module.learned_tasks)
             values = {}
-            for tag, column in TENSORBOARD_TAGS.items():
-                if getattr(row, column) is not None:
-                    values[tag] = float(getattr(row, column))
+            for column in record.columns:
+                value = vars(row).get(column.task)
+                if column.tag and value is not None:
+                    values[column.tag] = float(value)
             for task, accuracy in enumerate(record.matrix[-1], 1):
                 if accuracy is not None:
                     values[f"acc_of_task/{task}"] = accuracy
