@@ -26,6 +26,7 @@ class Column:
         over_seeds: which runs its mean and deviation are over: "distinct" ones, of runs with equal
             answers only the first, or "every" run, as for costs.
         title: its name in reports; by default that of ``task`` or ``run``.
+        words: of its title in sentences, such as "final accuracy"; empty for none.
         unit: in reports.
         scale: what one unit is in the files, such as 60 for minutes of seconds.
         tables: those of reports that have it.
@@ -39,6 +40,7 @@ class Column:
     over_tasks: Literal["last", "sum", "all", ""] = ""
     over_seeds: Literal["distinct", "every"] = "distinct"
     title: str = ""
+    words: str = ""
     unit: str = ""
     scale: float = 1.0
     tables: tuple[str, ...] = ()
@@ -58,6 +60,11 @@ class Column:
         if self.unit:
             return f"{title} ({self.unit})"
         return title
+
+    @property
+    def long_title(self) -> str:
+        """Its title with its words, for sentences and comparisons."""
+        return f"{self.words} {self.title}".strip()
 
     def of_run(self, values: Sequence[Any]) -> Any:
         """Return the number of a run from those of its tasks; None where one is missing.
@@ -88,6 +95,7 @@ COLUMNS = (
         run="A_K",
         over_tasks="last",
         title="A_K",
+        words="final accuracy",
         unit="%",
         tables=(ACCURACY, RESULTS, COSTS, COMPARISON),
         screen="A_k %",
@@ -98,6 +106,7 @@ COLUMNS = (
         run="A_bar",
         over_tasks="last",
         title="Ā",
+        words="average accuracy",
         unit="%",
         tables=(ACCURACY, RESULTS, COMPARISON),
         screen="Ā %",
