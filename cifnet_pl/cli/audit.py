@@ -390,7 +390,9 @@ def _pair_rows(audited: AuditedImages, pair: ConfusedPair) -> list[ImageRow]:
         ),
     ):
         best = members[np.argsort(-order[members], kind="stable")][:LISTED_NAMES]
-        images = {audited.files[row]: "" for row in evaluation.samples["row"].iloc[best]}
+        images = {
+            audited.files[row]: "" for row in evaluation.samples["row"].iloc[best]
+        }
         rows.append(ImageRow(title, images))
     return rows
 

@@ -31,8 +31,8 @@ from cifnet_pl.utilities.text import (
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.labelled_images import LabelledImages
     from cifnet_pl.model.evaluation import ConfusedPair, Evaluation
+    from cifnet_pl.model.labelled_images import LabelledImages
     from cifnet_pl.model.recalibration import Recalibration
 
 CLASS_HEADER = ("class", "images", "accuracy %", "95 % interval", "most confused with")
@@ -84,8 +84,8 @@ def evaluate(
         DataError: no image of a class that the model knows, or none that can be read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    from cifnet_pl.model.labelled_images import LabelledImages
     from cifnet_pl.model.evaluation import evaluate as evaluate_images
+    from cifnet_pl.model.labelled_images import LabelledImages
     from cifnet_pl.model.store import load
 
     if output is not None:

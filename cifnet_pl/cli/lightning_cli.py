@@ -101,7 +101,9 @@ class CIFNetCLI(LightningCLI):
         parser.add_lightning_class_args(EnergyMonitor, "energy")
         parser.add_lightning_class_args(PredictionRecord, "predictions")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
-        metrics = "metrics of torchmetrics, by their imports, to measure after each task"
+        metrics = (
+            "metrics of torchmetrics, by their imports, to measure after each task"
+        )
         parser.add_argument("--metrics", type=str, nargs="*", default=[], help=metrics)
         head = {"class_path": f"cifnet_pl.heads.{DEFAULT_HEAD}"}
         model = {"class_path": DEFAULT_MODEL, "init_args": {"head": head}}

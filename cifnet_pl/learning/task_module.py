@@ -81,7 +81,9 @@ class TaskModule(LightningModule):
         self._seconds: dict[str, float] = {}
         self._under_way = False
         self._solving = False
-        self._judged: list[dict[str, Tensor]] = []  # predictions of an evaluation, by batch
+        self._judged: list[
+            dict[str, Tensor]
+        ] = []  # predictions of an evaluation, by batch
 
     # ------------------------------------------------------------------ for subclasses to override
 

@@ -26,8 +26,8 @@ from cifnet_pl.heads.probabilities import CalibrationSamples, fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.calibration import Calibration, Interval
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.evaluation import Evaluation, judge
+from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.metrics import MIN_TEST_IMAGES
 from cifnet_pl.model.more_images import gain_of_more_images
 from cifnet_pl.model.unknowns import COVERAGE

@@ -15,6 +15,7 @@ from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.evaluation import Evaluation, judge, targets
 from cifnet_pl.model.labelled_images import (
     LabelledImages,
     Unreadable,
@@ -22,7 +23,6 @@ from cifnet_pl.model.labelled_images import (
     duplicates_among,
     samples_of,
 )
-from cifnet_pl.model.evaluation import Evaluation, judge, targets
 from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable

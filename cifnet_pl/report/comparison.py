@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from cifnet_pl.learning.columns import COMPARISON, Column
+from cifnet_pl.learning.columns import Column
 from cifnet_pl.report.results import ACCURACY_DIGITS, Results, last_rows
 from cifnet_pl.report.tables import ReportTable, file_name, number_text
 from cifnet_pl.utilities.errors import (
@@ -53,7 +53,7 @@ def compare_methods(results: Results, names: Sequence[str]) -> list[ReportTable]
             is_same = a["label"] == b["label"] and a["setting"] == b["setting"]
             has_pairs = set(first["pair"]) & set(second["pair"])
             if a["data"] == b["data"] and has_pairs and not is_same:
-                columns = results.columns(COMPARISON)
+                columns = results.columns("comparison")
                 tables.append(comparison_table(first, second, columns))
     if not tables:
         raise UsageError(
@@ -162,9 +162,7 @@ def _cell(value: Any) -> str:
 # ---------------------------------------------------------------------- over seeds
 
 
-def _over_seeds(
-    both: pd.DataFrame, columns: Iterable[Column]
-) -> list[dict[str, Any]]:
+def _over_seeds(both: pd.DataFrame, columns: Iterable[Column]) -> list[dict[str, Any]]:
     """Return the differences of some numbers over the common seeds."""
     rows = []
     for column in columns:

@@ -154,10 +154,10 @@ class Results:
         """Return the columns of a table of the report, custom metrics included.
 
         Args:
-            table: one of the names in :mod:`cifnet_pl.learning.columns`.
+            table: one of :attr:`Column.tables <cifnet_pl.learning.columns.Column>`.
         """
         every = [*COLUMNS, *custom_columns(self.table)]
-        return [column for column in every if table in column.tables]
+        return [column for column in every if table in column.tables.split()]
 
     @cached_property
     def settings(self) -> list[str]:

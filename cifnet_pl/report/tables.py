@@ -14,14 +14,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from cifnet_pl.learning.columns import (
-    ACCURACY,
-    COLUMNS,
-    COSTS,
-    MEMORY,
-    RESULTS,
-    Column,
-)
+from cifnet_pl.learning.columns import COLUMNS, Column
 from cifnet_pl.report.results import (
     ABLATIONS,
     Results,
@@ -245,7 +238,7 @@ def accuracy_table(results: Results) -> ReportTable:
     is_compared = results.table["changed"] == ""
     rows = results.table[names.isin(names[is_compared])]
     by = ROW | {"setting": "setting"}
-    stats = summarise(rows, by, results.columns(ACCURACY))
+    stats = summarise(rows, by, results.columns("accuracy"))
     columns = side_by_side(stats, "setting", results.settings)
     title = "Final accuracy A_K and average accuracy Ā"
     return table_of("accuracy", title, columns)
@@ -255,7 +248,7 @@ def results_table(results: Results, setting: str) -> ReportTable:
     """Tabulate everything that was measured in one setting, but for the costs."""
     rows = results.table[results.table["setting"] == setting]
     measured = rows[rows["origin"] != "published"]
-    stats = summarise(measured, ROW, results.columns(RESULTS))
+    stats = summarise(measured, ROW, results.columns("results"))
     return table_of(file_name("results", setting), setting, stats)
 
 
@@ -270,7 +263,7 @@ def ablation_table(results: Results) -> ReportTable | None:
     rows = pd.concat(families)
     rows["label"] = rows["method"] + ", " + rows["variant"]
     by = {"label": "variant", "origin": "origin", "setting": "setting"}
-    stats = summarise(rows, by, results.columns(ACCURACY))
+    stats = summarise(rows, by, results.columns("accuracy"))
     columns = side_by_side(stats, "setting", results.settings)
     return table_of("ablation", "The method without one of its parts", columns)
 
@@ -343,7 +336,7 @@ def efficiency_table(results: Results, data: str) -> ReportTable | None:
     )
     by = ROW | {"backbone": "backbone", "machine": "machine"}
     by |= {"energy_from": "energy from"}
-    stats = summarise(rows, by, results.columns(COSTS))
+    stats = summarise(rows, by, results.columns("costs"))
     name = file_name("efficiency", data)
     return table_of(name, f"Accuracy and costs: {data}", stats)
 
@@ -365,7 +358,7 @@ def memory_table(results: Results, setting: str) -> ReportTable | None:
         components.append(
             Column(run=name, over_seeds="every", title=title, unit="M", scale=1e6)
         )
-    numbers = [*components, *results.columns(MEMORY)]
+    numbers = [*components, *results.columns("memory")]
     stats = summarise(rows.join(kept), ROW, numbers)
     name = file_name("memory", setting)
     return table_of(name, f"Memory besides the backbone: {setting}", stats)
@@ -411,7 +404,7 @@ def runs_table(results: Results) -> ReportTable:
     """Tabulate every run that was used, with its folder and its machine."""
     last = last_rows(results.table)
     runs = last[last["origin"] != "published"]
-    accuracies = {column.key: column.header for column in results.columns(ACCURACY)}
+    accuracies = {column.key: column.header for column in results.columns("accuracy")}
     columns = {
         "setting": "setting",
         "label": "method",

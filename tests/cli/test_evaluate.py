@@ -15,8 +15,8 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.images.image import read_square
-from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.evaluation import Evaluation
+from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.recalibration import NewSamples, evaluated
 from tests.command_line import assert_ends, make_images, rows, run_cifnet
 from tests.models import empty, learn_embeddings

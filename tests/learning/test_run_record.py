@@ -69,7 +69,15 @@ def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
     assert {written[key] for key in nothing.split()} == {None}
     assert written["A_k"] == [None, None]
     table = read(tmp_path / "tasks.csv")
-    for name in "A_k average ece nll energy_kwh energy_source eval_energy_kwh".split():
+    for name in [
+        "A_k",
+        "average",
+        "ece",
+        "nll",
+        "energy_kwh",
+        "energy_source",
+        "eval_energy_kwh",
+    ]:
         assert [line[table[0].index(name)] for line in table[1:]] == ["", ""]
     assert read(tmp_path / "accuracy_matrix.csv")[1:] == [["1", "", ""], ["2", "", ""]]
     assert "nan" not in (tmp_path / "tasks.csv").read_text().lower()

@@ -32,6 +32,7 @@ from cifnet_pl.utilities.text import (
     table,
 )
 
+
 class DuplicatesReport(Callback):
     """Report duplicates within a class, in two classes, and in both the training and the test set.
 
