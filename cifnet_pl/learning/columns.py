@@ -17,7 +17,7 @@ class Column(BaseModel, frozen=True):
 
     Attributes:
         task: its column of ``tasks.csv``; empty for a number of the whole run alone.
-        run: its key in ``summary.json``; by default that of ``task``, where there is ``over_tasks``.
+        run: its key in ``summary.json``, by default ``task`` where there is ``over_tasks``.
         over_tasks: how the number of the run follows from those of its tasks: the last one, their
             sum, or all of them as a list; empty where it is computed otherwise, or not at all.
         over_seeds: which runs its mean and deviation are over: "distinct" ones, of runs with equal

@@ -47,6 +47,8 @@ class TaskModule(LightningModule):
         can_resume_inside_task: whether a run can go on inside a task.
         classifiers: names of the module's classifiers, where all of several are evaluated;
             ``by_classifier`` has their probabilities of the last evaluation batch.
+        judged: columns of the samples of an evaluation, by batch; callbacks may add some of their
+            own to the last batch, which are in ``evaluation.samples`` then.
         metrics: custom metrics: name → what makes a ``Metric`` of torchmetrics for a number of
             classes.
         learned_tasks, record: class names and measurements of each task, in order.
@@ -81,7 +83,7 @@ class TaskModule(LightningModule):
         self._seconds: dict[str, float] = {}
         self._under_way = False
         self._solving = False
-        self._judged: list[
+        self.judged: list[
             dict[str, Tensor]
         ] = []  # predictions of an evaluation, by batch
 
@@ -207,7 +209,7 @@ class TaskModule(LightningModule):
             raise UsageError(
                 "nothing is learned yet: give a checkpoint with --ckpt_path"
             )
-        self._judged.clear()
+        self.judged.clear()
         self._evaluation_start = time.perf_counter()
         device = float64_device(self.device)
         self._custom = CustomMetrics(self.metrics, len(self.class_names), device)
@@ -230,14 +232,14 @@ class TaskModule(LightningModule):
         judged = judge(probabilities, label, task)
         for name in self.classifiers:
             judged[f"A_k_{name}"] = self.by_classifier[name].argmax(dim=1) == label
-        self._judged.append(judged)
+        self.judged.append(judged)
         self._custom.update(probabilities, label)
         return probabilities
 
     def on_validation_epoch_end(self) -> None:
         """Finish the evaluation; in a run it becomes the record's row of the task."""
         self.complete_batches()
-        parts = of_all_processes(table_of(self._judged))
+        parts = of_all_processes(table_of(self.judged))
         tested = [part for part in parts if len(part)] or parts[:1]
         self.evaluation = Evaluation(
             self.class_names,

@@ -140,8 +140,8 @@ class Evaluation:
             ``correct`` says whether both are the same, ``among_top`` whether the true one is among
             the five most probable; ``task`` is the task or domain of the sample. Some evaluations
             have more: ``row``, the position in a set of images; ``learned`` and ``duplicate`` (of
-            another one); ``A_k_NAME``, whether another classifier is right; ``covered`` and
-            ``set_size`` of the prediction set, and whether the sample is called ``unknown``.
+            another one); ``A_k_NAME``, whether another classifier is right; what
+            :meth:`OpenSetPredictor.judge <cifnet_pl.model.unknowns.OpenSetPredictor.judge>` gives.
         tasks: number of tasks or domains.
         metrics: values of custom metrics by name.
         seconds: duration.
@@ -228,7 +228,15 @@ class Evaluation:
             nll = -float(self.samples["log_likelihood"].mean())
         if len(self.class_names) > TOP_K:
             top5 = self.share("among_top")
-        figures = {"A_k": self.accuracy, "ece": self.ece, "nll": nll, "top5": top5}
+        figures = {
+            "A_k": self.accuracy,
+            "ece": self.ece,
+            "nll": nll,
+            "top5": top5,
+            "set_size": self.mean_set_size,
+            "set_coverage": self.set_coverage,
+            "known_rejected": self.called_unknown,
+        }
         for name in self.samples:
             if str(name).startswith("A_k_"):
                 figures[str(name)] = self.share(str(name))
@@ -249,7 +257,7 @@ class Evaluation:
     @property
     def mean_set_size(self) -> float | None:
         """Mean number of classes in a prediction set."""
-        if "set_size" not in self.samples:
+        if "set_size" not in self.samples or not self.images:
             return None
         return float(self.samples["set_size"].mean())
 

@@ -79,25 +79,20 @@ def evaluated(model: Classifier, samples: BufferSamples) -> dict[str, Tensor]:
         samples: of its classes.
 
     Returns:
-        Columns of :attr:`Evaluation.samples`: those of :func:`judge`, whether the prediction set
-        holds the true class (``covered``) and its ``set_size``, and whether the sample is called
-        ``unknown``. What the model cannot tell is left out.
+        Columns of :attr:`Evaluation.samples`: those of :func:`judge`, and of prediction sets and
+        unknowns as far as the model can tell.
     """
     head = model.head
     probabilities = head.probabilities(samples.z)
     is_true = samples.y[:, None] == head.labels
     target = is_true.int().argmax(dim=1)
-    columns = judge(probabilities, target)
     shares = model.available_shares(UNKNOWN_SHARE, COVERAGE)
     predictor = model.open_set_predictor(*shares)
-    if predictor.sets is not None:
-        members = predictor.sets.of_probabilities(probabilities)
-        columns["covered"] = members.gather(1, target[:, None])[:, 0]
-        columns["set_size"] = members.sum(dim=1)
+    novelty = None
     if predictor.reference is not None:
-        p_values = predictor.reference.p_values(head.novelty(samples.z))
-        columns["unknown"] = p_values <= UNKNOWN_SHARE
-    return columns
+        novelty = head.novelty(samples.z)
+    decided = predictor.judge(probabilities, target, novelty)
+    return judge(probabilities, target) | decided
 
 
 @dataclass(frozen=True)
