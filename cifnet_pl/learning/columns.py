@@ -26,7 +26,7 @@ class Column(BaseModel, frozen=True):
         words: of its title in sentences, such as "final accuracy"; empty for none.
         unit: in reports.
         scale: what one unit is in the files, such as 60 for minutes of seconds.
-        tables: those of reports that have it: accuracy, results, costs, memory, comparison.
+        tables: those of reports that have it: results, costs, memory, comparison.
         screen: its header in the table of a run on the screen; empty where it is not there.
         form: of its numbers on the screen, as :func:`format` takes it.
         tag: in TensorBoard; empty where it is not there.
@@ -97,6 +97,8 @@ test images that are called unknown where 5 % was asked for. ``waiting_seconds``
 ``train_seconds`` in which the pass waited for decoded images, on a GPU without waits that ended
 while it still embedded, and ``solve_seconds`` what followed the pass; the rest is the backbone's.
 """
+
+BY_KEY = {column.key: column for column in COLUMNS}
 
 TASK_COLUMNS = tuple(column.task for column in COLUMNS if column.task)
 

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cifnet_pl.learning.columns import COLUMNS
+from cifnet_pl.learning.columns import BY_KEY
 from cifnet_pl.report.results import ABLATIONS, Results, last_rows
 from cifnet_pl.report.tables import (
     FINAL,
@@ -309,8 +309,7 @@ def time_bubbles(results: Results, data: str) -> Picture | None:
         conditions=conditions.str.strip(", "), label=line_names(rows).map(str)
     )
     by = {"conditions": "conditions", "label": "label"}
-    numbers = {column.key: column for column in COLUMNS}
-    drawn = [numbers[key] for key in ("A_bar", "train_seconds", "energy_kwh")]
+    drawn = [BY_KEY[key] for key in ("A_bar", "train_seconds", "energy_kwh")]
     stats = summarise(rows, by, drawn)
     headers = [column.header for column in drawn]
     points = stats.xs("mean", axis=1, level=1).reindex(columns=headers)

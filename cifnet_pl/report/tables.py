@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from cifnet_pl.learning.columns import COLUMNS, Column
+from cifnet_pl.learning.columns import BY_KEY, Column
 from cifnet_pl.report.results import (
     ABLATIONS,
     Results,
@@ -27,7 +27,8 @@ from cifnet_pl.utilities.text import printable
 ROW = {"label": "method", "origin": "origin"}
 """Columns of results that say which row of a table it is → their headers."""
 
-(FINAL,) = [column for column in COLUMNS if column.key == "A_K"]
+FINAL = BY_KEY["A_K"]
+ACCURACIES = (BY_KEY["A_bar"], FINAL)
 
 HEADINGS = {
     "head.ridge": "ridge λ",
@@ -238,9 +239,9 @@ def accuracy_table(results: Results) -> ReportTable:
     is_compared = results.table["changed"] == ""
     rows = results.table[names.isin(names[is_compared])]
     by = ROW | {"setting": "setting"}
-    stats = summarise(rows, by, results.columns("accuracy"))
+    stats = summarise(rows, by, ACCURACIES)
     columns = side_by_side(stats, "setting", results.settings)
-    title = "Final accuracy A_K and average accuracy Ā"
+    title = "Average accuracy Ā and final accuracy A_K"
     return table_of("accuracy", title, columns)
 
 
@@ -248,7 +249,8 @@ def results_table(results: Results, setting: str) -> ReportTable:
     """Tabulate everything that was measured in one setting, but for the costs."""
     rows = results.table[results.table["setting"] == setting]
     measured = rows[rows["origin"] != "published"]
-    stats = summarise(measured, ROW, results.columns("results"))
+    columns = [*ACCURACIES, *results.columns("results")]
+    stats = summarise(measured, ROW, columns)
     return table_of(file_name("results", setting), setting, stats)
 
 
@@ -263,7 +265,7 @@ def ablation_table(results: Results) -> ReportTable | None:
     rows = pd.concat(families)
     rows["label"] = rows["method"] + ", " + rows["variant"]
     by = {"label": "variant", "origin": "origin", "setting": "setting"}
-    stats = summarise(rows, by, results.columns("accuracy"))
+    stats = summarise(rows, by, ACCURACIES)
     columns = side_by_side(stats, "setting", results.settings)
     return table_of("ablation", "The method without one of its parts", columns)
 
@@ -404,7 +406,7 @@ def runs_table(results: Results) -> ReportTable:
     """Tabulate every run that was used, with its folder and its machine."""
     last = last_rows(results.table)
     runs = last[last["origin"] != "published"]
-    accuracies = {column.key: column.header for column in results.columns("accuracy")}
+    accuracies = {column.key: column.header for column in ACCURACIES}
     columns = {
         "setting": "setting",
         "label": "method",
