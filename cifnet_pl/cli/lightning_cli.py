@@ -40,8 +40,9 @@ from cifnet_pl.learning.strategy import (
 )
 from cifnet_pl.utilities import run_folders as runs
 from cifnet_pl.utilities.errors import UsageError, explained
-from cifnet_pl.utilities.files import dump_yaml, is_first_process
+from cifnet_pl.utilities.files import dump_yaml
 from cifnet_pl.utilities.plugins import current_folder_importable
+from cifnet_pl.utilities.processes import is_first_process
 
 DEFAULT_MODEL = "cifnet_pl.CIFNetModule"
 

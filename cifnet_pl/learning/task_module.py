@@ -27,8 +27,8 @@ from cifnet_pl.learning.strategy import evaluate_task, take_tasks_as_epochs
 from cifnet_pl.model.bundle import FORMAT
 from cifnet_pl.model.evaluation import Evaluation, judge, table_of
 from cifnet_pl.utilities.errors import UsageError, explaining_full_memory
-from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import float64_device
+from cifnet_pl.utilities.processes import of_all_processes
 
 
 class TaskModule(LightningModule):

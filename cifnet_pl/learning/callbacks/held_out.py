@@ -15,7 +15,7 @@ from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.utilities.files import of_all_processes
+from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.run_folders import COMPLETE
 from cifnet_pl.utilities.text import number_of
 

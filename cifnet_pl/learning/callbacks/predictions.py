@@ -16,7 +16,8 @@ from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import Table
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.utilities.files import of_all_processes, to_csv, write_text
+from cifnet_pl.utilities.files import to_csv, write_text
+from cifnet_pl.utilities.processes import of_all_processes
 
 PREDICTION_COLUMNS = ["file", "true_class", "class", "probability"]
 """Columns of ``predictions.csv``."""
