@@ -148,7 +148,7 @@ class Evaluation:
         mislabelled: images that are in another class, too, as messages name them.
     """
 
-    class_names: Sequence[str]
+    class_names: list[str]
     samples: pd.DataFrame
     tasks: int = 1
     metrics: Mapping[str, float | None] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class Evaluation:
 
     @classmethod
     def of(
-        cls, class_names: Sequence[str], batches: Iterable[Mapping[str, Tensor]] = ()
+        cls, class_names: list[str], batches: Iterable[Mapping[str, Tensor]] = ()
     ) -> Evaluation:
         """Return the evaluation of batches, as :func:`judge` returns them; none for no samples."""
         return cls(class_names, table_of(list(batches)))
@@ -165,22 +165,22 @@ class Evaluation:
     @property
     def target(self) -> np.ndarray:
         """(n,) true columns."""
-        return self.samples["target"].to_numpy()
+        return np.asarray(self.samples["target"])
 
     @property
     def predicted(self) -> np.ndarray:
         """(n,) predicted columns."""
-        return self.samples["predicted"].to_numpy()
+        return np.asarray(self.samples["predicted"])
 
     @property
     def confidence(self) -> np.ndarray:
         """(n,) probability of each predicted class."""
-        return self.samples["confidence"].to_numpy()
+        return np.asarray(self.samples["confidence"])
 
     @property
     def correct(self) -> np.ndarray:
         """(n,) bool: for which samples the true class is predicted."""
-        return self.samples["correct"].to_numpy()
+        return np.asarray(self.samples["correct"])
 
     @property
     def images(self) -> int:

@@ -143,9 +143,10 @@ class OpenSetPredictor:
             members = self.sets.of_probabilities(probabilities)
             columns["covered"] = members.gather(1, target[:, None])[:, 0]
             columns["set_size"] = members.sum(dim=1)
-        if self.reference is not None and novelty is not None:
-            p_values = self.reference.p_values(novelty)
-            columns["unknown"] = p_values <= self.unknown
+        if novelty is not None:
+            assert self.reference is not None
+            assert self.unknown is not None
+            columns["unknown"] = self.reference.p_values(novelty) <= self.unknown
         return columns
 
     def decisions(self, z: Tensor, probabilities: Tensor) -> list[OpenSetDecision]:

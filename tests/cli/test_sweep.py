@@ -339,10 +339,7 @@ def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, capsys) -> None:
 
 @pytest.mark.parametrize(
     ("output", "said"),
-    [
-        ("sweep.yaml", "is a file, expected a folder"),
-        ("mine", "exists already"),
-    ],
+    [("sweep.yaml", "is a file, expected a folder"), ("mine", "exists already")],
 )
 def test_a_report_that_cannot_be_made_is_refused_first(output, said, tmp_path, run):
     write(tmp_path, fixed=FAST)

@@ -468,10 +468,7 @@ class TestMore:
         (tmp_path / "default" / "version_0").mkdir(parents=True)
         (tmp_path / "default" / "version_0" / "config.yaml").write_text("")
         assert_ends(
-            fit(tmp_path, *OPTIONS, *LAST),
-            0,
-            "version_0 has no checkpoint",
-            capsys,
+            fit(tmp_path, *OPTIONS, *LAST), 0, "version_0 has no checkpoint", capsys
         )
         assert_same_run(tmp_path / "default" / "version_0", reference)
 
@@ -516,8 +513,7 @@ class TestRefused:
         )
 
     @pytest.mark.parametrize(
-        ("sub_command", "size"),
-        [("fit", 0), ("fit", 4000), ("validate", -1)],
+        ("sub_command", "size"), [("fit", 0), ("fit", 4000), ("validate", -1)]
     )
     def test_truncated(self, size, sub_command, reference, tmp_path, capsys):
         whole = (reference / "checkpoints" / "last.ckpt").read_bytes()

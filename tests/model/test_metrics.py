@@ -13,12 +13,7 @@ from cifnet_pl.model.metrics import (
     wilson_interval,
 )
 
-MATRIX = [
-    [90.0],
-    [80.0, 70.0],
-    [85.0, 60.0, 50.0],
-    [75.0, 65.0, 40.0, 95.0],
-]
+MATRIX = [[90.0], [80.0, 70.0], [85.0, 60.0, 50.0], [75.0, 65.0, 40.0, 95.0]]
 
 
 def test_forgetting_is_measured_from_the_best_moment_of_each_task() -> None:
