@@ -39,8 +39,9 @@ from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.files import read_names_as
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
-from cifnet_pl.utilities.files import expanded, of_all_processes
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.growing_tensors import float64_device
+from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
 
 CLASSES_PER_TASK = 10

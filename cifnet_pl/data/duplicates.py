@@ -19,7 +19,7 @@ from cifnet_pl.images.duplicates import (
     duplicates_message,
     find_repeats,
 )
-from cifnet_pl.utilities.files import of_all_processes, rank_and_world
+from cifnet_pl.utilities.processes import of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import is_or_are, listed, printable
 
 DUPLICATE = "duplicate"

@@ -33,9 +33,9 @@ from cifnet_pl.utilities.errors import (
     explaining_full_memory,
     prefixed,
 )
-from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import state_of
 from cifnet_pl.utilities.plugins import failure, import_name, names_import
+from cifnet_pl.utilities.processes import of_all_processes
 
 BACKBONE_IMAGES = 5000
 """Largest number of images that a learned backbone is fitted to."""

@@ -92,6 +92,7 @@ def plugin_hashes(module: TaskModule) -> dict[str, str | None]:
         import_name(type(module)),
         import_name(module.method),
         entry_point("sources", source) or source,
+        *map(import_name, module.metrics.values()),
     ]
     return {name: code_hash(name) for name in names if names_import(name)}
 

@@ -92,7 +92,7 @@ class HeldOutImages(Callback):
         data = module.data
         model = module.model.clone()
         assert module.evaluation is not None
-        images = module.evaluation.class_counts[1].numpy()
+        images = module.evaluation.class_counts[1]
         tested = np.flatnonzero(images)
         names = [model.class_names[label] for label in tested]
         held_out = concatenate(self._batches)
