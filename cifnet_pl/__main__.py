@@ -189,7 +189,7 @@ def _error_of_output() -> OSError | None:
 
 def prepare_process() -> None:
     """Set up this process: encoding, memory, threads and messages."""
-    from cifnet_pl.utilities.files import is_first_process
+    from cifnet_pl.utilities.processes import is_first_process
 
     # Whatever their encoding (cp1252, ASCII, …).
     for stream in (sys.stdout, sys.stderr):

@@ -414,7 +414,7 @@ def check_source(name: str, options: SourceOptions | None = None) -> None:
     source = build_source(name, options)
     again = build_source(name, options)
     _check_same_samples(source.train, again.train)
-    _check_same_samples(source.val, again.val)
+    _check_same_samples(source.test, again.test)
     learned = np.unique(source.train.labels)
     every_class = np.arange(len(source.class_names))
     assert np.array_equal(learned, every_class), "a class has no training sample"

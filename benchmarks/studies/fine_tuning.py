@@ -206,7 +206,7 @@ def main() -> None:
     options = parser.parse_args()
     source = build_source("folder", SourceOptions(options.root))
     classes = list(range(len(source.class_names)))
-    val = decoded(source.val, options.image_size, classes)
+    val = decoded(source.test, options.image_size, classes)
     methods = {
         "default": Default,
         "logistic regression, last layer": Logistic,

@@ -85,10 +85,10 @@ def read_images(
     if root.is_file():
         source = build_source("embeddings", SourceOptions(root))
         assert not source.train.are_images
-        assert not source.val.are_images
+        assert not source.test.are_images
         sets = (
             (one.get(np.arange(len(one))), torch.from_numpy(one.labels))
-            for one in (source.train, source.val)
+            for one in (source.train, source.test)
         )
         return Images(*(part for pair in sets for part in pair))
     source = build_source("folder", SourceOptions(root))
@@ -97,7 +97,7 @@ def read_images(
     cache = options.cache_folder.expanduser()
     folder = pipeline_folder(cache, backbone, side, 1.0, FLOAT32, "cpu")
     parts: list[Tensor] = []
-    for name, images in (("train", source.train), ("val", source.val)):
+    for name, images in (("train", source.train), ("val", source.test)):
         assert images.are_images
         store = EmbeddingCache(images, source.class_names, folder / name)
         rows = np.arange(len(images))

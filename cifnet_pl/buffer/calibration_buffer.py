@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cifnet_pl.utilities.errors import UsageError, check_choice, check_that
-from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
+from cifnet_pl.utilities.processes import of_all_processes
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """Increment of SplitMix64: 2⁶⁴ divided by the golden ratio."""

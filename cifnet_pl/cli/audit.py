@@ -264,8 +264,8 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
 
     result = audited.result
     evaluation = result.scored
-    title = f"Leave-one-out accuracy {evaluation.accuracy:.1f} % on {len(evaluation.rows)} images"
-    confusion = draw_confusion(evaluation.confusion(), evaluation.class_names, title)
+    title = f"Leave-one-out accuracy {evaluation.accuracy:.1f} % on {evaluation.images} images"
+    confusion = draw_confusion(evaluation.confusion, evaluation.class_names, title)
     drawn = draw_learning_curve(audited.curve)
     write_bytes(target / "confusion.png", png(confusion))
     write_bytes(target / "learning_curve.png", png(drawn))

@@ -31,8 +31,8 @@ from cifnet_pl.utilities.text import (
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
+    from cifnet_pl.model.evaluation import ConfusedPair, Evaluation
     from cifnet_pl.model.labelled_images import LabelledImages
-    from cifnet_pl.model.metrics import ConfusedPair, Evaluation
     from cifnet_pl.model.recalibration import Recalibration
 
 CLASS_HEADER = ("class", "images", "accuracy %", "95 % interval", "most confused with")
@@ -84,8 +84,8 @@ def evaluate(
         DataError: no image of a class that the model knows, or none that can be read.
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
+    from cifnet_pl.model.evaluation import evaluate as evaluate_images
     from cifnet_pl.model.labelled_images import LabelledImages
-    from cifnet_pl.model.metrics import evaluate as evaluate_images
     from cifnet_pl.model.store import load
 
     target = expanded(output) if output is not None else None
@@ -139,7 +139,8 @@ def known_images(
 
 def summary_lines(evaluation: Evaluation, model: Classifier) -> list[str]:
     """Return lines on accuracy, calibration error and rarely predicted classes of a model."""
-    from cifnet_pl.model.metrics import ECE_BINS, rarely_predicted_message
+    from cifnet_pl.model.evaluation import rarely_predicted_message
+    from cifnet_pl.model.metrics import ECE_BINS
 
     confidence = 100 * float(evaluation.confidence.mean())
     lines = [
@@ -160,7 +161,7 @@ def accuracy_line(name: str, evaluation: Evaluation) -> str:
         name: of the accuracy, such as "Accuracy".
         evaluation: of a model.
     """
-    images = number_of(len(evaluation.rows), "image")
+    images = number_of(evaluation.images, "image")
     classes = number_of(len(evaluation.class_scores()), "class")
     bounds = evaluation.interval
     interval = f"95 % interval {bounds.low:.0f} to {bounds.high:.0f}"
@@ -175,9 +176,9 @@ def duplicate_lines(evaluation: Evaluation) -> list[str]:
         evaluation.learned_message(),
         conflicting_labels_message(evaluation.mislabelled, None),
     ]
-    if evaluation.duplicates is not None and evaluation.duplicates.any():
-        count = int(evaluation.duplicates.sum())
-        images = number_of(len(evaluation.rows), "image")
+    count = evaluation.samples["duplicate"].sum()
+    if count:
+        images = number_of(evaluation.images, "image")
         lines.append(
             f"{count} of {images} {is_or_are(count)} duplicates, which count twice"
         )
@@ -192,11 +193,11 @@ def confusion_line(pair: ConfusedPair) -> str:
 
 def class_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
     """Return a row under ``CLASS_HEADER`` for each class, the worst first."""
-    from cifnet_pl.model.metrics import MIN_TEST_IMAGES, wilson_interval
+    from cifnet_pl.model.metrics import MIN_TEST_IMAGES
 
     rows: list[tuple[str, ...]] = []
     for score in evaluation.class_scores():
-        bounds = wilson_interval(score.correct, score.images)
+        bounds = score.interval
         accuracy = f"{score.percent:.0f}"
         interval = f"{bounds.low:.0f} to {bounds.high:.0f}"
         if not score.tested:
@@ -230,30 +231,29 @@ def write_results(target: Path, evaluation: Evaluation, images: LabelledImages) 
     """
     from cifnet_pl.model.drawing import draw_calibration, draw_confusion, png
 
-    title = f"Accuracy {evaluation.accuracy:.1f} % on {len(evaluation.rows)} images"
+    title = f"Accuracy {evaluation.accuracy:.1f} % on {evaluation.images} images"
     write_json(target / "evaluation.json", _summary(evaluation))
     write_class_tables(target, evaluation)
     write_text(target / "images.csv", _images_csv(evaluation, images))
-    confusion = draw_confusion(evaluation.confusion(), evaluation.class_names, title)
+    confusion = draw_confusion(evaluation.confusion, evaluation.class_names, title)
     calibration = draw_calibration(evaluation.confidence, evaluation.correct, title)
     write_bytes(target / "confusion.png", png(confusion))
     write_bytes(target / "calibration.png", png(calibration))
 
 
 def _summary(evaluation: Evaluation) -> dict[str, Any]:
-    summary: dict[str, Any] = {
-        "images": len(evaluation.rows),
+    bounds = evaluation.interval
+    return {
+        "images": evaluation.images,
         "classes": len(evaluation.class_scores()),
         "accuracy": evaluation.accuracy,
-        "accuracy_low": evaluation.interval.low,
-        "accuracy_high": evaluation.interval.high,
+        "accuracy_low": bounds.low,
+        "accuracy_high": bounds.high,
+        "learned": int(evaluation.samples["learned"].sum()),
+        "duplicates": int(evaluation.samples["duplicate"].sum()),
+        "mean_confidence": 100 * float(evaluation.confidence.mean()),
+        "ece": evaluation.ece,
     }
-    if evaluation.learned is not None and evaluation.duplicates is not None:
-        summary["learned"] = int(evaluation.learned.sum())
-        summary["duplicates"] = int(evaluation.duplicates.sum())
-    summary["mean_confidence"] = 100 * float(evaluation.confidence.mean())
-    summary["ece"] = evaluation.ece
-    return summary
 
 
 def write_class_tables(
@@ -266,12 +266,10 @@ def write_class_tables(
         evaluation: of a model.
         unjudged: class → number of its images, for classes that could not be judged.
     """
-    from cifnet_pl.model.metrics import wilson_interval
-
     rows: list[list[Any]] = []
     for score in evaluation.class_scores():
-        bounds = wilson_interval(score.correct, score.images)
-        accuracy = f"{score.percent:.2f}"
+        bounds = score.interval
+        accuracy = f"{score.percent or 0.0:.2f}"
         row = [score.name, score.images, score.correct, accuracy]
         row += [f"{bounds.low:.2f}", f"{bounds.high:.2f}", str(score.tested).lower()]
         if score.confused_with is not None:
@@ -281,7 +279,7 @@ def write_class_tables(
         rows.append([name, count, "", "", "", "", "false"])
     write_text(target / "classes.csv", to_csv(CLASS_COLUMNS, rows))
     names = evaluation.class_names
-    numbers = evaluation.confusion().tolist()
+    numbers = evaluation.confusion.tolist()
     confusion = [[name, *row] for name, row in zip(names, numbers, strict=True)]
     write_text(target / "confusion.csv", to_csv(["class", *names], confusion))
 
@@ -289,12 +287,14 @@ def write_class_tables(
 def _images_csv(evaluation: Evaluation, images: LabelledImages) -> str:
     names = evaluation.class_names
     rows = []
-    for i, seen in enumerate(evaluation.seen()):
-        path = images.files.root / images.files.names[evaluation.rows[i]]
-        target = names[evaluation.target[i]]
-        predicted = names[evaluation.predicted[i]]
-        correct = str(target == predicted).lower()
-        confidence = f"{evaluation.confidence[i]:.6f}"
+    for sample, seen in zip(
+        evaluation.samples.itertuples(), evaluation.seen(), strict=True
+    ):
+        path = images.files.root / images.files.names[sample.row]
+        target = names[sample.target]
+        predicted = names[sample.predicted]
+        correct = str(sample.correct).lower()
+        confidence = f"{sample.confidence:.6f}"
         rows.append([str(path), target, predicted, confidence, correct, seen])
     return to_csv(IMAGE_COLUMNS, rows)
 

@@ -84,14 +84,13 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         check: folder of images of the old classes, or None.
     """
     from cifnet_pl.model.calibration import interval_text
-    from cifnet_pl.model.metrics import rarely_predicted_message, wilson_interval
+    from cifnet_pl.model.evaluation import rarely_predicted_message
 
     lines = []
     sample = result.model.backbone.sample
     if result.score.images:
         images = f"{number_of(result.score.images, sample)}, each left out"
-        bounds = wilson_interval(result.score.correct, result.score.images)
-        interval = interval_text(bounds, images)
+        interval = interval_text(result.score.interval, images)
         percent = number(result.score.accuracy)
         lines.append(f"Accuracy on new classes {percent} %{interval}")
     else:
@@ -103,8 +102,7 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         before = number(result.old_before.accuracy)
         after = number(result.old_after.accuracy)
         images = f"{number_of(result.old_before.images, sample)} in {check}"
-        bounds = wilson_interval(result.old_after.correct, result.old_after.images)
-        interval = interval_text(bounds, images)
+        interval = interval_text(result.old_after.interval, images)
         lines.append(
             f"Accuracy on old classes {before} % before, {after} % after{interval}"
         )

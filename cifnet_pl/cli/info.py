@@ -97,7 +97,10 @@ def summary_lines(model: Classifier, versions: dict[str, str]) -> list[str]:
         model: the model.
         versions: of the software that wrote it.
     """
-    from cifnet_pl.model.metrics import rarely_predicted_by, rarely_predicted_message
+    from cifnet_pl.model.evaluation import (
+        rarely_predicted_by,
+        rarely_predicted_message,
+    )
 
     lines = _update_lines(model.history)
     lines.append(f"Model {model.identity}")

@@ -31,6 +31,7 @@ from cifnet_pl.learning.callbacks import (
     TaskCheckpoint,
     run_callbacks,
 )
+from cifnet_pl.learning.custom_metrics import import_metrics
 from cifnet_pl.learning.strategy import (
     check_strategy,
     prepare_processes,
@@ -38,8 +39,9 @@ from cifnet_pl.learning.strategy import (
 )
 from cifnet_pl.utilities import run_folders as runs
 from cifnet_pl.utilities.errors import UsageError, explained
-from cifnet_pl.utilities.files import dump_yaml, is_first_process
+from cifnet_pl.utilities.files import dump_yaml
 from cifnet_pl.utilities.plugins import current_folder_importable
+from cifnet_pl.utilities.processes import is_first_process
 
 DEFAULT_MODEL = "cifnet_pl.CIFNetModule"
 
@@ -99,6 +101,10 @@ class CIFNetCLI(LightningCLI):
         parser.add_lightning_class_args(EnergyMonitor, "energy")
         parser.add_lightning_class_args(PredictionRecord, "predictions")
         parser.add_lightning_class_args(TaskCheckpoint, "checkpoint")
+        metrics = (
+            "metrics of torchmetrics, by their imports, to measure after each task"
+        )
+        parser.add_argument("--metrics", type=str, nargs="*", default=[], help=metrics)
         head = {"class_path": f"cifnet_pl.heads.{DEFAULT_HEAD}"}
         model = {"class_path": DEFAULT_MODEL, "init_args": {"head": head}}
         parser.set_defaults({"model": model})
@@ -152,6 +158,7 @@ class CIFNetCLI(LightningCLI):
         if bar is None:
             bar = Console().is_terminal
         kwargs["enable_progress_bar"] = bar
+        self.model.metrics = import_metrics(self.config_init.metrics)
         callbacks = run_callbacks(config, bar)
         if self.command == "predict":
             callbacks.append(PredictionTable(self.place.folder))

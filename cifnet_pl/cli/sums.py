@@ -245,11 +245,13 @@ def set_of(data: Any) -> TrainingSet:
     """Return the training set that options of data mean."""
     from cifnet_pl.data.samples import SourceOptions
     from cifnet_pl.data.sources import OWN_IMAGES
+    from cifnet_pl.images.files import read_names_as
     from cifnet_pl.model.partition import TrainingSet
 
     root = None
     if data.root:
-        root = Path(data.root)
+        root = expanded(data.root)
+        read_names_as(data.zip_encoding, root)
     duplicates = data.duplicates
     if duplicates is None and data.source in OWN_IMAGES:
         duplicates = "leave_out"

@@ -64,7 +64,7 @@ def unpack(
     with new_folder(target) as folder:
         homes = [folders.get(name) for name in names]
         count = _write(data_source.train, homes, folder / "train", size)
-        count += _write(data_source.val, homes, folder / "val", size)
+        count += _write(data_source.test, homes, folder / "val", size)
     renamed = [
         f"{folder} ({printable(name)})"
         for name, folder in folders.items()

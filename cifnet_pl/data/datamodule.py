@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import chain
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +16,7 @@ from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, Preprocessing
 from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
-from cifnet_pl.data.embedding_cache import (
-    EmbeddingCache,
-    EvaluationMemory,
-    pipeline_folder,
-)
+from cifnet_pl.data.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
     Batch,
@@ -40,11 +36,12 @@ from cifnet_pl.data.sources import OWN_IMAGES, build_source
 from cifnet_pl.data.splitting import NEAR, SINGLE, tuning_source
 from cifnet_pl.data.streams import Disjoint, Plan, Stream, make_plan
 from cifnet_pl.images.duplicates import Duplicates
-from cifnet_pl.images.files import zip_names_in
+from cifnet_pl.images.files import read_names_as
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
-from cifnet_pl.utilities.files import expanded, of_all_processes
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.growing_tensors import float64_device
+from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.text import number_of, printable
 
 CLASSES_PER_TASK = 10
@@ -62,30 +59,31 @@ GPU_BATCH_PIXELS = 2**24
 
 OnCorrupt = Literal["error", "skip"]
 
+LIMITS = {
+    "batch_size": (1, math.inf),
+    "image_size": (1, IMAGE_SIZE_LIMIT),
+    "max_tasks": (1, math.inf),
+    "num_workers": (0, math.inf),
+}
+"""Option → its smallest and its largest value."""
 
-class Learner(Protocol):
-    """The part of a LightningModule that the data module needs.
+
+class Learner(NamedTuple):
+    """What a LightningModule tells the data module, once, when it is set up.
 
     Attributes:
-        any_batch_size: whether it learns the same from batches of any size.
-        learned_tasks: class names of each task begun; labels are positions among all of them.
+        backbone: the network that embeds; it says how images are prepared.
+        learned_tasks: class names of each task begun; labels are positions among all of them. The
+            list grows with the run.
+        passes: function from the rows (n,) of a task's images, and its number, to the rows that are
+            delivered in turn: of a pass over all images, or of one step.
+        any_batch_size: whether the module learns the same from batches of any size.
     """
 
-    any_batch_size: ClassVar[bool]
-    learned_tasks: list[list[str]]
     backbone: Backbone
-    trainer: Trainer
-
-    def passes(self, rows: np.ndarray, task: int) -> list[np.ndarray]:
-        """Return the order in which the images of a task are learned.
-
-        Args:
-            rows: (n,) rows of the task's images.
-            task: number of the task, from 0.
-
-        Returns:
-            Rows for each part that is delivered in turn: a pass over all images, or one step.
-        """
+    learned_tasks: list[list[str]]
+    passes: Callable[[np.ndarray, int], list[np.ndarray]]
+    any_batch_size: bool
 
 
 class TaskSamples(NamedTuple):
@@ -152,6 +150,7 @@ class CIFNetDataModule(LightningDataModule):
     Attributes:
         given: the arguments, with the name of the source.
         kind: which samples each task brings.
+        found_duplicates: samples with the same content, once they were searched.
         left_out: (n,) bool, training samples that are excluded as duplicates.
         untested: (m,) bool, test samples that are excluded.
         evaluated: the domain of each test sample where domains are evaluated one by one, or None.
@@ -161,10 +160,13 @@ class CIFNetDataModule(LightningDataModule):
         notes: sentences for the user about how the samples were chosen.
     """
 
+    trainer: Trainer
     skipped: list[str]
     left_out: np.ndarray
     untested: np.ndarray
+    found_duplicates: SourceDuplicates
     _plan: Plan | None
+    _learner: Learner | None
 
     def __init__(
         self,
@@ -206,13 +208,13 @@ class CIFNetDataModule(LightningDataModule):
         self.given["source"] = self.source_name
         place = None
         if root:
-            place = Path(root)
+            place = expanded(root)
         own = options or {}
         source_options = SourceOptions(
             place, val_fraction, split_seed, download, own, group
         )
-        with zip_names_in(zip_encoding):
-            self.source = build_source(source, source_options)
+        read_names_as(zip_encoding, place)
+        self.source = build_source(source, source_options)
         if tune is not None:
             self.source = tuning_source(self.source, tune, split_seed)
         # By these two numbers `audit` divides the images again, unless the user named the groups.
@@ -241,7 +243,7 @@ class CIFNetDataModule(LightningDataModule):
         if as_usual and classes_per_task == CLASSES_PER_TASK:
             self.given["classes_per_task"] = min(CLASSES_PER_TASK, len(names))
         self._release()
-        plan = self.plan(())
+        plan = self.plan
         self.n_tasks = len(plan.tasks)
         self.notes = list(self.source.notes)
         never = sorted(set(names) - set(plan.classes))
@@ -254,13 +256,10 @@ class CIFNetDataModule(LightningDataModule):
 
     # ------------------------------------------------------------------ tasks
 
-    def plan(self, learned: Sequence[Sequence[str]]) -> Plan:
-        """Return the tasks of the run; see :func:`~cifnet_pl.data.streams.make_plan`.
-
-        Args:
-            learned: class names of the tasks that were learned before; they come first. The last
-                plan stays if it begins with them.
-        """
+    @property
+    def plan(self) -> Plan:
+        """The tasks of the run; those that the learner has learned come first, as they were."""
+        learned = self._learner.learned_tasks if self._learner is not None else []
         past = tuple(tuple(task) for task in learned)
         if self._plan is None or self._plan.tasks[: len(past)] != past:
             self._plan = make_plan(
@@ -274,22 +273,20 @@ class CIFNetDataModule(LightningDataModule):
             )
         return self._plan
 
-    def task(self, number: int, learned: Sequence[Sequence[str]] = ()) -> TaskSamples:
+    def task(self, number: int) -> TaskSamples:
         """Return the training samples of a task; none after the last, of which Lightning asks, too.
 
         Args:
             number: of the task, from 0.
-            learned: as for :meth:`plan`.
         """
-        plan = self.plan(learned)
-        train = self.source.train
-        if number >= len(plan.tasks):
+        if number >= len(self.plan.tasks):
             return TaskSamples([], np.zeros(0, dtype=np.int64), {})
-        rows = plan.rows[number]
+        train = self.source.train
+        rows = self.plan.rows[number]
         rows = rows[~self.left_out[rows]]
         if train.sequential:
             rows = np.sort(rows)
-        new = list(plan.tasks[number])
+        new = list(self.plan.tasks[number])
         names = self.source.class_names
         images = np.bincount(train.labels[rows], minlength=len(names))
         returning = [names[label] for label in np.flatnonzero(images)]
@@ -309,10 +306,9 @@ class CIFNetDataModule(LightningDataModule):
             raise UsageError(
                 "the size of the images depends on the backbone: without a Trainer set image_size="
             )
-        plan = self.plan(())
+        plan = self.plan
         if self.duplicates == "leave_out":
-            found = find_duplicates(source, plan.rows)
-            self.left_out, self.untested = found.left_out(source)
+            self.find_duplicates()
         loader = partial(
             ImageLoader,
             size=self.image_size or 0,
@@ -337,23 +333,28 @@ class CIFNetDataModule(LightningDataModule):
                 returning,
                 before,
                 batches(loader(source.train), samples.rows),
-                batches(loader(source.val), tested),
+                batches(loader(source.test), tested),
             )
             before = len(seen)
 
     @property
     def learner(self) -> Learner:
-        """The LightningModule that is being fed.
+        """What the LightningModule that is being fed has told.
 
         Raises:
             UsageError: there is none.
         """
-        if self.trainer is None:
+        if self._learner is None:
             raise UsageError(
                 "the data module has no Trainer: pass it as datamodule=, or go through its tasks:"
                 " for task in data"
             )
-        return cast(Learner, self.trainer.lightning_module)
+        return self._learner
+
+    def feed(self, learner: Learner) -> None:
+        """Prepare data for a learner from now on."""
+        self._release()
+        self._learner = learner
 
     def first_images(self, at_most: int) -> Tensor:
         """Decode images of the first task, without their labels.
@@ -390,7 +391,7 @@ class CIFNetDataModule(LightningDataModule):
         Raises:
             DataError: a class that the data does not have.
         """
-        val = self.source.val
+        test = self.source.test
         tested = ~self.untested
         if self.evaluated is not None:
             trained = self.source.train.table["domain"].nunique()
@@ -403,60 +404,71 @@ class CIFNetDataModule(LightningDataModule):
                 raise DataError(
                     f"class '{name}' was learned, but the data does not have it"
                 )
-            rows = val.rows_of.get(self.source.position[name], none)
+            rows = test.rows_of.get(self.source.position[name], none)
             test_rows.append(rows[tested[rows]])
         return test_rows
 
-    @cached_property
-    def found_duplicates(self) -> SourceDuplicates:
-        """Samples with the same content; read this in all processes before the first task.
+    def find_duplicates(self) -> None:
+        """Find samples with the same content; call this in all processes before the first task.
 
         If duplicates are left out, they leave the plan, and the embedding cache gives each the
         embedding of the image that is learned.
+
+        Raises:
+            DataError: all images of a class are in another one, too.
         """
         if self.duplicates is None:
-            return SourceDuplicates()
+            return
+        caches: dict[Part, EmbeddingCache] = {}
+        if self._learner is not None:
+            caches = self._caches
         # A cache knows the hashes of the images that it stores.
-        for cache in self._caches.values():
-            every_row = np.arange(len(cache.images.labels))
-            cache.known(every_row)
-        plan = self.plan(self.learner.learned_tasks)
-        found = find_duplicates(self.source, plan.rows)
-        if self.duplicates == "leave_out":
-            self.left_out, self.untested = found.left_out(self.source)
-            labels = self.source.train.labels[~self.left_out]
-            for name in plan.classes:
-                if self.source.position[name] not in labels:
-                    raise DataError(
-                        f"every image of '{printable(name)}' is in another class, too: remove the"
-                        " wrong duplicates"
-                    )
-            for part, cache in self._caches.items():
-                cache.duplicates = found.of_originals(part)
-        return found
+        for cache in caches.values():
+            cache.known(np.arange(len(cache.images)))
+        found = find_duplicates(self.source, self.plan.rows)
+        self.found_duplicates = found
+        if self.duplicates == "keep":
+            return
+        self.left_out, self.untested = found.left_out(self.source)
+        labels = self.source.train.labels[~self.left_out]
+        for name in self.plan.classes:
+            if self.source.position[name] not in labels:
+                raise DataError(
+                    f"every image of '{printable(name)}' is in another class, too: remove the"
+                    " wrong duplicates"
+                )
+        for part, cache in caches.items():
+            cache.duplicates = found.of_originals(part)
 
     # ------------------------------------------------------------------ stores of embeddings
 
     @cached_property
     def _caches(self) -> dict[Part, EmbeddingCache]:
-        """The embeddings of the training and the test images on disk; empty without a cache."""
+        """The embeddings of images: on disk where that is wanted, else of test images in memory."""
+        names = self.source.class_names
         if self.cache_folder is None or not self.source.train.are_images:
-            return {}
-        module = self.learner
-        size, crop = self.image_shape(module.backbone.preprocessing)
+            return {"test": EmbeddingCache(self.source.test, names, None)}
+        backbone = self.learner.backbone
+        size, crop = self.image_shape(backbone.preprocessing)
         folder = pipeline_folder(
             self.cache_folder,
-            module.backbone,
+            backbone,
             size,
             crop,
-            str(module.trainer.precision),
-            module.trainer.strategy.root_device.type,
+            str(self.trainer.precision),
+            self.trainer.strategy.root_device.type,
         )
-        names = self.source.class_names
         return {
             "train": EmbeddingCache(self.source.train, names, folder / "train"),
-            "val": EmbeddingCache(self.source.val, names, folder / "val"),
+            "test": EmbeddingCache(self.source.test, names, folder / "val"),
         }
+
+    def _store(self, part: Part) -> Store | None:
+        """Return what has embeddings of the training or test samples, or None."""
+        samples = self.source.train if part == "train" else self.source.test
+        if not samples.are_images:
+            return samples
+        return self._caches.get(part)
 
     def remember(self, batch: ImageBatch, z: Tensor) -> None:
         """Store the embeddings of a batch of the current set, as far as the options allow.
@@ -465,21 +477,18 @@ class CIFNetDataModule(LightningDataModule):
             batch: the images.
             z: (n, d) their embeddings.
         """
-        training = self.learner.trainer.training
-        cache = self._caches.get("train" if training else "val")
+        part: Part = "train" if self.trainer.training else "test"
+        cache = self._caches.get(part)
         if cache is not None:
             cache.collect(batch.row, batch.key, z)
-        if not training:
-            self._memory.add(batch.row, z)
 
     def share_collected(self) -> None:
         """Write the classes of which every process has embedded a part; call on all processes."""
-        trainer = self.learner.trainer
-        if trainer.world_size == 1:
+        if self.trainer.world_size == 1 or self.cache_folder is None:
             return
         for cache in self._caches.values():
             parts = of_all_processes(cache.take_incomplete())
-            if trainer.is_global_zero:
+            if self.trainer.is_global_zero:
                 for part in chain.from_iterable(parts):
                     cache.collect(*part)
 
@@ -490,21 +499,18 @@ class CIFNetDataModule(LightningDataModule):
 
         Stored embeddings come in like batches.
         """
-        samples = self.source.train
-        store: Store | None = self._caches.get("train")
+        trainer = self.trainer
+        store = self._store("train")
         size = self._loader_batch
-        if not samples.are_images:
-            store = samples
+        if not self.source.train.are_images:
             # Embeddings take little memory, and a Gram matrix is faster over many of them.
             size = max(size, EMBEDDED_BATCH)
-        module = self.learner
-        trainer = module.trainer
         number = trainer.current_epoch
-        process = (trainer.global_rank, trainer.world_size)
-        task = self.task(number, module.learned_tasks)
         plan = []
-        for order in module.passes(task.rows, number):
-            for rows in shard_batches(order, size, *process):
+        for order in self.learner.passes(self.task(number).rows, number):
+            for rows in shard_batches(
+                order, size, trainer.global_rank, trainer.world_size
+            ):
                 stored = store is not None and len(rows) and store.known(rows).all()
                 plan.append(PlannedBatch(rows, store if stored else None))
         return StoredLoader(plan, self._loaders["train"], learned=True)
@@ -514,32 +520,25 @@ class CIFNetDataModule(LightningDataModule):
 
         Those that were embedded before come from memory or the cache.
         """
-        samples = self.source.val
         tasks = self.learner.learned_tasks
-        learned = list(chain.from_iterable(tasks))
-        trainer = self.learner.trainer
+        trainer = self.trainer
         # Dealt out class by class, so that an image stays with one process over all tasks.
         shares = [np.zeros(0, dtype=np.int64)]
-        for rows in self.test_rows(learned, len(tasks)):
+        for rows in self.test_rows(chain.from_iterable(tasks), len(tasks)):
             shares.append(rows[trainer.global_rank :: trainer.world_size])
-        left = np.concatenate(shares)
-        stores: list[Store] = [self._memory]
-        if not samples.are_images:
-            stores = [samples]
-        elif self._caches:
-            stores.append(self._caches["val"])
+        tested = np.concatenate(shares)
+        store = self._store("test")
+        assert store is not None
+        known = store.known(tested)
         plan = []
-        for store in stores:
-            known = store.known(left)
-            for rows in pieces(left[known], EMBEDDED_BATCH):
-                plan.append(PlannedBatch(rows, store))
-            left = left[~known]
-        for rows in pieces(left, self._loader_batch):
+        for rows in pieces(tested[known], EMBEDDED_BATCH):
+            plan.append(PlannedBatch(rows, store))
+        for rows in pieces(tested[~known], self._loader_batch):
             plan.append(PlannedBatch(rows, None))
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
-            plan.append(PlannedBatch(left, None))
-        return StoredLoader(plan, self._loaders["val"], learned=False)
+            plan.append(PlannedBatch(tested, None))
+        return StoredLoader(plan, self._loaders["test"], learned=False)
 
     # A class-incremental run has one held-out set.
     test_dataloader = predict_dataloader = val_dataloader
@@ -547,7 +546,7 @@ class CIFNetDataModule(LightningDataModule):
     @property
     def _loader_batch(self) -> int:
         """Number of images in a batch of this run: a GPU needs more of them than a CPU."""
-        device = self.learner.trainer.strategy.root_device.type
+        device = self.trainer.strategy.root_device.type
         chosen = self.given["batch_size"] is not None
         if chosen or device == "cpu" or not self.learner.any_batch_size:
             return self.batch_size
@@ -557,16 +556,15 @@ class CIFNetDataModule(LightningDataModule):
     @cached_property
     def _loaders(self) -> dict[Part, ImageLoader]:
         """Decode the training and the test images."""
-        trainer = self.learner.trainer
         options = (
             *self.image_shape(self.learner.backbone.preprocessing),
             self.num_workers,
-            trainer.strategy.root_device.type,
-            trainer.num_devices,
+            self.trainer.strategy.root_device.type,
+            self.trainer.num_devices,
         )
         return {
             "train": ImageLoader(self.source.train, *options),
-            "val": ImageLoader(self.source.val, *options),
+            "test": ImageLoader(self.source.test, *options),
         }
 
     def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
@@ -614,7 +612,7 @@ class CIFNetDataModule(LightningDataModule):
             if self.on_corrupt == "error":
                 loaders = []
                 # Other processes would wait while one decodes all images.
-                if self.learner.trainer.world_size == 1:
+                if self.trainer.world_size == 1:
                     loaders = list(self._loaders.values())
                 raise DataError(name_unreadable(batch.unreadable, loaders))
             self.skipped += batch.unreadable
@@ -650,10 +648,11 @@ class CIFNetDataModule(LightningDataModule):
         """Drop everything of the last learner."""
         self.skipped = []
         self.left_out = np.zeros(len(self.source.train), dtype=bool)
-        self.untested = np.zeros(len(self.source.val), dtype=bool)
+        self.untested = np.zeros(len(self.source.test), dtype=bool)
+        self.found_duplicates = SourceDuplicates()
         self._plan = None
-        self._memory = EvaluationMemory()
-        for name in ("_caches", "_loaders", "found_duplicates"):
+        self._learner = None
+        for name in ("_caches", "_loaders"):
             self.__dict__.pop(name, None)
 
 
@@ -677,13 +676,10 @@ def check_options(given: Mapping[str, Any]) -> None:
         UsageError: one has a value that it cannot have.
     """
     check_choice("on_corrupt", given["on_corrupt"], OnCorrupt)
-    for name, least in (("batch_size", 1), ("max_tasks", 1), ("num_workers", 0)):
-        fits = given[name] is None or given[name] >= least
-        check_that(fits, name, given[name], f"at least {least}")
-    size = given["image_size"]
-    fits = size is None or 1 <= size <= IMAGE_SIZE_LIMIT
-    expected = f"1 to {IMAGE_SIZE_LIMIT} pixels, or null"
-    check_that(fits, "image_size", size, expected)
+    for name, (least, most) in LIMITS.items():
+        value = given[name]
+        expected = f"{least} to {most}" if most < math.inf else f"at least {least}"
+        check_that(value is None or least <= value <= most, name, value, expected)
     fraction = given["val_fraction"]
     check_that(0 < fraction < 1, "val_fraction", fraction, "a number between 0 and 1")
     if given["tune"] is not None and given["group"] is not None:

@@ -19,7 +19,7 @@ from cifnet_pl.images.duplicates import (
     duplicates_message,
     find_repeats,
 )
-from cifnet_pl.utilities.files import of_all_processes, rank_and_world
+from cifnet_pl.utilities.processes import of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import is_or_are, listed, printable
 
 DUPLICATE = "duplicate"
@@ -27,7 +27,7 @@ TWO_CLASSES = "two classes"
 IN_BOTH_SPLITS = "training and test"
 """Kinds of duplicates, as the table of a run calls them."""
 
-Part = Literal["train", "val"]
+Part = Literal["train", "test"]
 
 
 class Duplicate(NamedTuple):
@@ -61,8 +61,8 @@ class SourceDuplicates(list[Duplicate]):
         These are duplicates of an earlier sample, and samples in two classes.
         """
         learned = np.zeros(len(source.train), dtype=bool)
-        tested = np.zeros(len(source.val), dtype=bool)
-        masks = {"train": learned, "val": tested}
+        tested = np.zeros(len(source.test), dtype=bool)
+        masks = {"train": learned, "test": tested}
         for found in self:
             if found.kind != IN_BOTH_SPLITS:
                 masks[found.part][found.row] = True
@@ -82,16 +82,15 @@ class SourceDuplicates(list[Duplicate]):
         Args:
             duplicates: whether duplicates are left out.
         """
-        shown: dict[str, list[str]] = {}
+        shown: dict[str, list[str]] = {kind: [] for kind in REMARKS}
         for found in self:
             remark = REMARKS[found.kind].format(other=printable(found.other))
-            names = shown.setdefault(found.kind, [])
-            names.append(printable(found.sample) + remark)
+            shown[found.kind].append(printable(found.sample) + remark)
         sentences = [
-            duplicates_message(shown.get(DUPLICATE, []), duplicates),
-            conflicting_labels_message(shown.get(TWO_CLASSES, []), duplicates),
+            duplicates_message(shown[DUPLICATE], duplicates),
+            conflicting_labels_message(shown[TWO_CLASSES], duplicates),
         ]
-        across = shown.get(IN_BOTH_SPLITS, [])
+        across = shown[IN_BOTH_SPLITS]
         if across:
             verb = is_or_are(len(across))
             sentences.append(
@@ -119,9 +118,8 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
         tasks: rows of the training samples of each task; of several duplicates the first one is
             learned.
     """
-    whole = (
-        source.untested().train
-    )  # test samples are numbered after the training samples
+    # Test samples are numbered after the training samples.
+    whole = source.untested().train
     count = len(source.train)
     every_row = np.arange(len(whole))
     order = pd.unique(np.concatenate([*tasks, every_row]))
@@ -131,7 +129,7 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
     candidates = order[is_candidate.to_numpy()[order]]
     _hash_all(whole, candidates)
     source.train.hash_of = whole.hash_of[:count]
-    source.val.hash_of = whole.hash_of[count:]
+    source.test.hash_of = whole.hash_of[count:]
     hashes = whole.hash_of[candidates]
     repeats = find_repeats(
         zip(candidates.tolist(), hashes.tolist(), strict=True), whole.labels
@@ -160,7 +158,7 @@ def _duplicate(
     name = whole.names[number]
     if number < count:
         return Duplicate(kind, "train", number, original, name, other)
-    return Duplicate(kind, "val", number - count, original - count, name, other)
+    return Duplicate(kind, "test", number - count, original - count, name, other)
 
 
 def _hash_all(samples: SampleTable, rows: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Cache embeddings, on disk between runs and in memory during a run.
+"""Cache embeddings, on disk between runs, or in memory during a run.
 
 No image passes the backbone twice. On disk there is one safetensors file per class and image set,
 below a folder for everything that an embedding depends on apart from the image: what the network
@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -108,13 +107,15 @@ class EmbeddingCache:
     Args:
         images: the set; it learns the content hashes that are stored beside the embeddings.
         class_names: name of each label of the set.
-        folder: where the files of this set and pipeline are.
+        folder: where the files of this set and pipeline are; None to keep embeddings in memory.
 
     Attributes:
         duplicates: image → its exact duplicates, which are not embedded: they get its embedding.
     """
 
-    def __init__(self, images: SampleTable, class_names: list[str], folder: Path):
+    def __init__(
+        self, images: SampleTable, class_names: list[str], folder: Path | None
+    ):
         self.images = images
         self.class_names = class_names
         self.folder = folder
@@ -144,10 +145,12 @@ class EmbeddingCache:
             (n,) bool.
         """
         known = np.zeros(len(rows), dtype=bool)
-        for label, own, _ in self._by_class(rows):
+        for label, own, places in self._by_class(rows):
             if self._load(label) is not None:
                 known[own] = True
-            elif label not in self._stamps_before:
+            elif label in self._collected:
+                known[own] = self._collected[label].hashes[places].numpy() >= 0
+            elif self.folder is not None and label not in self._stamps_before:
                 self._stamps_before[label] = self._stamps(label)
         return known
 
@@ -164,7 +167,8 @@ class EmbeddingCache:
         order = []
         for label, own, places in self._by_class(rows):
             stored = self._load(label)
-            assert stored is not None
+            if stored is None:
+                stored = self._collected[label].z
             parts.append(stored[places])
             order.append(own)
         sorted_by_class = torch.cat(parts)
@@ -184,7 +188,9 @@ class EmbeddingCache:
             None where there are none of exactly its images, and, with a warning in the log, where
             the file is damaged.
         """
-        path = self._path(label)
+        if self.folder is None:
+            return None
+        path = self._path(self.folder, label)
         rows = self.images.rows_of[label]
         if not path.is_file():
             return None
@@ -234,8 +240,8 @@ class EmbeddingCache:
             of_class = self._collected[label]
             of_class.hashes[places] = hashes.cpu()[source]
             of_class.z[places] = embeddings[source]
-            if (of_class.hashes >= 0).all():
-                self._write(label)
+            if self.folder is not None and (of_class.hashes >= 0).all():
+                self._write(self.folder, label)
 
     def take_incomplete(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Remove and return the embeddings of incomplete classes.
@@ -252,35 +258,30 @@ class EmbeddingCache:
         self._collected = {}
         return parts
 
-    def _write(self, label: int) -> None:
+    def _write(self, folder: Path, label: int) -> None:
         """Write a class; warn once if that is impossible, as in a shared cache of someone else."""
         hashes, z = self._collected.pop(label)
-        stamps = self._stamps(label)
-        before = self._stamps_before.pop(label, stamps)
-        if before != stamps:
-            log.warning(
-                "not caching class '%s': its images changed while they were read",
-                self.class_names[label],
-            )
-            return
+        # Where images changed while they were read, these are no longer their stamps, and nobody
+        # uses the file.
+        stamps = self._stamps_before.pop(label, None) or self._stamps(label)
         metadata = {"stamps": stamps, "sha256": _digest(z, hashes)}
         content = save({"z": z, "hashes": hashes}, metadata=metadata)
         self._stored.pop(label, None)
         if not self._writable:
             return
         try:
-            write_bytes(self._path(label), content)
+            write_bytes(self._path(folder, label), content)
         except CifnetError as error:
             self._writable = False
             log.warning("no more embeddings are cached: %s", error)
 
-    def _path(self, label: int) -> Path:
+    def _path(self, folder: Path, label: int) -> Path:
         """Return the file of a class: a hash of the class name and the names of its images."""
         names = self.images.names_of(self.images.rows_of[label])
         text = "\0".join([self.class_names[label], *names])
         # Names may hold bytes that are not UTF-8.
         digest = hashlib.sha256(text.encode("utf-8", "surrogateescape"))
-        return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
+        return folder / f"{digest.hexdigest()[:32]}.safetensors"
 
     def _stamps(self, label: int) -> str:
         """Hash the files' sizes, inodes and change times; the contents where there are no files."""
@@ -294,34 +295,3 @@ def _digest(z: Tensor, hashes: Tensor) -> str:
     digest = hashlib.sha256(z.contiguous().numpy().data)
     digest.update(hashes.contiguous().numpy().data)
     return digest.hexdigest()
-
-
-@dataclass
-class EvaluationMemory:
-    """Embeddings of evaluation images, each computed once per run, up to a number of bytes.
-
-    Args:
-        limit_mb: memory bound in megabytes (10⁶ bytes). Images beyond it are embedded again at
-            every task.
-    """
-
-    limit_mb: float = 1024.0
-    _embeddings: dict[int, Tensor] = field(default_factory=dict)
-
-    def known(self, rows: np.ndarray) -> np.ndarray:
-        """Return (n,) bool: which rows are in memory."""
-        is_known = [row in self._embeddings for row in rows.tolist()]
-        return np.array(is_known, dtype=bool)
-
-    def add(self, rows: Tensor, z: Tensor) -> None:
-        """Add embeddings (n, d) of images ``rows`` (n,) as far as the bound allows."""
-        bytes_each = 4 * z.shape[1]
-        places = int(self.limit_mb * 1e6) // bytes_each
-        free = max(0, places - len(self._embeddings))
-        embeddings = z[:free].float().cpu()
-        self._embeddings.update(zip(rows[:free].tolist(), embeddings, strict=True))
-
-    def get(self, rows: np.ndarray) -> Tensor:
-        """Return (n, d) float32 embeddings of rows that are known."""
-        embeddings = [self._embeddings[row] for row in rows.tolist()]
-        return torch.stack(embeddings)

@@ -120,18 +120,13 @@ class ImageLoader:
         for batch in read_batches(
             rows_of_batches, self._read, self.size, workers, self.device
         ):
-            unreadable = []
-            readable = []
-            hashes = []
-            for row, reason, look in zip(
-                batch.files, batch.unreadable, batch.looks, strict=True
-            ):
-                if look is None:
-                    unreadable.append(f"{self.images.place(row)}: {reason}")
-                else:
-                    readable.append(row)
-                    hashes.append(look.hash)
-            rows = np.array(readable, dtype=np.int64)
+            rows = np.array(batch.readable, dtype=np.int64)
+            hashes = [look.hash for look in batch.looks if look is not None]
+            unreadable = [
+                f"{self.images.place(row)}: {reason}"
+                for row, reason in zip(batch.files, batch.unreadable, strict=True)
+                if reason is not None
+            ]
             yield ImageBatch(
                 batch.images,
                 torch.from_numpy(self.images.labels[rows]),

@@ -26,7 +26,7 @@ from cifnet_pl.images.image import (
 )
 from cifnet_pl.images.reader import look_at_images
 from cifnet_pl.utilities.errors import CifnetError, DataError
-from cifnet_pl.utilities.names import class_name, class_names
+from cifnet_pl.utilities.names import Split, class_name, class_names
 from cifnet_pl.utilities.text import listed, one_line, printable
 
 HASHED_ROWS = 128
@@ -129,24 +129,20 @@ class SampleTable:
     def names(self) -> list[str]:
         """Name of each sample; made when they are read, as embeddings seldom need them."""
         if "name" not in self.table:
-            return [str(position) for position in self.positions.tolist()]
-        names: list[str] = self.table["name"].tolist()
-        return names
+            return list(map(str, self.positions.tolist()))
+        return list(self.table["name"])
 
     @cached_property
     def paths(self) -> list[str]:
         """Path of each file below ``root``."""
         if "path" not in self.table:
             return self.names
-        paths: list[str] = self.table["path"].tolist()
-        return paths
+        return list(self.table["path"])
 
     @cached_property
     def rows_of(self) -> dict[int, np.ndarray]:
         """Label → rows of its samples, ascending."""
-        rows_of: dict[int, np.ndarray]
-        rows_of = pd.Series(self.labels).groupby(self.labels).indices
-        return rows_of
+        return dict(pd.Series(self.labels).groupby(self.labels).indices)
 
     def names_of(self, rows: np.ndarray) -> list[str]:
         """Return the names of the samples of some rows (n,)."""
@@ -183,17 +179,11 @@ class SampleTable:
         """
         assert self.embeddings is not None
         positions = self.positions[rows]
-        place: np.ndarray | slice = positions
-        if len(positions) and (np.diff(positions) == 1).all():
-            # A view of consecutive rows is read from the file in one piece.
-            place = slice(positions[0], positions[-1] + 1)
-        part = self.embeddings[place]
         with np.errstate(over="ignore"):  # values too large become infinity
-            in_order = np.array(part, dtype=np.float32, order="C")
-        z = torch.from_numpy(in_order)
+            z = torch.from_numpy(self.embeddings[positions].astype(np.float32))
         is_finite = torch.isfinite(z).all(dim=1).numpy()
         if not is_finite.all():
-            broken = [str(position) for position in positions[~is_finite]]
+            broken = positions[~is_finite].astype(str).tolist()
             raise DataError(
                 f"{self.where}: no finite float32 in row {listed(broken)} of the"
                 " embeddings (counted from 0): repair or remove them"
@@ -250,7 +240,7 @@ class SampleTable:
             return np.asarray(self.hash_of[rows])
         for row in unread.tolist():
             try:
-                self.hash_of[row] = EncodedImage(self.given(row)).hash
+                self.hash_of[row] = self.image(row).hash
             except UnreadableImage:  # it is reported when it is decoded
                 self.hash_of[row] = UNREADABLE_HASH
         return np.asarray(self.hash_of[rows])
@@ -280,30 +270,38 @@ class SampleTable:
             return ()
 
 
-def joined(parts: Sequence[SampleTable]) -> SampleTable:
-    """Join samples to learn and, if there is a second part, samples to test with.
+def joined(parts: Sequence[SampleTable], splits: Sequence[Split]) -> SampleTable:
+    """Join the samples of several files or objects.
 
     Args:
-        parts: one or two, which are read by functions of their own, or embeddings.
+        parts: of one kind; images are read by functions of their own.
+        splits: that of each part; nothing where all are to be learned.
     """
     if len(parts) == 1:
         return parts[0]
-    train, test = parts
-    first = len(train)
+    first_positions = np.cumsum([0, *map(len, parts)])
 
     def read(position: int) -> ImageLike:
-        if position < first:
-            return train.given(position)
-        return test.given(position - first)
+        number = int(np.searchsorted(first_positions, position, side="right")) - 1
+        return parts[number].given(position - int(first_positions[number]))
 
-    tables = []
-    for part, split in ((train, "train"), (test, "test")):
-        tables.append(part.table.assign(name=part.names, split=split))
+    tables = [part.table for part in parts]
+    if splits:
+        tables = [
+            table.assign(split=split)
+            for table, split in zip(tables, splits, strict=True)
+        ]
     table = pd.concat(tables, ignore_index=True)
     table["position"] = np.arange(len(table))
-    whole = replace(train, table=table, read=read, hash_of=np.zeros(0))
-    if train.embeddings is not None and test.embeddings is not None:
-        whole.embeddings = np.concatenate([train.embeddings, test.embeddings])
+    if "name" not in table and splits:
+        number_in_split = table.groupby("split").cumcount()
+        table["name"] = number_in_split.astype(str)
+    notes = tuple(note for part in parts for note in part.notes)
+    whole = replace(parts[0], table=table, notes=notes, hash_of=np.zeros(0))
+    if whole.read is not None:
+        whole.read = read
+    if not whole.are_images:
+        whole.embeddings = np.concatenate([part.embeddings for part in parts])
     return whole
 
 
@@ -318,14 +316,14 @@ class Source:
 
     Attributes:
         class_names: name of each class; labels are positions in it.
-        train, val: samples to learn, and to test with.
+        train, test: samples to learn, and to test with.
         notes: sentences for the user about how the two sets were made.
-        held_out: whether ``val`` was held out here because the data have no test split.
+        held_out: whether ``test`` was held out here because the data have no test split.
     """
 
     class_names: list[str]
     train: SampleTable
-    val: SampleTable
+    test: SampleTable
     notes: tuple[str, ...] = ()
     held_out: bool = False
 
@@ -336,8 +334,8 @@ class Source:
 
     def untested(self) -> Source:
         """Return the source with all samples in the training set."""
-        table = pd.concat([self.train.table, self.val.table], ignore_index=True)
-        hashes = np.concatenate([self.train.hash_of, self.val.hash_of])
+        table = pd.concat([self.train.table, self.test.table], ignore_index=True)
+        hashes = np.concatenate([self.train.hash_of, self.test.hash_of])
         whole = replace(self.train, table=table, hash_of=hashes)
         return Source(self.class_names, whole, whole.subset(np.arange(0)), self.notes)
 
@@ -395,12 +393,19 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     cells = samples.table["label"]
     if cells.dtype.kind not in "iu":
         cells = cells.astype(object)
-        for row, label in enumerate(cells.tolist()):
-            if type(label) not in (int, str):
-                _check_label(label, row, where)
-    codes, distinct_cells = pd.factorize(cells.to_numpy())
-    found = distinct_cells.tolist()
-    read = [class_name(label) if isinstance(label, str) else label for label in found]
+        is_label = cells.map(_can_be_label).to_numpy(bool)
+        if not is_label.all():
+            row = int(np.argmin(is_label))
+            label = cells.iloc[row]
+            raise DataError(
+                f"{where}: the label in row {row} (counted from 0) is {printable(str(label)[:60])}"
+                f" ({type(label).__name__}), expected integers or names"
+            )
+    codes, found = pd.factorize(cells.to_numpy())
+    read = [
+        class_name(label) if isinstance(label, str) else label
+        for label in found.tolist()
+    ]
     distinct = sorted(set(read), key=lambda label: (isinstance(label, str), label))
     named = []
     for label in distinct:
@@ -418,12 +423,6 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     return class_names(named, where), samples.with_columns(label=positions[codes])
 
 
-def _check_label(label: Any, row: int, where: str) -> None:
-    """Raise DataError where a label is missing, or neither an integer nor a text."""
-    if isinstance(label, int | np.integer | str) and not isinstance(label, bool):
-        return
-    text = printable(str(label)[:60])
-    raise DataError(
-        f"{where}: the label in row {row} (counted from 0) is {text} ({type(label).__name__}),"
-        " expected integers or names"
-    )
+def _can_be_label(label: object) -> bool:
+    """Return whether a label is an integer or a text."""
+    return isinstance(label, int | np.integer | str) and not isinstance(label, bool)

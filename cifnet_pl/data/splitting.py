@@ -82,8 +82,8 @@ def split_table(
     split = whole.table["split"].to_numpy()
     tested = "test" if "test" in split else "val"
     train = whole.subset(np.flatnonzero(split == "train"))
-    val = whole.subset(np.flatnonzero(split == tested))
-    if not len(val):
+    test = whole.subset(np.flatnonzero(split == tested))
+    if not len(test):
         raise DataError(f"{where}: the test split has no sample")
     for label, name in enumerate(class_names):
         if label not in train.rows_of:
@@ -91,13 +91,13 @@ def split_table(
                 f"{where}: class '{printable(name)}' has no training sample: add some"
             )
     notes = whole.notes
-    unused = len(whole) - len(train) - len(val)
+    unused = len(whole) - len(train) - len(test)
     if unused:
         notes += (
             f"note: {where} has a validation and a test split: the test split is tested with, the"
             f" {number_of(unused, 'sample')} of the validation split {is_or_are(unused)} not used",
         )
-    return Source(class_names, train, val, notes)
+    return Source(class_names, train, test, notes)
 
 
 def _sorted(column: pd.Series[str]) -> pd.Series[str]:
@@ -125,35 +125,31 @@ def _held_out_source(
         return Source(class_names, whole, whole.subset(np.arange(0)), whole.notes)
     seed = options.split_seed
     notes = whole.notes
-    if kind not in (NEAR, SINGLE):
-        _check_kind(kind)
     held = np.zeros(len(whole), dtype=bool)
-    groups = np.array(whole.names, dtype=object)
-    for label, rows in whole.rows_of.items():
-        names = groups[rows].tolist()
-        looks: Sequence[Look] = ()
-        if kind in (NEAR, "day", "burst"):
-            looks = whole.look(rows)
-        if kind == SINGLE:
-            held[rows] = held_out(names, fraction, seed)
-        elif kind == NEAR:
-            held[rows] = held_out_together(names, looks, fraction, seed)
-        else:
-            groups[rows] = _groups(kind, names, looks)
-            held[rows] = held_out_groups(
-                groups[rows], class_names[label], fraction, seed
-            )
-    if kind not in (NEAR, SINGLE):
-        numbers = []
-        for label, group in zip(whole.labels.tolist(), groups, strict=True):
-            digest = _hash(f"{class_names[label]}\0{group}")
-            numbers.append(int.from_bytes(digest, "big", signed=True))
+    if kind == SINGLE:
+        held = held_out_rows(whole, fraction, seed, ["label"])
+    elif kind == NEAR:
+        for rows in whole.rows_of.values():
+            names = whole.names_of(rows)
+            held[rows] = held_out_together(names, whole.look(rows), fraction, seed)
+    else:
+        _check_kind(kind)
+        own_names = np.array(whole.names, dtype=object)
+        groups = own_names.copy()
+        numbers = np.zeros(len(whole), dtype=np.int64)
+        for label, rows in whole.rows_of.items():
+            class_name = class_names[label]
+            groups[rows] = _groups(kind, whole, rows)
+            held[rows] = held_out_groups(groups[rows], class_name, fraction, seed)
+            digests = [_hash(f"{class_name}\0{group}") for group in groups[rows]]
+            numbers[rows] = [
+                int.from_bytes(digest, "big", signed=True) for digest in digests
+            ]
         whole = whole.with_columns(group=numbers)
-        is_named = groups != np.array(whole.names, dtype=object)
-        notes += _group_notes(class_names, whole, is_named, kind)
+        notes += _group_notes(class_names, whole, groups != own_names, kind)
     train = whole.subset(np.flatnonzero(~held))
-    val = whole.subset(np.flatnonzero(held))
-    return Source(class_names, train, val, notes, held_out=True)
+    test = whole.subset(np.flatnonzero(held))
+    return Source(class_names, train, test, notes, held_out=True)
 
 
 def tuning_source(source: Source, fraction: float, seed: int) -> Source:
@@ -174,8 +170,8 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
     # that it left.
     held = held_out_rows(source.train, fraction, seed + 1, by)
     train = source.train.subset(np.flatnonzero(~held))
-    val = source.train.subset(np.flatnonzero(held))
-    return Source(source.class_names, train, val)
+    test = source.train.subset(np.flatnonzero(held))
+    return Source(source.class_names, train, test)
 
 
 # ---------------------------------------------------------------------- one by one
@@ -367,24 +363,24 @@ def _check_kind(kind: str) -> None:
         raise unknown_name("group of images", kind, known)
 
 
-def _groups(kind: str, names: Sequence[str], looks: Sequence[Look]) -> list[str]:
+def _groups(kind: str, samples: SampleTable, rows: np.ndarray) -> list[str]:
     """Return the name of the group of each image of a class; its own name where it stands alone.
 
     Args:
         kind: of group.
-        names: names of the images.
-        looks: looks at them, for groups by time.
+        samples: with the images.
+        rows: those of the class.
     """
-    groups = list(names)
+    groups = samples.names_of(rows)
     if kind == "burst":
-        for earlier, later in bursts(looks, BURST_PAUSE):
+        for earlier, later in bursts(samples.look(rows), BURST_PAUSE):
             groups[later] = groups[earlier]
     elif kind == "day":
-        for i, look in enumerate(looks):
+        for i, look in enumerate(samples.look(rows)):
             if look.taken is not None:
                 groups[i] = look.taken.date().isoformat()
     else:
-        groups = [_group_by_name(kind, name) for name in names]
+        groups = [_group_by_name(kind, name) for name in groups]
     return groups
 
 

@@ -79,30 +79,18 @@ def task_sizes(
         >>> task_sizes(100, 20, initial=50)
         [50, 20, 20, 10]
     """
-    if initial is None:
-        first = []
-    else:
-        first = [initial]
-    if isinstance(per_task, list):
-        asked = per_task
-    else:
-        asked = [per_task]
-    sizes = [*first, *asked]
-    if not asked or min(sizes) < 1:
-        if initial is None:
-            option = ""
-        else:
-            option = f", initial_classes {initial}"
+    first = [] if initial is None else [initial]
+    asked = per_task if isinstance(per_task, list) else [per_task]
+    if not asked or min(*first, *asked, asked[0]) < 1:
+        option = "" if initial is None else f", initial_classes {initial}"
         raise UsageError(
             f"classes_per_task is {per_task}{option}: every task needs at least one class"
         )
-    sizes = sizes[past:]
-    if isinstance(per_task, int):
+    if isinstance(per_task, list):
+        sizes = [*first, *asked][past:]
+    else:
         # One task of the wanted size at least, unless some were learned before.
-        if past:
-            sizes = []
-        else:
-            sizes = first or [per_task]
+        sizes = (first or asked)[past:]
         full, rest = divmod(max(0, classes - sum(sizes)), per_task)
         sizes += [per_task] * full
         if rest:
@@ -145,8 +133,6 @@ def class_tasks(
         >>> class_tasks(["a", "b", "c"], per_task=2)
         (('a', 'b'), ('c',))
     """
-    if not names:
-        raise DataError("the data source has no classes")
     ordered = names
     if order is not None:
         ordered = order_classes(names, order)
@@ -189,13 +175,13 @@ class Classes:
         """Return the rows of all training samples of classes ``labels``, class by class."""
         none = np.zeros(0, dtype=np.int64)
         rows_of = self.source.train.rows_of
-        return np.concatenate([none, *(rows_of.get(label, none) for label in labels)])
+        return np.concatenate([none, *[rows_of.get(label, none) for label in labels]])
 
-    def numbered(self) -> Iterator[tuple[int, int]]:
-        """Yield the number of the task that introduces each class, and the class's label."""
+    def numbered(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield the task that introduces each class, the class's label, and its samples' rows."""
         for number, task in enumerate(self.tasks):
             for label in task:
-                yield number, label
+                yield number, label, self.rows([label])
 
     def by_task(self, task_of: np.ndarray, count: int) -> list[np.ndarray]:
         """Return the rows of each task, class by class in the order of learning.
@@ -212,11 +198,6 @@ class Classes:
     def no_task(self) -> np.ndarray:
         """Return (n,) int64 for :meth:`by_task`, in which no training sample has a task."""
         return np.full(len(self.source.train), -1)
-
-    def shuffled(self, seed: int, label: int) -> np.ndarray:
-        """Return the rows of all training samples of a class, in an order by seed."""
-        rows = self.rows([label])
-        return self.random(seed, label).permutation(rows)
 
     def random(self, seed: int, label: int) -> np.random.Generator:
         """Return a random number generator for one class that does not depend on other classes.
@@ -281,8 +262,8 @@ class Returning(Stream):
         """Return the rows of the training samples of each task."""
         count = len(classes.tasks)
         task_of = classes.no_task()
-        for number, label in classes.numbered():
-            rows = classes.shuffled(self.seed, label)
+        for number, label, samples in classes.numbered():
+            rows = classes.random(self.seed, label).permutation(samples)
             later = np.arange(number + 1, count)
             first = len(rows)
             if len(later):
@@ -331,10 +312,10 @@ class Blurry(Stream):
         stay = set(mixed[:count].tolist())
         numbers = np.arange(len(classes.tasks))
         task_of = classes.no_task()
-        for number, label in classes.numbered():
+        for number, label, samples in classes.numbered():
             others = np.delete(numbers, number)
             random = classes.random(self.seed, label)
-            rows = random.permutation(classes.rows([label]))
+            rows = random.permutation(samples)
             leaving = round(self.blurry / 100 * len(rows))
             if label in stay or not len(others):
                 leaving = 0
@@ -412,13 +393,13 @@ class LongTailed(Stream):
         if self.order == "shuffled":
             generator = np.random.default_rng(self.seed)
             ranked = generator.permutation(order).tolist()
-        largest = max(len(classes.rows([label])) for label in order)
+        largest = max(len(samples) for _, _, samples in classes.numbered())
         last_rank = max(1, len(order) - 1)
         rank_of = {label: rank for rank, label in enumerate(ranked)}
         task_of = classes.no_task()
-        for number, label in classes.numbered():
+        for number, label, samples in classes.numbered():
             size = round(largest * self.ratio ** (-rank_of[label] / last_rank))
-            rows = classes.shuffled(self.seed, label)
+            rows = classes.random(self.seed, label).permutation(samples)
             task_of[rows[: max(1, size)]] = number
         return classes.by_task(task_of, len(classes.tasks))
 
@@ -436,7 +417,7 @@ class Domains(Stream):
     def evaluated(self, source: Source) -> pd.Categorical | None:
         """Return the domain of each test sample."""
         trained = self._order(source)
-        domains = pd.Categorical(_groups(source.val, "domain"))
+        domains = pd.Categorical(_groups(source.test, "domain"))
         others = [name for name in domains.categories if name not in trained]
         return domains.set_categories([*trained, *others])
 

@@ -12,8 +12,7 @@ import stat
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -213,32 +212,29 @@ ENCODING_VARIABLE = "CIFNET_ZIP_ENCODING"
 """Environment variable with the encoding of names without that bit, such as ``cp932``."""
 
 
-_encoding_to_list: ContextVar[str | None] = ContextVar("zip_encoding", default=None)
-
 _encoding_of: dict[Path, str] = {}
-"""Archive → encoding with which it was listed, for those who read its files later."""
+"""Archive, or folder of archives, → the encoding that a user has named for it."""
 
 
-@contextmanager
-def zip_names_in(encoding: str | None) -> Iterator[None]:
-    """Within the block, list names in archives that are not UTF-8 in an encoding.
-
-    The files that are found are read by these names after the block, too.
+def read_names_as(encoding: str | None, place: Path | None) -> None:
+    """Set the encoding of names in archives that are not UTF-8.
 
     Args:
         encoding: one of Python's names, such as ``cp932``; None for that of the environment.
+        place: the archive, or a folder with archives below it; None for none.
 
     Raises:
         UsageError: Python does not know it.
     """
-    chosen = encoding or default_encoding()
-    with explained(UsageError, "zip_encoding", LookupError, end="; for example cp932"):
-        "".encode(chosen)
-    token = _encoding_to_list.set(chosen)
-    try:
-        yield
-    finally:
-        _encoding_to_list.reset(token)
+    if place is None:
+        return
+    _encoding_of.pop(place, None)
+    if encoding is not None:
+        with explained(
+            UsageError, "zip_encoding", LookupError, end="; for example cp932"
+        ):
+            "".encode(encoding)
+        _encoding_of[place] = encoding
 
 
 def default_encoding() -> str:
@@ -371,12 +367,11 @@ class ArchivePart(NamedTuple):
         """Return the archive in its current state; DataError where it cannot be read."""
         found = self.path.stat()
         version = (found.st_size, found.st_ino, found.st_mtime_ns)
-        encoding = _encoding_to_list.get()
-        if encoding is None:
-            encoding = _encoding_of.get(self.path) or default_encoding()
-        archive = _opened(self.path, encoding, os.getpid(), version)
-        _encoding_of[self.path] = encoding
-        return archive
+        encoding = default_encoding()
+        for place, named in _encoding_of.items():
+            if self.path.is_relative_to(place):
+                encoding = named
+        return _opened(self.path, encoding, os.getpid(), version)
 
 
 def archive_part(path: Path) -> ArchivePart | None:

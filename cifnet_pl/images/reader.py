@@ -123,13 +123,11 @@ class ReadImage(NamedTuple):
         pixels: (s, s, 3) uint8; None if it could not be read.
         look: what was wanted of it besides its pixels; None if it could not be read.
         reason: why it has no pixels, or None.
-        error: what ends the whole reading, or None.
     """
 
     pixels: np.ndarray | None
     look: Look | None = None
     reason: str | None = None
-    error: CifnetError | None = None
 
 
 def read_image(
@@ -173,14 +171,12 @@ class DecodedBatch(NamedTuple):
         unreadable: for each of ``files`` the reason why it has no pixels, or None.
         looks: for each of ``files`` what was wanted besides its pixels; None if it could not be
             read.
-        errors: what ends the whole reading.
     """
 
     files: Sequence[Any]
     images: Tensor
     unreadable: tuple[str | None, ...]
     looks: tuple[Look | None, ...]
-    errors: tuple[CifnetError, ...] = ()
 
     @property
     def readable(self) -> list[Any]:
@@ -201,7 +197,6 @@ def _batch(readable: np.ndarray, results: Sequence[ReadImage]) -> DecodedBatch:
         torch.from_numpy(readable).permute(0, 3, 1, 2),
         tuple(result.reason for result in results),
         tuple(result.look for result in results),
-        tuple(result.error for result in results if result.error is not None),
     )
 
 
@@ -268,19 +263,25 @@ def _read_share(
     return results
 
 
-def _collate(size: int, results: Sequence[ReadImage]) -> DecodedBatch:
-    """Return the batch of the images that a process has read."""
+def _collate(
+    size: int, results: Sequence[ReadImage | CifnetError]
+) -> DecodedBatch | CifnetError:
+    """Return the batch of the images that a process has read, or what ends the whole reading."""
+    read = []
     squares = [np.empty((0, size, size, 3), np.uint8)]
     for result in results:
+        if isinstance(result, CifnetError):
+            return result
+        read.append(result)
         if result.pixels is not None:
             squares.append(result.pixels[None])
-    return _batch(np.concatenate(squares), results)
+    return _batch(np.concatenate(squares), read)
 
 
 def _read_by_processes(
     batches: Iterable[Sequence[Item]],
     read: Reader[Item],
-    collate: Callable[[Sequence[ReadImage]], DecodedBatch],
+    collate: Callable[[Sequence[Any]], DecodedBatch | CifnetError],
     workers: int,
 ) -> Iterator[DecodedBatch]:
     given, asked = tee(batches)
@@ -293,12 +294,12 @@ def _read_by_processes(
         multiprocessing_context="fork",  # functions of a source need not be picklable
     )
     for items, batch in zip(given, loader, strict=False):
-        if batch.errors:
-            raise batch.errors[0]
+        if isinstance(batch, CifnetError):
+            raise batch
         yield batch._replace(files=items)
 
 
-class _Items(Dataset[ReadImage]):
+class _Items(Dataset[ReadImage | CifnetError]):
     """Images as a DataLoader takes them: what it calls an index is what ``read`` takes.
 
     The error of a process gets a traceback, so those of this package are brought like results.
@@ -307,11 +308,11 @@ class _Items(Dataset[ReadImage]):
     def __init__(self, read: Callable[[Any], ReadImage]):
         self._read = read
 
-    def __getitem__(self, item: Any) -> ReadImage:
+    def __getitem__(self, item: Any) -> ReadImage | CifnetError:
         try:
             return self._read(item)
         except CifnetError as error:
-            return ReadImage(None, error=error)
+            return error
 
 
 def decode_images(

@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 from cifnet_pl.iterative.augmentation import AUGMENTATION_OPTIONS, Augmentation
 from cifnet_pl.utilities.errors import UsageError, check_that
-from cifnet_pl.utilities.files import of_all_processes
+from cifnet_pl.utilities.processes import of_all_processes
 
 Schedule = Literal["cosine", "step"]
 BatchStatistics = Literal["learned", "fixed"]

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from cifnet_pl.buffer import select_herding
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
+from cifnet_pl.utilities.processes import of_all_processes
 
 Prediction = Literal["classifier", "nearest_mean"]
 

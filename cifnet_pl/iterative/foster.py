@@ -107,9 +107,9 @@ class FOSTERModule(IterativeModule):
     def exemplar_capacity(self) -> int:
         """Return the number of exemplars to keep for the task that follows."""
         finished = len(self.learned_tasks)
-        images = len(self.data.task(finished, self.learned_tasks).rows)
+        images = len(self.data.task(finished).rows)
         if not images:
-            images = len(self.data.task(finished - 1, self.learned_tasks).rows)
+            images = len(self.data.task(finished - 1).rows)
         places = self._room(images, finished)
         if places is None:
             return self.capacity

@@ -99,9 +99,8 @@ def _linear_model(
 ) -> Classifier:
     """Return a model that predicts by a linear classifier."""
     names = module.class_names
-    tasks = module.learned_tasks
-    sizes = [len(task) for task in tasks]
-    parts = [module.data.task(number, tasks).rows for number in range(len(tasks))]
+    sizes = [len(task) for task in module.learned_tasks]
+    parts = [module.data.task(number).rows for number in range(len(sizes))]
     rows = np.concatenate(parts)
     labels = module.labels_of(rows)
     hashes = ImageHashes()

@@ -460,6 +460,7 @@ class IterativeModule(TaskModule):
                 off passes, a Trainer whose processes would not learn together, a device without
                 float64, or batches of one image, which have no statistics.
         """
+        super().setup(stage)
         name = type(self).__name__
         if not self.data.source.train.are_images:
             raise UsageError(
@@ -493,7 +494,7 @@ class IterativeModule(TaskModule):
         """Refuse a run with more classes than exemplars."""
         super().on_fit_start()
         if self.capacity:
-            classes = self.data.plan(self.learned_tasks).classes
+            classes = self.data.plan.classes
             quota(self.capacity, self.per_class, len(classes))
 
     # ------------------------------------------------------------------ a task
@@ -775,8 +776,7 @@ class IterativeModule(TaskModule):
     def on_train_end(self) -> None:
         """Store the model of a run that has learned all its tasks beside the checkpoints."""
         folder = run_folder(self.trainer)
-        planned = self.trainer.max_epochs or 0
-        if folder is None or self.tasks_finished < planned:
+        if folder is None or not self.is_complete:
             return
         try:
             model = learned_model(self)

@@ -33,9 +33,9 @@ from cifnet_pl.utilities.errors import (
     explaining_full_memory,
     prefixed,
 )
-from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import state_of
 from cifnet_pl.utilities.plugins import failure, import_name, names_import
+from cifnet_pl.utilities.processes import of_all_processes
 
 BACKBONE_IMAGES = 5000
 """Largest number of images that a learned backbone is fitted to."""
@@ -153,6 +153,7 @@ class CIFNetModule(TaskModule):
         Raises:
             UsageError: the Trainer's options do not fit the head.
         """
+        super().setup(stage)
         # Of a run that ended by an error, a GPU may have embedded batches that nobody looked at.
         self._unchecked.clear()
         images = self.data.describe_images(self.backbone.preprocessing)
@@ -175,7 +176,7 @@ class CIFNetModule(TaskModule):
             self._learn_backbone(patches)
         super().on_fit_start()
         if self.buffer is not None:
-            self.buffer.quota(len(self.data.plan(self.learned_tasks).classes))
+            self.buffer.quota(len(self.data.plan.classes))
 
     def _learn_backbone(self, network: Patches) -> None:
         """Fit the backbone to the first task's images; all processes get the first one's."""
@@ -211,7 +212,7 @@ class CIFNetModule(TaskModule):
             known = len(self.class_names) - len(names)
             row = PrequentialRow(len(self.learned_tasks), 0, 0, known)
             self._predicted_before = row
-        counts = self.data.task(self.current_epoch, self.learned_tasks).counts
+        counts = self.task.counts
         self.model.begin_task(list(counts), list(counts.values()))
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
@@ -275,7 +276,7 @@ class CIFNetModule(TaskModule):
         for z, batch, learned in unchecked:
             if isinstance(batch, ImageBatch):
                 source = self.data.source
-                names = (source.train if learned else source.val).names
+                names = (source.train if learned else source.test).names
                 check_embeddings(z, z.shape[1], partial(_image_name, names, batch.row))
                 self.data.remember(batch, z)
             if learned and self._earlier_head is not None:

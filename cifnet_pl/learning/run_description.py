@@ -92,6 +92,7 @@ def plugin_hashes(module: TaskModule) -> dict[str, str | None]:
         import_name(type(module)),
         import_name(module.method),
         entry_point("sources", source) or source,
+        *map(import_name, module.metrics.values()),
     ]
     return {name: code_hash(name) for name in names if names_import(name)}
 
@@ -197,7 +198,7 @@ def fingerprint(source: Source) -> str:
         16 hexadecimal digits.
     """
     digest = hashlib.sha256()
-    for samples in (source.train, source.val):
+    for samples in (source.train, source.test):
         digest.update(b"\0\0")
         for row, name in enumerate(samples.names):
             class_name = source.class_names[samples.labels[row]]

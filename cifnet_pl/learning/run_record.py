@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
+from cifnet_pl.learning.columns import COLUMNS, TASK_COLUMNS, Column, custom_column
+from cifnet_pl.model.evaluation import Evaluation
 from cifnet_pl.model.metrics import (
     average_accuracy,
     backward_transfer,
@@ -17,7 +21,6 @@ from cifnet_pl.model.metrics import (
     max_drop,
     percent,
 )
-from cifnet_pl.model.task_evaluation import TaskEvaluation
 from cifnet_pl.utilities.files import to_csv, write_text
 
 
@@ -31,92 +34,15 @@ def run_folder(trainer: Trainer) -> Path | None:
     return None
 
 
-TENSORBOARD_TAGS = {
-    "acc/seen": "A_k",
-    "acc/average": "average",
-    "acc/top5": "top5",
-    "acc/classifier": "A_k_classifier",
-    "acc/nearest_mean": "A_k_nearest_mean",
-    "forgetting": "forgetting",
-    "ece": "ece",
-    "nll": "nll",
-    "energy/kwh": "energy_kwh",
-    "memory/state_elements": "state_elements",
-    "prediction_sets/size": "set_size",
-    "prediction_sets/coverage": "set_coverage",
-    "unknown/rejected": "known_rejected",
-    "unknown/auroc": "unknown_auroc",
-    "unknown/fpr95": "unknown_fpr95",
-    "seconds/train": "train_seconds",
-    "seconds/evaluation": "eval_seconds",
-}
-"""TensorBoard's tag of each column of ``tasks.csv`` that it shows."""
+class TaskRow(SimpleNamespace):
+    """A row of ``tasks.csv``: percentages 0–100, seconds, kWh, nats; None if not measured.
 
-
-@dataclass(kw_only=True)
-class TaskRow:
-    """A row of ``tasks.csv``: percentages 0–100, seconds, kWh, nats.
-
-    None where something was not measured. ``set_size`` and ``set_coverage`` are of prediction sets
-    at 95 %, ``known_rejected`` is the share of test images that are called unknown where 5 % was
-    asked for. ``waiting_seconds`` is the part of ``train_seconds`` in which the pass waited for
-    decoded images, on a GPU without waits that ended while it still embedded, and ``solve_seconds``
-    what followed the pass; the rest is the backbone's.
+    Its attributes are the columns of tasks in :data:`~cifnet_pl.learning.columns.COLUMNS`, and the
+    custom metrics.
     """
 
-    task: int
-    classes_seen: int
-    A_k: float | None
-    average: float | None
-    forgetting: float | None
-    ece: float | None
-    train_seconds: float
-    solve_seconds: float
-    eval_seconds: float
-    energy_kwh: float | None = None
-    energy_source: str | None = None
-    state_elements: int
-    buffer_elements: int
-    eval_energy_kwh: float | None = None
-    nll: float | None = None
-    top5: float | None = None
-    cached_images: int | None = None
-    set_size: float | None = None
-    set_coverage: float | None = None
-    known_rejected: float | None = None
-    unknown_auroc: float | None = None
-    unknown_fpr95: float | None = None
-    A_k_classifier: float | None = None
-    A_k_nearest_mean: float | None = None
-    waiting_seconds: float | None = None
-
-
-TRAJECTORIES = ("A_k_classifier", "A_k_nearest_mean")
-"""Columns that the summary has for all tasks, or not at all."""
-
-SUMMED_COLUMNS = (
-    "train_seconds",
-    "eval_seconds",
-    "energy_kwh",
-    "eval_energy_kwh",
-    "cached_images",
-)
-"""Columns whose sum over tasks is that of the run."""
-
-LAST_TASK_COLUMNS = (
-    "ece",
-    "nll",
-    "top5",
-    "set_size",
-    "set_coverage",
-    "known_rejected",
-    "unknown_auroc",
-    "unknown_fpr95",
-    "energy_source",
-    "state_elements",
-    "buffer_elements",
-)
-"""Columns whose value after the last task is that of the run."""
+    def __init__(self, **values: Any):
+        super().__init__(**(dict.fromkeys(TASK_COLUMNS) | values))
 
 
 @dataclass
@@ -186,16 +112,27 @@ class RunRecord:
         """A_k of each task."""
         return [row.A_k for row in self.rows]
 
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of ``tasks.csv``: those that all runs have, then custom metrics."""
+        names = dict.fromkeys(name for row in self.rows for name in vars(row))
+        custom = [custom_column(name) for name in names if name not in TASK_COLUMNS]
+        return [*(column for column in COLUMNS if column.task), *custom]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the record as plain containers and tensors, for a checkpoint."""
+        return {**asdict(self), "rows": [dict(vars(row)) for row in self.rows]}
+
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> RunRecord:
-        """Return the record that ``dataclasses.asdict`` describes, as checkpoints hold it."""
+        """Return the record that :meth:`state_dict` describes."""
         rows = [TaskRow(**row) for row in state["rows"]]
         prequential = [PrequentialRow(**row) for row in state["prequential"]]
         return cls(
             **{**state, "rows": rows, "prequential": prequential, "tables": {}},
         )
 
-    def add(self, evaluation: TaskEvaluation, **measured: Any) -> TaskRow:
+    def add(self, evaluation: Evaluation, **measured: Any) -> TaskRow:
         """Add the row of a task that was learned and evaluated.
 
         Args:
@@ -203,19 +140,17 @@ class RunRecord:
             measured: other columns of the row.
         """
         self.matrix.append(evaluation.task_accuracy)
-        counts = evaluation.class_counts
-        self.class_counts.append(counts)
-        figures: dict[str, Any] = evaluation.figures()
+        self.class_counts.append(torch.from_numpy(evaluation.class_counts))
         row = TaskRow(
             task=len(self.matrix),
-            classes_seen=counts.shape[1],
-            average=average_accuracy([*self.trajectory, figures["A_k"]]),
+            classes_seen=len(evaluation.class_names),
             forgetting=forgetting(self.matrix),
             eval_seconds=evaluation.seconds,
-            **figures,
+            **evaluation.figures(),
             **measured,
         )
         self.rows.append(row)
+        row.average = average_accuracy(self.trajectory)
         return row
 
     def summary(self, **description: Any) -> dict[str, Any]:
@@ -224,43 +159,37 @@ class RunRecord:
         Args:
             description: what the record does not know (head, seed, …).
         """
-        last = self.rows[-1]
-        columns: dict[str, list[float]] = {}
-        sums: dict[str, float] = {}
-        for name in (*TRAJECTORIES, *SUMMED_COLUMNS):
-            values = [getattr(row, name) for row in self.rows]
-            if None not in values:
-                columns[name] = values
-                sums[name] = sum(values)
-        energy = sums.get("energy_kwh")
+        summary: dict[str, Any] = {}
+        metrics = {}
+        for column in self.columns:
+            if not column.over_tasks:
+                continue
+            number = column.of_run([vars(row).get(column.task) for row in self.rows])
+            if column.task in TASK_COLUMNS:
+                summary[column.key] = number
+            else:
+                metrics[column.task] = number
+        energy = summary["energy_kwh"]
         components: dict[str, float] = {}
         per_kwh = None
         if energy is not None:
             components = self.energy
-        if energy and last.A_k is not None:
-            per_kwh = last.A_k / energy
-        forward_transfer = None
-        if self.prequential:
-            forward_transfer = self.forward_transfer()
+        if energy and summary["A_K"] is not None:
+            per_kwh = summary["A_K"] / energy
         return {
-            "A_K": last.A_k,
-            "A_bar": average_accuracy(self.trajectory),
+            **summary,
             "A_k": self.trajectory,
-            **{name: columns.get(name) for name in TRAJECTORIES},
-            "forgetting": forgetting(self.matrix),
+            "metrics": metrics,
             "bwt": backward_transfer(self.matrix),
             "max_drop": max_drop(self.trajectory),
-            **{name: getattr(last, name) for name in LAST_TASK_COLUMNS},
-            **{name: sums.get(name) for name in SUMMED_COLUMNS},
             "energy_cpu_kwh": components.get("cpu"),
             "energy_gpu_kwh": components.get("gpu"),
             "energy_ram_kwh": components.get("ram"),
             "energy_counts_other_processes": self.energy_counts_other_processes,
             "co2_kg": components.get("co2_kg"),
             "A_K_per_kwh": per_kwh,
-            "forward_transfer": forward_transfer,
+            "forward_transfer": self.forward_transfer(),
             "n_tasks": len(self.rows),
-            "n_classes": last.classes_seen,
             **description,
         }
 
@@ -289,8 +218,8 @@ class RunRecord:
             folder: of the run.
             tasks: class names of each task.
         """
-        columns = [column.name for column in fields(TaskRow)]
-        rows = [list(vars(row).values()) for row in self.rows]
+        columns = [column.task for column in self.columns]
+        rows = [[vars(row).get(name) for name in columns] for row in self.rows]
         header = ["task"]
         matrix: list[list[Any]] = []
         for k, accuracies in enumerate(self.matrix, 1):

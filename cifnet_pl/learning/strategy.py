@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d
 
 from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from cifnet_pl.utilities.files import RANKS
+from cifnet_pl.utilities.processes import RANKS
 from cifnet_pl.utilities.text import print_text
 
 LOST_PROCESS_SIGNS = (

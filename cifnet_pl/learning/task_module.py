@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, cast
 
 import numpy as np
+import pandas as pd
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.data.datamodule import CIFNetDataModule
+from cifnet_pl.data.datamodule import CIFNetDataModule, Learner, TaskSamples
 from cifnet_pl.data.loading import Batch
+from cifnet_pl.learning.custom_metrics import (
+    CustomMetrics,
+    MetricFactory,
+    check_metrics,
+)
 from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.learning.run_state import read_run_state, require_same
 from cifnet_pl.learning.strategy import evaluate_task, take_tasks_as_epochs
 from cifnet_pl.model.bundle import FORMAT
-from cifnet_pl.model.task_evaluation import TaskEvaluation
+from cifnet_pl.model.evaluation import Evaluation, judge, table_of
 from cifnet_pl.utilities.errors import UsageError, explaining_full_memory
-from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.growing_tensors import float64_device
+from cifnet_pl.utilities.processes import of_all_processes
 
 
 class TaskModule(LightningModule):
@@ -42,9 +47,14 @@ class TaskModule(LightningModule):
         can_resume_inside_task: whether a run can go on inside a task.
         classifiers: names of the module's classifiers, where all of several are evaluated;
             ``by_classifier`` has their probabilities of the last evaluation batch.
+        judged: columns of the samples of an evaluation, by batch; callbacks may add some of their
+            own to the last batch, which are in ``evaluation.samples`` then.
+        metrics: custom metrics: name → what makes a ``Metric`` of torchmetrics for a number of
+            classes.
         learned_tasks, record: class names and measurements of each task, in order.
         method: the class that learns and names the method: the module's own, or a head's.
         element_bytes, buffer_bytes: size of a value of :meth:`state_elements`, and of the buffer.
+        task: the samples of the task that is being learned.
         position: where the next task goes on that was open when the run stopped; None otherwise.
         preparation_seconds: time before the first task that counts as part of it.
     """
@@ -55,7 +65,8 @@ class TaskModule(LightningModule):
     any_batch_size: ClassVar[bool] = False
     can_resume_inside_task: ClassVar[bool] = False
     classifiers: tuple[str, ...] = ()
-    evaluation: TaskEvaluation | None = None
+    evaluation: Evaluation | None = None
+    task: TaskSamples
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,6 +74,7 @@ class TaskModule(LightningModule):
         self.learned_tasks: list[list[str]] = []
         self.by_classifier: dict[str, Tensor] = {}
         self.record = RunRecord()
+        self.metrics: Mapping[str, MetricFactory] = {}
         self.method: type = type(self)
         self.element_bytes = 4
         self.buffer_bytes = 4
@@ -73,6 +85,9 @@ class TaskModule(LightningModule):
         self._seconds: dict[str, float] = {}
         self._under_way = False
         self._solving = False
+        self.judged: list[
+            dict[str, Tensor]
+        ] = []  # predictions of an evaluation, by batch
 
     # ------------------------------------------------------------------ for subclasses to override
 
@@ -91,6 +106,13 @@ class TaskModule(LightningModule):
 
     def abort_task(self) -> None:
         """Undo the task that was open when the run stopped."""
+
+    def setup(self, stage: str) -> None:
+        """Tell the data module once what it must know of this module."""
+        learner = Learner(
+            self.backbone, self.learned_tasks, self.passes, self.any_batch_size
+        )
+        self.data.feed(learner)
 
     def check_returning(self) -> None:
         """Raise UsageError unless more samples of the classes of earlier tasks can be learned."""
@@ -132,6 +154,11 @@ class TaskModule(LightningModule):
         return len(self.learned_tasks) - self._under_way
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all tasks of the run are learned."""
+        return self.tasks_finished == self.trainer.max_epochs
+
+    @property
     def sum_over_processes(self) -> Callable[[Tensor], object] | None:
         """What replaces a tensor by its sum over all processes; None for a single process."""
         if self.trainer.world_size == 1:
@@ -150,9 +177,10 @@ class TaskModule(LightningModule):
             self._under_way = False
         if self.data.kind.samples_return:
             self.check_returning()
+        check_metrics(self.metrics)
         # Duplicates are found now, so that no task's time includes it.
-        _ = self.data.found_duplicates
-        tasks = len(self.data.plan(self.learned_tasks).tasks)
+        self.data.find_duplicates()
+        tasks = len(self.data.plan.tasks)
         take_tasks_as_epochs(self.trainer, tasks, self.tasks_finished)
 
     def on_train_epoch_start(self) -> None:
@@ -165,7 +193,8 @@ class TaskModule(LightningModule):
         self.record.remarks.clear()
         self.cached_embeddings = 0
         self.preparation_seconds = 0.0
-        names = self.data.task(self.current_epoch, self.learned_tasks).new
+        self.task = self.data.task(self.current_epoch)
+        names = self.task.new
         start = len(self.class_names)
         self.learned_tasks.append(names)
         self._under_way = True
@@ -190,38 +219,50 @@ class TaskModule(LightningModule):
         evaluate_task(self.trainer)
 
     def on_validation_epoch_start(self) -> None:
-        """Start to count over all classes seen."""
+        """Begin an evaluation over all classes seen."""
         if not self.class_names:
             raise UsageError(
                 "nothing is learned yet: give a checkpoint with --ckpt_path"
             )
-        domains = None
-        if self.data.evaluated is not None:
-            domains = len(self.data.evaluated.categories)
-        sizes = [len(names) for names in self.learned_tasks]
+        self.judged.clear()
+        self._evaluation_start = time.perf_counter()
         device = float64_device(self.device)
-        self.evaluation = TaskEvaluation(sizes, domains, self.classifiers, device)
+        self._custom = CustomMetrics(self.metrics, len(self.class_names), device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count a batch; callbacks get its probabilities (n, C) as ``outputs``, None if empty."""
-        if not len(batch.label):
+        """Judge a batch; callbacks get its probabilities (n, C) as ``outputs``, None if empty."""
+        label = batch.label
+        if not len(label):
             return None
-        assert self.evaluation is not None
         with explaining_full_memory(self.data.batch_size):
             probabilities = self.probabilities(batch)
         domains = self.data.evaluated
-        domain = None
-        if domains is not None:
+        if domains is None:
+            sizes = [len(names) for names in self.learned_tasks]
+            task_of_label = torch.repeat_interleave(torch.tensor(sizes))
+            task = task_of_label.to(label.device)[label]
+        else:
             codes = domains.codes[batch.row.cpu().numpy()]
-            domain = torch.from_numpy(codes).to(batch.label.device, torch.int64)
-        self.evaluation.update(probabilities, batch.label, domain, self.by_classifier)
+            task = torch.from_numpy(codes).to(label.device, torch.int64)
+        judged = judge(probabilities, label, task)
+        for name in self.classifiers:
+            judged[f"A_k_{name}"] = self.by_classifier[name].argmax(dim=1) == label
+        self.judged.append(judged)
+        self._custom.update(probabilities, label)
         return probabilities
 
     def on_validation_epoch_end(self) -> None:
         """Finish the evaluation; in a run it becomes the record's row of the task."""
-        assert self.evaluation is not None
         self.complete_batches()
-        self.evaluation.finish(self.sum_over_processes)
+        parts = of_all_processes(table_of(self.judged))
+        tested = [part for part in parts if len(part)] or parts[:1]
+        self.evaluation = Evaluation(
+            self.class_names,
+            pd.concat(tested, ignore_index=True),
+            tasks=len(self.learned_tasks),
+            metrics=self._custom.compute(),
+            seconds=time.perf_counter() - self._evaluation_start,
+        )
         self.data.share_collected()
         if self.trainer.state.fn != "fit":
             # This is what Trainer.validate returns.
@@ -281,14 +322,14 @@ class TaskModule(LightningModule):
             "settings": self.settings(),
             "images": self.data.describe_images(self.backbone.preprocessing),
             "precision": str(self.trainer.precision),
-            "record": {**asdict(self.record), "open_seconds": seconds},
+            "record": {**self.record.state_dict(), "open_seconds": seconds},
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take over classes, tasks and record; CheckpointError if they do not fit this run."""
         state = read_run_state(checkpoint)
         require_same(self.settings(), state.settings)
-        self.learned_tasks = state.tasks()
+        self.learned_tasks[:] = state.tasks()
         self._under_way = state.under_way
         resumes = False
         if self._trainer is not None:

@@ -26,8 +26,9 @@ from cifnet_pl.heads.probabilities import CalibrationSamples, fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.calibration import Calibration, Interval
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.evaluation import Evaluation, judge
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
-from cifnet_pl.model.metrics import MIN_TEST_IMAGES, Evaluation, calibration_error
+from cifnet_pl.model.metrics import MIN_TEST_IMAGES
 from cifnet_pl.model.more_images import gain_of_more_images
 from cifnet_pl.model.unknowns import COVERAGE
 from cifnet_pl.statistics import near_duplicates, to_probabilities
@@ -189,9 +190,11 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         head.temperature.fill_(1 / fit.weights[0])
         head.odds_power.fill_(fit.power)
     probabilities = to_probabilities(scores, head.temperature, head.odds_power)
-    best = probabilities.max(dim=1)
-    confidence = best.values.numpy()
-    predicted = best.indices.numpy()
+    samples = judge(probabilities, y)
+    of_judged = {name: values[judged] for name, values in samples.items()}
+    of_judged["row"] = judged.nonzero().flatten()
+    scored = Evaluation.of(list(class_names), [of_judged])
+    confidence = samples["confidence"].numpy()
     of_class = probabilities.gather(1, y[:, None])[:, 0].numpy()
     novelty = head.leave_one_out_novelty(embeddings, y, groups)
     is_unlikely = (of_class < 1 - COVERAGE) & (confidence > 0.5)
@@ -200,23 +203,13 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         {
             "class": names[labels],
             "probability_of_class": of_class,
-            "predicted": names[predicted],
+            "predicted": names[samples["predicted"].numpy()],
             "probability": confidence,
             "label_error": found.judged & is_unlikely,
             "near_duplicate": found.duplicated,
             "novelty": novelty.masked_fill(~judged, torch.nan).numpy(),
             "judged": found.judged,
         }
-    )
-    rows = np.flatnonzero(found.judged)
-    correct = predicted[rows] == labels[rows]
-    scored = Evaluation(
-        list(class_names),
-        rows,
-        labels[rows],
-        predicted[rows],
-        confidence[rows],
-        calibration_error(confidence[rows], correct) or 0.0,
     )
     return Audit(images, scored, head)
 
@@ -381,7 +374,7 @@ def embeddings_of(
         log.warning("no embeddings are cached: %s", error)
     embeddings = []
     tables = []
-    for name, samples in (("train", source.train), ("val", source.val)):
+    for name, samples in (("train", source.train), ("val", source.test)):
         images = LabelledImages(source.class_names, samples)
         cache = None
         if pipeline is not None:

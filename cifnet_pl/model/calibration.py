@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
+from cifnet_pl.model.metrics import Interval as Interval
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.statistics import Clusters, Evidence, group_evidence
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
@@ -437,13 +438,6 @@ def named_groups(groups: Tensor, key: Tensor) -> Tensor:
     names = key.new_full((int(groups.max()) + 1,), largest)
     names.scatter_reduce_(0, groups, key & largest, "amin")  # without its sign
     return names[groups]
-
-
-class Interval(NamedTuple):
-    """A 95 % interval, in percent or in percentage points."""
-
-    low: float
-    high: float
 
 
 def interval_text(interval: Interval | None, *facts: str) -> str:

@@ -15,6 +15,7 @@ from cifnet_pl.buffer import ungrouped
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.evaluation import Evaluation, judge, targets
 from cifnet_pl.model.labelled_images import (
     LabelledImages,
     Unreadable,
@@ -22,15 +23,13 @@ from cifnet_pl.model.labelled_images import (
     duplicates_among,
     samples_of,
 )
-from cifnet_pl.model.metrics import rarely_predicted
-from cifnet_pl.model.task_evaluation import TaskEvaluation
 from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
 
-def _not_scored() -> TaskEvaluation:
-    return TaskEvaluation([])
+def _not_scored() -> Evaluation:
+    return Evaluation.of([])
 
 
 @dataclass(frozen=True)
@@ -54,21 +53,19 @@ class Extension:
 
     model: Classifier
     learned: dict[str, int]
-    score: TaskEvaluation
+    score: Evaluation
     seconds: float
     unreadable: list[Unreadable]
     warnings: list[str]
     duplicates: list[Path]
     undecided: list[Path]
-    old_before: TaskEvaluation = field(default_factory=_not_scored)
-    old_after: TaskEvaluation = field(default_factory=_not_scored)
+    old_before: Evaluation = field(default_factory=_not_scored)
+    old_after: Evaluation = field(default_factory=_not_scored)
 
     @property
     def rarely_predicted(self) -> list[str]:
         """Rarely predicted classes among those that were scored."""
-        columns = rarely_predicted(self.score.confusion)
-        columns += rarely_predicted(self.old_after.confusion)
-        return [self.model.class_names[column] for column in columns]
+        return self.score.rarely_predicted + self.old_after.rarely_predicted
 
 
 def extend(
@@ -156,7 +153,7 @@ def extend(
 
 def score(
     model: Classifier, images: LabelledImages, z: np.ndarray, rows: np.ndarray
-) -> TaskEvaluation:
+) -> Evaluation:
     """Score labelled images by a model, over all classes that it knows.
 
     Args:
@@ -165,16 +162,12 @@ def score(
         z: (n, d) their embeddings.
         rows: (m,) those that are scored.
     """
-    evaluation = TaskEvaluation([len(model.class_names)], device=model.device)
-    columns = np.array([model.class_names.index(name) for name in images.class_names])
+    batches = []
     for part in pieces(rows, EMBEDDED_BATCH):
         embeddings = torch.from_numpy(z[part]).to(model.device)
         probabilities = model.head.probabilities(embeddings)
-        labels = images.files.labels[part]
-        target = torch.from_numpy(columns[labels])
-        evaluation.update(probabilities, target.to(model.device))
-    evaluation.finish()
-    return evaluation
+        batches.append(judge(probabilities, targets(model, images, part)))
+    return Evaluation.of(model.class_names, batches)
 
 
 def learn(
@@ -257,13 +250,13 @@ def _check_readable(images: LabelledImages, readable: np.ndarray) -> None:
             )
 
 
-def _score_left_out(model: Classifier, names: Sequence[str]) -> TaskEvaluation:
+def _score_left_out(model: Classifier, names: Sequence[str]) -> Evaluation:
     """Score the buffer's samples of some classes, each without itself and its group.
 
     No second model is needed for it. Nothing is scored without a buffer, or where the head has no
     leave-one-out scores.
     """
-    evaluation = TaskEvaluation([len(model.class_names)], device=model.device)
+    batches = []
     samples = model.calibration_samples()
     head = model.head
     if samples is not None and head.leaves_one_out:
@@ -273,6 +266,5 @@ def _score_left_out(model: Classifier, names: Sequence[str]) -> TaskEvaluation:
         probabilities = to_probabilities(
             scores[is_wanted], head.temperature, head.odds_power
         )
-        evaluation.update(probabilities, columns[is_wanted])
-    evaluation.finish()
-    return evaluation
+        batches.append(judge(probabilities, columns[is_wanted]))
+    return Evaluation.of(model.class_names, batches)

@@ -192,8 +192,7 @@ class TrainingSet:
 
     @cached_property
     def _blocks(self) -> list[ArrayFile]:
-        table = open_table(self.options.root)
-        return table.blocks(self._columns.get("embeddings", "embeddings"))
+        return open_table(self.options.root).blocks()
 
     def units(self) -> tuple[list[str], list[str]]:
         """Return the names of all units in the order of the samples, and sentences about them."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -17,8 +16,8 @@ from cifnet_pl.buffer import BufferSamples, ungrouped
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.evaluation import Evaluation, judge
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
-from cifnet_pl.model.metrics import calibration_error
 from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
 
 
@@ -71,74 +70,28 @@ class NewSamples:
         return cls(samples, in_fold, int(learned.sum()))
 
 
-def predicted(model: Classifier, samples: BufferSamples) -> pd.DataFrame:
-    """Predict labelled samples by a model; a row for each.
+def evaluated(model: Classifier, samples: BufferSamples) -> dict[str, Tensor]:
+    """Predict labelled samples by a model.
 
     Args:
         model: the model.
         samples: of its classes.
 
     Returns:
-        ``confidence`` of the predicted class; whether the prediction is ``correct``; whether the
-        prediction set holds the true class (``covered``) and its ``set_size``; whether the sample
-        is called ``unknown``. What the model cannot tell has no column.
+        Columns of :attr:`Evaluation.samples`: those of :func:`judge`, and of prediction sets and
+        unknowns as far as the model can tell.
     """
-    probabilities = model.head.probabilities(samples.z)
-    confidence, best = probabilities.max(dim=1)
-    is_true = samples.y[:, None] == model.head.labels
-    columns = {
-        "confidence": confidence,
-        "correct": model.head.labels[best] == samples.y,
-    }
+    head = model.head
+    probabilities = head.probabilities(samples.z)
+    is_true = samples.y[:, None] == head.labels
+    target = is_true.int().argmax(dim=1)
     shares = model.available_shares(UNKNOWN_SHARE, COVERAGE)
     predictor = model.open_set_predictor(*shares)
-    if predictor.sets is not None:
-        members = predictor.sets.of_probabilities(probabilities)
-        columns["covered"] = (members & is_true).any(dim=1)
-        columns["set_size"] = members.sum(dim=1)
+    novelty = None
     if predictor.reference is not None:
-        p_values = predictor.reference.p_values(model.head.novelty(samples.z))
-        columns["unknown"] = p_values <= UNKNOWN_SHARE
-    return pd.DataFrame(
-        {name: values.cpu().numpy() for name, values in columns.items()}
-    )
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """Figures of the predictions for labelled samples; None where the model cannot tell.
-
-    Attributes:
-        accuracy: in percent.
-        ece: expected calibration error in percent.
-        confident_errors: number of wrong predictions with a confidence above ``COVERAGE``.
-        set_coverage: percent of samples whose prediction set holds the true class.
-        mean_set_size: mean number of classes in a prediction set.
-        called_unknown: percent of samples that are called unknown.
-    """
-
-    accuracy: float
-    ece: float
-    confident_errors: int
-    set_coverage: float | None
-    mean_set_size: float | None
-    called_unknown: float | None
-
-    @classmethod
-    def of(cls, predictions: pd.DataFrame) -> Outcomes:
-        """Return the figures of predictions, as :func:`predicted` gives them."""
-        means = predictions.astype(float).mean()
-        confidence = predictions["confidence"].to_numpy(copy=True)
-        correct = predictions["correct"].to_numpy(copy=True)
-        in_percent = 100 * means
-        return cls(
-            accuracy=in_percent["correct"],
-            ece=calibration_error(confidence, correct) or 0.0,
-            confident_errors=int((~correct & (confidence > COVERAGE)).sum()),
-            set_coverage=in_percent.get("covered"),
-            mean_set_size=means.get("set_size"),
-            called_unknown=in_percent.get("unknown"),
-        )
+        novelty = head.novelty(samples.z)
+    decided = predictor.judge(probabilities, target, novelty)
+    return judge(probabilities, target) | decided
 
 
 @dataclass(frozen=True)
@@ -149,16 +102,16 @@ class Recalibration:
         model: the recalibrated model; the one that was given is not changed.
         images: number of images that it is calibrated by.
         learned: number of images that were left out because the model has learned them.
-        before: outcomes of the given model on these images.
-        after: outcomes on each fold of the model recalibrated by the other fold; None with too few
-            images.
+        before: evaluation of the given model on these images.
+        after: evaluation on each fold of the model recalibrated by the other fold; None with too
+            few images.
     """
 
     model: Classifier
     images: int
     learned: int
-    before: Outcomes
-    after: Outcomes | None
+    before: Evaluation
+    after: Evaluation | None
 
 
 def recalibrate(
@@ -176,12 +129,12 @@ def recalibrate(
     """
     new = NewSamples.embed(model, images, unreadable)
     recalibrated = model.recalibrated(*new.samples[:3])
-    before = Outcomes.of(predicted(model, new.samples))
+    before = Evaluation.of(model.class_names, [evaluated(model, new.samples)])
     after = None
     folds = [new.samples.at(new.fold), new.samples.at(~new.fold)]
     if min(len(fold.y) for fold in folds) >= MIN_NEW_IMAGES:
         parts = []
         for fold, other in zip(folds, reversed(folds), strict=True):
-            parts.append(predicted(model.recalibrated(*other[:3]), fold))
-        after = Outcomes.of(pd.concat(parts))
+            parts.append(evaluated(model.recalibrated(*other[:3]), fold))
+        after = Evaluation.of(model.class_names, parts)
     return Recalibration(recalibrated, len(new.fold), new.learned, before, after)

@@ -27,8 +27,8 @@ from cifnet_pl.model.calibration import Calibration
 from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.model.unknowns import OpenSetPredictor
 from cifnet_pl.utilities.errors import UsageError, no_images, prefixed
-from cifnet_pl.utilities.files import of_all_processes
 from cifnet_pl.utilities.names import class_name
+from cifnet_pl.utilities.processes import of_all_processes
 from cifnet_pl.utilities.text import printable
 
 JOINED_BATCHES = 64

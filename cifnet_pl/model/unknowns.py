@@ -123,6 +123,32 @@ class OpenSetPredictor:
             f" share of {self.unknown:g}; from {smallest:.2g} on"
         )
 
+    def judge(
+        self, probabilities: Tensor, target: Tensor, novelty: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return what counts of the decisions for samples of known classes.
+
+        Args:
+            probabilities: (n, C) of their classes.
+            target: (n,) int64 true columns.
+            novelty: (n,) novelty scores; None where unknowns are not asked for.
+
+        Returns:
+            Columns of :attr:`Evaluation.samples <cifnet_pl.model.evaluation.Evaluation>`, each
+            (n,): whether the prediction set holds the true class (``covered``), its ``set_size``,
+            and whether the sample is called ``unknown``, as far as they are asked for.
+        """
+        columns = {}
+        if self.sets is not None:
+            members = self.sets.of_probabilities(probabilities)
+            columns["covered"] = members.gather(1, target[:, None])[:, 0]
+            columns["set_size"] = members.sum(dim=1)
+        if novelty is not None:
+            assert self.reference is not None
+            assert self.unknown is not None
+            columns["unknown"] = self.reference.p_values(novelty) <= self.unknown
+        return columns
+
     def decisions(self, z: Tensor, probabilities: Tensor) -> list[OpenSetDecision]:
         """Return a decision for each sample.
 

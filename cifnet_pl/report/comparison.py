@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from cifnet_pl.learning.columns import Column
 from cifnet_pl.report.results import ACCURACY_DIGITS, Results, last_rows
 from cifnet_pl.report.tables import ReportTable, file_name, number_text
 from cifnet_pl.utilities.errors import (
@@ -19,8 +20,6 @@ from cifnet_pl.utilities.errors import (
     unknown_name,
 )
 from cifnet_pl.utilities.plugins import optional
-
-QUANTITIES = {"A_K": "final accuracy A_K", "A_bar": "average accuracy Ā"}
 
 RESAMPLES = 10_000
 """Resamples of a bootstrap: the ends of an interval then vary by about a hundredth of its width."""
@@ -54,7 +53,8 @@ def compare_methods(results: Results, names: Sequence[str]) -> list[ReportTable]
             is_same = a["label"] == b["label"] and a["setting"] == b["setting"]
             has_pairs = set(first["pair"]) & set(second["pair"])
             if a["data"] == b["data"] and has_pairs and not is_same:
-                tables.append(comparison_table(first, second))
+                columns = results.columns("comparison")
+                tables.append(comparison_table(first, second, columns))
     if not tables:
         raise UsageError(
             f"{names[0]} and {names[1]} have no data, seed and class order in common: run both"
@@ -76,14 +76,17 @@ def _groups_named(results: Results, name: str) -> list[pd.DataFrame]:
     return [own for _, own in once.groupby("setting", sort=False)]
 
 
-def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
+def comparison_table(
+    a: pd.DataFrame, b: pd.DataFrame, columns: Sequence[Column]
+) -> ReportTable:
     """Tabulate the differences of two configurations on the same data.
 
-    The rows are: Ā and A_K over seeds, A_K over seeds and images, and A_K of each seed over its
-    images.
+    The rows are: Ā, A_K and custom metrics over seeds, A_K over seeds and images, and A_K of each
+    seed over its images.
 
     Args:
         a, b: the last rows of their runs; their backbones tell them apart where these differ.
+        columns: what is compared over seeds.
     """
     name = "label"
     if a["backbone"].iloc[0] != b["backbone"].iloc[0]:
@@ -106,14 +109,15 @@ def comparison_table(a: pd.DataFrame, b: pd.DataFrame) -> ReportTable:
             "No test images are compared: run with --predictions.every_task true to keep the"
             " predictions."
         )
-    rows = _over_seeds(both)
+    rows = _over_seeds(both, columns)
     if len(predictions) > 1:
         rows.append(_over_images("seeds and images", list(predictions.values())))
     for drawn, frame in predictions.items():
         rows.append(_over_images(f"images, {drawn}", [frame]))
+    unit = " (%)" if all(column.unit == "%" for column in columns) else ""
     names = {
-        "first": f"{first} (%)",
-        "second": f"{second} (%)",
+        "first": f"{first}{unit}",
+        "second": f"{second}{unit}",
         "only_first": f"only {first}",
         "only_second": f"only {second}",
     }
@@ -158,15 +162,15 @@ def _cell(value: Any) -> str:
 # ---------------------------------------------------------------------- over seeds
 
 
-def _over_seeds(both: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the differences of A_K and Ā over the common seeds."""
+def _over_seeds(both: pd.DataFrame, columns: Iterable[Column]) -> list[dict[str, Any]]:
+    """Return the differences of some numbers over the common seeds."""
     rows = []
-    for key, title in QUANTITIES.items():
-        known = both.dropna(subset=[f"{key}_a", f"{key}_b"])
+    for column in columns:
+        sides = [f"{column.key}_a", f"{column.key}_b"]
+        known = both.dropna(subset=sides)
         if known.empty:
             continue
-        first = known[f"{key}_a"]
-        second = known[f"{key}_b"]
+        first, second = [known[side] for side in sides]
         means = [first.mean(), second.mean()]
         row: dict[str, Any] = {"distinct pairs": len(known)}
         # Methods that no seed changes give one measurement however often they are run.
@@ -176,7 +180,8 @@ def _over_seeds(both: pd.DataFrame) -> list[dict[str, Any]]:
             row["p"] = f"{test.pvalue:.2g}"
         else:
             interval = (None, None)
-        rows.append(_difference(f"{title}, over seeds", means, interval) | row)
+        quantity = f"{column.long_title}, over seeds"
+        rows.append(_difference(quantity, means, interval) | row)
     return rows
 
 

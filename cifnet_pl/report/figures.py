@@ -20,8 +20,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from cifnet_pl.learning.columns import BY_KEY
 from cifnet_pl.report.results import ABLATIONS, Results, last_rows
 from cifnet_pl.report.tables import (
+    FINAL,
     HEADINGS,
     file_name,
     filled,
@@ -30,7 +32,6 @@ from cifnet_pl.report.tables import (
     number_text,
     summarise,
     value_rows,
-    with_units,
 )
 
 STYLE_FILE = Path(__file__).parent / "templates" / "figures.mplstyle"
@@ -214,10 +215,10 @@ def value_curve(results: Results, key: str, name: str) -> Picture | None:
     if len(values) < 2:
         return None
     places = known.assign(place=known["number"].map(values.index))
-    stats = summarise(places, {"line": "line", "place": "place"}, {"A_K": "A_K"})
+    stats = summarise(places, {"line": "line", "place": "place"}, [FINAL])
     heading = HEADINGS.get(key, key)
     title = f"Final accuracy by {heading}"
-    figure, axes = draw_lines(stats["A_K"].sort_index(level=1), title)
+    figure, axes = draw_lines(stats[FINAL.header].sort_index(level=1), title)
     texts = [f"{value:g}" for value in values]
     axes.set_xticks(range(len(values)), texts, rotation="vertical")
     axes.set(xlabel=heading, ylabel="final accuracy $A_K$ (%)")
@@ -299,7 +300,7 @@ def time_bubbles(results: Results, data: str) -> Picture | None:
     Returns:
         None if there are fewer than two methods.
     """
-    compared = with_units(results.compared())
+    compared = results.compared()
     rows = compared[compared["data"] == data].dropna(subset=["train_seconds", "A_bar"])
     if rows["run"].nunique() < 2:
         return None
@@ -308,16 +309,18 @@ def time_bubbles(results: Results, data: str) -> Picture | None:
         conditions=conditions.str.strip(", "), label=line_names(rows).map(str)
     )
     by = {"conditions": "conditions", "label": "label"}
-    numbers = ("A_bar", "train_minutes", "energy_kwh")
-    stats = summarise(rows, by, dict(zip(numbers, numbers, strict=True)))
-    points = stats.xs("mean", axis=1, level=1).reindex(columns=numbers)
+    drawn = [BY_KEY[key] for key in ("A_bar", "train_seconds", "energy_kwh")]
+    stats = summarise(rows, by, drawn)
+    headers = [column.header for column in drawn]
+    points = stats.xs("mean", axis=1, level=1).reindex(columns=headers)
+    points = points.set_axis(["accuracy", "minutes", "energy"], axis=1)
     panels = list(points.groupby(level=0, sort=False))
     figure = new_figure(0.8 + 2.6 * len(panels))
     figure.suptitle(wrapped(data, 52))
     grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
     for axes, (title, own) in zip(grid[:, 0], panels, strict=True):
         axes.set_title(wrapped(title, 64), fontsize="small")
-        draw_bubbles(axes, own.droplevel(0), points["energy_kwh"].max())
+        draw_bubbles(axes, own.droplevel(0), points["energy"].max())
     axes.margins(x=0.25)
     axes.set(xscale="log", xlabel="training time (minutes, all tasks)")
     axes.xaxis.set_major_formatter("{x:g}")
@@ -334,10 +337,10 @@ def draw_bubbles(axes: Axes, points: pd.DataFrame, most: float) -> None:
 
     Args:
         axes: to draw in.
-        points: name → ``A_bar``, ``train_minutes`` and ``energy_kwh``.
+        points: name → ``accuracy``, ``minutes`` and ``energy``.
         most: energy in kWh of the largest bubble of the figure.
     """
-    ordered = points.sort_values("A_bar", ascending=False)
+    ordered = points.sort_values("accuracy", ascending=False)
     for name, accuracy, minutes, energy in ordered.itertuples():
         (mark,) = axes.plot(minutes, accuracy, linestyle="none", label=name)
         if not np.isnan(energy):

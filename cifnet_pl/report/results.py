@@ -14,15 +14,13 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import pandas as pd
-from lightning.pytorch import Trainer
 
-from cifnet_pl import heads, iterative
+from cifnet_pl import heads
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.data.datamodule import CIFNetDataModule
-from cifnet_pl.learning.cifnet_module import CIFNetModule
+from cifnet_pl.learning.columns import COLUMNS, Column, custom_column
 from cifnet_pl.report.external_results import published_rows, read_external
 from cifnet_pl.report.runs import (
-    MEASURED,
+    NUMBERS,
     Run,
     find_missing,
     natural_order,
@@ -45,20 +43,32 @@ DATASETS = {
 IGNORED_KEYS = (
     "seed", "download", "head", "buffer", "data.class_order", "data.download", "data.cache",
     "data.cache_folder", "data.num_workers", "data.unknown", "data.on_corrupt",
-    "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.enable_model_summary",
-    "trainer.enable_progress_bar", "trainer.log_every_n_steps", "trainer.logger",
-    "trainer.default_root_dir", "head.in_features", "data.source", "data.root",
-    "data.classes_per_task", "data.initial_classes", "data.max_tasks", "data.image_size",
-    "data.tune", "backbone", "architecture", "trainer.callbacks",
+    "head.in_features", "data.source", "data.root", "data.classes_per_task",
+    "data.initial_classes", "data.max_tasks", "data.image_size", "data.tune", "backbone",
+    "architecture",
 )  # fmt: skip
-"""Settings that tell no two configurations apart: seeds, data, where it ran, and what watched."""
+"""Settings that tell no two configurations apart: seeds, data, and where it ran."""
+
+TRAINER_KEYS = (
+    "precision", "limit_train_batches", "limit_val_batches", "gradient_clip_val", "max_time",
+)  # fmt: skip
+"""Options of the trainer that tell configurations apart; the default of each is null."""
 
 DATA_COLUMNS = ["dataset", "n_tasks", "n_classes", "protocol", "tune", "root"]
 """Columns that two runs must share to have the same test images."""
 
-METHODS = {
-    kind.__name__: title_of(kind)
-    for kind in (*heads.HEADS.values(), *iterative.METHODS)
+METHODS = {kind.__name__: title_of(kind) for kind in heads.HEADS.values()}
+METHODS |= {
+    "FinetuneModule": "Fine-tuning",
+    "ReplayModule": "Replay",
+    "ICaRLModule": "iCaRL",
+    "WAModule": "WA",
+    "PODNetModule": "PODNet",
+    "DERModule": "DER",
+    "FOSTERModule": "FOSTER",
+    "MEMOModule": "MEMO",
+    "CREATEModule": "CREATE",
+    "TagFexModule": "TagFex",
 }
 """Class of a head or trained method → its name in tables, in the order of the rows."""
 
@@ -67,6 +77,11 @@ JOINT = "Joint logistic regression (bound)"
 
 BUFFER_DEFAULTS = {"buffer": "yes"}
 BUFFER_DEFAULTS |= flatten({"buffer": defaults_of(CalibrationBuffer)})
+
+DEFAULTS = {
+    "calibrate": False, "engine": "auto", "data.val_fraction": 0.2, "data.split_seed": 0,
+}  # fmt: skip
+"""Defaults, other than null, of settings that an older run may not have written."""
 
 SETTING_TEXTS = {
     "buffer: None": "no buffer",
@@ -135,6 +150,15 @@ class Results:
         last = last_rows(self.table)
         return last[last["origin"] == "measured"]
 
+    def columns(self, table: str) -> list[Column]:
+        """Return the columns of a table of the report, custom metrics included.
+
+        Args:
+            table: one of :attr:`Column.tables <cifnet_pl.learning.columns.Column>`.
+        """
+        every = [*COLUMNS, *custom_columns(self.table)]
+        return [column for column in every if table in column.tables.split()]
+
     @cached_property
     def settings(self) -> list[str]:
         """Names of the settings, in order."""
@@ -171,6 +195,13 @@ class Results:
         changed = set(self.measured["changed"])
         changed -= {"", *ABLATIONS, "buffer.capacity", "buffer.strategy"}
         return sorted(key for key in changed if " " not in key)
+
+
+def custom_columns(table: pd.DataFrame) -> list[Column]:
+    """Return the columns of the custom metrics that some runs have measured."""
+    prefix = custom_column("").key
+    names = [name for name in table.columns if str(name).startswith(prefix)]
+    return [custom_column(name.removeprefix(prefix)) for name in names]
 
 
 def last_rows(rows: pd.DataFrame) -> pd.DataFrame:
@@ -217,7 +248,8 @@ def read_results(
         rows += published_rows(setting)
     table = pd.DataFrame(rows, columns=measured.columns)
     table["answers"] = table["answers"].fillna(table["pair"])
-    table = table.astype(dict.fromkeys([*MEASURED, "A_k", "state_bytes"], float))
+    numbers = [*NUMBERS, *(column.key for column in custom_columns(table)), "A_k"]
+    table = table.astype(dict.fromkeys(numbers, float))
     seen = table.groupby(["setting", "task"])["classes_seen"].transform("first")
     table["classes_seen"] = seen
     return Results(table, left_out, find_missing(folders, complete))
@@ -236,7 +268,7 @@ def table_of_runs(runs: Iterable[Run]) -> pd.DataFrame:
         row["answers"] = f"{row['class_order']}: {accuracies}"
         rows.append(row)
     table = pd.DataFrame(rows).drop(columns="A_k")
-    table = table.reindex(columns=table.columns.union([*MEASURED, "data_fingerprint"]))
+    table = table.reindex(columns=table.columns.union([*NUMBERS, "data_fingerprint"]))
     # On another machine the same images are in another folder, which makes no other data.
     known = table["data_fingerprint"].astype(object)
     known_as = known.where(known.notna(), table["run"])
@@ -359,8 +391,16 @@ def configuration(run: Run) -> dict[str, Any]:
     buffer = summary.get("buffer_settings")
     own = {"head": summary.get("head_settings"), "buffer": buffer}
     arguments = run.config["model"]["init_args"] | own
-    sections = {name: run.config.get(name) for name in ("data", "trainer")}
-    settings = default_settings(summary) | flatten(arguments | sections)
+    trainer = run.config.get("trainer") or {}
+    sections = {
+        "data": run.config["data"],
+        "trainer": {key: trainer.get(key) for key in TRAINER_KEYS},
+    }
+    given = {}
+    for key, value in flatten(sections).items():
+        if value is not None:  # which is the default
+            given[key] = value
+    settings = default_settings(summary) | flatten(arguments) | given
     config = {}
     for key, value in settings.items():
         is_used = buffer or not key.startswith("buffer.")
@@ -386,11 +426,8 @@ def default_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
     """
     own = summary.get("defaults") or {}
     if summary.get("head_settings") is not None:  # a head on a frozen backbone
-        own = defaults_of(CIFNetModule) | {"head": own}
-    data = defaults_of(CIFNetDataModule)
-    return BUFFER_DEFAULTS | flatten(
-        own | {"data": data, "trainer": defaults_of(Trainer)}
-    )
+        own = {"head": own}
+    return BUFFER_DEFAULTS | DEFAULTS | flatten(own)
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,17 +12,13 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from cifnet_pl.learning.columns import COLUMNS, custom_column
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.run_folders import FAILURE, POINT
 from cifnet_pl.utilities.text import printable
 
-MEASURED = (
-    "A_K", "A_bar", "forgetting", "bwt", "forward_transfer", "max_drop", "top5", "ece", "nll",
-    "epochs", "set_size", "set_coverage", "known_rejected", "unknown_auroc", "unknown_fpr95",
-    "train_seconds", "energy_kwh", "A_K_per_kwh", "co2_kg", "backbone_params", "network_params",
-    "learned_images", "cached_images",
-)  # fmt: skip
-"""Keys of ``summary.json`` that reports use and that hold a number, or null if not measured."""
+NUMBERS = tuple(column.key for column in COLUMNS if column.tables)
+"""Keys of ``summary.json`` that reports tabulate: a number, or null if not measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +55,10 @@ def read_run(folder: Path) -> Run:
         summary = json.loads(path.read_text(encoding="utf-8"))
         n_tasks = len(summary["A_k"])
         summary["head"] = str(summary["head"])
-        for key in MEASURED:
+        custom = [custom_column(name) for name in summary.get("metrics") or {}]
+        for column in custom:
+            summary[column.key] = summary["metrics"][column.task]
+        for key in (*NUMBERS, *(column.key for column in custom)):
             number = summary.get(key)
             if number is not None:
                 summary[key] = float(number)

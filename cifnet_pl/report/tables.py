@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
+from cifnet_pl.learning.columns import BY_KEY, Column
 from cifnet_pl.report.results import (
     ABLATIONS,
     Results,
@@ -26,32 +27,8 @@ from cifnet_pl.utilities.text import printable
 ROW = {"label": "method", "origin": "origin"}
 """Columns of results that say which row of a table it is → their headers."""
 
-ACCURACIES = {"A_bar": "Ā (%)", "A_K": "A_K (%)"}
-
-QUALITY = ACCURACIES | {
-    "top5": "top-5 (%)",
-    "forgetting": "forgetting (%)",
-    "bwt": "backward transfer (%)",
-    "forward_transfer": "forward transfer (%)",
-    "max_drop": "largest drop (%)",
-    "ece": "ECE (%)",
-    "nll": "NLL",
-    "set_size": "prediction set size",
-    "set_coverage": "prediction set coverage (%)",
-    "known_rejected": "known rejected (%)",
-    "unknown_auroc": "unknown AUROC (%)",
-    "unknown_fpr95": "unknown FPR95 (%)",
-}
-COSTS = {
-    "backbone_m": "backbone (M)",
-    "epochs": "epochs",
-    "train_minutes": "training (min)",
-    "energy_kwh": "energy (kWh)",
-    "A_K": "A_K (%)",
-    "A_K_per_kwh": "A_K per kWh",
-    "co2_kg": "CO₂ (kg)",
-}
-"""Columns of results → headers of the tables of all results, and of costs."""
+FINAL = BY_KEY["A_K"]
+ACCURACIES = (BY_KEY["A_bar"], FINAL)
 
 HEADINGS = {
     "head.ridge": "ridge λ",
@@ -131,14 +108,14 @@ class ReportTable:
 
 
 def summarise(
-    rows: pd.DataFrame, by: Mapping[str, str], numbers: Mapping[str, str]
+    rows: pd.DataFrame, by: Mapping[str, str], numbers: Iterable[Column]
 ) -> pd.DataFrame:
     """Return mean, deviation and number of seeds for each group of runs.
 
     Args:
         rows: of results.
         by: columns that make a group → their headers.
-        numbers: columns of numbers → their headers; those that nothing measured are left out.
+        numbers: columns of numbers; those that nothing measured are left out.
 
     Returns:
         Headers of ``by`` as index, pairs of a header and one of ``SUFFIXES`` as columns.
@@ -146,14 +123,15 @@ def summarise(
     # A seed that ran on two machines counts once, unless they make two groups.
     runs = last_rows(rows).drop_duplicates([*by, "pair"], keep="last")
     # Runs that answered alike are one measurement of quality, and several of costs.
-    is_repeated = runs.duplicated([*by, "answers"])
-    runs.loc[is_repeated, runs.columns.intersection(list(QUALITY))] = math.nan
-    columns = dict(by)
-    for column, header in numbers.items():
-        if runs[column].notna().any():
-            columns[column] = header
-    renamed = runs[list(columns)].rename(columns=columns)
-    stats = renamed.groupby(list(by.values()), sort=False).agg(list(SUFFIXES))
+    is_distinct = ~runs.duplicated([*by, "answers"])
+    shown = runs[list(by)].rename(columns=by)
+    for column in numbers:
+        values = runs[column.key] / column.scale
+        if column.over_seeds == "distinct":
+            values = values.where(is_distinct)
+        if values.notna().any():
+            shown[column.header] = values
+    stats = shown.groupby(list(by.values()), sort=False).agg(list(SUFFIXES))
     if "origin" in by:
         is_published = stats.index.get_level_values("origin") == "published"
         stats.loc[is_published, pd.IndexSlice[:, "count"]] = math.nan
@@ -270,7 +248,9 @@ def accuracy_table(results: Results) -> ReportTable:
 def results_table(results: Results, setting: str) -> ReportTable:
     """Tabulate everything that was measured in one setting, but for the costs."""
     rows = results.table[results.table["setting"] == setting]
-    stats = summarise(rows[rows["origin"] != "published"], ROW, QUALITY)
+    measured = rows[rows["origin"] != "published"]
+    columns = [*ACCURACIES, *results.columns("results")]
+    stats = summarise(measured, ROW, columns)
     return table_of(file_name("results", setting), setting, stats)
 
 
@@ -330,22 +310,13 @@ def value_table(results: Results, key: str, name: str) -> ReportTable | None:
     rows = rows.sort_values(["number", "value"])
     title = HEADINGS.get(key, key)
     by = {"value": title, "line": "line", "origin": "origin"}
-    stats = summarise(rows, by, {"A_K": "A_K (%)"}).droplevel("origin")
+    stats = summarise(rows, by, [FINAL]).droplevel("origin")
     lines = rows["line"].sort_index().unique()
     columns = side_by_side(stats, "line", lines)
     return table_of(name, f"Final accuracy by {title}", columns)
 
 
 # ---------------------------------------------------------------------- costs and memory
-
-
-def with_units(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of results with times in minutes, and parameters and bytes in millions."""
-    return rows.assign(
-        train_minutes=rows["train_seconds"] / 60,
-        backbone_m=rows["network_params"] / 1e6,
-        state_mb=rows["state_bytes"] / 1e6,
-    )
 
 
 def efficiency_table(results: Results, data: str) -> ReportTable | None:
@@ -358,13 +329,16 @@ def efficiency_table(results: Results, data: str) -> ReportTable | None:
         results: of the report.
         data: one of ``results.data``.
     """
-    rows = with_units(results.table[results.table["data"] == data])
+    rows = results.table[results.table["data"] == data]
     rows = rows[rows["train_seconds"].notna() | rows["energy_kwh"].notna()]
     if rows.empty:
         return None
-    rows.loc[rows["origin"] != "measured", "backbone"] = ""
+    rows = rows.assign(
+        backbone=rows["backbone"].where(rows["origin"] == "measured", "")
+    )
     by = ROW | {"backbone": "backbone", "machine": "machine"}
-    stats = summarise(rows, by | {"energy_from": "energy from"}, COSTS)
+    by |= {"energy_from": "energy from"}
+    stats = summarise(rows, by, results.columns("costs"))
     name = file_name("efficiency", data)
     return table_of(name, f"Accuracy and costs: {data}", stats)
 
@@ -379,12 +353,15 @@ def memory_table(results: Results, setting: str) -> ReportTable | None:
     rows = memory_rows(results, setting)
     if rows.empty:
         return None
-    kept = kept_elements(rows) / 1e6
-    kept = kept.add_suffix(" (M)")
-    numbers = {name: name for name in kept}
-    numbers |= {"state_mb": "stored (MB)", "backbone_m": "backbone (M)"}
-    joined = with_units(rows).join(kept)
-    stats = summarise(joined, ROW, numbers)
+    kept = kept_elements(rows).add_prefix("elements of ")
+    components = []
+    for name in kept:
+        title = name.removeprefix("elements of ")
+        components.append(
+            Column(run=name, over_seeds="every", title=title, unit="M", scale=1e6)
+        )
+    numbers = [*components, *results.columns("memory")]
+    stats = summarise(rows.join(kept), ROW, numbers)
     name = file_name("memory", setting)
     return table_of(name, f"Memory besides the backbone: {setting}", stats)
 
@@ -429,20 +406,20 @@ def runs_table(results: Results) -> ReportTable:
     """Tabulate every run that was used, with its folder and its machine."""
     last = last_rows(results.table)
     runs = last[last["origin"] != "published"]
+    accuracies = {column.key: column.header for column in ACCURACIES}
     columns = {
         "setting": "setting",
         "label": "method",
         "seed": "seed",
         "class_order": "class order",
-        "A_bar": "Ā (%)",
-        "A_K": "A_K (%)",
+        **accuracies,
         "machine": "machine",
         "energy_from": "energy from",
         "commit": "commit",
         "run": "folder",
     }
     rows = runs[list(columns)].astype(object)
-    for column in ACCURACIES:
+    for column in accuracies:
         rows[column] = rows[column].map("{:.2f}".format)
     texts = rows.fillna("").map(str).rename(columns=columns)
     return text_table("runs", "Runs", texts)

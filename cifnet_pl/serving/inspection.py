@@ -20,7 +20,8 @@ from cifnet_pl.model.calibration import (
     forecast,
 )
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.metrics import left_out_confusion, rarely_predicted
+from cifnet_pl.model.evaluation import left_out_confusion
+from cifnet_pl.model.metrics import rarely_predicted
 from cifnet_pl.model.more_images import gain_of_more_images, gain_text
 from cifnet_pl.serving.gate import ApiObject
 from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError

@@ -1,6 +1,6 @@
 """Write files atomically: a file is complete or absent, whatever happens meanwhile.
 
-Also: locks, YAML and CSV, the package's configurations, and what the processes of a run share.
+Also: locks, YAML and CSV, and the package's configurations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 from uuid import uuid4
 
 import yaml
@@ -502,42 +502,3 @@ def _acquired(lock_file: Path, patience: float) -> BaseFileLock:
     soft = SoftFileLock(marker, timeout=patience)
     soft.acquire()
     return soft
-
-
-T = TypeVar("T")
-
-
-RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
-"""Environment variables of launchers, which number the processes of a run."""
-
-
-def is_first_process() -> bool:
-    """Return whether this process writes for the whole run, as its launcher's variables say.
-
-    They are read at every call.
-    """
-    ranks_of_process = [os.environ.get(name, "0") in ("", "0") for name in RANKS]
-    return all(ranks_of_process)
-
-
-def of_all_processes(value: T) -> list[T]:
-    """Return the values of all processes in the order of ranks; each process must call this."""
-    import torch.distributed  # here: a command line that only shows help does not wait for it
-
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [value]
-    world = torch.distributed.get_world_size()
-    parts: list[Any] = [None] * world
-    torch.distributed.all_gather_object(parts, value)
-    return parts
-
-
-def rank_and_world() -> tuple[int, int]:
-    """Return this process's number in its run, and the number of its processes."""
-    import torch.distributed
-
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return 0, 1
-    rank = torch.distributed.get_rank()
-    world = torch.distributed.get_world_size()
-    return rank, world

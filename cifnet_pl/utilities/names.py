@@ -6,12 +6,10 @@ models) asks these functions, so that no two of them disagree.
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from cifnet_pl.utilities.errors import CifnetError, DataError
@@ -78,32 +76,6 @@ def split_in(name: str) -> Split | None:
     for word in re.findall(r"[^\W\d_]+", name):
         split = split_of(word) or split
     return split
-
-
-def splits_of(files: Sequence[Path]) -> list[Split]:
-    """Return the split of each of the files of a data set, by its name or those of its folders.
-
-    The folder that holds all files does not count. A file without a split is to be learned.
-
-    Args:
-        files: such as shards or tables.
-
-    Returns:
-        Nothing where the files are all of one split.
-    """
-    common = os.path.commonpath([file.parent for file in files])
-    splits = [split_in(os.path.relpath(file, common)) or "train" for file in files]
-    if len(set(splits)) == 1:
-        return []
-    return splits
-
-
-def split_notes(splits: Sequence[Split]) -> tuple[str, ...]:
-    """Say how many files are of which split; nothing without splits."""
-    if not splits:
-        return ()
-    counts = [f"{count} {split}" for split, count in Counter(splits).items()]
-    return (f"note: splits by the names of files: {', '.join(counts)}",)
 
 
 def class_name(name: str) -> str:

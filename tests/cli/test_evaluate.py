@@ -15,8 +15,9 @@ import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.images.image import read_square
+from cifnet_pl.model.evaluation import Evaluation
 from cifnet_pl.model.labelled_images import LabelledImages
-from cifnet_pl.model.recalibration import NewSamples, Outcomes, predicted
+from cifnet_pl.model.recalibration import NewSamples, evaluated
 from tests.command_line import assert_ends, make_images, rows, run_cifnet
 from tests.models import empty, learn_embeddings
 
@@ -204,7 +205,7 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     assert len(new.calibration.y) == 120
     images = LabelledImages.find(shifted / "new", "--images").of_classes(set(CLASSES))
     samples = NewSamples.embed(old, images, []).samples
-    before = predicted(old, samples)
+    before = Evaluation.of(old.class_names, [evaluated(old, samples)])
     likelihood = []
     for model in (old, new):
         probabilities = model.head.probabilities(samples.z)
@@ -221,7 +222,7 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
         if line.startswith("│")
     ]
     keys = "accuracy ece confident_errors set_coverage mean_set_size called_unknown"
-    expected = [getattr(Outcomes.of(before), key) for key in keys.split()]
+    expected = [getattr(before, key) for key in keys.split()]
     shown = [float(row[0]) for row in table if row]
     assert shown == [round(value, 1) for value in expected]
     *_, covered, _, unknown = [float(row[1]) for row in table if row]

@@ -21,12 +21,7 @@ def test_every_class_and_number_is_said_once(tmp_path, capsys):
     assert "3 classes, learned from 21 images\n" in said
     assert [
         said.count(name) for name in ("anteater", "bumblebee", "3 classes", "21 images")
-    ] == [
-        1,
-        1,
-        1,
-        1,
-    ]
+    ] == [1, 1, 1, 1]
     assert "Step 3, extend: cockatoo; from model 0123456789abcdef\n" in said
 
 

@@ -91,6 +91,8 @@ def test_equals_one_run_over_all_images(head, made, tmp_path, capsys):
     sites = [tmp_path / site / "default" for site in ("a", "b")]
     assert merge(*sites, "--output", tmp_path / "c") == 0
     assert "2 models merged: 4 classes from 32 images" in capsys.readouterr().out
+    assert merge(*sites, "--output", tmp_path / "c") == 0
+    assert "is already there: it holds this model" in capsys.readouterr().err
     merged = cifnet_pl.load(tmp_path / "c")
     pooled = cifnet_pl.load(tmp_path / "all" / "default")
     assert merged.class_names == ["cat", "ant", "bee", "dog"]

@@ -9,7 +9,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.classify import ClassificationTable
-from cifnet_pl.utilities.files import RANKS, exclusive
+from cifnet_pl.utilities.files import exclusive
+from cifnet_pl.utilities.processes import RANKS
 from cifnet_pl.utilities.run_folders import RunChoice, locked_run
 from tests.cli.test_evaluate import bundle
 from tests.command_line import assert_ends, fit, learned, make_images

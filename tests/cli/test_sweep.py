@@ -1,5 +1,6 @@
 """Sweeps: the points of their files, and running them one after another."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -13,22 +14,12 @@ from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.files import exclusive
 from tests.report.synthetic import write_run
 
+RIDGE = {"class_path": "cifnet_pl.heads.CIFNetHead", "init_args": {"ridge": 1.0}}
+SIZE = {"class_path": "cifnet_pl.CalibrationBuffer", "init_args": {"capacity": 200}}
+PARTS = {"backbone": "pixels", "head": RIDGE, "buffer": SIZE}
 BASE = {
     "seed_everything": 1,
-    "model": {
-        "class_path": "cifnet_pl.CIFNetModule",
-        "init_args": {
-            "backbone": "pixels",
-            "head": {
-                "class_path": "cifnet_pl.heads.CIFNetHead",
-                "init_args": {"ridge": 1.0},
-            },
-            "buffer": {
-                "class_path": "cifnet_pl.CalibrationBuffer",
-                "init_args": {"capacity": 200},
-            },
-        },
-    },
+    "model": {"class_path": "cifnet_pl.CIFNetModule", "init_args": PARTS},
     "data": {"source": "digits", "classes_per_task": 5},
 }
 HEAD = "model.init_args.head"
@@ -51,16 +42,9 @@ def test_product_of_axes_and_seeds(tmp_path: Path) -> None:
     points = read_points(
         write(tmp_path, axes=AXES, seeds=[1, 2], fixed={"data.classes_per_task": 2})
     )
-    assert [p.name.rsplit("-", 1)[0] for p in points] == [
-        "a-200-s1",
-        "a-200-s2",
-        "a-500-s1",
-        "a-500-s2",
-        "b_c-200-s1",
-        "b_c-200-s2",
-        "b_c-500-s1",
-        "b_c-500-s2",
-    ]
+    names = [p.name.rsplit("-", 1)[0] for p in points]
+    product = itertools.product(("a", "b_c"), ("200", "500"), ("s1", "s2"))
+    assert names == ["-".join(labels) for labels in product]
     assert len({p.identity for p in points}) == 8
     last = points[-1].config
     assert last["seed_everything"] == last["data"]["class_order"] == 2
@@ -96,52 +80,35 @@ def test_seeds_leave_an_order_that_is_named(tmp_path: Path) -> None:
 
 def test_options_that_start_from_other_configurations(tmp_path: Path) -> None:
     for name in ("slow", "quick"):
-        model = {
-            "class_path": "cifnet_pl.iterative.FinetuneModule",
-            "init_args": {"preset": name},
-        }
-        content = {
-            "experiment": name,
-            "seed_everything": 7,
-            "model": model,
-            "data": {"source": "x", "batch_size": 9},
-        }
+        model = {"class_path": FINETUNE, "init_args": {"preset": name}}
+        data = {"source": "x", "batch_size": 9}
+        content = {"experiment": name, "seed_everything": 7}
+        content |= {"model": model, "data": data}
         (tmp_path / f"m_{name}.yaml").write_text(yaml.safe_dump(content))
     options = [
         {"label": "a"},
         {"config": "m_*.yaml", "model.epochs": 3},
         {"label": "again", "config": "m_slow.yaml"},
     ]
-    path = write(
-        tmp_path,
-        axes={"head": options, "n": [{"label": 0, "data.classes_per_task": 2}]},
-        seeds=[1],
-        fixed={"data.source": "digits"},
-    )
+    axes = {"head": options, "n": [{"label": 0, "data.classes_per_task": 2}]}
+    path = write(tmp_path, axes=axes, seeds=[1], fixed={"data.source": "digits"})
     points = read_points(path)
     assert [p.labels["head"] for p in points] == ["a", "m_quick", "m_slow", "again"]
     assert points[0].labels["n"] == "0"
     assert points[0].config["model"] == BASE["model"]
     quick = points[1].config
-    assert quick["model"]["class_path"] == "cifnet_pl.iterative.FinetuneModule"
+    assert quick["model"]["class_path"] == FINETUNE
     assert quick["model"]["init_args"] == {"preset": "quick", "epochs": 3}
     # Its data section is the base's but for what it says itself; the sweep's own options win over
     # both.
-    assert quick["data"] == {
-        "source": "digits",
-        "classes_per_task": 2,
-        "batch_size": 9,
-        "class_order": 1,
-    }
+    data = {"source": "digits", "classes_per_task": 2}
+    assert quick["data"] == data | {"batch_size": 9, "class_order": 1}
     assert quick["seed_everything"] == 1
     assert "epochs" not in points[3].config["model"]["init_args"]
 
 
 def test_a_configuration_of_its_own_keeps_its_backbone(tmp_path: Path) -> None:
-    model = {
-        "class_path": "cifnet_pl.iterative.FinetuneModule",
-        "init_args": {"backbone": "random:resnet18"},
-    }
+    model = {"class_path": FINETUNE, "init_args": {"backbone": "random:resnet18"}}
     (tmp_path / "slow.yaml").write_text(yaml.safe_dump({"model": model}))
     path = write(tmp_path, axes={"head": [{"label": "a"}, {"config": "slow.yaml"}]})
     given = [
@@ -151,26 +118,19 @@ def test_a_configuration_of_its_own_keeps_its_backbone(tmp_path: Path) -> None:
     ]
     plain, own = read_points(path, given)
     assert plain.config["model"]["init_args"]["backbone"] == "file:x.pth"
-    assert own.config["model"]["init_args"] == {
-        "backbone": "random:resnet18",
-        "epochs": 2,
-    }
+    wanted = {"backbone": "random:resnet18", "epochs": 2}
+    assert own.config["model"]["init_args"] == wanted
     assert own.ignored == ["model.init_args.backbone", "model.architecture"]
     assert plain.ignored == ["model.epochs"]
     assert own.identity == read_points(path, given[2:])[1].identity
 
 
 def test_settings_without_effect_keep_the_identity() -> None:
-    other = {
-        **BASE,
-        "experiment": "x",
-        "logs": "y",
-        "data": {**BASE["data"], "num_workers": 3},
-    }  # type: ignore[dict-item]
-    assert Point(other, {}).identity == Point(BASE, {}).identity
-    assert (
-        Point({**BASE, "seed_everything": 2}, {}).identity != Point(BASE, {}).identity
-    )
+    other = {**BASE, "experiment": "x", "logs": "y"}
+    other["data"] = {**BASE["data"], "num_workers": 3}  # type: ignore[dict-item]
+    identity = Point(BASE, {}).identity
+    assert Point(other, {}).identity == identity
+    assert Point({**BASE, "seed_everything": 2}, {}).identity != identity
 
 
 def test_overrides_win(tmp_path: Path, capsys) -> None:
@@ -179,30 +139,22 @@ def test_overrides_win(tmp_path: Path, capsys) -> None:
         {"label": "two", "fixed": {"data.root": "b"}, "axes": {"way": AXES["head"]}},
     ]
     path = write(tmp_path, parts=parts, axes={"size": AXES["size"]})
-    assert [p.name.rsplit("-", 1)[0] for p in read_points(path)][:2] == [
-        "one-a-200",
-        "one-a-500",
-    ]
-    assert len(read_points(path)) == 8
-    overrides = [
-        ("data.root", "c"),
-        ("model.buffer.capacity", "100"),
-        ("data.image_size", "128"),
-    ]
+    names = [p.name.rsplit("-", 1)[0] for p in read_points(path)]
+    assert names[:2] == ["one-a-200", "one-a-500"]
+    assert len(names) == 8
+    overrides = [("data.root", "c"), ("data.image_size", "128")]
+    overrides.append(("model.buffer.capacity", "100"))
     points = read_points(path, overrides)
     names = [p.name.rsplit("-", 1)[0] for p in points]
     assert names == ["a-200", "a-500", "b_c-200", "b_c-500"]
     words = [word for name, value in overrides for word in (f"--{name}", value)]
     assert main(["sweep", str(path), "--dry_run", *words]) == 0
     shown = capsys.readouterr().out  # two buffers of one size are one run
-    assert [line.rpartition("-")[0] for line in shown.splitlines()[1:]] == [
-        "a-200",
-        "b_c-200",
-    ]
-    assert points[0].config["data"] == {**BASE["data"], "root": "c", "image_size": 128}  # type: ignore[dict-item]
-    assert points[0].config["model"]["init_args"]["buffer"]["init_args"] == {
-        "capacity": 100
-    }
+    names = [line.rpartition("-")[0] for line in shown.splitlines()[1:]]
+    assert names == ["a-200", "b_c-200"]
+    config = points[0].config
+    assert config["data"] == {**BASE["data"], "root": "c", "image_size": 128}  # type: ignore[dict-item]
+    assert config["model"]["init_args"]["buffer"]["init_args"] == {"capacity": 100}
 
 
 @pytest.mark.parametrize(
@@ -216,15 +168,14 @@ def test_overrides_win(tmp_path: Path, capsys) -> None:
         ({"axes": {"head": [{"config": "none_*.yaml"}]}}, "none_.* does not exist"),
     ],
 )
-def test_bad_files_are_named(
-    tmp_path: Path, sweep: dict[str, object], part: str
-) -> None:
+def test_bad_files_are_named(tmp_path, sweep: dict[str, object], part: str) -> None:
     with pytest.raises(UsageError, match=part):
         read_points(write(tmp_path, **sweep))
 
 
 # ---------------------------------------------------------------------- running
 
+FINETUNE = "cifnet_pl.iterative.FinetuneModule"
 FAST = {"data.num_workers": 0, "data.image_size": 8, "energy.enabled": False}
 
 
@@ -304,22 +255,18 @@ def test_a_stopped_point_goes_on_where_it_was_and_a_failing_one_says_why(
     config = {**point.config, "experiment": point.name, "logs": str(logs)}
     (tmp_path / "point.yaml").write_text(yaml.safe_dump(config))
     # What a kill after two tasks leaves behind.
-    assert (
-        main(["fit", "--config", str(tmp_path / "point.yaml"), "--data.max_tasks", "2"])
-        == 0
-    )
+    words = ["--config", str(tmp_path / "point.yaml"), "--data.max_tasks", "2"]
+    assert main(["fit", *words]) == 0
     run = logs / point.name / "version_0"
     (run / "summary.json").unlink()
     before = (run / "tasks.csv").read_text().splitlines()
     capfd.readouterr()
     axes = {"data": [{"label": "digits"}, {"label": "none", "data.source": "digit"}]}
-    path = write(
-        tmp_path, axes=axes, fixed={**FAST, "data.classes_per_task": 2}, seeds=[3]
-    )
+    fixed = {**FAST, "data.classes_per_task": 2}
+    path = write(tmp_path, axes=axes, fixed=fixed, seeds=[3])
     assert main(["sweep", str(path), "--logs", str(logs)]) == 1
-    assert (
-        "unknown data source 'digit'" in capfd.readouterr().out
-    )  # the error of the point that fails is repeated
+    # The error of the point that fails is repeated.
+    assert "unknown data source 'digit'" in capfd.readouterr().out
     assert (run / "summary.json").is_file()
     assert len(list(run.parent.glob("version_*"))) == 1
     after = (run / "tasks.csv").read_text().splitlines()
@@ -339,10 +286,7 @@ def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, capsys) -> None:
 
 @pytest.mark.parametrize(
     ("output", "said"),
-    [
-        ("sweep.yaml", "is a file, expected a folder"),
-        ("mine", "exists already"),
-    ],
+    [("sweep.yaml", "is a file, expected a folder"), ("mine", "exists already")],
 )
 def test_a_report_that_cannot_be_made_is_refused_first(output, said, tmp_path, run):
     write(tmp_path, fixed=FAST)
@@ -378,18 +322,13 @@ def test_a_plan_is_printed_and_nothing_run(tmp_path, run):
 def test_labels_and_seeds_choose_the_points(tmp_path, run):
     write(tmp_path, axes=AXES, seeds=[1, 2])
     run("--only", "a", "500", "--without", "s2", "--seeds", "2,7")
-    assert [p.name.rsplit("-", 1)[0] for p in (tmp_path / "logs").iterdir()] == [
-        "a-500-s7"
-    ]
-    assert "unknown label of the sweep 'b': did you mean b c?" in run(
-        "--only", "b", code=2
-    )
+    (folder,) = (tmp_path / "logs").iterdir()
+    assert folder.name.startswith("a-500-s7-")
+    said = run("--only", "b", code=2)
+    assert "unknown label of the sweep 'b': did you mean b c?" in said
     assert "no point has these labels" in run("--without", "a", "b c", code=2)
     parts = [{"label": "one"}, {"label": "two", "axes": {"way": AXES["head"]}}]
     write(tmp_path, parts=parts)
-    assert "unknown label of the sweep 'tow': did you mean two?" in run(
-        "--only", "tow", code=2
-    )
     assert run("--only", "b c", "--dry_run").count("two-b_c-") == 1
     write(tmp_path, axes={"head": []})
     assert "no point has these labels" in run(code=2)
@@ -398,23 +337,16 @@ def test_labels_and_seeds_choose_the_points(tmp_path, run):
 
 
 def test_an_option_of_some_points_is_for_those(tmp_path, run):
-    axes = {
-        "head": [
-            {"label": "own"},
-            {"label": "wide", "model.head": {"class_path": "ACILHead"}},
-            {"label": "bare", "model.buffer": None},
-        ]
-    }
-    write(tmp_path, axes=axes)
+    wide = {"label": "wide", "model.head": {"class_path": "ACILHead"}}
+    bare = {"label": "bare", "model.buffer": None}
+    write(tmp_path, axes={"head": [{"label": "own"}, wide, bare]})
     said = run("--model.head.width", "64", "--model.buffer.capacity", "50")
     assert "--model.head.width is not for 2 points" in said
     assert "--model.buffer.capacity is not for 1 point" in said
-    points = {
-        p.name.split("-")[0]: p / "point.yaml" for p in (tmp_path / "logs").iterdir()
-    }
-    made = {
-        name: yaml.safe_load(path.read_text())["model"] for name, path in points.items()
-    }
+    made = {}
+    for path in (tmp_path / "logs").glob("*/point.yaml"):
+        config = yaml.safe_load(path.read_text())
+        made[path.parent.name.split("-")[0]] = config["model"]
     assert made["wide"]["init_args"]["head"]["init_args"] == {"width": 64}
     assert "width" not in made["own"]["init_args"]["head"]["init_args"]
     assert made["bare"]["init_args"]["buffer"] is None

@@ -50,6 +50,14 @@ def samples(
     return made
 
 
+def split_samples(*splits: str) -> list[Sample]:
+    """Return samples of two classes in each split."""
+    made: list[Sample] = []
+    for split in splits:
+        made += samples("blue", "red", split=split, first=len(made))
+    return made
+
+
 Lay = Callable[[Path, Sequence[Sample], pytest.MonkeyPatch], Any]
 """Function that lays samples out below a folder, and returns the root of the source."""
 
@@ -177,6 +185,19 @@ def vectors(folder: Path, given: Sequence[Sample], _: pytest.MonkeyPatch) -> Pat
     return folder / "vectors.npz"
 
 
+def parquet_vectors(
+    folder: Path, given: Sequence[Sample], _: pytest.MonkeyPatch
+) -> Path:
+    z = np.random.default_rng(0).normal(size=(len(given), 3))
+    columns = {"embedding": list(z), "label": [sample.label for sample in given]}
+    columns["id"] = [f"sample {i}" for i in range(len(given))]
+    if given[0].split is not None:
+        columns["split"] = [sample.split for sample in given]
+    path = folder / "vectors.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=7)
+    return path
+
+
 def arrays(_: Path, given: Sequence[Sample], __: pytest.MonkeyPatch) -> Any:
     pixels = np.stack([np.full((6, 6, 3), sample.seed, np.uint8) for sample in given])
     labels = np.empty(len(given), dtype=object)
@@ -229,6 +250,9 @@ ENTRANCES = {
     "parquet table": Entrance("manifest", parquet_table, typed=True),
     "shards": Entrance("webdataset", shards, typed=True, add=add_shard_member),
     "vectors": Entrance("embeddings", vectors, typed=True, images=False),
+    "vectors in Parquet": Entrance(
+        "embeddings", parquet_vectors, typed=True, images=False
+    ),
     "arrays": Entrance("", arrays, typed=True, splits=False),
     "data sets in memory": Entrance("hf", data_sets_in_memory, typed=True),
 }

@@ -72,32 +72,22 @@ def test_an_image_is_embedded_once_for_all_tasks(tmp_path: Path, watch) -> None:
     data = digits()
     counts = watch(model.backbone, "forward", len)
     trainer(tmp_path).fit(model, datamodule=data)
-    assert sum(counts) == len(data.source.train) + len(data.source.val)
+    assert sum(counts) == len(data.source.train) + len(data.source.test)
 
 
 @pytest.mark.parametrize(
     ("options", "tasks"),
     [
         ({}, [3]),
-        ({"source": "manifest"}, [3]),
-        ({"source": "domains"}, [3]),
         ({"classes_per_task": 2}, [2, 1]),
         ({"classes_per_task": [1, 2]}, [1, 2]),
     ],
 )
-def test_few_classes_are_one_task_in_every_source(
+def test_few_classes_are_one_task(
     options: dict[str, Any], tasks: list[int], tmp_path: Path
 ) -> None:
-    root = class_tree(tmp_path / "all" / "images", 4)
-    if options.get("source") == "domains":
-        root = root.parent
-    elif options.get("source") == "manifest":
-        files = sorted(root.rglob("*.png"))
-        rows = [f"{path.relative_to(tmp_path)},{path.parent.name}" for path in files]
-        root = tmp_path / "table.csv"
-        root.write_text("\n".join(["path,label", *rows]))
-    data = CIFNetDataModule(root=str(root), **options)
-    assert [len(task) for task in data.plan(()).tasks] == tasks
+    data = CIFNetDataModule(root=str(class_tree(tmp_path, 4)), **options)
+    assert [len(task) for task in data.plan.tasks] == tasks
     assert data.given["classes_per_task"] == options.get("classes_per_task", 3)
 
 

@@ -111,14 +111,14 @@ def test_held_out_duplicates_are_tested_once_and_those_in_two_classes_not_at_all
     source = build_source("folder", SourceOptions(images))
     found = find_duplicates(source, [np.arange(len(source.train))])
     train = source.train.names
-    val = source.val.names
+    val = source.test.names
     assert found.of_originals("train") == {}
     assert [
         [val[original], *(val[row] for row in again)]
-        for original, again in found.of_originals("val").items()
+        for original, again in found.of_originals("test").items()
     ] == [["bee/9.png", "bee/a.png", "bee/b.png"]]
     two_classes = [one for one in found if one.kind == "two classes"]
-    assert {val[one.row] for one in two_classes if one.part == "val"} == {
+    assert {val[one.row] for one in two_classes if one.part == "test"} == {
         "ant/10.png",
         "dog/wrong.png",
         "dog/cow.png",

@@ -16,11 +16,11 @@ from cifnet_pl.utilities.errors import CifnetError, DataError
 from tests.data.entrances import (
     ENTRANCES,
     Entrance,
-    Sample,
     add_member,
     class_folders,
     png,
     samples,
+    split_samples,
 )
 
 COMPOSED = unicodedata.normalize("NFC", "Müller-Café")
@@ -45,7 +45,7 @@ with_added_files = pytest.mark.parametrize(
 
 
 def sizes(source: Source) -> tuple[int, int]:
-    return len(source.train), len(source.val)
+    return len(source.train), len(source.test)
 
 
 # ---------------------------------------------------------------------- names of classes
@@ -141,14 +141,6 @@ def test_whole_numbers_are_classes_in_their_order(
 
 
 # ---------------------------------------------------------------------- splits
-
-
-def split_samples(*splits: str) -> list[Sample]:
-    """Return samples of two classes in each split."""
-    made = []
-    for split in splits:
-        made += samples("blue", "red", split=split, first=len(made))
-    return made
 
 
 @entrances(splits=True)
@@ -332,7 +324,7 @@ def test_entries_that_are_no_images_are_unreadable(
     source = entrance.open(root)
     assert sum(sizes(source)) == 8
     broken = set()
-    for images in (source.train, source.val):
+    for images in (source.train, source.test):
         for row in range(len(images)):
             images.change_stamp(row)
             images.size(row)
@@ -351,4 +343,4 @@ def test_contents_that_are_no_images_are_unreadable(
         "tests.data.entrances.png", lambda seed: b"no image" if seed == 0 else png(seed)
     )
     source = entrance.build(tmp_path, samples("blue", "red"), monkeypatch)
-    assert len(unreadable(source.train) | unreadable(source.val)) == 1
+    assert len(unreadable(source.train) | unreadable(source.test)) == 1

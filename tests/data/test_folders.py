@@ -118,7 +118,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(
-    ("name", "workers"), [*((name, "0") for name in UNREADABLE), ("truncated.jpg", "2")]
+    ("name", "workers"), [("a\nb.jpg", "0"), ("truncated.jpg", "2"), ("bomb.png", "0")]
 )
 def test_unreadable_image(name, workers, tmp_path, capsys, caplog):
     """An error that names the file; or, if told so, it is left out and counted."""
@@ -171,7 +171,7 @@ def test_images_to_learn_and_to_test_with_are_told_apart(
         " move each into"
     )
     source = build_source("folder", SourceOptions(root))
-    assert (len(source.train), len(source.val)) == (12, 6)
+    assert (len(source.train), len(source.test)) == (12, 6)
     assert source.notes[0].startswith(strays)
     learned, tested = (
         LabelledImages.find(root, "--images", tested=tested) for tested in (False, True)
@@ -257,7 +257,7 @@ def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> 
     (root / "green" / "sub" / "back").symlink_to("..")
     source = build_source("folder", SourceOptions(root))
     assert source.class_names == ["amber", "blue", "green", "red"]
-    names = [*source.train.names, *source.val.names]
+    names = [*source.train.names, *source.test.names]
     assert (
         sorted(name.split("/")[0] for name in names)
         == ["amber"] * 4 + ["blue"] * 3 + ["green"] * 3 + ["red"] * 3
@@ -294,7 +294,7 @@ def test_folders_and_archives_with_a_split_in_their_names(packed, tmp_path):
             shutil.make_archive(str(root / name), "zip", root / name)
             shutil.rmtree(root / name)
     source = build_source("folder", SourceOptions(root))
-    assert (len(source.class_names), len(source.train), len(source.val)) == (3, 9, 9)
+    assert (len(source.class_names), len(source.train), len(source.test)) == (3, 9, 9)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cifnet_pl.data import loading
-from cifnet_pl.data.embedding_cache import EvaluationMemory
+from cifnet_pl.data.embedding_cache import EmbeddingCache
 from cifnet_pl.data.loading import (
     EmbeddingBatch,
     ImageBatch,
@@ -140,19 +140,21 @@ def test_unreadable_images_are_named_at_once(
 # ---------------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize("room", [0, 1, 7, 12])
-def test_memory_holds_what_fits_and_gives_it_back(room: int) -> None:
-    images, width = 12, 5
-    memory = EvaluationMemory((room * width * 4 + 1) / 1e6)
-    draw = np.random.default_rng(room)
-    z = torch.from_numpy(draw.normal(size=(images, width))).float()
+def in_memory(images: Numbers) -> EmbeddingCache:
+    return EmbeddingCache(images, ["number"], None)
+
+
+def test_memory_gives_back_what_it_got() -> None:
+    count, width = 12, 5
+    memory = in_memory(Numbers(count))
+    draw = np.random.default_rng(0)
+    z = torch.from_numpy(draw.normal(size=(count, width))).float()
     offered: set[int] = set()
-    for rows in np.split(draw.permutation(images), [0, 5, 8]):
-        memory.add(torch.from_numpy(rows), z[rows].double())
+    for rows in np.split(draw.permutation(count), [0, 5, 8]):
+        memory.collect(torch.from_numpy(rows), torch.from_numpy(rows), z[rows].double())
         offered.update(rows.tolist())
-        known = np.flatnonzero(memory.known(np.arange(images)))
-        assert set(known.tolist()) <= offered
-        assert len(known) == min(len(offered), room)
+        known = np.flatnonzero(memory.known(np.arange(count)))
+        assert set(known.tolist()) == offered
         if len(known):
             backwards = known[::-1].copy()
             result = memory.get(backwards)
@@ -163,8 +165,10 @@ def test_memory_holds_what_fits_and_gives_it_back(room: int) -> None:
 def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
     images = Numbers(8)
     images.hash_of[:] = np.arange(10, 18)
-    memory = EvaluationMemory(1.0)
-    memory.add(torch.arange(4), torch.arange(4.0)[:, None].expand(4, 3))
+    memory = in_memory(images)
+    memory.collect(
+        torch.arange(4), torch.arange(4), torch.arange(4.0)[:, None].expand(4, 3)
+    )
     decoder = ImageLoader(images, 2, 1.0, 0)
     plan = [
         PlannedBatch(np.array([6, 4]), None),

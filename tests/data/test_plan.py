@@ -105,34 +105,21 @@ def test_learned_tasks_never_move_when_classes_are_added(plan, data):
 
 
 @pytest.mark.parametrize(
-    ("classes", "per_task", "initial", "sentence"),
+    ("options", "sentence"),
     [
-        (3, 4, None, "ask for 4 classes, the data has 3: lower"),
-        (3, [2, 2], None, "ask for 4 classes"),
-        (3, 0, None, "classes_per_task is 0: every task"),
-        (3, 1, 0, "initial_classes 0: every task"),
-        (3, [], None, r"classes_per_task is \[\]: every task"),
+        ({"per_task": 4}, "ask for 4 classes, the data has 3: lower"),
+        ({"per_task": [2, 2]}, "ask for 4 classes"),
+        ({"per_task": 0}, "classes_per_task is 0: every task"),
+        ({"per_task": 1, "initial": 0}, "initial_classes 0: every task"),
+        ({"per_task": []}, r"classes_per_task is \[\]: every task"),
+        ({"order": -1}, "class_order is -1, expected a seed of at least 0"),
+        ({"order": [0, 0, 1]}, "each of the 3 classes once, which is not so for 'c'"),
+        ({"order": ["a", "b", "c", "x"]}, "not so for 'x'"),
     ],
 )
-def test_impossible_sizes_are_usage_errors(classes, per_task, initial, sentence):
-    with pytest.raises(UsageError, match=sentence) as caught:
-        task_sizes(classes, per_task, initial)
-    assert caught.value.exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("order", "sentence"),
-    [
-        (-1, "class_order is -1, expected a seed of at least 0"),
-        ([0, 0, 1], "each of the 3 classes once, which is not so for 'c'"),
-        (["a", "b", "c", "x"], "not so for 'x'"),
-    ],
-)
-def test_impossible_orders_are_usage_errors(
-    order: int | list[int] | list[str], sentence: str
-) -> None:
+def test_impossible_plans_are_usage_errors(options, sentence):
     with pytest.raises(UsageError, match=sentence):
-        order_classes(["a", "b", "c"], order)
+        class_tasks(["a", "b", "c"], **options)
 
 
 # ---------------------------------------------------------------------- choosing settings without
@@ -144,16 +131,16 @@ def test_the_test_images_are_left_alone() -> None:
         CIFNetDataModule("digits", tune=tune).source for tune in (None, 0.2)
     )
     learned = set(tuned.train.names)
-    measured = set(tuned.val.names)
+    measured = set(tuned.test.names)
     assert learned | measured == set(whole.train.names)
     assert not learned & measured
-    assert not measured & set(whole.val.names)
+    assert not measured & set(whole.test.names)
     for label, rows in whole.train.rows_of.items():
-        assert len(tuned.val.rows_of[label]) == round(0.2 * len(rows))
+        assert len(tuned.test.rows_of[label]) == round(0.2 * len(rows))
     again = CIFNetDataModule("digits", tune=0.2).source
-    assert (again.val.names, again.val.labels.tolist()) == (
-        tuned.val.names,
-        tuned.val.labels.tolist(),
+    assert (again.test.names, again.test.labels.tolist()) == (
+        tuned.test.names,
+        tuned.test.labels.tolist(),
     )
 
 
@@ -165,7 +152,7 @@ def test_each_domain_gives_its_share() -> None:
     table = pd.concat([table.assign(split="train"), test], ignore_index=True)
     samples = SampleTable(table, embeddings=np.zeros((41, 1)))
     tuned = tuning_source(build_source(samples, SourceOptions()), 0.5, 0)
-    for part in (tuned.train, tuned.val):
+    for part in (tuned.train, tuned.test):
         counts = part.table.groupby(["label", "domain"], observed=True).size()
         assert counts.tolist() == [5] * 4
 

@@ -60,8 +60,8 @@ CASES: list[tuple[Any, tuple[str, ...], tuple[int, int]]] = [
 def test_images(given: Any, classes: tuple[str, ...], sizes: tuple[int, int]) -> None:
     source = build_source(given, SourceOptions())
     assert tuple(source.class_names) == classes
-    assert (len(source.train), len(source.val)) == sizes
-    for images in (source.train, source.val):
+    assert (len(source.train), len(source.test)) == sizes
+    for images in (source.train, source.test):
         assert images.are_images
         for i, name in enumerate(images.names):
             original = Image.fromarray(PIXELS[int(name)]).resize(
@@ -141,7 +141,7 @@ def test_images_in_a_loop_of_ones_own(tmp_path: Path, workers: int) -> None:
         sum(len(labels) for task in tasks for _, labels in task.train)
         == len(stream.source.train) - 1
     )
-    assert sum(len(labels) for _, labels in tasks[1].test) == len(stream.source.val)
+    assert sum(len(labels) for _, labels in tasks[1].test) == len(stream.source.test)
     copied.write_bytes(b"")
     (root / "red" / "1.png").write_bytes(b"")
     broken = CIFNetDataModule(

@@ -1,5 +1,6 @@
 """What every data source promises, and what single ones do besides."""
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -11,119 +12,114 @@ from hypothesis import strategies as st
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import ImageLoader
-from cifnet_pl.data.samples import Source, SourceOptions
+from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import held_out
 from cifnet_pl.utilities.errors import DataError, UsageError
+from tests.data.entrances import ENTRANCES, Entrance, samples, split_samples
 from tests.data.layouts import CASES, Case
 
-
-def _id(case: Case) -> str:
-    return f"{case.source}-{case.write.__name__}"
-
-
-@pytest.fixture(params=CASES, ids=_id)
-def case(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Case:
-    made: Case = request.param
-    made.write(tmp_path, monkeypatch)
-    return made
+Build = Callable[[Path, pytest.MonkeyPatch], Source]
+"""Function that lays samples out below an empty folder, and builds their source."""
 
 
-@pytest.fixture
-def source(case: Case, tmp_path: Path) -> Source:
-    return case.build(tmp_path)
+def as_shipped(case: Case) -> Build:
+    """Return what builds a benchmark, and checks its classes and sizes."""
 
-
-class TestEverySource:
-    def test_classes_and_sizes(self, case: Case, source: Source) -> None:
+    def build(root: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+        case.write(root, monkeypatch)
+        source = case.build(root)
         assert tuple(source.class_names) == case.classes
-        assert len(set(source.class_names)) == len(source.class_names)
-        assert (len(source.train), len(source.val)) == case.sizes
+        assert (len(source.train), len(source.test)) == case.sizes
+        return source
 
-    def test_labels_are_positions_of_classes(self, source: Source) -> None:
-        for images in (source.train, source.val):
-            assert images.labels.dtype == np.int64
-            assert images.labels.shape == (len(images.names),)
-            assert set(images.labels.tolist()) <= set(range(len(source.class_names)))
-            for label, rows in images.rows_of.items():
-                assert (np.diff(rows) > 0).all()
-                assert (images.labels[rows] == label).all()
-            assert sum(map(len, images.rows_of.values())) == len(images)
-
-    def test_no_image_is_in_both_sets(self, source: Source) -> None:
-        contents = [
-            set(images.hashes(np.arange(len(images))).tolist())
-            for images in (source.train, source.val)
-        ]
-        assert len(contents[0]) == len(
-            source.train
-        )  # so that the next line means something
-        assert contents[0].isdisjoint(contents[1])
-
-    def test_built_twice_is_the_same(
-        self, case: Case, source: Source, tmp_path: Path
-    ) -> None:
-        again = case.build(tmp_path)
-        assert again.class_names == source.class_names
-        for one, two in ((source.train, again.train), (source.val, again.val)):
-            assert list(one.names) == list(two.names)
-            assert one.labels.tolist() == two.labels.tolist()
-            assert [one.change_stamp(i) for i in range(5) if i < len(one)] == [
-                two.change_stamp(i) for i in range(5) if i < len(two)
-            ]
-            assert one.hashes(np.arange(1)) == two.hashes(np.arange(1))
-
-    def test_subset_keeps_names_and_contents(self, source: Source) -> None:
-        rows = np.array([len(source.train) - 1, 0])
-        split = source.train.subset(rows)
-        assert list(split.names) == [source.train.names[i] for i in rows]
-        assert split.labels.tolist() == source.train.labels[rows].tolist()
-        assert split.hashes(np.arange(2))[1] == source.train.hashes(np.array([0]))[0]
-        assert split.place(0) == source.train.place(int(rows[0]))
-
-    def test_domains_and_tasks_are_of_every_sample(self, source: Source) -> None:
-        for column in {"domain", "task"} & set(source.train.table):
-            for images in (source.train, source.val):
-                assert images.table[column].notna().all()
+    return build
 
 
-class TestEverySourceOfImages:
-    @pytest.fixture(params=[case for case in CASES if case.images], ids=_id)
-    def case(
-        self,
-        request: pytest.FixtureRequest,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> Case:
-        made: Case = request.param
-        made.write(tmp_path, monkeypatch)
-        return made
+def as_users_have_them(entrance: Entrance, *splits: str) -> Build:
+    def build(root: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+        given = samples("blue", "red")
+        if splits:
+            given = split_samples(*splits)
+        return entrance.build(root, given, monkeypatch)
 
-    def test_squares(self, source: Source) -> None:
-        for images in (source.train, source.val):
-            for size, crop in ((5, 1.0), (16, 0.875)):
-                image = images.image(len(images) - 1).square(size, crop)
-                assert (image.shape, image.dtype) == ((size, size, 3), np.uint8)
+    return build
 
-    def test_workers_change_nothing(self, source: Source) -> None:
-        rows = np.random.default_rng(0).permutation(len(source.train))[:40]
-        batches = [rows[:3], rows[3:3], rows[3:]]
-        here, there = (
-            list(ImageLoader(source.train, 6, 0.875, workers).decode(batches))
-            for workers in (0, 2)
-        )
-        assert [len(batch.label) for batch in here] == [len(batch) for batch in batches]
-        for one, two in zip(here, there, strict=True):
-            for a, b in zip(one[:4], two[:4], strict=True):
-                assert torch.equal(a, b)
-            assert one.unreadable == two.unreadable == ()
-        assert torch.cat([batch.row for batch in here]).tolist() == rows.tolist()
-        assert (
-            torch.cat([batch.key for batch in here]).tolist()
-            == source.train.hashes(rows).tolist()
-        )
+
+SOURCES: dict[str, Build] = {}
+for case in CASES:
+    SOURCES[f"{case.source} {case.write.__name__}"] = as_shipped(case)
+for name, entrance in ENTRANCES.items():
+    SOURCES[name] = as_users_have_them(entrance)
+    if entrance.splits:
+        SOURCES[f"{name} in splits"] = as_users_have_them(entrance, "train", "test")
+
+
+@pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)
+def test_what_every_source_promises(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_source(build(tmp_path, monkeypatch))
+
+
+def check_source(source: Source) -> None:
+    contents = []
+    for part in (source.train, source.test):
+        every_row = np.arange(len(part))
+        assert part.labels.dtype == np.int64
+        assert set(part.labels.tolist()) <= set(range(len(source.class_names)))
+        assert sum(map(len, part.rows_of.values())) == len(part)
+        for label, rows in part.rows_of.items():
+            assert (np.diff(rows) > 0).all()
+            assert (part.labels[rows] == label).all()
+        for column in {"domain", "task"} & set(part.table):
+            assert part.table[column].notna().all()
+        assert len(set(part.names)) == len(part.names) == len(part)
+        contents.append(set(part.hashes(every_row).tolist()))
+    assert len(contents[0]) == len(source.train)  # so that the next line says something
+    assert contents[0].isdisjoint(contents[1])
+    rows = np.array([len(source.train) - 1, 0])
+    part = source.train.subset(rows)
+    assert part.names == [source.train.names[row] for row in rows]
+    assert part.labels.tolist() == source.train.labels[rows].tolist()
+    assert part.hashes(np.arange(2)).tolist() == source.train.hashes(rows).tolist()
+    assert part.place(0) == source.train.place(int(rows[0]))
+    if source.train.are_images:
+        check_images(source.train)
+
+
+def check_images(images: SampleTable) -> None:
+    """Squares have the size that is asked for, and are the same whatever reads them."""
+    for size, crop in ((5, 1.0), (16, 0.875)):
+        image = images.image(len(images) - 1).square(size, crop)
+        assert (image.shape, image.dtype) == ((size, size, 3), np.uint8)
+    rows = np.random.default_rng(0).permutation(len(images))[:40]
+    batches = [rows[:3], rows[3:3], rows[3:]]
+    here, there = (
+        list(ImageLoader(images, 6, 0.875, workers).decode(batches))
+        for workers in (0, 2)
+    )
+    for one, two, batch in zip(here, there, batches, strict=True):
+        for a, b in zip(one[:4], two[:4], strict=True):
+            assert torch.equal(a, b)
+        assert one.unreadable == two.unreadable == ()
+        assert one.row.tolist() == batch.tolist()
+        assert one.key.tolist() == images.hashes(batch).tolist()
+
+
+def test_the_same_images_are_the_same_samples_in_every_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders, archives, tables and shards: the same contents and labels are learned."""
+    learned = []
+    for number, name in enumerate(("folders", "archive", "table", "shards")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        build = SOURCES[f"{name} in splits"]
+        train = build(folder, monkeypatch).train
+        hashes = train.hashes(np.arange(len(train))).tolist()
+        learned.append(set(zip(hashes, train.labels.tolist(), strict=True)))
+    assert all(pairs == learned[0] for pairs in learned)
 
 
 # ---------------------------------------------------------------------- splits

@@ -38,7 +38,7 @@ def split(
     root: Path, group: str, fraction: float = 0.25
 ) -> tuple[list[str], list[str]]:
     source = build_source("folder", SourceOptions(root, fraction, 0, group=group))
-    return list(source.train.names), list(source.val.names)
+    return list(source.train.names), list(source.test.names)
 
 
 def whole(train: list[str], val: list[str], key) -> None:
@@ -157,7 +157,7 @@ def test_a_run_holds_groups_out_and_its_model_lives_on(tmp_path: Path):
     source = build_source("folder", SourceOptions(images, group=r"name:^(\d)"))
     names = [
         *source.train.names,
-        *source.val.names,
+        *source.test.names,
     ]  # those held out are learned after the score
     assert sum(model.counts.values()) == len(names)
     assert model.calibration.estimate_kind == "given"
@@ -174,16 +174,16 @@ def test_a_folder_is_divided_in_whole_groups(tmp_path: Path):
     source = build_source("folder", SourceOptions(tmp_path))
     train, val = (
         {name.split("-")[0] for name in split.names}
-        for split in (source.train, source.val)
+        for split in (source.train, source.test)
     )
     assert len(val) == 2
     assert not train & val
     single = build_source("folder", SourceOptions(tmp_path, group="single"))
-    names = sorted([*single.train.names, *single.val.names])
-    assert set(single.val.names) == {
+    names = sorted([*single.train.names, *single.test.names])
+    assert set(single.test.names) == {
         n for n, held in zip(names, held_out(names, 0.2, 0), strict=True) if held
     }
-    assert {name.split("-")[0] for name in single.val.names} & {
+    assert {name.split("-")[0] for name in single.test.names} & {
         name.split("-")[0] for name in single.train.names
     }
 

@@ -31,7 +31,7 @@ def write(folder: Path, **arrays: Any) -> Path:
 
 def read_all(path: Path, **own: Any) -> None:
     source = build_source("embeddings", SourceOptions(path, own=own))
-    for split in (source.train, source.val):
+    for split in (source.train, source.test):
         split.get(np.arange(len(split)))
 
 
@@ -166,7 +166,7 @@ def test_the_same_images_as_folders_are_the_same_classes_and_split_share(
     one = build_source("manifest", SourceOptions(root / "all.csv"))
     two = build_source("folder", SourceOptions(root))
     assert one.class_names == two.class_names
-    for mine, other in ((one.train, two.train), (one.val, two.val)):
+    for mine, other in ((one.train, two.train), (one.test, two.test)):
         assert list(mine.names) == list(other.names)
         assert mine.labels.tolist() == other.labels.tolist()
 
@@ -236,7 +236,7 @@ def test_tables_as_spreadsheets_write_them(content: bytes, tmp_path: Path) -> No
     (tmp_path / "table.csv").write_bytes(content)
     source = build_source("manifest", SourceOptions(tmp_path / "table.csv"))
     assert source.class_names == ["blue", "green"]
-    assert sorted([*source.train.names, *source.val.names]) == ROWS
+    assert sorted([*source.train.names, *source.test.names]) == ROWS
     empty = content == TABLES["empty rows"]
     assert any("2 empty rows" in note for note in source.notes) == empty
 
@@ -330,27 +330,57 @@ def test_a_backbone_is_left_out_and_a_configuration_is_not(
 # ---------------------------------------------------------------------- names of files
 
 
-@pytest.mark.parametrize("root", ["", "{train,validation}-*.*", "*-0000?-of-00002.*"])
-@pytest.mark.parametrize("ending", [".csv", ".parquet"])
-def test_tables_whose_names_tell_their_splits(
-    root: str, ending: str, tmp_path: Path
-) -> None:
-    class_tree(tmp_path, 4)
-    for name, number in (
-        ("train-00000", 0),
-        ("train-00001", 1),
-        ("validation-00000", 2),
-    ):
-        paths = [f"{colour}/{number}.png" for colour in ("blue", "red")]
-        rows = pd.DataFrame({"path": paths, "label": ["blue", "red"]})
-        file = tmp_path / f"{name}-of-00002{ending}"
+def tables(root: Path, parts: dict[str, list[int]], ending: str) -> None:
+    """Write tables of images, embeddings or images in cells, named after their splits."""
+    for name, numbers in parts.items():
+        labels = ["blue", "red"] * len(numbers)
+        file = root / f"{name}{ending}"
+        if ending == ".npz":
+            z = np.array(numbers, dtype=float).repeat(4).reshape(-1, 2)
+            np.savez(file, embeddings=z, labels=labels)
+            continue
+        paths = [f"{colour}/{i}.png" for i in numbers for colour in ("blue", "red")]
         if ending == ".csv":
-            rows.to_csv(file, index=False)
+            pd.DataFrame({"path": paths, "label": labels}).to_csv(file, index=False)
         else:
-            rows.to_parquet(file)
-    source = build_source("manifest", SourceOptions(tmp_path / root))
-    assert (len(source.train), len(source.val)) == (4, 2)
-    assert source.notes == ("note: splits by the names of files: 2 train, 1 val",)
+            cells = [{"bytes": (root / path).read_bytes()} for path in paths]
+            rows = pd.DataFrame({"img": cells, "fine_label": labels, "path": paths})
+            rows.assign(label=labels).to_parquet(file)
+
+
+@pytest.mark.parametrize("root", ["", "*[0-9]-of-*"])
+@pytest.mark.parametrize(
+    ("source", "ending"),
+    [
+        ("manifest", ".csv"),
+        ("manifest", ".parquet"),
+        ("embeddings", ".npz"),
+        ("cifar100", ".parquet"),
+        ("hf", ".parquet"),
+    ],
+)
+def test_files_whose_names_tell_their_splits(
+    source: str, root: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rule for all sources; Hugging Face's own does not know "tst"."""
+    if source == "hf":
+        pytest.importorskip("datasets", reason="the extra `hf` is missing")
+        monkeypatch.setenv("HF_HOME", str(tmp_path.parent / "hf"))
+    class_tree(tmp_path, 4)
+    parts = {
+        "train-00000-of-00002": [0],
+        "train-00001-of-00002": [1],
+        "tst-0-of-1": [2, 3],
+    }
+    tables(tmp_path, parts, ending)
+    made = build_source(source, SourceOptions(tmp_path / root))
+    assert made.class_names == ["blue", "red"]
+    assert (len(made.train), len(made.test), made.held_out) == (4, 4, False)
+    assert not set(made.train.hashes(np.arange(4))) & set(
+        made.test.hashes(np.arange(4))
+    )
+    if source != "hf":
+        assert "note: splits by the names of files: 2 train, 1 test" in made.notes
 
 
 def test_bare_ids_are_asked_about_and_completed(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_memory_share(tmp_path, watch):
         lambda rows, exemplars, *_: (len(rows), exemplars),
     )
     run(FOSTERModule, tmp_path, epochs=1, exemplars=20, memory_rate=0.1)
-    new = len(data().plan([["0", "1"]]).rows[1])
+    new = len(data().plan.rows[1])
     learned, exemplars = next(plan for plan in plans if plan[1])
     assert exemplars == 2 * ((20 + round(0.1 * new)) // 2)
     assert learned + exemplars == 20 + new

@@ -70,14 +70,8 @@ def test_the_command_line_runs_its_configuration_again(
 ):
     folder, _ = page
     run = folder / "runs" / "version_0"
-    more = [
-        "--logs",
-        str(tmp_path),
-        "--energy.enabled",
-        "false",
-        "--model.engine",
-        "torch",
-    ]
+    more = ["--logs", str(tmp_path), "--energy.enabled", "false"]
+    more += ["--model.engine", "torch"]
     assert main(["fit", "--config", str(run / "config.yaml"), *more]) == 0
     again = tmp_path / "default" / "version_0"
     ours = read_run(run)
@@ -110,22 +104,14 @@ def test_streams_and_buffers_are_in_the_configuration(tmp_path: Path):
 @pytest.mark.system
 def test_arrays_end_in_the_table_and_the_figure_of_their_page(tmp_path: Path) -> None:
     text = (DOCS / "start/first_experiment.md").read_text(encoding="utf-8")
-    assert (
-        sum(
-            bool(line.strip())
-            for code in CODE.findall(text)
-            for line in code.splitlines()
-        )
-        <= 40
-    )
+    lines = "\n".join(CODE.findall(text)).splitlines()
+    assert sum(bool(line.strip()) for line in lines) <= 40
     run_page(text, tmp_path)
     table = (tmp_path / "report" / "tables" / "accuracy.md").read_text(encoding="utf-8")
-    assert (
-        tmp_path / "report" / "figures" / "trajectory_arrays_2_cls_task.svg"
-    ).stat().st_size > 10_000
-    for method, average, final in re.findall(
-        r"^\| (.+?) \| (\S+ ± \S+) \| (\S+) \|$", text, re.M
-    ):
+    figure = tmp_path / "report" / "figures" / "trajectory_arrays_2_cls_task.svg"
+    assert figure.stat().st_size > 10_000
+    documented = re.findall(r"^\| (.+?) \| (\S+ ± \S+) \| (\S+) \|$", text, re.M)
+    for method, average, final in documented:
         row = f"| {method} | measured | {average} | {final} |"
         assert row in re.sub(" +", " ", table)
 

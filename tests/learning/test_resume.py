@@ -42,6 +42,7 @@ from tests.killing import Act, Killed, at_call, die, in_a_process, kill_self
 LINE = "--data.batch_size 16 --seed_everything 5 --data.max_tasks 3"
 OPTIONS = [*BUFFER, *LINE.split()]
 LAST = ["--ckpt_path", "last"]
+RUN = Path("default") / "version_0"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,26 +65,18 @@ def reference(tmp_path_factory) -> Path:
 def assert_same_run(run: Path, reference: Path) -> None:
     assert_same_model(run, reference)
     assert measurements(run) == measurements(reference)
-    assert (run / "accuracy_matrix.csv").read_text() == (
-        reference / "accuracy_matrix.csv"
-    ).read_text()
-    ours, theirs = (
-        json.loads((folder / "summary.json").read_text()) for folder in (run, reference)
-    )
-    assert ours["A_k"] == theirs["A_k"]
+    matrices = [folder / "accuracy_matrix.csv" for folder in (run, reference)]
+    assert matrices[0].read_text() == matrices[1].read_text()
+    summaries = [folder / "summary.json" for folder in (run, reference)]
+    ours, theirs = [json.loads(path.read_text())["A_k"] for path in summaries]
+    assert ours == theirs
     assert (run / "trajectory.png").is_file()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
-# What a run is doing → where it does it, which call of it, and whether it dies before or after
-# that; in their order.
+WRITER = cifnet_pl.learning.callbacks.task_metrics
 MOMENTS = {
-    "writing its configuration": (
-        cifnet_pl.learning.callbacks.task_metrics,
-        "write_text",
-        1,
-        "before",
-    ),
+    "writing its configuration": (WRITER, "write_text", 1, "before"),
     "its first batch": (CIFNetModule, "training_step", 1, "before"),
     "its first solve": (CIFNetHead, "_solve", 1, "after"),
     "its first checkpoint": (torch, "save", 1, "before"),
@@ -96,28 +89,16 @@ MOMENTS = {
     "writing its tables": (RunRecord, "write_tables", 2, "before"),
     "having written its tables": (RunRecord, "write_tables", 2, "after"),
     "writing a checkpoint": (torch, "save", 2, "after"),
-    "having written a checkpoint": (TaskCheckpoint, "on_train_epoch_end", 2, "after"),
-    "having written the last checkpoint": (
-        TaskCheckpoint,
-        "on_train_epoch_end",
-        3,
-        "after",
-    ),
-    "writing its summary": (
-        cifnet_pl.learning.callbacks.task_metrics,
-        "write_json",
-        1,
-        "before",
-    ),
+    "having written one": (TaskCheckpoint, "on_train_epoch_end", 2, "after"),
+    "having written the last one": (TaskCheckpoint, "on_train_epoch_end", 3, "after"),
+    "writing its summary": (WRITER, "write_json", 1, "before"),
     "drawing": (TrajectoryPlot, "on_fit_end", 1, "before"),
 }
-CALLS = {
-    "training_step": 18,
-    "probabilities": 0,
-    "write_text": 0,
-    "write_json": 0,
-    "on_fit_end": 0,
-}
+"""What a run is doing → where it does it, which call of it, and whether it dies before or after
+that; in their order.
+"""
+ONCE = dict.fromkeys(["probabilities", "write_text", "write_json", "on_fit_end"], 0)
+CALLS = {"training_step": 18, **ONCE}
 """Calls in each task, where it is not one; those that are made once in a run, or count from any
 task on, are 0.
 """
@@ -126,9 +107,8 @@ task on, are 0.
 def killed(moment: str, logs: Path, *options: str) -> int:
     """A run that dies at a moment; the next four are such runs too, each with its own death."""
     owner, name, number, when = MOMENTS[moment]
-    setattr(
-        owner, name, at_call(number, getattr(owner, name), kill_self, when == "after")
-    )
+    call = at_call(number, getattr(owner, name), kill_self, when == "after")
+    setattr(owner, name, call)
     return fit(logs, *options)
 
 
@@ -157,37 +137,29 @@ def with_callbacks(*callbacks: Callback) -> None:
     CIFNetCLI.instantiate_trainer = instantiate
 
 
+def signalled(number: int) -> Act:
+    """A callback that sends this process a signal in its third task."""
+    return Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), number), 3)
+
+
 def asked_to_stop(logs: Path) -> int:
-    with_callbacks(
-        Act("on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGTERM), 3)
-    )
+    with_callbacks(signalled(signal.SIGTERM))
     return fit(logs, *OPTIONS)
-
-
-STOPPED = "stopped after task 2"
 
 
 def under_slurm(run: Callable[..., int], logs: Path, *options: str) -> int:
     """As the job scheduler starts it."""
-    job = {
-        "NTASKS": 1,
-        "JOB_NAME": "job",
-        "JOB_ID": 7,
-        "PROCID": 0,
-        "LOCALID": 0,
-        "NODEID": 0,
-    }
-    os.environ.update(
-        {f"SLURM_{name}": str(value) for name, value in job.items()}, PATH=""
-    )  # no scontrol here
+    job = {"NTASKS": 1, "JOB_NAME": "job", "JOB_ID": 7}
+    job |= dict.fromkeys(["PROCID", "LOCALID", "NODEID"], 0)
+    for name, value in job.items():
+        os.environ[f"SLURM_{name}"] = str(value)
+    os.environ["PATH"] = ""  # no scontrol here
     return run(logs, *options)
 
 
 def near_its_time_limit(logs: Path, *options: str) -> int:
-    usr1 = Act(
-        "on_train_batch_end", 2, lambda _: os.kill(os.getpid(), signal.SIGUSR1), 3
-    )
-    with_callbacks(usr1, Act("on_train_batch_end", 2, lambda _: kill_self(), 5))
+    dying = Act("on_train_batch_end", 2, lambda _: kill_self(), 5)
+    with_callbacks(signalled(signal.SIGUSR1), dying)
     return fit(logs, *options)
 
 
@@ -197,64 +169,46 @@ class TestKill:
         """In this process, one death after the other; what the dying would have done an exception
         leaves undone.
         """
-
         learned_tasks = []
+        last = tmp_path / RUN / "checkpoints" / "last.ckpt"
         for owner, name, number, when in MOMENTS.values():
-            last = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
-            learned_tasks.append(
-                len(torch.load(last)["cifnet"]["task_sizes"]) if last.is_file() else 0
-            )
-            call = at_call(
-                number - learned_tasks[-1] * CALLS.get(name, 1),
-                getattr(owner, name),
-                die,
-                when == "after",
-            )
+            done = 0
+            if last.is_file():
+                done = len(torch.load(last)["cifnet"]["task_sizes"])
+            learned_tasks.append(done)
+            number -= done * CALLS.get(name, 1)
+            call = at_call(number, getattr(owner, name), die, when == "after")
             with monkeypatch.context() as patched:
                 patched.setattr(owner, name, call)
                 with pytest.raises(Killed):
                     fit(tmp_path, *OPTIONS, *LAST)
         assert learned_tasks == [0] * 5 + [1] * 9 + [2] + [3] * 2
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
-        assert_same_run(tmp_path / "default" / "version_0", reference)
+        assert_same_run(tmp_path / RUN, reference)
 
-    @pytest.mark.parametrize("moment", ["a batch", "writing a checkpoint"])
-    def test_by_the_system(self, moment, reference, tmp_path):
-        """In another process, with SIGKILL."""
-        code = in_a_process(
-            partial(killed, moment, tmp_path, *OPTIONS), tmp_path / "output"
+    @pytest.mark.parametrize(
+        ("run", "code"),
+        [
+            (partial(killed, "a batch"), -signal.SIGKILL),
+            (killed_in_the_middle_of_a_file, -signal.SIGKILL),
+            (asked_to_stop, 128 + signal.SIGTERM),
+        ],
+        ids=["batch", "file", "asked"],
+    )
+    def test_by_the_system(self, run, code, reference, tmp_path):
+        """In another process; half a checkpoint is never read, and no litter stays."""
+        options = (
+            [] if run in (killed_in_the_middle_of_a_file, asked_to_stop) else OPTIONS
         )
-        assert code == -signal.SIGKILL, (tmp_path / "output").read_text()
-        assert fit(tmp_path, *OPTIONS, *LAST) == 0
-        assert_same_run(tmp_path / "default" / "version_0", reference)
-
-    def test_half_written_checkpoint_is_never_read(self, reference, tmp_path):
-        """A kill in the middle of the bytes leaves the checkpoint before as it was, and no litter
-        in the end.
-        """
-        code = in_a_process(
-            partial(killed_in_the_middle_of_a_file, tmp_path), tmp_path / "output"
-        )
-        assert code == -signal.SIGKILL, (tmp_path / "output").read_text()
-        folder = tmp_path / "default" / "version_0" / "checkpoints"
-        assert len(list(folder.iterdir())) == 2
-        assert torch.load(folder / "last.ckpt", weights_only=True)["cifnet"][
-            "task_sizes"
-        ] == [2, 2]
-        assert fit(tmp_path, *OPTIONS, *LAST) == 0
-        assert_same_run(folder.parent, reference)
-
-    def test_and_it_can_say_so(self, reference, tmp_path):
-        """SIGTERM: the exit code says so, and the screen how to go on."""
-        assert (
-            in_a_process(partial(asked_to_stop, tmp_path), tmp_path / "output")
-            == 128 + signal.SIGTERM
-        )
-        shown = (tmp_path / "output").read_text()
-        assert STOPPED in shown
+        output = tmp_path / "output"
+        assert in_a_process(partial(run, tmp_path, *options), output) == code
+        shown = output.read_text()
         assert "Traceback" not in shown
+        assert ("stopped after task 2" in shown) == (run is asked_to_stop)
+        files = list((tmp_path / RUN / "checkpoints").iterdir())
+        assert len(files) == 1 + (run is killed_in_the_middle_of_a_file)
         assert fit(tmp_path, *OPTIONS, *LAST) == 0
-        assert_same_run(tmp_path / "default" / "version_0", reference)
+        assert_same_run(tmp_path / RUN, reference)
 
     def test_with_another_precision_it_does_not_go_on(self, tmp_path, capsys):
         """Its later tasks would have other embeddings than its first ones."""
@@ -325,7 +279,7 @@ class TestOtherCheckpoints:
         self, moment, saved, reference, tmp_path
     ):
         assert fit(tmp_path, *OPTIONS, "--ckpt_path", str(saved / str(moment))) == 0
-        assert_same_run(tmp_path / "default" / "version_0", reference)
+        assert_same_run(tmp_path / RUN, reference)
 
     def test_that_cannot_be_gone_on_from(self, tmp_path, monkeypatch, capsys):
         """Written while a task was being solved (a signal): neither the old state nor the new
@@ -382,23 +336,19 @@ class TestOtherCheckpoints:
 class TestMore:
     """More tasks and more classes, later."""
 
-    def test_nothing_is_left_to_do(self, reference, tmp_path, capsys):
-        shutil.copytree(reference, tmp_path / "default" / "version_0")
-        before = (
-            (tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt")
-            .stat()
-            .st_mtime_ns
-        )
+    @pytest.mark.parametrize("tasks", ["3", "1"])
+    def test_nothing_is_left_to_do(self, tasks, reference, tmp_path, capsys):
+        shutil.copytree(reference, tmp_path / RUN)
+        last = tmp_path / RUN / "checkpoints" / "last.ckpt"
+        before = last.stat().st_mtime_ns
         capsys.readouterr()
-        assert fit(tmp_path, *OPTIONS, *LAST) == 0
+        assert fit(tmp_path, *OPTIONS, "--data.max_tasks", tasks, *LAST) == 0
         shown = capsys.readouterr()
         assert shown.err == ""
         assert "nothing is left to do" in shown.out
         assert shown.out.count("│") == 3 * 8  # the table: a row for each task
-        assert_same_run(tmp_path / "default" / "version_0", reference)
-        assert (
-            tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
-        ).stat().st_mtime_ns == before
+        assert_same_run(tmp_path / RUN, reference)
+        assert last.stat().st_mtime_ns == before
 
     def test_tasks(self, reference, tmp_path):
         folder = learned(tmp_path, *OPTIONS, "--data.max_tasks", "2")
@@ -406,11 +356,6 @@ class TestMore:
         assert summary["n_tasks"] == 2
         assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "3", *LAST) == 0
         assert_same_run(folder, reference)
-
-    def test_fewer_tasks_than_learned(self, reference, tmp_path):
-        shutil.copytree(reference, tmp_path / "default" / "version_0")
-        assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1", *LAST) == 0
-        assert_same_run(tmp_path / "default" / "version_0", reference)
 
     def test_classes_that_sort_first(self, tmp_path):
         images = make_images(tmp_path / "images", ["m", "n", "o", "p", "q"])
@@ -434,10 +379,8 @@ class TestMore:
         assert json.loads((folder / "summary.json").read_text())["A_K"] > 80
         # Sums of the first tasks' own samples are as they were: the new classes are only negatives
         # for them.
-        counts = [
-            state["state_dict"]["head.cohorts.0.sums.counts"] for state in (first, then)
-        ]
-        assert torch.equal(*counts)
+        name = "head.cohorts.0.sums.counts"
+        assert torch.equal(first["state_dict"][name], then["state_dict"][name])
 
     def test_summary_is_gone_while_more_is_learned(self, tmp_path):
         images = make_images(tmp_path / "images", ["m", "n", "o"])
@@ -456,72 +399,51 @@ class TestMore:
         capsys.readouterr()
         assert_ends(fit(tmp_path, *options, *LAST), 1, "class 'n'", capsys)
 
-    def test_last_without_a_run(self, reference, tmp_path, capsys):
-        assert fit(tmp_path, *OPTIONS, *LAST) == 0
-        shown = capsys.readouterr().out
-        assert shown.startswith(
-            f"no run of experiment 'default' in {tmp_path} yet: starting with task 1"
-        )
-        assert_same_run(tmp_path / "default" / "version_0", reference)
-
-    def test_last_before_the_first_checkpoint(self, reference, tmp_path, capsys):
-        (tmp_path / "default" / "version_0").mkdir(parents=True)
-        (tmp_path / "default" / "version_0" / "config.yaml").write_text("")
-        assert_ends(
-            fit(tmp_path, *OPTIONS, *LAST),
-            0,
-            "version_0 has no checkpoint",
-            capsys,
-        )
-        assert_same_run(tmp_path / "default" / "version_0", reference)
+    @pytest.mark.parametrize("is_begun", [False, True])
+    def test_last_without_a_checkpoint(self, is_begun, reference, tmp_path, capsys):
+        said = f"no run of experiment 'default' in {tmp_path} yet: starting with task 1"
+        if is_begun:
+            (tmp_path / RUN).mkdir(parents=True)
+            (tmp_path / RUN / "config.yaml").write_text("")
+            said = "version_0 has no checkpoint"
+        assert_ends(fit(tmp_path, *OPTIONS, *LAST), 0, said, capsys)
+        assert_same_run(tmp_path / RUN, reference)
 
     def test_a_run_that_never_began_is_not_the_last_one(
         self, reference, tmp_path, capsys
     ):
-        shutil.copytree(reference, tmp_path / "default" / "version_0")
+        shutil.copytree(reference, tmp_path / RUN)
         assert fit(tmp_path, *OPTIONS, "--model.buffer.capacity", "3") == 2
         capsys.readouterr()
-        assert_ends(
-            fit(tmp_path, *OPTIONS, *LAST),
-            0,
-            f"Run folder {tmp_path / 'default' / 'version_0'}",
-            capsys,
-        )
+        said = f"Run folder {tmp_path / RUN}"
+        assert_ends(fit(tmp_path, *OPTIONS, *LAST), 0, said, capsys)
 
 
 OTHER = {
-    "backbone": (
-        ["--model.backbone", "pixels:4", "--data.image_size", "4"],
-        ["backbone"],
-    ),
-    "head": (["--model.head", "RidgeHead"], ["head.class = CIFNetHead", "RidgeHead"]),
-    "ridge": (["--model.head.ridge", "0.5"], ["head.ridge = 0.01", "0.5"]),
-    "seed": (["--seed_everything", "6"], ["buffer.seed = 5", "6"]),
-    "held-out images": (["--data.split_seed", "5"], ["split_seed = 0", "5"]),
-    "image size": (
-        ["--model.backbone", "pixels:8", "--data.image_size", "9"],
-        ["image_size = 8", "9"],
-    ),
+    "--model.backbone pixels:4 --data.image_size 4": ["backbone"],
+    "--model.head RidgeHead": ["head.class = CIFNetHead", "RidgeHead"],
+    "--model.head.ridge 0.5": ["head.ridge = 0.01", "0.5"],
+    "--seed_everything 6": ["buffer.seed = 5", "6"],
+    "--data.split_seed 5": ["split_seed = 0", "5"],
+    "--model.backbone pixels:8 --data.image_size 9": ["image_size = 8", "9"],
 }
 
 
 class TestRefused:
-    @pytest.mark.parametrize(("options", "fragments"), OTHER.values(), ids=OTHER)
+    @pytest.mark.parametrize(("options", "fragments"), OTHER.items())
     def test_of_other_settings(self, options, fragments, reference, tmp_path, capsys):
         path = reference / "checkpoints" / "last.ckpt"
-        assert fit(tmp_path, *OPTIONS, *options, "--ckpt_path", str(path)) == 1
+        words = [*OPTIONS, *options.split(), "--ckpt_path", str(path)]
+        assert fit(tmp_path, *words) == 1
         shown = one_sentence(capsys)
-        assert [fragment for fragment in fragments if fragment not in shown] == [], (
-            shown
-        )
+        assert all(fragment in shown for fragment in fragments), shown
 
     @pytest.mark.parametrize(
-        ("sub_command", "size"),
-        [("fit", 0), ("fit", 4000), ("validate", -1)],
+        ("sub_command", "size"), [("fit", 0), ("fit", 4000), ("validate", -1)]
     )
     def test_truncated(self, size, sub_command, reference, tmp_path, capsys):
         whole = (reference / "checkpoints" / "last.ckpt").read_bytes()
-        path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
+        path = tmp_path / RUN / "checkpoints" / "last.ckpt"
         path.parent.mkdir(parents=True)
         path.write_bytes(whole[:size])
         (path.parent.parent / "config.yaml").write_text("")
@@ -529,12 +451,10 @@ class TestRefused:
         assert f"cannot read checkpoint {path}" in one_sentence(capsys)
 
     def test_one_flipped_bit(self, reference, tmp_path, capsys):
-        shutil.copytree(reference, tmp_path / "default" / "version_0")
-        path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
-        with zipfile.ZipFile(path) as archive:
-            entry = max(
-                archive.infolist(), key=lambda entry: entry.file_size
-            )  # numbers of the head
+        shutil.copytree(reference, tmp_path / RUN)
+        path = tmp_path / RUN / "checkpoints" / "last.ckpt"
+        with zipfile.ZipFile(path) as archive:  # the largest are numbers of the head
+            entry = max(archive.infolist(), key=lambda entry: entry.file_size)
         content = bytearray(path.read_bytes())
         content[entry.header_offset + entry.file_size // 2] ^= 0x40
         path.write_bytes(content)
@@ -551,13 +471,11 @@ class TestRefused:
         assert "has format '99'" in one_sentence(capsys)
 
     def test_two_runs_in_one_folder(self, reference, tmp_path, capsys):
-        shutil.copytree(reference, tmp_path / "default" / "version_0")
-        with exclusive(tmp_path / "default" / "version_0"):
+        shutil.copytree(reference, tmp_path / RUN)
+        with exclusive(tmp_path / RUN):
             assert fit(tmp_path, *OPTIONS, *LAST) == 2
-        assert (
-            f"another process is writing {tmp_path / 'default' / 'version_0'}"
-            in capsys.readouterr().err
-        )
+        said = f"another process is writing {tmp_path / RUN}"
+        assert said in capsys.readouterr().err
         with exclusive(tmp_path / "default" / "version_1"):
             assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1") == 0
         assert not (tmp_path / "default" / "version_1").exists()

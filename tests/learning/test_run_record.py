@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import subprocess
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -28,48 +27,31 @@ from cifnet_pl.utilities.files import to_csv
 from tests.command_line import make_images
 
 
-def row(
-    task: int, accuracy: float | None = 80.0, energy: float | None = 1e-4
-) -> TaskRow:
-    forgotten = None if task == 1 else 5.0
-    nll = None if accuracy is None else 0.5
-    measured = {
-        "A_k": accuracy,
-        "average": accuracy,
-        "forgetting": forgotten,
-        "ece": accuracy,
-        "nll": nll,
-    }
-    costs = {
-        "train_seconds": 2.0,
-        "solve_seconds": 0.5,
-        "eval_seconds": 1.0,
-        "energy_kwh": energy,
-    }
-    costs |= {
-        "eval_energy_kwh": energy,
-        "energy_source": None if energy is None else "cpu estimated",
-    }
-    return TaskRow(
-        task=task,
-        classes_seen=2 * task,
-        **measured,
-        **costs,
-        state_elements=100 * task,
-        buffer_elements=10,
-    )
+def record_of(accuracies: list[float | None], energy: float | None) -> RunRecord:
+    """Two tasks of two classes."""
+    record = RunRecord(energy={"cpu": 1.5e-4, "ram": 0.5e-4, "co2_kg": 1e-5})
+    for task, accuracy in enumerate(accuracies, 1):
+        record.matrix.append([accuracy] * task)
+        row = TaskRow(
+            task=task,
+            classes_seen=2 * task,
+            A_k=accuracy,
+            average=accuracy,
+            energy_kwh=energy,
+            eval_energy_kwh=energy,
+            train_seconds=2.0,
+        )
+        record.rows.append(row)
+    return record
 
 
 @pytest.fixture
 def record() -> RunRecord:
-    energy = {"cpu": 1.5e-4, "gpu": 0.0, "ram": 0.5e-4, "co2_kg": 1e-5}
-    return RunRecord([row(1, 90.0), row(2, 80.0)], [[90.0], [70.0, 90.0]], energy)
+    return record_of([90.0, 80.0], 1e-4)
 
 
 def unmeasured() -> RunRecord:
-    return RunRecord(
-        [row(1, None, None), row(2, None, None)], [[None], [None, None]], {}
-    )
+    return record_of([None, None], None)
 
 
 def read(path: Path) -> list[list[str]]:
@@ -82,21 +64,12 @@ def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
     record.class_counts = [torch.zeros(2, 2), torch.zeros(2, 4)]
     record.write_tables(tmp_path, [["a", "b"], ["c", "d"]])
     written = record.summary()
-    nothing = (
-        "A_K A_bar forgetting bwt max_drop ece nll energy_kwh energy_source energy_cpu_kwh"
-        " energy_gpu_kwh"
-    )
-    for key in [
-        *nothing.split(),
-        "energy_ram_kwh",
-        "co2_kg",
-        "eval_energy_kwh",
-        "A_K_per_kwh",
-    ]:
-        assert written[key] is None, key
+    nothing = "A_K A_bar forgetting bwt max_drop ece nll energy_kwh energy_source energy_cpu_kwh"
+    nothing += " energy_gpu_kwh energy_ram_kwh co2_kg eval_energy_kwh A_K_per_kwh"
+    assert {written[key] for key in nothing.split()} == {None}
     assert written["A_k"] == [None, None]
     table = read(tmp_path / "tasks.csv")
-    for name in (
+    for name in [
         "A_k",
         "average",
         "ece",
@@ -104,27 +77,27 @@ def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
         "energy_kwh",
         "energy_source",
         "eval_energy_kwh",
-    ):
+    ]:
         assert [line[table[0].index(name)] for line in table[1:]] == ["", ""]
     assert read(tmp_path / "accuracy_matrix.csv")[1:] == [["1", "", ""], ["2", "", ""]]
     assert "nan" not in (tmp_path / "tasks.csv").read_text().lower()
 
 
 def test_a_sum_with_a_gap_is_a_gap(record: RunRecord) -> None:
-    record.rows[0] = replace(record.rows[0], energy_kwh=None)
+    record.rows[0].energy_kwh = None
     assert record.summary()["energy_kwh"] is None
     assert record.summary()["energy_cpu_kwh"] is None
     assert record.summary()["A_K_per_kwh"] is None
     assert record.summary()["eval_energy_kwh"] == pytest.approx(2e-4)
-    record.rows[1] = replace(record.rows[1], eval_energy_kwh=None)
+    record.rows[1].eval_energy_kwh = None
     assert record.summary()["eval_energy_kwh"] is None
 
 
 def test_round_trip_through_a_checkpoint(record: RunRecord) -> None:
     for one in (record, unmeasured(), RunRecord()):
-        state = json.loads(json.dumps(asdict(one), allow_nan=False))
+        state = json.loads(json.dumps(one.state_dict(), allow_nan=False))
         assert RunRecord.from_state_dict(state) == one
-    state = asdict(record)
+    state = record.state_dict()
     state["matrix"][0][0] = 0.0
     assert record.matrix[0][0] == 90.0
 
@@ -182,16 +155,8 @@ def test_the_commit_is_the_packages_own(
     assert package_commit(package) is None  # no repository
 
     def git(*arguments: str) -> str:
-        command = [
-            "git",
-            "-C",
-            str(tmp_path),
-            "-c",
-            "user.name=a",
-            "-c",
-            "user.email=a@b",
-            *arguments,
-        ]
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(tmp_path), *who, *arguments]
         return subprocess.run(
             command, check=True, capture_output=True, text=True
         ).stdout

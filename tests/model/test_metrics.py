@@ -1,32 +1,19 @@
 """Figures of runs and evaluations, against values worked out by hand."""
 
-import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.metrics import (
-    MIN_TEST_IMAGES,
-    ClassScore,
-    Evaluation,
     average_accuracy,
     backward_transfer,
     forgetting,
     max_drop,
     percent,
-    rarely_predicted_by,
-    rarely_predicted_message,
     top_classes,
     wilson_interval,
 )
-from tests.models import empty, learn_embeddings, learned, samples
 
-MATRIX = [
-    [90.0],
-    [80.0, 70.0],
-    [85.0, 60.0, 50.0],
-    [75.0, 65.0, 40.0, 95.0],
-]
+MATRIX = [[90.0], [80.0, 70.0], [85.0, 60.0, 50.0], [75.0, 65.0, 40.0, 95.0]]
 
 
 def test_forgetting_is_measured_from_the_best_moment_of_each_task() -> None:
@@ -76,70 +63,6 @@ def test_top_classes_begin_with_the_predicted_one():
     assert columns.tolist() == [[1, 2, 0]]
     assert values.tolist()[0] == sorted(values.tolist()[0], reverse=True)
     assert top_classes(torch.rand(2, 9))[0].shape == (2, 5)
-
-
-NAMES = ["ant", "bee", "cat"]
-
-
-def evaluation(
-    target: list[int], predicted: list[int], rows: list[int] | None = None
-) -> Evaluation:
-    size = len(target)
-    if rows is None:
-        positions = np.arange(size)
-    else:
-        positions = np.array(rows)
-    return Evaluation(
-        NAMES, positions, np.array(target), np.array(predicted), np.full(size, 0.9), 3.0
-    )
-
-
-def test_scores_confusions_and_pairs():
-    result = evaluation(
-        [0] * 6 + [1] * 6 + [2] * 2, [0, 0, 0, 1, 1, 2] + [1] * 6 + [2, 0]
-    )
-    assert result.accuracy == pytest.approx(100 * 10 / 14)
-    assert result.confusion().tolist() == [[3, 2, 1], [0, 6, 0], [1, 0, 1]]
-    scores = result.class_scores()
-    assert scores == [
-        ClassScore("ant", images=6, correct=3, confused_with="bee", confusions=2),
-        ClassScore("bee", images=6, correct=6),
-        ClassScore("cat", images=2, correct=1, confused_with="ant", confusions=1),
-    ]
-    assert [score.tested for score in scores] == [True, True, False]
-    assert result.confused_pairs()[0] == ("ant", "bee", 2, 6)
-    assert MIN_TEST_IMAGES == 5
-
-
-def test_rarely_predicted_classes():
-    """At least five images, and an accuracy below a quarter."""
-    result = evaluation(
-        [0] * 9 + [1] * 8 + [2] * 4, [0, 0, *[1] * 7, 1, 1, *[2] * 6, 0, 0, 0, 0]
-    )
-    scores = {
-        score.name: (score.correct, score.images) for score in result.class_scores()
-    }
-    assert scores == {"ant": (2, 9), "bee": (2, 8), "cat": (0, 4)}
-    assert result.rarely_predicted == ["ant"]
-    assert rarely_predicted_message([], None) is None
-    for head, helps in (("ridge-auto", False), ("ridge", True), ("cifnet", True)):
-        said = str(rarely_predicted_message(["ant", "bee"], learned(head)))
-        assert "2 rarely predicted" in said
-        assert ("the recommended head" in said) == helps
-        assert len(learned(head).calibration_notes()) == helps
-
-
-def test_rarely_predicted_classes_of_a_model():
-    """By leave-one-out predictions for its buffer samples: the elks lie among the foxes."""
-    model = empty("ridge")
-    model.buffer = CalibrationBuffer(60)
-    z = torch.cat([samples([name], 20)[0] for name in ("ant", "fox")])
-    draw = torch.Generator().manual_seed(0)
-    elks = z[20:26] + torch.randn(6, z.shape[1], generator=draw)
-    labels = torch.tensor([0] * 20 + [1] * 20 + [2] * 6)
-    learn_embeddings(model, ["ant", "fox", "elk"], torch.cat([z, elks]), labels)
-    assert rarely_predicted_by(model) == ["elk"]
-    assert rarely_predicted_by(learned("ncm")) == []
 
 
 def test_interval_is_wilsons():

@@ -17,17 +17,13 @@ def assert_labels_are_readable(picture: Picture) -> None:
     boxes = text_boxes(picture.figure)
     for (a, one), (b, other) in itertools.combinations(boxes, 2):
         meet = Bbox.intersection(one, other)
-        assert meet is None or min(meet.width, meet.height) < 1.5, (
-            f"{picture.name}: '{a}' and '{b}' overlap"
-        )
+        is_apart = meet is None or min(meet.width, meet.height) < 1.5
+        assert is_apart, f"{picture.name}: '{a}' and '{b}' overlap"
     width, height = picture.figure.canvas.get_width_height()
     for text, box in boxes:
-        assert -1 <= box.x0 <= box.x1 <= width + 1, (
-            f"{picture.name}: '{text}' is cut off"
-        )
-        assert -1 <= box.y0 <= box.y1 <= height + 1, (
-            f"{picture.name}: '{text}' is cut off"
-        )
+        is_within = -1 <= box.x0 <= box.x1 <= width + 1
+        is_within &= -1 <= box.y0 <= box.y1 <= height + 1
+        assert is_within, f"{picture.name}: '{text}' is cut off"
 
 
 def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
@@ -35,35 +31,28 @@ def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
     canvas = FigureCanvasAgg(figure)
     with matplotlib.rc_context(STYLE):
         canvas.draw()
-    hidden = [
-        label
-        for axes in figure.axes
-        for axis in (axes.xaxis, axes.yaxis)
-        for label in beyond(axis)
-    ]
+    hidden = set()
+    for axes in figure.axes:
+        hidden |= {id(label) for label in [*beyond(axes.xaxis), *beyond(axes.yaxis)]}
     # Ticks that an axis no longer needs stay where they were.
     result: dict[tuple[str, tuple[int, ...]], Bbox] = {}
     for artist in figure.findobj(Text):
         assert isinstance(artist, Text)
-        if (
-            artist.get_visible()
-            and artist.get_text().strip()
-            and not any(artist is label for label in hidden)
-        ):
-            box = Text.get_window_extent(
-                artist, canvas.get_renderer()
-            )  # of an annotation without its arrow
-            result[artist.get_text(), tuple(box.extents.round().astype(int))] = box
+        text = artist.get_text()
+        if artist.get_visible() and text.strip() and id(artist) not in hidden:
+            # Of an annotation without its arrow.
+            box = Text.get_window_extent(artist, canvas.get_renderer())
+            result[text, tuple(box.extents.round().astype(int))] = box
     return [(text, box) for (text, _), box in result.items()]
 
 
 def beyond(axis: Axis) -> list[Text]:
     """Labels of ticks outside the limits of an axis: they exist, but are not drawn."""
     low, high = sorted(axis.get_view_interval())
-    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-    return [
-        label
-        for tick in ticks
-        for label in (tick.label1, tick.label2)
-        if not low - 1e-9 <= tick.get_loc() <= high + 1e-9 or not label.get_visible()
-    ]
+    labels = []
+    for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
+        is_within = low - 1e-9 <= tick.get_loc() <= high + 1e-9
+        for label in (tick.label1, tick.label2):
+            if not is_within or not label.get_visible():
+                labels.append(label)
+    return labels

@@ -5,36 +5,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import yaml
 
 from cifnet_pl import heads
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.model.metrics import average_accuracy, forgetting
-from cifnet_pl.utilities.files import to_csv, write_json, write_text
+from cifnet_pl.utilities.files import write_json, write_text
 
 SOURCE = "cpu estimated (cpu_load), ram estimated"
+PROJECTED = {"width": 8192, "ridge": 0.1, "seed": 1}
 HEADS: dict[str, dict[str, Any]] = {
     "CIFNetHead": {
         "ridge": 0.01,
         "epsilon": 0.05,
         "update_past": True,
         "weighting": "derivative",
-        "dtype": "float64",
     },
-    "RidgeHead": {"ridge": "gcv", "epsilon": 0.05, "dtype": "float64"},
-    "ACILHead": {"width": 8192, "ridge": 0.1, "seed": 1, "dtype": "float64"},
-    "DSALHead": {
-        "width": 8192,
-        "ridge": 0.1,
-        "compensation_ratio": 0.6,
-        "seed": 1,
-        "dtype": "float64",
-    },
-    "NCMHead": {"dtype": "float64"},
-    "KNNHead": {"neighbours": 5, "dtype": "float64"},
-    "LogisticHead": {"dtype": "float64"},
-    "SGDHead": {"dtype": "float64"},
+    "RidgeHead": {"ridge": "gcv", "epsilon": 0.05},
+    "ACILHead": PROJECTED,
+    "DSALHead": PROJECTED | {"compensation_ratio": 0.6},
+    "NCMHead": {},
+    "KNNHead": {"neighbours": 5},
+    "LogisticHead": {},
+    "SGDHead": {},
 }
 BUFFER = {
     "capacity": 2000,
@@ -68,70 +63,52 @@ def write_run(
     whole run.
     """
     draw = np.random.default_rng(seed)
-    options_of_head = {**HEADS[head], **(head_options or {})}
+    options_of_head = {**HEADS[head], "dtype": "float64", **(head_options or {})}
     if "seed" in options_of_head:
         options_of_head["seed"] = seed
-    kept = (
-        {**BUFFER, **(buffer if isinstance(buffer, dict) else {})}
-        if buffer is not None
-        else None
-    )
+    kept = None
+    if buffer is not None:
+        kept = {**BUFFER, **(buffer if isinstance(buffer, dict) else {})}
     used = kept is not None and head in ("CIFNetHead", "LogisticHead", "SGDHead")
+    classes_learned = tasks * classes
     components = state_components(
-        head, options_of_head, features, tasks, tasks * classes
+        head, options_of_head, features, tasks, classes_learned
     )
-    components["buffer"] = (
-        kept["capacity"] * features if used and kept is not None else 0
-    )
+    components["buffer"] = 0
+    if used and kept is not None:
+        components["buffer"] = kept["capacity"] * features
     record = RunRecord()
     for k in range(tasks):
         share = k / max(1, tasks - 1)
-        accuracy = float(
-            first
-            + (final - first) * share**0.7
-            + (draw.normal(0, 0.3) if k < tasks - 1 else 0.0)
+        noise = draw.normal(0, 0.3) if k < tasks - 1 else 0.0
+        accuracy = float(first + (final - first) * share**0.7 + noise)
+        record.matrix.append([accuracy + 2 * float(x) for x in draw.normal(size=k + 1)])
+        row = TaskRow(
+            task=k + 1,
+            classes_seen=(k + 1) * classes,
+            A_k=accuracy,
+            average=average_accuracy([*record.trajectory, accuracy]),
+            forgetting=forgetting(record.matrix),
+            ece=30.0,
+            train_seconds=60 * minutes / tasks,
+            energy_kwh=None if kwh is None else kwh / tasks,
+            energy_source=None if kwh is None else SOURCE,
+            state_elements=sum(components.values()),
+            buffer_elements=components["buffer"],
+            nll=1.5,
         )
-        record.matrix.append(
-            [accuracy + 2 * float(draw.normal()) for _ in range(k + 1)]
-        )
-        record.rows.append(
-            TaskRow(
-                task=k + 1,
-                classes_seen=(k + 1) * classes,
-                A_k=accuracy,
-                average=average_accuracy([*record.trajectory, accuracy]),
-                forgetting=forgetting(record.matrix),
-                ece=30.0,
-                train_seconds=60 * minutes / tasks,
-                solve_seconds=0.1,
-                eval_seconds=1.0,
-                energy_kwh=None if kwh is None else kwh / tasks,
-                energy_source=None if kwh is None else SOURCE,
-                state_elements=sum(components.values()),
-                buffer_elements=components["buffer"],
-                eval_energy_kwh=None,
-                nll=1.5,
-            )
-        )
+        record.rows.append(row)
+    learner = {"class_path": f"cifnet_pl.heads.{head}", "init_args": options_of_head}
+    stored = {"class_path": "cifnet_pl.CalibrationBuffer", "init_args": kept}
     config = {
         "seed_everything": seed,
-        "trainer": {
-            "accelerator": "auto",
-            "precision": None,
-            "callbacks": None,
-            "enable_progress_bar": False,
-        },
+        "trainer": {"accelerator": "auto", "precision": None, "callbacks": None},
         "model": {
             "class_path": "cifnet_pl.CIFNetModule",
             "init_args": {
                 "backbone": backbone,
-                "head": {
-                    "class_path": f"cifnet_pl.heads.{head}",
-                    "init_args": options_of_head,
-                },
-                "buffer": None
-                if kept is None
-                else {"class_path": "cifnet_pl.CalibrationBuffer", "init_args": kept},
+                "head": learner,
+                "buffer": None if kept is None else stored,
                 "architecture": "resnet18" if backbone.startswith("file:") else None,
                 "download": False,
             },
@@ -147,10 +124,7 @@ def write_run(
             "batch_size": 64,
             **(data or {}),
         },
-        "experiment": folder.parent.name,
-        "logs": str(folder.parent.parent),
         "energy": {"enabled": True, "country_iso_code": "USA"},
-        "checkpoint": {"every_task": False},
     }
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     record.write_tables(folder, tasks=[])
@@ -175,15 +149,13 @@ def write_run(
     write_json(folder / "summary.json", summary)
     if activations:
         strong = 0.1 if kept is not None else 0.7
-        body = [
-            [
-                i + 1,
-                *(0.9 if i == j else strong if j > i else 0.15 for j in range(tasks)),
-            ]
-            for i in range(tasks)
-        ]
-        header = ["image_task", *(f"neurons_{j + 1}" for j in range(tasks))]
-        write_text(folder / "activations.csv", to_csv(header, body))
+        means = np.full((tasks, tasks), 0.15)
+        means[np.triu_indices(tasks, 1)] = strong
+        np.fill_diagonal(means, 0.9)
+        index = pd.RangeIndex(1, tasks + 1, name="image_task")
+        columns = [f"neurons_{task}" for task in index]
+        table = pd.DataFrame(means, index, columns)
+        table.to_csv(folder / "activations.csv")
     return folder
 
 

@@ -3,8 +3,8 @@ wrong with them.
 """
 
 import json
-import shutil
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import DataError
+from tests.command_line import FAST, make_images
 from tests.data import test_sources
 from tests.data.layouts import NUMBERED, THREE, Case, encoded, image
-from tests.data.test_sources import source  # noqa: F401
-from tests.data.test_tar_shards import OPTIONS, images  # noqa: F401
+from tests.data.test_tar_shards import write
 from tests.data.tree import COLOURS, class_tree
 
 datasets = pytest.importorskip("datasets")
@@ -92,35 +92,60 @@ HEAVY = [
 ]
 
 
-WRITTEN: dict[str, Path] = {}
-"""Where each layout was written, once for all tests."""
-
-
-def laid_out(request, tmp_path, tmp_path_factory, monkeypatch):
+@pytest.mark.parametrize("case", HEAVY, ids=lambda case: case.write.__name__)
+def test_what_every_source_promises(case, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path.parent / "hf"))
-    case = request.param
-    name = request.param.write.__name__
-    if name not in WRITTEN:
-        WRITTEN[name] = tmp_path_factory.mktemp(name)
-        case.write(WRITTEN[name], monkeypatch)
-    shutil.copytree(WRITTEN[name], tmp_path, dirs_exist_ok=True)
-    return case
-
-
-case = pytest.fixture(params=HEAVY, ids=test_sources._id)(laid_out)
-
-
-class TestHeavySources(test_sources.TestEverySource):
-    """The suite of all sources."""
-
-
-class TestHeavySourcesOfImages(test_sources.TestEverySourceOfImages):
-    """The suite of all sources of images."""
-
-    case = pytest.fixture(params=HEAVY, ids=test_sources._id)(staticmethod(laid_out))
+    test_sources.check_source(test_sources.as_shipped(case)(tmp_path, monkeypatch))
 
 
 # ---------------------------------------------------------------------- the same images
+
+
+CLASSES = ["ant", "bee", "cat"]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of three classes in folders, in a table and in uneven shards, in no order of
+    classes.
+    """
+    root = tmp_path_factory.mktemp("images")
+    make_images(root / "folder" / "train", CLASSES, 12)
+    make_images(root / "folder" / "val", CLASSES, 15)
+    rows = ["path,label,split"]
+    for split, word in (("train", "train"), ("val", "test")):
+        for path in (root / "folder" / split).rglob("*.png"):
+            if split == "val" and int(path.stem) < 12:
+                path.unlink()  # the same noise as for training
+        files = sorted(
+            (root / "folder" / split).rglob("*.png"),
+            key=lambda path: (path.stem, path.parent.name),
+        )
+        if split == "train":
+            cuts = [0, 1, 20, len(files)]
+        else:
+            cuts = [0, len(files)]
+        for number, (a, b) in enumerate(pairwise(cuts)):
+            samples = [
+                (
+                    f"{f.parent.name}-{f.stem}",
+                    {"png": f.read_bytes(), "txt": f.parent.name.encode()},
+                )
+                for f in files[a:b]
+            ]
+            write(root / "shards" / f"{word}-{number}.tar", samples)
+        rows += [
+            f"{path.relative_to(root)},{path.parent.name},{word}" for path in files
+        ]
+    (root / "table.csv").write_text("\n".join(rows))
+    return root
+
+
+OPTIONS = [
+    *FAST[:2],
+    *["--model.head", "RidgeHead", "--model.engine", "torch", "--data.image_size", "8"],
+    *["--data.classes_per_task", "1", "--energy.enabled", "false"],
+]
 
 
 def of_file(root: Path, name: str) -> dict[str, Any]:
@@ -135,7 +160,7 @@ def pack(folder: Path, archive: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def formats(images: Path) -> dict[str, list[str]]:  # noqa: F811
+def formats(images: Path) -> dict[str, list[str]]:
     """The images of ``images`` in every format, in no order of classes: the options that read
     each.
     """
@@ -254,7 +279,7 @@ def test_no_split_for_training(tmp_path: Path):
     ):
         build("hf", tmp_path / "d")
     assert len(
-        build("hf", tmp_path / "d", train="unsupervised").val
+        build("hf", tmp_path / "d", train="unsupervised").test
     )  # a dataset without a test split
 
 

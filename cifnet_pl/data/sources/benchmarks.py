@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -23,29 +24,30 @@ from cifnet_pl.data.samples import (
 from cifnet_pl.data.sources.folders import (
     class_folders,
     class_samples,
+    find_files,
     find_splits,
     folder,
     required_root,
 )
-from cifnet_pl.data.sources.tables import open_table, parquet_schema, readable
+from cifnet_pl.data.sources.tables import open_table, readable
 from cifnet_pl.data.splitting import held_out_rows
 from cifnet_pl.images.files import is_folder, listing, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
 from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.names import split_of
+from cifnet_pl.utilities.names import class_name, split_of
 
-PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+PARTS: dict[str, list[dict[str, Any]]] = {
     # Its test labels are not public.
-    "CLEVRClassification": ({"split": "train"}, {"split": "val"}),
-    "EMNIST": (
+    "CLEVRClassification": [{"split": "train"}, {"split": "val"}],
+    "EMNIST": [
         {"split": "balanced", "train": True},
         {"split": "balanced", "train": False},
-    ),
-    "FGVCAircraft": ({"split": "trainval"}, {"split": "test"}),
-    "ImageNet": ({"split": "train"}, {"split": "val"}),
-    "Imagenette": ({"split": "train"}, {"split": "val"}),
-    "OxfordIIITPet": ({"split": "trainval"}, {"split": "test"}),
-    "Places365": ({"split": "train-standard"}, {"split": "val"}),
+    ],
+    "FGVCAircraft": [{"split": "trainval"}, {"split": "test"}],
+    "ImageNet": [{"split": "train"}, {"split": "val"}],
+    "Imagenette": [{"split": "train"}, {"split": "val"}],
+    "OxfordIIITPet": [{"split": "trainval"}, {"split": "test"}],
+    "Places365": [{"split": "train-standard"}, {"split": "val"}],
 }
 """Arguments of the training and the test split, where these are not the usual ones.
 
@@ -99,13 +101,11 @@ def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
 
     builder = getattr(datasets, name)
     parameters = inspect.signature(builder).parameters
-    splits: tuple[dict[str, Any], ...] = ({},)
-    if name in PARTS:
-        splits = PARTS[name]
-    elif "train" in parameters:
-        splits = ({"train": True}, {"train": False})
-    elif "split" in parameters:
-        splits = ({"split": "train"}, {"split": "test"})
+    splits = PARTS.get(name, [{}])
+    if name not in PARTS and "train" in parameters:
+        splits = [{"train": True}, {"train": False}]
+    elif name not in PARTS and "split" in parameters:
+        splits = [{"split": "train"}, {"split": "test"}]
     root = expanded(options.root or DEFAULT_ROOT).absolute()
     keywords: dict[str, Any] = {"root": str(root)}
     # EMNIST and QMNIST take the option of their parent without naming it.
@@ -137,7 +137,7 @@ def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
             where=f"torchvision's {name}",
         )
         parts.append(samples)
-    return joined(parts)
+    return joined(parts, ["train", "test"])
 
 
 def _labels(dataset: Any) -> Sequence[Any]:
@@ -194,18 +194,11 @@ def imagenet100(options: SourceOptions) -> SampleTable:
     generator and the seed 1993; of a tree of 100 classes all.
 
     Raises:
-        DataError: no such tree, one of another number of classes, or one without validation images
-            of a class.
+        DataError: no such tree, or one of another number of classes.
     """
     with listing():
-        root = required_root(options, IMAGENET)
-        train = root / "train"
-        val = root / "val"
-        if not (train.is_dir() and val.is_dir()):
-            raise DataError(
-                f"{shown_path(root)} has no train and val: set --data.root to {IMAGENET}"
-            )
-        names = list(class_folders(train))
+        root = _inner_folder(options, IMAGENET, "", ("train", "val"))
+        names = list(class_folders(root / "train"))
         if len(names) == IMAGENET_CLASSES:
             # The generator that the published draws were made with.
             generator = np.random.RandomState(USUAL_SEED)
@@ -216,16 +209,8 @@ def imagenet100(options: SourceOptions) -> SampleTable:
                 f"{shown_path(root)} has {len(names)} classes, expected {CLASSES} or"
                 f" {IMAGENET_CLASSES}"
             )
-        samples = class_samples(root, {"train": train, "val": val}, only=names)
-    is_test = samples.table["split"] == "val"
-    validated = set(samples.table["label"][is_test])
-    for name in names:
-        if name not in validated:
-            raise DataError(
-                f"class '{name}' is not in val of {shown_path(root)}: --data.root must be"
-                f" {IMAGENET}"
-            )
-    return samples
+        parts = {split: root / split for split in ("train", "val")}
+        return class_samples(root, parts, only=names)
 
 
 def tinyimagenet(options: SourceOptions) -> SampleTable:
@@ -234,60 +219,46 @@ def tinyimagenet(options: SourceOptions) -> SampleTable:
     The folders are ``train/<class>/images``, and ``val/images`` with ``val/val_annotations.txt``.
 
     Raises:
-        DataError: no such tree, or a validation image that is listed but not there.
+        DataError: no such tree.
     """
+    annotations = "val/val_annotations.txt"
     with listing():
-        root = _inner_folder(required_root(options, TINY), "tiny-imagenet-200")
-        annotations = root / "val" / "val_annotations.txt"
-        if not annotations.is_file():
-            raise DataError(
-                f"{shown_path(root)} has no val/val_annotations.txt: set --data.root to {TINY}"
-            )
-        if not (root / "train").is_dir():
-            raise DataError(
-                f"{shown_path(root)} has no train: set --data.root to {TINY}"
-            )
+        root = _inner_folder(options, TINY, "tiny-imagenet-200", ("train", annotations))
         train = class_samples(root, {"train": root / "train"})
-        val = _validation(root, set(train.table["label"]))
+    with readable(root / annotations):
+        listed = pd.read_csv(
+            root / annotations, sep="\t", header=None, dtype=str, keep_default_na=False
+        )
+    val = pd.DataFrame({"name": listed[0], "label": listed[1], "split": "val"})
+    val["path"] = "val/images/" + val["name"]
+    val = val[val["label"].isin(train.table["label"])]
     table = pd.concat([train.table, val], ignore_index=True)
-    table["position"] = np.arange(len(table))
     return SampleTable(table, root=root, where=train.where, notes=train.notes)
 
 
-def _inner_folder(root: Path, name: str) -> Path:
-    """Return the folder ``name`` in ``root`` if there is one, else ``root``."""
-    inner = root / name
-    if inner.is_dir():
-        return inner
-    return root
+def _inner_folder(
+    options: SourceOptions, what: str, name: str, needed: Sequence[str]
+) -> Path:
+    """Return the root of a benchmark, or the folder ``name`` in it if there is one.
 
-
-def _validation(root: Path, class_names: set[str]) -> pd.DataFrame:
-    """Return the validation images of some classes, in the order of their annotations.
+    Args:
+        options: of the source.
+        what: what the root should be, for messages.
+        name: of the folder.
+        needed: what must be in it.
 
     Raises:
-        DataError: no image of the classes, or one that is listed but not there.
+        DataError: something of this is missing.
     """
-    annotations = root / "val" / "val_annotations.txt"
-    images = root / "val" / "images"
-    with readable(annotations):
-        rows = pd.read_csv(
-            annotations, sep="\t", header=None, dtype=str, keep_default_na=False
-        )
-        rows = rows[rows[1].isin(class_names)]
-    names = rows[0].tolist()
-    present = {path.name for path in images.glob("*")}
-    if not names or set(names) - present:
-        raise DataError(
-            f"{shown_path(annotations)} lists {len(names)} images of the classes in train, and not"
-            f" all of them are in {shown_path(images)}: unpack the data set again"
-        )
-    return table_of(
-        name=names,
-        label=rows[1].tolist(),
-        path=[f"val/images/{name}" for name in names],
-        split=["val"] * len(names),
-    )
+    root = required_root(options, what)
+    if (root / name).is_dir():
+        root = root / name
+    for path in needed:
+        if not (root / path).exists():
+            raise DataError(
+                f"{shown_path(root)} has no {path}: set --data.root to {what}"
+            )
+    return root
 
 
 # ---------------------------------------------------------------------- CORe50
@@ -317,7 +288,7 @@ def core50(options: SourceOptions) -> SampleTable:
     expected = "1 or more: keep every stride-th frame"
     check_that(type(stride) is int and stride > 0, "stride", stride, expected)
     with listing():
-        root = _inner_folder(required_root(options, WHAT_CORE50), "core50_128x128")
+        root = _inner_folder(options, WHAT_CORE50, "core50_128x128", ())
         found = []
         for path in root.glob("s[0-9]*/o[0-9]*/*.png"):
             found.append(path.relative_to(root).as_posix())
@@ -374,19 +345,14 @@ def domains(options: SourceOptions) -> SampleTable:
                 f"{shown_path(root)} has {named}, which are splits and not domains: use"
                 " --data.source folder"
             )
-        parts = []
-        notes: list[str] = []
-        for name, homes in domain_folders.items():
-            for home in homes:
-                samples = class_samples(home)
-                inner = [f"{home.name}/{path}" for path in samples.names]
-                parts.append(samples.table.assign(name=inner, domain=name))
-                notes += samples.notes
-    table = pd.concat(parts, ignore_index=True)
-    kind = pd.CategoricalDtype(list(domain_folders), ordered=True)
-    table = table.assign(domain=table["domain"].astype(kind))
-    table["position"] = np.arange(len(table))
-    whole = SampleTable(table, root=root, where=shown_path(root), notes=tuple(notes))
+        homes = {home.name: home for homes in domain_folders.values() for home in homes}
+        samples = class_samples(root, homes)
+    names = samples.table["split"].map(class_name)
+    table = samples.table.assign(
+        name=samples.table["path"],
+        domain=pd.Categorical(names, list(domain_folders), ordered=True),
+    )
+    whole = replace(samples, table=table.drop(columns=["path", "split"]))
     held = held_out_rows(
         whole, options.val_fraction, options.split_seed, by=("label", "domain")
     )
@@ -395,7 +361,6 @@ def domains(options: SourceOptions) -> SampleTable:
 
 # ---------------------------------------------------------------------- CIFAR-100
 
-PARQUET = ("train.parquet", "test.parquet")
 IMAGE = "img"
 LABEL = "fine_label"
 """Columns of the Parquet files: {"bytes": content of a PNG file, …}, and the class's number."""
@@ -404,18 +369,17 @@ LABEL = "fine_label"
 def cifar100(options: SourceOptions) -> SampleTable:
     """Read CIFAR-100; its classes are sorted by name, as torchvision's fine labels are.
 
-    ``--data.root`` holds ``train.parquet`` and ``test.parquet``, as the Hugging Face hub has them;
+    ``--data.root`` holds Parquet files of both splits, as the Hugging Face hub has them;
     or class folders in ``train`` and ``test``; or else what torchvision fetches.
 
     Raises:
         UsageError: the Parquet files need a package that is missing.
-        DataError: none of the three is there; one Parquet file without the other, damaged, or with
-            other columns.
+        DataError: none of the three is there, or a Parquet file is damaged or has other columns.
     """
     root = expanded(options.root or DEFAULT_ROOT)
-    files = [root / name for name in PARQUET]
-    if any(file.is_file() for file in files):
-        return joined([_parquet_images(file) for file in files])
+    files = find_files(root, "**/*", (".parquet",))
+    if files.splits:
+        return files.read(_parquet_images)
     if is_folder(root) and find_splits(root) is not None:
         return folder(options)
     return torchvision_set("CIFAR100", options)
@@ -430,7 +394,9 @@ def _parquet_images(file: Path) -> SampleTable:
     table = open_table(file)
     images = table.array(IMAGE)
     labels = table.array(LABEL).tolist()
-    metadata = parquet_schema(file).metadata or {}
+    from pyarrow.parquet import read_schema
+
+    metadata = read_schema(file).metadata or {}
     description = json.loads(metadata.get(b"huggingface", b"{}"))
     features = description.get("info", {}).get("features", {})
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from cifnet_pl.data.samples import SampleTable, SourceOptions
+from cifnet_pl.data.samples import SampleTable, SourceOptions, joined
 from cifnet_pl.images.files import (
     PassedOver,
     archive_part,
@@ -17,6 +20,7 @@ from cifnet_pl.images.files import (
     image_files,
     is_image,
     listing,
+    matching_paths,
     require_folder,
     shown_path,
     sub_folders,
@@ -51,7 +55,7 @@ def folder(options: SourceOptions) -> SampleTable:
 
 def class_samples(
     root: Path,
-    parts: Mapping[Split, Path] | None = None,
+    parts: Mapping[Any, Path] | None = None,
     notes: Sequence[str] = (),
     only: Sequence[str] | None = None,
 ) -> SampleTable:
@@ -61,7 +65,8 @@ def class_samples(
 
     Args:
         root: folder or Zip archive that holds the class folders, or the splits with them.
-        parts: split → the folder within ``root`` that holds its class folders; None without splits.
+        parts: split, or domain, → the folder within ``root`` that holds its class folders; None
+            without any.
         notes: sentences about what was read before; others follow.
         only: names of the classes that are read; None for all.
 
@@ -71,7 +76,7 @@ def class_samples(
     passed_over = PassedOver()
     rows = []
     empty = []
-    homes: Mapping[Split, Path] = parts or {"train": root}
+    homes = parts or {"train": root}
     for split, home in homes.items():
         prefix = home.relative_to(root)
         for label, folders in class_folders(home).items():
@@ -134,6 +139,55 @@ def class_folders(home: Path) -> dict[str, list[Path]]:
 
 
 # ---------------------------------------------------------------------- splits
+
+
+class SplitFiles(NamedTuple):
+    """Files of a data set whose names tell their splits.
+
+    Attributes:
+        files: in the order of their names.
+        splits: that of each file; nothing where all are of one split, or tell none.
+        notes: a sentence for the user, or nothing.
+    """
+
+    files: list[Path]
+    splits: list[Split]
+    notes: tuple[str, ...] = ()
+
+    def read(self, read: Callable[[Path], SampleTable]) -> SampleTable:
+        """Return the samples of all files, which ``read`` gives of one."""
+        samples = joined([read(file) for file in self.files], self.splits)
+        return replace(samples, notes=samples.notes + self.notes)
+
+
+def find_files(root: Path | None, pattern: str, endings: Sequence[str]) -> SplitFiles:
+    """Find the files of a data set, and the split of each by its name or those of its folders.
+
+    The folder that holds all files does not count. Of files with and without a split in their
+    names, those without are to be learned.
+
+    Args:
+        root: a file, a folder, or a pattern of files.
+        pattern: of the files in a folder.
+        endings: of their names, in small letters.
+    """
+    if root is None:
+        return SplitFiles([], [])
+    path = expanded(root)
+    if path.is_dir():
+        found = matching_paths(path / pattern)
+        files = [file for file in found if file.suffix.lower() in endings]
+    else:
+        files = matching_paths(path)
+    if not files:
+        return SplitFiles([], [])
+    common = os.path.commonpath([file.parent for file in files])
+    splits = [split_in(os.path.relpath(file, common)) or "train" for file in files]
+    if len(set(splits)) == 1:
+        return SplitFiles(files, [])
+    counts = [f"{count} {split}" for split, count in Counter(splits).items()]
+    note = f"note: splits by the names of files: {', '.join(counts)}"
+    return SplitFiles(files, splits, (note,))
 
 
 class SplitFolders(NamedTuple):

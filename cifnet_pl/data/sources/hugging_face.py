@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
-from cifnet_pl.images.files import read_bytes
+from cifnet_pl.data.samples import SampleTable, SourceOptions, joined, table_of
+from cifnet_pl.data.sources.folders import find_files
+from cifnet_pl.images.files import read_bytes, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, split_of
@@ -55,35 +56,33 @@ def hugging_face(name: str, options: SourceOptions) -> SampleTable:
     train = parts[splits["train"]]
     image = _column(train, "image", options, where)
     label = _column(train, "label", options, where)
-    tables = []
-    read = []
+    class_names = getattr(train.features[label], "names", None)
+    samples = []
+    kept: list[Split] = []
     notes = []
-    for meaning, split in splits.items():
-        part = parts[split]
+    for split, given in splits.items():
+        part = parts[given]
         labels = []
         if label in part.column_names:
             labels = part.select_columns([label])[label]
         # Hubs give -1 or nothing to the images of a competition.
-        if meaning != "train" and set(labels) <= {None, -1}:
+        if split != "train" and set(labels) <= {None, -1}:
             notes.append(
-                f"note: split {printable(split)} of {where} has no labels: it is not used"
+                f"note: split {printable(given)} of {where} has no labels: it is not used"
             )
             continue
-        read.append(part)
-        names = [f"{split}/{i}" for i in range(len(part))]
-        tables.append(table_of(name=names, label=labels).assign(split=meaning))
-    table = pd.concat(tables, ignore_index=True)
-    if len(read) == 1:
-        table = table.drop(columns="split")
-    return SampleTable(
-        table,
-        row_reader(read, image, where),
-        class_names=getattr(train.features[label], "names", None),
-        where=where,
-        prefix=f"{where}#",
-        sequential=True,
-        notes=tuple(notes),
-    )
+        kept.append(split)
+        samples.append(
+            SampleTable(
+                table_of(name=[f"{given}/{i}" for i in range(len(part))], label=labels),
+                row_reader(part, image, where),
+                class_names=class_names,
+                where=where,
+                prefix=f"{where}#",
+                sequential=True,
+            )
+        )
+    return replace(joined(samples, kept), notes=tuple(notes))
 
 
 def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
@@ -102,11 +101,8 @@ def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
         explained(DataError, f"cannot load {where}", end=hint),
     ):
         if not name:
-            root = expanded(options.root or Path())
-            return dict(_local(datasets, root, config))
-        cache = None
-        if options.root is not None:
-            cache = str(expanded(options.root))
+            return dict(_local(datasets, expanded(options.root or ""), config))
+        cache = options.root and str(expanded(options.root))
         # The number of rows, and the checksums of files where the set records them.
         found = datasets.load_dataset(
             name, config, cache_dir=cache, verification_mode="all_checks"
@@ -115,17 +111,24 @@ def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
 
 
 def _local(datasets: Any, root: Path, config: Any) -> Any:
-    if not root.exists():
-        raise DataError(
-            f"no data set at {printable(str(root))}: expected a folder or a Parquet file"
-        )
-    if root.is_file():
-        return datasets.load_dataset("parquet", data_files={"train": str(root)})
     if (root / "dataset_dict.json").is_file():
         return datasets.load_from_disk(str(root))
     if (root / "state.json").is_file():
         return {"train": datasets.load_from_disk(str(root))}
-    return datasets.load_dataset(str(root), config)
+    # A folder with a card says itself which files are of which split.
+    if (root / "README.md").is_file() or config is not None:
+        return datasets.load_dataset(str(root), config)
+    found = find_files(root, "**/*", (".parquet",))
+    if not found.files and root.is_dir():
+        return datasets.load_dataset(str(root))
+    files: dict[str, list[str]] = {}
+    for file, split in zip_longest(found.files, found.splits, fillvalue="train"):
+        files.setdefault(str(split), []).append(str(file))
+    if not files:
+        raise DataError(
+            f"no data set at {shown_path(root)}: expected a folder or a Parquet file"
+        )
+    return datasets.load_dataset("parquet", data_files=files)
 
 
 @contextmanager
@@ -154,15 +157,18 @@ def _named_splits(
         DataError: there is no training split, or not the one that an option gives.
     """
     splits: dict[Split, str] = {}
+    for name in parts:
+        split = split_of(name)
+        if split is not None:
+            splits.setdefault(split, name)
+    splits.setdefault("train", "train")
     given: tuple[Split, ...] = ("train", "test")
     for split in given:
         if split in options.own:
             splits[split] = str(options.own[split])
-    for name in parts:
-        found = split_of(name)
-        if found == "train" or (found is not None and "test" not in options.own):
-            splits.setdefault(found, name)
-    for name in (splits.setdefault("train", "train"), *splits.values()):
+    if "test" in options.own:
+        splits.pop("val", None)
+    for name in splits.values():
         if name not in parts:
             known = ", ".join(map(printable, parts))
             raise DataError(
@@ -178,9 +184,10 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     Raises:
         DataError: no such column; names those that exist.
     """
-    features: dict[str, str] = {}
-    for name, feature in (dataset.features or {}).items():
-        features[name] = type(feature).__name__
+    features: dict[str, str] = {
+        name: type(feature).__name__
+        for name, feature in (dataset.features or {}).items()
+    }
     of_kind = [name for name in features if features[name] == FEATURES[meaning]]
     candidates = [*of_kind, *USUAL[meaning]]
     if meaning in options.own:
@@ -195,20 +202,19 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     )
 
 
-def row_reader(parts: list[Any], column: str, where: str) -> Callable[[int], bytes]:
+def row_reader(part: Any, column: str, where: str) -> Callable[[int], bytes]:
     """Return a function that reads the image of a row as the bytes of its file.
 
     The function raises DataError where there is none.
 
     Args:
-        parts: data sets of ``datasets``, whose rows are counted one after the other.
+        part: data set of ``datasets``.
         column: name of the column of images.
         where: the data, for messages.
     """
-    from datasets import Image, concatenate_datasets
+    from datasets import Image
 
-    columns = [part.select_columns([column]) for part in parts]
-    rows = concatenate_datasets(columns)
+    rows = part.select_columns([column])
     if isinstance(rows.features[column], Image):
         rows = rows.cast_column(column, Image(decode=False))
 

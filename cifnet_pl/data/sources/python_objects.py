@@ -42,7 +42,7 @@ def source_of(given: Any, options: SourceOptions) -> SampleTable:
     if isinstance(given, SampleTable):
         return given
     if _is_pair(given) and all(_is_pair(part) or _is_data_set(part) for part in given):
-        return joined([read_samples(part) for part in given])
+        return joined([read_samples(part) for part in given], ["train", "test"])
     return read_samples(given)
 
 

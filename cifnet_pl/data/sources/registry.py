@@ -126,18 +126,15 @@ def _check_options(name: str, options: SourceOptions) -> None:
         raise UsageError(
             f"--data.group is for images in class folders: leave it out for data source {name}"
         )
-    if name.startswith(HUB_PREFIX):
-        kind = "hf"
-    else:
-        kind = name
+    kind = "hf" if name.startswith(HUB_PREFIX) else name
     known = OWN_OPTIONS.get(kind, ())
-    unknown = [option for option in options.own if option not in known]
-    if unknown and known:
-        raise unknown_name(f"option of data source {name}", unknown[0], known)
-    if unknown:
-        raise UsageError(
-            f"data source {name} has no options of its own: leave --data.options.{unknown[0]} out"
-        )
+    for option in options.own:
+        if not known:
+            raise UsageError(
+                f"data source {name} has no options of its own: leave --data.options.{option} out"
+            )
+        if option not in known:
+            raise unknown_name(f"option of data source {name}", option, known)
 
 
 def _torchvision_class(name: str) -> str:

@@ -19,16 +19,11 @@ import numpy as np
 import pandas as pd
 
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
-from cifnet_pl.images.files import matching_paths, shown_path
+from cifnet_pl.data.sources.folders import find_files
+from cifnet_pl.images.files import shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.files import expanded, refuse_pointer
-from cifnet_pl.utilities.names import (
-    Split,
-    split_in,
-    split_notes,
-    split_of,
-    splits_of,
-)
+from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import number_of, printable
 
@@ -47,14 +42,14 @@ class ArrayFile:
         path: the file.
         columns: names of its arrays.
         read: name, rows → array.
-        edges: name of an array → the first row of each block of the file, and the number of rows.
+        edges: the first row of each block of the file, and the number of rows.
         rows: those that are read.
     """
 
     path: Path
     columns: list[str]
     read: Callable[[str, slice], np.ndarray]
-    edges: Callable[[str], list[int]]
+    edges: Callable[[], Sequence[int]]
     rows: slice = field(default_factory=lambda: slice(None))
 
     def column(self, name: str) -> str:
@@ -73,16 +68,10 @@ class ArrayFile:
             )
         return column
 
-    def blocks(self, name: str) -> list[ArrayFile]:
-        """Return blocks of the file's rows, each of which is read without the others.
-
-        Args:
-            name: of an array.
-        """
-        column = self.column(name)
+    def blocks(self) -> list[ArrayFile]:
+        """Return blocks of the file's rows, each of which is read without the others."""
         with readable(self.path):
-            edges = self.edges(column)
-        return [replace(self, rows=slice(*pair)) for pair in pairwise(edges)]
+            return [replace(self, rows=slice(*pair)) for pair in pairwise(self.edges())]
 
     def array(self, name: str) -> np.ndarray:
         """Return an array by its name or its alias.
@@ -207,8 +196,8 @@ def _npz(path: Path) -> ArrayFile:
     def read(name: str, rows: slice) -> np.ndarray:
         return whole(name)[rows]
 
-    def edges(name: str) -> list[int]:
-        length = len(whole(name))
+    def edges() -> list[int]:
+        length = len(whole(next(iter(members))))
         return [*range(0, length, BLOCK_ROWS), length]
 
     return ArrayFile(path, list(members), read, edges)
@@ -258,10 +247,7 @@ def _parquet(path: Path) -> ArrayFile:
             raise DataError(f"'{printable(name)}' has nothing in row {missing[0]}")
         return array_of(cells)
 
-    def edges(name: str) -> list[int]:
-        return first_rows
-
-    return ArrayFile(path, names, read, edges)
+    return ArrayFile(path, names, read, lambda: first_rows)
 
 
 def array_of(cells: Any) -> np.ndarray:
@@ -286,14 +272,6 @@ def array_of(cells: Any) -> np.ndarray:
     return numbers.reshape(len(cells), -1)
 
 
-def parquet_schema(path: Path) -> Any:
-    """Return pyarrow's description of a Parquet file; UsageError where pyarrow is missing."""
-    require_pyarrow()
-    from pyarrow.parquet import read_schema
-
-    return read_schema(path)
-
-
 def require_pyarrow() -> None:
     """Raise UsageError where pyarrow is missing, with which pandas reads Parquet files."""
     optional("pyarrow", "a Parquet file", "tables")
@@ -313,9 +291,9 @@ TRUTH_VALUES: dict[str, Split] = {
 
 
 def embeddings(options: SourceOptions) -> SampleTable:
-    """Read embeddings and their labels from one file.
+    """Read embeddings and their labels from a file, or from several whose names tell their splits.
 
-    The file has ``embeddings`` (n, d) and ``labels`` (n,), integers or names. Optional are ``ids``
+    A file has ``embeddings`` (n, d) and ``labels`` (n,), integers or names. Optional are ``ids``
     (n,), the identity of each sample, and ``split`` (n,), "train" or "test".
 
     Options:
@@ -327,7 +305,14 @@ def embeddings(options: SourceOptions) -> SampleTable:
             do not fit.
     """
     names = {key: str(value) for key, value in options.own.items()}
-    return open_table(options.root).samples(**names)
+
+    def read(path: Path | None) -> SampleTable:
+        return open_table(path).samples(**names)
+
+    files = find_files(options.root, "*", tuple(READERS))
+    if not files.files:
+        return read(options.root)
+    return files.read(read)
 
 
 def refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
@@ -440,43 +425,32 @@ def manifest(options: SourceOptions) -> SampleTable:
         UsageError: no table was given, or one of another kind.
         DataError: a column, a value or an image that is missing; an image that is listed twice.
     """
-    root = options.root
-    files = _tables_of_splits(root) or [table_file(root, WHAT_MANIFEST, ENDINGS)]
-    file = files[0]
+    files = find_files(options.root, "*", ENDINGS)
+    if not files.files:
+        return _listed_images(options.root, options.own)
+    return files.read(lambda path: _listed_images(path, options.own))
+
+
+def _listed_images(root: Path | None, own: Mapping[str, Any]) -> SampleTable:
+    """Return the images of one table; ``own`` are the options of :func:`manifest`."""
+    file = table_file(root, WHAT_MANIFEST, ENDINGS)
     where = shown_path(file)
-    tables = [read_rows(file) for file in files]
-    rows = pd.concat(tables)
-    splits = splits_of(files)
-    if splits:
-        rows["split"] = np.repeat(splits, [len(table) for table in tables])
+    rows = read_rows(file)
     if rows.empty:
         raise DataError(f"{where} lists no image")
-    cells = _by_meaning(rows, options.own, where)
-    pattern = str(options.own.get("pattern", "{}"))
-    named = [pattern.replace("{}", str(cell)) for cell in cells["path"]]
-    paths = _existing_files(named, file.parent, where)
-    columns = {"name": paths, "label": cells["label"]}
-    for meaning in ("domain", "task"):
-        if meaning in cells:
-            columns[meaning] = cells[meaning]
+    cells = _by_meaning(rows, own, where)
+    pattern = str(own.get("pattern", "{}"))
+    named = [pattern.replace("{}", str(cell)) for cell in cells.pop("path")]
+    names = _existing_files(named, file.parent, where)
     if "split" in cells:
-        columns["split"] = [read_split(word, where) for word in cells["split"]]
-    notes = split_notes(splits)
+        cells["split"] = [read_split(word, where) for word in cells["split"]]
+    notes: tuple[str, ...] = ()
     empty_rows = rows.attrs.get("empty_rows", 0)
     if empty_rows:
-        notes += (f"note: {where}: {number_of(empty_rows, 'empty row')} passed over",)
-    return SampleTable(table_of(**columns), root=file.parent, where=where, notes=notes)
-
-
-def _tables_of_splits(root: Path | None) -> list[Path]:
-    """Return the tables in a folder, or of a pattern, whose names tell their splits."""
-    if root is None:
-        return []
-    path = expanded(root)
-    if path.is_dir():
-        path = path / "*"
-    files = [file for file in matching_paths(path) if file.suffix.lower() in ENDINGS]
-    return [file for file in files if split_in(file.name)]
+        notes = (f"note: {where}: {number_of(empty_rows, 'empty row')} passed over",)
+    paths = [str(file.parent / name) for name in names]
+    table = table_of(name=names, path=paths, **cells)
+    return SampleTable(table, root=file.parent, where=where, notes=notes)
 
 
 def read_rows(path: Path) -> pd.DataFrame:
@@ -496,12 +470,12 @@ def read_rows(path: Path) -> pd.DataFrame:
         require_pyarrow()
         with readable(path):
             return pd.read_parquet(path)
-    if ending == ".xlsx":
-        optional("openpyxl", "an Excel workbook", "tables")
-        with readable(path):
+    with readable(path):
+        if ending == ".xlsx":
+            optional("openpyxl", "an Excel workbook", "tables")
             cells = pd.read_excel(path, header=None, dtype=str)
-    else:
-        cells = _read_text(path)
+        else:
+            cells = _read_text(path)
     cells = cells.fillna("").apply(lambda column: column.str.strip())
     rows = cells.iloc[1:]
     rows.columns = cells.iloc[0].tolist()
@@ -513,20 +487,11 @@ def read_rows(path: Path) -> pd.DataFrame:
 
 def _read_text(path: Path) -> pd.DataFrame:
     """Read the cells of a text file, whatever delimiter it has; UTF-16 by its byte order mark."""
-    with readable(path):
-        first_bytes = path.open("rb").read(2)
-    encoding = "utf-8-sig"
-    if first_bytes in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        encoding = "utf-16"
-    with (
-        readable(path),
-        explained(
-            DataError,
-            f"{shown_path(path)} is not {encoding.removesuffix('-sig').upper()}",
-            UnicodeDecodeError,
-            end=": save it as CSV UTF-8",
-        ),
-    ):
+    with path.open("rb") as file:
+        is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    encoding = "utf-16" if is_utf16 else "utf-8-sig"
+    failed = f"{shown_path(path)} is not {encoding.removesuffix('-sig').upper()}"
+    with explained(DataError, failed, UnicodeDecodeError, end=": save it as CSV UTF-8"):
         with path.open(encoding=encoding) as file:
             header = file.readline()
         return pd.read_csv(

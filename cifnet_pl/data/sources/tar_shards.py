@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 import re
 import tarfile
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import pandas as pd
-
-from cifnet_pl.data.samples import SampleTable, SourceOptions
+from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
+from cifnet_pl.data.sources.folders import find_files
 from cifnet_pl.data.sources.tables import refuse_repeated
-from cifnet_pl.images.files import EXTENSIONS, file_identity, is_hidden, matching_paths
+from cifnet_pl.images.files import EXTENSIONS, file_identity, is_hidden, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.files import expanded, refuse_pointer
-from cifnet_pl.utilities.names import split_notes, splits_of
 from cifnet_pl.utilities.text import printable
 
 IMAGES = (*(ending.removeprefix(".") for ending in sorted(EXTENSIONS)), "img")
@@ -51,55 +51,21 @@ def webdataset(options: SourceOptions) -> SampleTable:
         DataError: a shard that is missing, cut off or no tar file; a sample without an image or a
             label.
     """
-    class_names = _class_list(options)
-    label = str(options.own.get("label", "label"))
-    samples: list[ShardSample] = []
-    shards = find_shards(options)
-    for shard in shards:
-        samples += read_headers(shard, label, class_names is not None)
-    where = printable(str(options.root))
-    table = pd.DataFrame(samples, dtype=object)
-    refuse_repeated(table["name"].tolist(), where, "sample")
-    splits = splits_of([Path(shard) for shard in shards])
-    if splits:
-        of_shard = dict(zip(shards, splits, strict=True))
-        table["split"] = table["shard"].map(of_shard)
-
-    def read(position: int) -> bytes:
-        return read_member(samples[position])
-
-    return SampleTable(
-        table,
-        read,
-        class_names=class_names,
-        where=where,
-        prefix="",
-        sequential=True,
-        notes=split_notes(splits),
-    )
-
-
-def find_shards(options: SourceOptions) -> list[str]:
-    """Return the paths of all shards, sorted.
-
-    Args:
-        options: ``root`` is a folder or a pattern.
-
-    Raises:
-        UsageError: no root.
-        DataError: there are no shards.
-    """
     if options.root is None:
         raise UsageError(
             "no shards were given: set --data.root to a folder of .tar files or a pattern"
         )
-    pattern = expanded(options.root)
-    if pattern.is_dir():
-        pattern = pattern / "**" / "*.tar"
-    files = [str(file) for file in matching_paths(pattern)]
-    if not files:
-        raise DataError(f"no shards at {printable(str(pattern))}: expected .tar files")
-    return files
+    where = printable(str(options.root))
+    class_names = _class_list(options)
+    label = str(options.own.get("label", "label"))
+    shards = find_files(options.root, "**/*.tar", (".tar",))
+    if not shards.files:
+        raise DataError(f"no shards at {where}: expected .tar files")
+    samples = shards.read(
+        partial(read_shard, label=label, numbered=class_names is not None)
+    )
+    refuse_repeated(samples.names, where, "sample")
+    return replace(samples, class_names=class_names, where=where)
 
 
 def _class_list(options: SourceOptions) -> list[str] | None:
@@ -114,30 +80,18 @@ def _class_list(options: SourceOptions) -> list[str] | None:
 # ---------------------------------------------------------------------- reading
 
 
-class ShardSample(NamedTuple):
-    """A sample of a shard.
+class Content(NamedTuple):
+    """Where the content of an image lies in a shard, in bytes."""
 
-    Attributes:
-        name: the tar file's name with the key of the sample.
-        label: content of its label member.
-        shard: path of the tar file.
-        offset, size: place of its image there, in bytes.
-        stamp: when the tar file was last changed.
-    """
-
-    name: str
-    label: Any
-    shard: str
     offset: int
     size: int
-    stamp: tuple[int, ...]
 
 
-def read_headers(shard: str, label: str, numbered: bool) -> list[ShardSample]:
+def read_shard(shard: Path, label: str, numbered: bool) -> SampleTable:
     """Read the headers of a tar file, and the labels of its samples.
 
     Args:
-        shard: path of the tar file.
+        shard: the tar file.
         label: entry of the .json member, or the ending of another member with the label.
         numbered: whether labels are numbers of classes whose names are elsewhere.
 
@@ -145,45 +99,39 @@ def read_headers(shard: str, label: str, numbered: bool) -> list[ShardSample]:
         DataError: the file cannot be read, is cut off or no tar file; a sample without an image or
             a label.
     """
-    shown = printable(shard)
-    found = []
+    shown = shown_path(shard)
+    names = []
+    labels = []
+    contents = []
     with (
         explained(DataError, f"shard {shown} is damaged, cut off or no tar file"),
-        open(shard, "rb") as file,
+        shard.open("rb") as file,
     ):
-        refuse_pointer(Path(shard))
-        stamp = file_identity(Path(shard))
+        refuse_pointer(shard)
+        version = file_identity(shard)
         for key, members in _members(file, shown).items():
             where = f"{shown}: sample {printable(key)}"
-            image = _first(members, IMAGES)
-            if image is None:
-                known = ", ".join(map(printable, members))
-                raise DataError(f"{where} has no image, it has {known}")
-            name = f"{Path(shard).name}/{key}"
-            value = _label(file, members, label, numbered, where)
-            start = members[image].offset_data
-            size = members[image].size
-            found.append(ShardSample(name, value, shard, start, size, stamp))
-    return found
+            image = members[_ending(members, IMAGES, "image", where)]
+            names.append(f"{shard.name}/{key}")
+            labels.append(_label(file, members, label, numbered, where))
+            contents.append(Content(image.offset_data, image.size))
 
+    def read(position: int) -> bytes:
+        offset, size = contents[position]
+        with (
+            explained(DataError, f"cannot read shard {shown}"),
+            shard.open("rb") as file,
+        ):
+            file.seek(offset)
+            content = file.read(size)
+            if file_identity(shard) != version:
+                raise DataError(
+                    f"shard {shown} changed while it was read: start the run again"
+                )
+            return content
 
-def read_member(sample: ShardSample) -> bytes:
-    """Return the content of a sample's image.
-
-    Raises:
-        DataError: the shard cannot be read, or was changed since its headers were read.
-    """
-    shown = printable(sample.shard)
-    with (
-        explained(DataError, f"cannot read shard {shown}"),
-        open(sample.shard, "rb") as file,
-    ):
-        file.seek(sample.offset)
-        content = file.read(sample.size)
-        stamp = file_identity(Path(sample.shard))
-    if stamp != sample.stamp or len(content) != sample.size:
-        raise DataError(f"shard {shown} changed while it was read: start the run again")
-    return content
+    table = table_of(name=names, label=labels, shard=[str(shard)] * len(names))
+    return SampleTable(table, read, prefix="", sequential=True)
 
 
 def _members(file: IO[bytes], shard: str) -> dict[str, Members]:
@@ -229,10 +177,7 @@ def _label(
         numbered: whether texts are numbers of classes whose names are elsewhere.
         where: the sample, for messages.
     """
-    ending = _first(members, (name, *LABELS))
-    if ending is None:
-        known = ", ".join(map(printable, members))
-        raise DataError(f"{where} has no label (.cls, .txt or .json), it has {known}")
+    ending = _ending(members, (name, *LABELS), "label (.cls, .txt or .json)", where)
     member = members[ending]
     file.seek(member.offset_data)
     with explained(
@@ -247,6 +192,10 @@ def _label(
     return text
 
 
-def _first(members: Members, endings: tuple[str, ...]) -> str | None:
-    """Return the first of the endings that a sample has a member of."""
-    return next((ending for ending in endings if ending in members), None)
+def _ending(members: Members, endings: tuple[str, ...], what: str, where: str) -> str:
+    """Return the first of some endings that a sample has; DataError if it has none of them."""
+    for ending in endings:
+        if ending in members:
+            return ending
+    known = ", ".join(map(printable, members))
+    raise DataError(f"{where} has no {what}, it has {known}")

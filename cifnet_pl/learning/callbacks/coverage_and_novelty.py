@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -10,11 +10,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from cifnet_pl.data.loading import Batch, name_unreadable
-from cifnet_pl.images.files import zip_names_in
+from cifnet_pl.images.files import read_names_as
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import Table
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.embedding import embed
+from cifnet_pl.model.evaluation import Evaluation
 from cifnet_pl.model.unknowns import (
     COVERAGE,
     UNKNOWN_SHARE,
@@ -22,7 +23,7 @@ from cifnet_pl.model.unknowns import (
     detection,
 )
 from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
-from cifnet_pl.utilities.files import of_all_processes
+from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number_of, printable
 
 SET_COLUMNS = ["class", "test_images", "coverage", "set_size"]
@@ -47,8 +48,6 @@ class CoverageAndNoveltyMetrics(Callback):
     _predictor: OpenSetPredictor | None = None
     # (m, d) embeddings.
     _unknown: Tensor | None = None
-    # By batch, (n, 4): label, whether its set holds it, classes in the set, novelty.
-    _images: list[Tensor]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find and embed the unknown images before anything is learned.
@@ -78,7 +77,6 @@ class CoverageAndNoveltyMetrics(Callback):
     ) -> None:
         """Compute the thresholds that are to be measured."""
         self._predictor = None
-        self._images = []
         if trainer.state.fn != "fit" or not isinstance(pl_module, CIFNetModule):
             return
         model = pl_module.model
@@ -99,47 +97,33 @@ class CoverageAndNoveltyMetrics(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep what is measured of each image of a batch."""
-        predictor = self._predictor
-        if outputs is None or predictor is None:
+        """Add the columns of prediction sets and novelty to the samples of the evaluation."""
+        if outputs is None or self._predictor is None:
             return
         module = cast(CIFNetModule, pl_module)
-        measured = outputs.new_zeros(len(outputs), 4)
-        measured[:, 0] = batch.label
-        if predictor.sets is not None:
-            members = predictor.sets.of_probabilities(outputs)
-            measured[:, 1] = members.gather(1, batch.label[:, None]).flatten()
-            measured[:, 2] = members.sum(dim=1)
+        novelty = None
+        judged = module.judged[-1]
         if self._unknown is not None:
-            measured[:, 3] = module.head.novelty(module.evaluated_embeddings)
-        self._images.append(measured)
+            novelty = module.head.novelty(module.evaluated_embeddings)
+            judged["novelty"] = novelty
+        judged |= self._predictor.judge(outputs, batch.label, novelty)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put what was measured of the images of all processes into the record."""
+        """Put the coverage of each class, and the detection of unknown images, into the record."""
         predictor = self._predictor
-        if predictor is None:
+        evaluation = cast(TaskModule, pl_module).evaluation
+        if predictor is None or evaluation is None or not evaluation.images:
             return
         module = cast(CIFNetModule, pl_module)
-        local = torch.cat([torch.zeros(0, 4), *[part.cpu() for part in self._images]])
-        images = torch.cat(of_all_processes(local))
-        if not len(images):
-            return
         row = module.record.rows[-1]
         if predictor.sets is not None:
-            row.set_coverage = 100 * float(images[:, 1].mean())
-            row.set_size = float(images[:, 2].mean())
-            rows = prediction_set_rows(module.class_names, images)
+            rows = prediction_set_rows(evaluation)
             module.record.tables["prediction_sets.csv"] = Table(SET_COLUMNS, rows)
         if self._unknown is None:
             return
-        device = module.model.device
-        novelty = images[:, 3]
-        if predictor.reference is not None:
-            p_values = predictor.reference.p_values(novelty.to(device))
-            rejected = (p_values <= UNKNOWN_SHARE).double()
-            row.known_rejected = 100 * float(rejected.mean())
-        unknown = module.head.novelty(self._unknown.to(device)).cpu()
-        row.unknown_auroc, row.unknown_fpr95 = detection(novelty, unknown)
+        known = torch.tensor(evaluation.samples["novelty"].to_numpy())
+        unknown = module.head.novelty(self._unknown.to(module.model.device)).cpu()
+        row.unknown_auroc, row.unknown_fpr95 = detection(known, unknown)
         remark = (
             f"Unknown images: AUROC {row.unknown_auroc:.1f} %, FPR95"
             f" {row.unknown_fpr95:.1f} % ({number_of(len(unknown), 'image')})"
@@ -153,7 +137,8 @@ class CoverageAndNoveltyMetrics(Callback):
 def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
     """Return the (m, d) embeddings of the images in a folder."""
     data = module.data
-    with prefixed("--data.unknown"), zip_names_in(data.given["zip_encoding"]):
+    read_names_as(data.given["zip_encoding"], expanded(folder))
+    with prefixed("--data.unknown"):
         z, _, unreadable = embed(
             folder,
             module.backbone,
@@ -168,27 +153,18 @@ def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
     return z
 
 
-def prediction_set_rows(names: Sequence[str], images: Tensor) -> list[list[Any]]:
+def prediction_set_rows(evaluation: Evaluation) -> list[list[Any]]:
     """Return the rows of ``prediction_sets.csv``.
 
     Args:
-        names: class names.
-        images: (n, 3 or more) label, whether the image's set holds it, and classes in the set.
+        evaluation: with prediction sets.
 
     Returns:
         For each class: name, test images, coverage in percent, mean size of a set.
-
-    Example:
-        >>> images = torch.tensor([[0, 1, 3.0], [0, 0, 2.0]])
-        >>> prediction_set_rows(["ant", "bee"], images)
-        [['ant', 2, 50.0, 2.5], ['bee', 0, None, None]]
     """
     rows: list[list[Any]] = []
-    for label, name in enumerate(names):
-        own = images[images[:, 0] == label]
-        row: list[Any] = [name, len(own), None, None]
-        if len(own):
-            row[2] = 100 * float(own[:, 1].mean())
-            row[3] = float(own[:, 2].mean())
-        rows.append(row)
+    for label, name in enumerate(evaluation.class_names):
+        is_own = evaluation.samples["target"] == label
+        own = replace(evaluation, samples=evaluation.samples[is_own])
+        rows.append([name, own.images, own.set_coverage, own.mean_set_size])
     return rows

@@ -57,8 +57,8 @@ class HeldOutImages(Callback):
             return
         rows = batch.row.cpu().numpy()
         if isinstance(batch, ImageBatch):
-            module.data.source.val.hash_of[rows] = batch.key.cpu().numpy()
-        if _is_last_task(module) and module.head.merges:
+            module.data.source.test.hash_of[rows] = batch.key.cpu().numpy()
+        if module.is_complete and module.head.merges:
             z = module.evaluated_embeddings.float().cpu()
             self._batches.append(ungrouped(z, batch.label.cpu(), batch.row.cpu()))
 
@@ -69,7 +69,7 @@ class HeldOutImages(Callback):
             return
         assert module.evaluation is not None
         tested = module.evaluation.images
-        if not module.data.learns_held_out or not _is_last_task(module) or not tested:
+        if not module.data.learns_held_out or not module.is_complete or not tested:
             return
         images = number_of(tested, "held-out image")
         if not isinstance(module, CIFNetModule) or not module.head.merges:
@@ -92,16 +92,16 @@ class HeldOutImages(Callback):
         data = module.data
         model = module.model.clone()
         assert module.evaluation is not None
-        images = module.evaluation.class_counts[1].numpy()
+        images = module.evaluation.class_counts[1]
         tested = np.flatnonzero(images)
         names = [model.class_names[label] for label in tested]
         held_out = concatenate(self._batches)
         held_out = held_out.at(held_out.key.argsort())
         rows = held_out.key.numpy()
         classes = torch.from_numpy(np.searchsorted(tested, held_out.y.numpy()))
-        hashes = torch.from_numpy(data.source.val.hashes(rows))
+        hashes = torch.from_numpy(data.source.test.hashes(rows))
         samples = ungrouped(held_out.z, classes, hashes)
-        groups_of_rows = data.source.val.groups
+        groups_of_rows = data.source.test.groups
         if groups_of_rows is not None:
             groups = torch.from_numpy(groups_of_rows[rows])
             samples = samples._replace(group=given_groups(groups))
@@ -114,8 +114,3 @@ class HeldOutImages(Callback):
             parents=[module.model.identity],
         )
         return model
-
-
-def _is_last_task(module: TaskModule) -> bool:
-    """Return whether the task that is being evaluated is the run's last one."""
-    return module.trainer.current_epoch + 1 == module.trainer.max_epochs

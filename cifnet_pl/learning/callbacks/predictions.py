@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
-from torch import Tensor
 
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import Table
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.utilities.files import of_all_processes, to_csv, write_text
+from cifnet_pl.utilities.files import to_csv, write_text
+from cifnet_pl.utilities.processes import of_all_processes
 
 PREDICTION_COLUMNS = ["file", "true_class", "class", "probability"]
 """Columns of ``predictions.csv``."""
@@ -54,9 +54,9 @@ class PredictionTable(BasePredictionWriter):
         source = module.data.source
         table = []
         for row, label, probability in chain.from_iterable(gathered):
-            true_class = source.class_names[int(source.val.labels[row])]
+            true_class = source.class_names[int(source.test.labels[row])]
             predicted = module.class_names[label]
-            name = source.val.names[row]
+            name = source.test.names[row]
             table.append((name, true_class, predicted, f"{probability:.6f}"))
         path = self.folder / "predictions.csv"
         write_text(path, to_csv(PREDICTION_COLUMNS, sorted(table)))
@@ -84,8 +84,9 @@ class ActivationTable(Callback):
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         """Begin without any image."""
-        # By batch, (n, 1 + K): task of an image, and the largest activation of each task's neurons.
-        self._images: list[Tensor] = []
+        tasks = len(cast(TaskModule, pl_module).learned_tasks)
+        # By task: images, and sums of the largest activation of each task's neurons.
+        self._sums = torch.zeros(tasks, 1 + tasks, dtype=torch.float64)
 
     def on_validation_batch_end(
         self,
@@ -96,17 +97,18 @@ class ActivationTable(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the largest activations of a batch."""
+        """Add the largest activations of a batch."""
         if outputs is None:
             return
         module = cast(CIFNetModule, pl_module)
         sizes = [len(names) for names in module.learned_tasks]
         task_of_label = torch.repeat_interleave(torch.tensor(sizes))
-        task = task_of_label[batch.label.cpu()]
         activations = torch.sigmoid(module.head(module.evaluated_embeddings)).cpu()
         by_task = torch.split(activations, sizes, dim=1)
         largest = [part.amax(dim=1) for part in by_task]
-        self._images.append(torch.stack([task, *largest], dim=1))
+        ones = torch.ones_like(largest[0])
+        rows = torch.stack([ones, *largest], dim=1)
+        self._sums.index_add_(0, task_of_label[batch.label.cpu()], rows.double())
 
     def on_validation_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule
@@ -114,17 +116,11 @@ class ActivationTable(Callback):
         """Put the table over the images of all processes into the record."""
         if trainer.state.fn != "fit":
             return
-        module = cast(TaskModule, pl_module)
-        tasks = range(1, len(module.learned_tasks) + 1)
-        none = torch.zeros(0, len(tasks) + 1, dtype=torch.float64)
-        local = torch.cat([none, *self._images])
-        images = torch.cat(of_all_processes(local))
+        total = torch.stack(of_all_processes(self._sums)).sum(dim=0)
+        tasks = range(1, len(total) + 1)
         rows: list[list[Any]] = []
-        for task in tasks:
-            of_task = images[images[:, 0] == task - 1, 1:]
-            means = [None] * len(tasks)
-            if len(of_task):
-                means = of_task.mean(dim=0).tolist()
-            rows.append([task, *means])
+        for task, (images, *sums) in zip(tasks, total.tolist(), strict=True):
+            rows.append([task, *(value / images if images else None for value in sums)])
         header = ["image_task", *(f"neurons_{task}" for task in tasks)]
-        module.record.tables["activations.csv"] = Table(header, rows)
+        record = cast(TaskModule, pl_module).record
+        record.tables["activations.csv"] = Table(header, rows)

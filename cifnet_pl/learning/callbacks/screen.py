@@ -10,15 +10,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from rich.console import Console
 
 from cifnet_pl.learning.cifnet_module import CIFNetModule
+from cifnet_pl.learning.columns import custom_column
 from cifnet_pl.learning.run_record import RunRecord, run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import plugin_imports
-from cifnet_pl.model.metrics import (
-    ECE_BINS,
-    MIN_TEST_IMAGES,
-    rarely_predicted,
-    rarely_predicted_message,
-)
+from cifnet_pl.model.evaluation import Evaluation, rarely_predicted_message
+from cifnet_pl.model.metrics import ECE_BINS, MIN_TEST_IMAGES
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import to_csv, write_text
 from cifnet_pl.utilities.plugins import import_name
@@ -34,8 +31,6 @@ from cifnet_pl.utilities.text import (
     similar_spellings_message,
     table,
 )
-
-COLUMNS = ("task", "classes", "A_k %", "Ā %", "forgetting", "ECE %", "seconds")
 
 
 class DuplicatesReport(Callback):
@@ -121,6 +116,7 @@ def summary_lines(module: TaskModule) -> list[str]:
                 points = number(summary["forgetting"])
                 measured = f"Forgetting {points} points, c{measured[1:]}"
             lines.append(measured)
+        lines += custom_metric_lines(module.evaluation)
     energy = "energy not measured"
     if summary["energy_kwh"] is not None:
         # ``summary.json`` has the source of each part.
@@ -140,6 +136,17 @@ def summary_lines(module: TaskModule) -> list[str]:
         f"Training {summary['train_seconds']:.1f} s{largest_share(module.record)}"
     )
     lines.append(f"{training}, {energy}, state {bytes_of_state / 1e6:.2f} MB")
+    return lines
+
+
+def custom_metric_lines(evaluation: Evaluation | None) -> list[str]:
+    """Return a line for each custom metric of an evaluation."""
+    lines: list[str] = []
+    if evaluation is None:
+        return lines
+    for name, value in evaluation.metrics.items():
+        column = custom_column(name)
+        lines.append(f"{column.title.capitalize()} {number(value, column.form)}")
     return lines
 
 
@@ -173,15 +180,15 @@ def class_warnings(module: TaskModule) -> list[str]:
     evaluation = module.evaluation
     if evaluation is None:
         return lines
-    names = module.class_names
+    names = evaluation.class_names
     few = []
     for name, count in zip(names, evaluation.class_counts[1].tolist(), strict=True):
         if count < MIN_TEST_IMAGES:
             few.append(f"{printable(name)} ({count})")
     if few:
         lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few)}")
-    rare = [names[label] for label in rarely_predicted(evaluation.confusion)]
-    sentence = rarely_predicted_message(rare, getattr(module, "model", None))
+    model = getattr(module, "model", None)
+    sentence = rarely_predicted_message(evaluation.rarely_predicted, model)
     if sentence is not None:
         lines.append(sentence)
     return lines
@@ -209,12 +216,14 @@ class RunTable(Callback):
 
         It fits into 80 columns.
         """
+        columns = [column for column in record.columns if column.screen]
         rows = []
         for row in record.rows:
-            metrics = (row.A_k, row.average, row.forgetting, row.ece, row.train_seconds)
-            rows.append((str(row.task), str(row.classes_seen), *map(number, metrics)))
+            cells = [number(vars(row).get(c.task), c.form) for c in columns]
+            rows.append(cells)
+        header = [column.screen for column in columns]
         with self.console.capture() as capture:
-            self.console.print(table(COLUMNS, rows, names=()))
+            self.console.print(table(header, rows, names=()))
         lines = capture.get().splitlines()
         lines = lines[: len(lines) - borders]
         for line in lines[self._printed_lines :]:
@@ -241,7 +250,9 @@ class RunTable(Callback):
         shown.add_section()
         shown.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
         self.console.print(shown)
-        print_text(calibration_line(module, evaluation.figures()["ece"]))
+        print_text(calibration_line(module, evaluation.ece))
+        for line in custom_metric_lines(evaluation):
+            print_text(line)
         for line in class_warnings(module):
             print_text(line)
 
@@ -251,7 +262,7 @@ class RunTable(Callback):
         self._printed_lines = 0
         if not trainer.is_global_zero:
             return
-        plan = module.data.plan(module.learned_tasks)
+        plan = module.data.plan
         done = module.tasks_finished
         tasks = len(plan.tasks)
         summary = (

@@ -6,7 +6,6 @@ import io
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,17 +30,12 @@ from cifnet_pl.learning.run_description import (
     describe_run,
     plugin_hashes,
 )
-from cifnet_pl.learning.run_record import (
-    TENSORBOARD_TAGS,
-    Table,
-    run_folder,
-)
+from cifnet_pl.learning.run_record import Table, run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.drawing import draw_confusion, draw_trajectory, png
 from cifnet_pl.model.metrics import TOP_K, top_classes
 from cifnet_pl.utilities.files import (
     flatten,
-    of_all_processes,
     write_atomic,
     write_bytes,
     write_json,
@@ -107,7 +101,7 @@ class TaskMetrics(Callback):
                 energy_source=row.energy_source,
                 class_names=list(module.learned_tasks[-1]),
             )
-        if module.tasks_finished == trainer.max_epochs:
+        if module.is_complete:
             assert module.evaluation is not None
             names = module.class_names
             counts = module.evaluation.confusion.tolist()
@@ -117,9 +111,10 @@ class TaskMetrics(Callback):
         if trainer.is_global_zero and folder is not None:
             record.write_tables(folder, module.learned_tasks)
             values = {}
-            for tag, column in TENSORBOARD_TAGS.items():
-                if getattr(row, column) is not None:
-                    values[tag] = float(getattr(row, column))
+            for column in record.columns:
+                value = vars(row).get(column.task)
+                if column.tag and value is not None:
+                    values[column.tag] = float(value)
             for task, accuracy in enumerate(record.matrix[-1], 1):
                 if accuracy is not None:
                     values[f"acc_of_task/{task}"] = accuracy
@@ -134,8 +129,7 @@ class TaskMetrics(Callback):
         """
         folder = run_folder(trainer)
         module = cast(TaskModule, pl_module)
-        complete = len(module.record.rows) == trainer.max_epochs
-        if not trainer.is_global_zero or folder is None or not complete:
+        if not trainer.is_global_zero or folder is None or not module.is_complete:
             return
         if not (folder / "tasks.csv").is_file():
             return
@@ -151,34 +145,30 @@ class TaskMetrics(Callback):
 
 
 def predictions_table(
-    task: int,
-    batches: Sequence[Sequence[np.ndarray]],
-    images: Sequence[str],
-    class_names: Sequence[str],
+    task: int, samples: pd.DataFrame, images: Sequence[str], class_names: Sequence[str]
 ) -> pd.DataFrame:
     """Return the rows of ``predictions.parquet`` of a task, in the order of the data.
 
     Args:
         task: number of the task, from 1.
-        batches: each the positions (n,) in the test set, true labels (n,), most probable labels
-            (n, k) in falling order, and their probabilities (n, k).
+        samples: of an evaluation: the true label (``target``), the ``row`` in the test set, and the
+            most probable labels with their probabilities, as :class:`PredictionRecord` adds them.
         images: names of all test images.
         class_names: by label.
     """
-    columns = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
-    order = np.argsort(columns[0], kind="stable")
-    rows, labels, top, probabilities = [column[order] for column in columns]
+    samples = samples.sort_values("row", kind="stable")
     names = pd.array([utf8(name) for name in class_names], dtype="string")
-    image = [utf8(images[row]) for row in rows]
-    table = pd.DataFrame({"task": task, "image": image, "label": names[labels]})
-    for k in range(TOP_K):
+    image = [utf8(images[row]) for row in samples["row"]]
+    table = pd.DataFrame({"task": task, "image": image})
+    table["label"] = names[samples["target"]]
+    for k in range(1, TOP_K + 1):
         name = pd.array([None] * len(table), dtype="string")
         probability = np.full(len(table), np.nan, dtype=np.float32)
-        if k < top.shape[1]:
-            name = names[top[:, k]]
-            probability = probabilities[:, k].astype(np.float32)
-        table[f"top_{k + 1}"] = name
-        table[f"probability_{k + 1}"] = probability
+        if f"top_{k}" in samples:
+            name = names[samples[f"top_{k}"]]
+            probability = samples[f"probability_{k}"].to_numpy(np.float32)
+        table[f"top_{k}"] = name
+        table[f"probability_{k}"] = probability
     return table
 
 
@@ -200,7 +190,6 @@ class PredictionRecord(Callback):
 
     def __init__(self, every_task: bool = False):
         self.every_task = every_task
-        self._batches: list[list[np.ndarray]] = []
         if every_task:
             optional("pyarrow", "--predictions.every_task", "tables")
 
@@ -213,24 +202,30 @@ class PredictionRecord(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Store the predictions of a batch."""
+        """Add the most probable classes to the samples of the evaluation."""
         if not self.every_task or outputs is None:
             return
-        columns = (batch.row, batch.label, *top_classes(outputs))
-        self._batches.append([column.cpu().numpy() for column in columns])
+        judged = cast(TaskModule, pl_module).judged[-1]
+        judged["row"] = batch.row
+        labels, probabilities = top_classes(outputs)
+        for k in range(labels.shape[1]):
+            judged[f"top_{k + 1}"] = labels[:, k]
+            judged[f"probability_{k + 1}"] = probabilities[:, k]
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the predictions of all processes."""
         if not self.every_task or trainer.state.fn != "fit":
             return
         module = cast(TaskModule, pl_module)
-        batches = list(chain.from_iterable(of_all_processes(self._batches)))
-        self._batches = []
+        evaluation = module.evaluation
         folder = run_folder(trainer)
-        if trainer.is_global_zero and folder is not None and batches:
+        if not trainer.is_global_zero or folder is None or evaluation is None:
+            return
+        if evaluation.images:
             task = module.tasks_finished
-            images = module.data.source.val.names
-            table = predictions_table(task, batches, images, module.class_names)
+            images = module.data.source.test.names
+            names = evaluation.class_names
+            table = predictions_table(task, evaluation.samples, images, names)
             path = folder / "predictions.parquet" / f"task_{task:04}.parquet"
             write_atomic(
                 path, lambda to: table.to_parquet(to, index=False, compression="zstd")
@@ -260,8 +255,7 @@ class TrajectoryPlot(Callback):
         )
         write_figure(trainer, folder / "trajectory.png", png(figure))
         evaluation = module.evaluation
-        complete = module.tasks_finished == trainer.max_epochs
-        if complete and evaluation is not None and evaluation.images:
+        if module.is_complete and evaluation is not None and evaluation.images:
             figure = draw_confusion(evaluation.confusion, module.class_names, title)
             write_figure(trainer, folder / "confusion.png", png(figure))
 

@@ -4,6 +4,7 @@ run.
 
 import json
 import warnings
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,13 +43,9 @@ class GPU:
     """Two GPUs of the machine, of which those of ``gpu_ids`` are counted."""
 
     def __init__(self, kinds=(NvidiaGPUDevice, NvidiaGPUDevice), gpu_ids=(0, 1)):
-        self.gpu_ids = gpu_ids
-        self.devices = SimpleNamespace(
-            devices=[kind(i) for i, kind in enumerate(kinds)]
-        )
-
-    def _get_gpu_ids(self):
-        return self.gpu_ids
+        made = [kind(i) for i, kind in enumerate(kinds)]
+        self.devices = SimpleNamespace(devices=made)
+        self._get_gpu_ids = lambda: gpu_ids
 
 
 class RAM:
@@ -61,19 +58,16 @@ class Tracker:
     """
 
     fail_at: tuple[str, int] = ("never", 0)
-    calls: dict[str, int]
-    stopped: list[bool]
+    calls: Counter[str]
     chosen: dict[str, object]
 
     def __init__(self, **options):
-        self.options = options
-        self.readings = 0
         self.chosen.update(options)
         self.hit("init")
         self._hardware = [Cpu(), GPU(), RAM()]
 
     def hit(self, name):
-        self.calls[name] = self.calls.get(name, 0) + 1
+        self.calls[name] += 1
         if self.fail_at == (name, self.calls[name]):
             raise RuntimeError("no sensor\nsecond line")
 
@@ -82,26 +76,20 @@ class Tracker:
 
     def _measure_power_and_energy(self):
         self.hit("measure")
-        self.readings += 1
+        self.readings = getattr(self, "readings", 0) + 1
 
     def _prepare_emissions_data(self):
-        n = self.readings
-        return SimpleNamespace(
-            cpu_energy=1.0 * n,
-            gpu_energy=10.0 * n,
-            ram_energy=100.0 * n,
-            emissions=0.5 * n,
-        )
+        names = ("cpu_energy", "gpu_energy", "ram_energy", "emissions")
+        one = dict(zip(names, (1.0, 10.0, 100.0, 0.5), strict=True))
+        return SimpleNamespace(**{k: self.readings * one[k] for k in names})
 
     def stop(self):
-        self.stopped.append(True)
         self.hit("stop")
 
 
 @pytest.fixture
 def tracker(monkeypatch):
-    monkeypatch.setattr(Tracker, "calls", {}, raising=False)
-    monkeypatch.setattr(Tracker, "stopped", [], raising=False)
+    monkeypatch.setattr(Tracker, "calls", Counter(), raising=False)
     monkeypatch.setattr(Tracker, "chosen", {}, raising=False)
     monkeypatch.setattr(codecarbon, "OfflineEmissionsTracker", Tracker)
     return Tracker
@@ -109,9 +97,8 @@ def tracker(monkeypatch):
 
 def results(logs: Path, version: int = 0):
     folder = logs / "default" / f"version_{version}"
-    return rows_of(folder / "tasks.csv"), json.loads(
-        (folder / "summary.json").read_text()
-    )
+    summary = json.loads((folder / "summary.json").read_text())
+    return rows_of(folder / "tasks.csv"), summary
 
 
 def test_learning_and_evaluation_are_apart(tracker, tmp_path):
@@ -128,7 +115,7 @@ def test_learning_and_evaluation_are_apart(tracker, tmp_path):
     assert summary["energy_kwh"] == summary["eval_energy_kwh"] == 333.0
     assert summary["co2_kg"] == 1.5
     assert summary["A_K_per_kwh"] == pytest.approx(summary["A_K"] / 333.0)
-    assert tracker.stopped == [True]
+    assert tracker.calls["stop"] == 1
 
 
 def test_a_run_that_goes_on_adds_up(tracker, tmp_path):
@@ -142,17 +129,9 @@ def test_a_run_that_goes_on_adds_up(tracker, tmp_path):
 
 def trained(logs: Path, *options: str) -> int:
     """A run of two tasks that is saved inside them; every save is a reading, too."""
-    model = [
-        "--model",
-        "cifnet_pl.iterative.FinetuneModule",
-        "--model.epochs",
-        "2",
-        "--checkpoint.every_minutes",
-        "0",
-    ]
-    return fit(
-        logs, *model, "--data.batch_size", "32", "--data.max_tasks", "2", *options
-    )
+    words = "--model cifnet_pl.iterative.FinetuneModule --model.epochs 2"
+    words += " --checkpoint.every_minutes 0 --data.batch_size 32 --data.max_tasks 2"
+    return fit(logs, *words.split(), *options)
 
 
 def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(
@@ -162,9 +141,8 @@ def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(
     assert trained(tmp_path / "whole", "--energy.enabled", "true") == 0
     whole, _ = results(tmp_path / "whole")
     with monkeypatch.context() as patched:
-        patched.setattr(
-            FinetuneModule, "loss", at_call(18 + 10, FinetuneModule.loss, die)
-        )
+        dying = at_call(18 + 10, FinetuneModule.loss, die)
+        patched.setattr(FinetuneModule, "loss", dying)
         with pytest.raises(Killed):
             trained(tmp_path, "--energy.enabled", "true")
     path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
@@ -173,10 +151,9 @@ def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(
     assert stopped["callbacks"]["EnergyMonitor"]["spent"][0] > 0
     assert trained(tmp_path, "--energy.enabled", "true", "--ckpt_path", "last") == 0
     rows, summary = results(tmp_path)
-    assert [float(row["energy_kwh"]) for row in rows] == [
-        float(row["energy_kwh"]) for row in whole
-    ]
-    assert summary["energy_kwh"] == sum(float(row["energy_kwh"]) for row in rows)
+    energies = [float(row["energy_kwh"]) for row in rows]
+    assert energies == [float(row["energy_kwh"]) for row in whole]
+    assert summary["energy_kwh"] == sum(energies)
 
 
 def test_what_was_not_measured_before_a_stop_makes_the_task_unknown(
@@ -207,34 +184,21 @@ def test_a_failure_costs_the_reading_and_not_the_run(
     sentence = [str(w.message) for w in caught if "energy" in str(w.message)]
     assert sentence == ["energy is not measured: RuntimeError: no sensor second line"]
     rows, summary = results(tmp_path)
-    measured = {("measure", 5): 1, ("stop", 1): 3}.get(
-        where, 0
-    )  # tasks before the failure
-    assert [row["energy_kwh"] for row in rows] == ["111.0"] * measured + [""] * (
-        3 - measured
-    )
-    whole = measured == 3
-    for key in (
-        "energy_kwh",
-        "energy_cpu_kwh",
-        "co2_kg",
-        "A_K_per_kwh",
-        "eval_energy_kwh",
-    ):
-        assert (summary[key] is not None) == whole, key
-    assert len(tracker.stopped) == {"init": 0, "stop": 2}.get(where[0], 1)
+    # Tasks before the failure.
+    measured = {("measure", 5): 1, ("stop", 1): 3}.get(where, 0)
+    energies = [row["energy_kwh"] for row in rows]
+    assert energies == ["111.0"] * measured + [""] * (3 - measured)
+    for key in ("energy_kwh", "energy_cpu_kwh", "co2_kg", "A_K_per_kwh"):
+        assert (summary[key] is not None) == (measured == 3), key
+    assert tracker.calls["stop"] == {"init": 0, "stop": 2}.get(where[0], 1)
 
 
 @pytest.mark.parametrize("mode", ["machine", "process"])
 def test_whether_other_processes_are_counted_is_chosen_and_said(
     mode, tracker, tmp_path, capfd
 ):
-    assert (
-        fit(
-            tmp_path, *MEASURED, "--energy.tracking_mode", mode, "--data.max_tasks", "1"
-        )
-        == 0
-    )
+    options = ["--energy.tracking_mode", mode, "--data.max_tasks", "1"]
+    assert fit(tmp_path, *MEASURED, *options) == 0
     assert tracker.chosen["tracking_mode"] == mode
     assert results(tmp_path)[1]["energy_counts_other_processes"] is (mode == "machine")
     assert "kWh (partly estimated)" in capfd.readouterr().out  # RAM, not the processor
@@ -268,10 +232,8 @@ def test_the_source_names_the_library_that_reads_each_gpu_that_is_counted():
     assert source(NvidiaGPUDevice, NvidiaGPUDevice) == "gpu nvml"
     assert source(NvidiaGPUDevice, AMDGPUDevice) == "gpu amdsmi, gpu nvml"
     assert source(NvidiaGPUDevice, AMDGPUDevice, gpu_ids=[1]) == "gpu amdsmi"
-    assert (
-        source(lambda i: NvidiaGPUDevice(i, counter=False))
-        == "gpu nvml (power sampled)"
-    )
+    sampled = source(lambda i: NvidiaGPUDevice(i, counter=False))
+    assert sampled == "gpu nvml (power sampled)"
 
 
 def test_only_the_trainers_gpus_are_counted(tracker, monkeypatch):
@@ -282,9 +244,8 @@ def test_only_the_trainers_gpus_are_counted(tracker, monkeypatch):
     assert physical_gpus([0, 2]) == [0, 2]
     strategy = SimpleNamespace(root_device=SimpleNamespace(type="cuda"))
     monitor = EnergyMonitor(tracking_mode="process")
-    monitor.setup(
-        SimpleNamespace(local_rank=0, strategy=strategy, device_ids=[1]), None, "fit"
-    )
-    assert monitor._tracker.options["gpu_ids"] == [1]
-    assert monitor._tracker.options["tracking_mode"] == "process"
+    trainer = SimpleNamespace(local_rank=0, strategy=strategy, device_ids=[1])
+    monitor.setup(trainer, None, "fit")
+    assert tracker.chosen["gpu_ids"] == [1]
+    assert tracker.chosen["tracking_mode"] == "process"
     assert monitor.source == "cpu intel_rapl, gpu nvml, ram estimated"

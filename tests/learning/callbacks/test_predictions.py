@@ -2,21 +2,20 @@
 processes.
 """
 
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
+import pandas as pd
 import pytest
 import torch
 
+import cifnet_pl
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.heads import CIFNetHead
 from cifnet_pl.learning.run_record import PrequentialRow, RunRecord
-from tests.command_line import BUFFER, checkpoint, fit, learned, rows
+from tests.command_line import BUFFER, fit, learned, rows
 
 KEEP = ["--predictions.every_task", "true"]
 
@@ -27,73 +26,51 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return learned(tmp_path_factory.mktemp("whole"), *KEEP, "--data.class_order", "1")
 
 
+@pytest.fixture(scope="module")
+def predictions(whole: Path) -> pd.DataFrame:
+    """All predictions of that run, and whether each is right."""
+    table = pd.read_parquet(whole / "predictions.parquet")
+    top = table[[f"top_{k}" for k in range(1, 6)]]
+    in_top = top.eq(table["label"], axis=0).any(axis=1)
+    return table.assign(right=table["top_1"] == table["label"], in_top=in_top)
+
+
 def test_class_accuracies_confusions_and_predictions_agree_with_the_matrix_of_tasks(
-    whole: Path,
+    whole: Path, predictions: pd.DataFrame
 ) -> None:
-    table = rows(whole / "class_accuracy.csv")
-    tasks = rows(whole / "tasks.csv")
-    predictions = pq.read_table(whole / "predictions.parquet").to_pylist()
-    matrix = rows(whole / "accuracy_matrix.csv")
-    for k in range(1, 6):
-        task_rows = [row for row in predictions if row["task"] == k]
-        right = [row["top_1"] == row["label"] for row in task_rows]
-        assert 100 * np.mean(right) == pytest.approx(
-            float(tasks[k - 1]["A_k"]), abs=1e-9
-        )
-        for line in table:
-            answers = [
-                row["top_1"] == row["label"]
-                for row in task_rows
-                if row["label"] == line["class"]
-            ]
-            cell = line[f"after_task_{k}"]
-            assert (
-                cell == ""
-                if int(line["task"]) > k
-                else float(cell) == pytest.approx(100 * np.mean(answers))
-            )
-        for j in range(1, k + 1):
-            known = {line["class"] for line in table if int(line["task"]) == j}
-            share = 100 * np.mean(
-                [
-                    r
-                    for r, row in zip(right, task_rows, strict=True)
-                    if row["label"] in known
-                ]
-            )
-            assert share == pytest.approx(float(matrix[k - 1][f"task_{j}"]))
-    counts = rows(whole / "confusion.csv")
-    names = [line.pop("true_class") for line in counts]
-    confusion = np.array([[int(line[name]) for name in names] for line in counts])
-    assert names == [line["class"] for line in table]
-    last = [row for row in predictions if row["task"] == 5]
-    for row in last:
-        confusion[names.index(row["label"]), names.index(row["top_1"])] -= 1
-    assert not confusion.any()
-    assert [int(line["test_images"]) for line in table] == [
-        sum(r["label"] == n for r in last) for n in names
-    ]
+    classes = pd.read_csv(whole / "class_accuracy.csv", dtype={"class": str})
+    task_of = classes.set_index("class")["task"]
+    by_task = predictions.groupby("task")["right"].mean()
+    tasks = pd.read_csv(whole / "tasks.csv")
+    assert list(tasks["A_k"]) == pytest.approx(list(100 * by_task))
+    matrix = pd.read_csv(whole / "accuracy_matrix.csv")
+    for k, own in predictions.groupby("task"):
+        by_class = 100 * own.groupby("label")["right"].mean()
+        wanted = by_class.reindex(classes["class"])
+        assert list(classes[f"after_task_{k}"]) == pytest.approx(wanted, nan_ok=True)
+        by_task = 100 * own.groupby(own["label"].map(task_of))["right"].mean()
+        row = matrix.iloc[k - 1, 1 : k + 1]
+        assert list(row) == pytest.approx(list(by_task))
+    last = predictions[predictions["task"] == 5]
+    confusion = pd.read_csv(whole / "confusion.csv", index_col="true_class")
+    assert list(confusion) == list(classes["class"])
+    counts = pd.crosstab(last["label"], last["top_1"])
+    counts = counts.reindex(list(confusion), columns=list(confusion), fill_value=0)
+    assert (counts.to_numpy() == confusion.to_numpy()).all()
+    assert list(classes["test_images"]) == list(counts.sum(axis=1))
 
 
-def test_top5_is_the_share_of_images_whose_class_is_among_five(whole: Path) -> None:
-    predictions = pq.read_table(whole / "predictions.parquet").to_pylist()
-    tasks = rows(whole / "tasks.csv")
-    assert [line["top5"] for line in tasks[:2]] == [
-        "",
-        "",
-    ]  # with up to five classes it says nothing
-    for k in (3, 4, 5):
-        task_rows = [row for row in predictions if row["task"] == k]
-        hits = [
-            row["label"] in [row[f"top_{i}"] for i in range(1, 6)] for row in task_rows
-        ]
-        assert float(tasks[k - 1]["top5"]) == pytest.approx(100 * np.mean(hits))
-    assert json.loads((whole / "summary.json").read_text())["top5"] == float(
-        tasks[4]["top5"]
-    )
-    first = next(row for row in predictions if row["task"] == 1)
-    assert first["top_3"] is None
-    assert first["probability_3"] is None
+def test_top5_is_the_share_of_images_whose_class_is_among_five(
+    whole: Path, predictions: pd.DataFrame
+) -> None:
+    shares = 100 * predictions.groupby("task")["in_top"].mean().astype(float)
+    shares[:2] = np.nan  # with up to five classes it says nothing
+    top5 = pd.read_csv(whole / "tasks.csv")["top5"]
+    assert list(top5) == pytest.approx(list(shares), nan_ok=True)
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["top5"] == top5.iloc[-1]
+    first = predictions.iloc[0]
+    assert first[["top_3", "probability_3"]].isna().all()
     assert first["probability_1"] >= first["probability_2"]
 
 
@@ -107,9 +84,8 @@ def test_an_interrupted_run_has_the_same_files(whole: Path, tmp_path: Path) -> N
         (run / name).unlink()
     assert fit(tmp_path, *options, "--ckpt_path", "last") == 0
     assert (run / "confusion.png").is_file()
-    tables = [
-        file.relative_to(whole) for file in (whole / "predictions.parquet").iterdir()
-    ]
+    files = (whole / "predictions.parquet").iterdir()
+    tables = [file.relative_to(whole) for file in files]
     assert len(tables) == 5
     for name in ("class_accuracy.csv", "confusion.csv", *tables):
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
@@ -130,63 +106,37 @@ def test_forward_transfer_is_known_only_where_classes_return(
     assert -100 < result < np.mean(shares)
 
 
-ACTIVATIONS = [
-    "--trainer.callbacks+",
-    "cifnet_pl.learning.callbacks.ActivationTable",
-    "--data.max_tasks",
-    "3",
-]
+TABLE = "cifnet_pl.learning.callbacks.ActivationTable"
+ACTIVATIONS = ["--trainer.callbacks+", TABLE, "--data.max_tasks", "3"]
 
 
 def activations(run: Path) -> np.ndarray:
-    with (run / "activations.csv").open(newline="") as file:
-        rows = list(csv.reader(file))
-    assert rows[0] == [
-        "image_task",
-        *(f"neurons_{j + 1}" for j in range(len(rows) - 1)),
-    ]
-    assert [row[0] for row in rows[1:]] == [str(i + 1) for i in range(len(rows) - 1)]
-    return np.array([row[1:] for row in rows[1:]], dtype=float)
+    table = pd.read_csv(run / "activations.csv", index_col="image_task")
+    assert list(table) == [f"neurons_{task}" for task in table.index]
+    return table.to_numpy()
 
 
 def test_the_table_is_what_the_stored_head_gives(tmp_path: Path) -> None:
     run = learned(tmp_path, *ACTIVATIONS, *BUFFER)
-    result = activations(run)
-    state = checkpoint(run)
-    head = CIFNetHead(192)
-    head.load_state_dict(
-        {
-            k.removeprefix("head."): v
-            for k, v in state["state_dict"].items()
-            if k.startswith("head.")
-        }
-    )
-    images = build_source("digits", SourceOptions()).val
+    head = cifnet_pl.load(run / "checkpoints" / "last.ckpt", device="cpu").head
+    images = build_source("digits", SourceOptions()).test
     backbone = build_backbone("pixels:8")
     pixels = np.stack([images.image(i).square(8) for i in range(len(images))])
-    largest = torch.sigmoid(
-        head(backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2)))
-    ).numpy()
+    z = backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+    largest = torch.sigmoid(head(z)).numpy()
     # Classes are learned in the order of the source here: two a task, label c in task c // 2.
-    of = [largest[images.labels // 2 == i] for i in range(3)]
-    expected = [
-        [shown[:, 2 * j : 2 * j + 2].max(axis=1).mean() for j in range(3)]
-        for shown in of
-    ]
-    np.testing.assert_allclose(result, expected, rtol=1e-5)
+    expected = np.empty((3, 3))
+    for i in range(3):
+        of_task = largest[images.labels // 2 == i].reshape(-1, 3, 2)
+        expected[i] = of_task.max(axis=2).mean(axis=0)
+    np.testing.assert_allclose(activations(run), expected, rtol=1e-5)
 
 
 def test_calibration_quietens_later_neurons_on_earlier_classes(tmp_path: Path) -> None:
     later = np.triu_indices(3, 1)
-    calibrated = activations(
-        learned(
-            tmp_path / "a", *ACTIVATIONS, *BUFFER, "--model.head.update_past", "false"
-        )
-    )
-    bare = activations(
-        learned(tmp_path / "b", *ACTIVATIONS, "--model.head.update_past", "false")
-    )
+    locked = [*ACTIVATIONS, "--model.head.update_past", "false"]
+    calibrated = activations(learned(tmp_path / "a", *locked, *BUFFER))
+    bare = activations(learned(tmp_path / "b", *locked))
     assert calibrated[later].mean() < bare[later].mean() - 0.1
-    assert calibrated.diagonal().mean() == pytest.approx(
-        bare.diagonal().mean(), abs=0.15
-    )
+    own = bare.diagonal().mean()
+    assert calibrated.diagonal().mean() == pytest.approx(own, abs=0.15)

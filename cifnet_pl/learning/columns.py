@@ -1,0 +1,121 @@
+"""The numbers that are measured of a run: a row of ``columns.csv`` says where each is shown."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+TABLE = Path(__file__).with_suffix(".csv")
+
+
+class Column(BaseModel, frozen=True):
+    """A number that is measured of each task, of the whole run, or of both.
+
+    Attributes:
+        task: its column of ``tasks.csv``; empty for a number of the whole run alone.
+        run: its key in ``summary.json``, by default ``task`` where there is ``over_tasks``.
+        over_tasks: how the number of the run follows from those of its tasks: the last one, their
+            sum, or all of them as a list; empty where it is computed otherwise, or not at all.
+        over_seeds: which runs its mean and deviation are over: "distinct" ones, of runs with equal
+            answers only the first, or "every" run, as for costs.
+        title: its name in reports; by default that of ``task`` or ``run``.
+        words: of its title in sentences, such as "final accuracy"; empty for none.
+        unit: in reports.
+        scale: what one unit is in the files, such as 60 for minutes of seconds.
+        tables: those of reports that have it: results, costs, memory, comparison.
+        screen: its header in the table of a run on the screen; empty where it is not there.
+        form: of its numbers on the screen, as :func:`format` takes it.
+        tag: in TensorBoard; empty where it is not there.
+    """
+
+    task: str = ""
+    run: str = ""
+    over_tasks: Literal["last", "sum", "all", ""] = ""
+    over_seeds: Literal["distinct", "every"] = "distinct"
+    title: str = ""
+    words: str = ""
+    unit: str = ""
+    scale: float = 1.0
+    tables: str = ""
+    screen: str = ""
+    form: str = ".1f"
+    tag: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its key in ``summary.json``, and the name of its column in the results of reports."""
+        return self.run or self.task
+
+    @property
+    def header(self) -> str:
+        """Its title and unit, above a column of a report."""
+        title = self.title or self.key
+        if self.unit:
+            return f"{title} ({self.unit})"
+        return title
+
+    @property
+    def long_title(self) -> str:
+        """Its title with its words, for sentences and comparisons."""
+        return f"{self.words} {self.title}".strip()
+
+    def of_run(self, values: Sequence[Any]) -> Any:
+        """Return the number of a run from those of its tasks; None where one is missing.
+
+        Args:
+            values: of each task.
+        """
+        if self.over_tasks == "last":
+            return values[-1]
+        if None in values:
+            return None
+        if self.over_tasks == "sum":
+            return sum(values)
+        return list(values)
+
+
+def read_columns() -> list[Column]:
+    """Return the rows of ``columns.csv``; an empty cell is the default."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    columns = []
+    for row in rows:
+        given = {name: cell for name, cell in row.items() if cell}
+        columns.append(Column.model_validate(given))
+    return columns
+
+
+COLUMNS = read_columns()
+"""All numbers, in the order of their columns.
+
+``set_size`` and ``set_coverage`` are of prediction sets at 95 %; ``known_rejected`` is the share of
+test images that are called unknown where 5 % was asked for. ``waiting_seconds`` is the part of
+``train_seconds`` in which the pass waited for decoded images, on a GPU without waits that ended
+while it still embedded, and ``solve_seconds`` what followed the pass; the rest is the backbone's.
+"""
+
+BY_KEY = {column.key: column for column in COLUMNS}
+
+TASK_COLUMNS = tuple(column.task for column in COLUMNS if column.task)
+
+
+def custom_column(name: str) -> Column:
+    """Return the column of a custom metric, which is shown wherever metrics are.
+
+    Args:
+        name: of the metric.
+    """
+    title = name.replace("_", " ")
+    return Column(
+        task=name,
+        run=f"metrics.{name}",
+        over_tasks="last",
+        title=title,
+        tables="results comparison",
+        form=".4g",
+        tag=f"metrics/{name}",
+    )

@@ -1,0 +1,444 @@
+"""Evaluate predictions for labelled samples: of a run, a model, an extension or an audit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from cifnet_pl.model.classifier import Classifier
+from cifnet_pl.model.labelled_images import LabelledImages, Unreadable, find_repeats
+from cifnet_pl.model.metrics import (
+    MIN_TEST_IMAGES,
+    RARELY_PREDICTED,
+    TOP_K,
+    Interval,
+    calibration_error,
+    confusion_matrix,
+    percent,
+    rarely_predicted,
+    top_classes,
+    wilson_interval,
+)
+from cifnet_pl.model.unknowns import COVERAGE
+from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.text import listed, number_of, printable
+
+# ---------------------------------------------------------------------- predictions
+
+
+def judge(
+    probabilities: Tensor, target: Tensor, task: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return what counts of the predictions for a batch; they stay on their device.
+
+    Args:
+        probabilities: (n, C).
+        target: (n,) int64 true columns.
+        task: (n,) int64 task or domain of each sample; None if there is one alone.
+
+    Returns:
+        The columns of :attr:`Evaluation.samples` that every evaluation has, each (n,). Of equal
+        probabilities the lower column is predicted.
+    """
+    top, _ = top_classes(probabilities)
+    is_true = top == target[:, None]
+    smallest = torch.finfo(probabilities.dtype).tiny
+    likelihood = probabilities.gather(1, target[:, None]).clamp_min(smallest)
+    if task is None:
+        task = torch.zeros_like(target)
+    return {
+        "target": target,
+        "predicted": top[:, 0],
+        "confidence": probabilities.amax(dim=1),
+        "correct": is_true[:, 0],
+        "among_top": is_true.any(dim=1),
+        "log_likelihood": likelihood[:, 0].log(),
+        "task": task,
+    }
+
+
+def table_of(batches: Sequence[Mapping[str, Tensor]]) -> pd.DataFrame:
+    """Return the rows of all batches.
+
+    Args:
+        batches: each as :func:`judge` returns it, with further columns or without.
+    """
+    if not batches:
+        batches = [judge(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))]
+    columns = {}
+    for name in batches[0]:
+        columns[name] = torch.cat([batch[name] for batch in batches]).cpu().numpy()
+    return pd.DataFrame(columns)
+
+
+class ConfusedPair(NamedTuple):
+    """Number of images of one class that are predicted as another one.
+
+    Attributes:
+        target: name of the true class.
+        predicted: name of the predicted class.
+        confusions: number of images.
+        images: number of all images of the true class.
+    """
+
+    target: str
+    predicted: str
+    confusions: int
+    images: int
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """The score of a model on the images of one class.
+
+    Attributes:
+        name: of the class.
+        images: number of images.
+        correct: number of images whose class is predicted.
+        confused_with: the class that is predicted for most of the others; None if there are none.
+        confusions: number of images for which it is predicted.
+    """
+
+    name: str
+    images: int
+    correct: int
+    confused_with: str | None = None
+    confusions: int = 0
+
+    @property
+    def tested(self) -> bool:
+        """Whether there are enough images to show an accuracy."""
+        return self.images >= MIN_TEST_IMAGES
+
+    @property
+    def percent(self) -> float | None:
+        """Accuracy in percent; None without images."""
+        return percent(self.correct, self.images)
+
+    @property
+    def interval(self) -> Interval:
+        """Wilson's 95 % interval around the accuracy, in percent."""
+        return wilson_interval(self.correct, self.images)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Predictions for labelled samples, and the figures that follow from them.
+
+    Accuracies are in percent, the negative log-likelihood (NLL) in nats; None without samples.
+
+    Attributes:
+        class_names: name of each column of the probabilities.
+        samples: a row for each sample. ``target`` and ``predicted`` are columns, ``confidence`` is
+            the probability of the predicted one, and ``log_likelihood`` is of the true one;
+            ``correct`` says whether both are the same, ``among_top`` whether the true one is among
+            the five most probable; ``task`` is the task or domain of the sample. Some evaluations
+            have more: ``row``, the position in a set of images; ``learned`` and ``duplicate`` (of
+            another one); ``A_k_NAME``, whether another classifier is right; what
+            :meth:`OpenSetPredictor.judge <cifnet_pl.model.unknowns.OpenSetPredictor.judge>` gives.
+        tasks: number of tasks or domains.
+        metrics: values of custom metrics by name.
+        seconds: duration.
+        mislabelled: images that are in another class, too, as messages name them.
+    """
+
+    class_names: list[str]
+    samples: pd.DataFrame
+    tasks: int = 1
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    seconds: float = 0.0
+    mislabelled: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, class_names: list[str], batches: Iterable[Mapping[str, Tensor]] = ()
+    ) -> Evaluation:
+        """Return the evaluation of batches, as :func:`judge` returns them; none for no samples."""
+        return cls(class_names, table_of(list(batches)))
+
+    @property
+    def target(self) -> np.ndarray:
+        """(n,) true columns."""
+        return np.asarray(self.samples["target"])
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """(n,) predicted columns."""
+        return np.asarray(self.samples["predicted"])
+
+    @property
+    def confidence(self) -> np.ndarray:
+        """(n,) probability of each predicted class."""
+        return np.asarray(self.samples["confidence"])
+
+    @property
+    def correct(self) -> np.ndarray:
+        """(n,) bool: for which samples the true class is predicted."""
+        return np.asarray(self.samples["correct"])
+
+    @property
+    def images(self) -> int:
+        """Number of samples."""
+        return len(self.samples)
+
+    def share(self, name: str) -> float | None:
+        """Return the percentage of samples for which a column is true; None if not known."""
+        if name not in self.samples:
+            return None
+        return percent(int(self.samples[name].sum()), self.images)
+
+    @property
+    def accuracy(self) -> float | None:
+        """A_k, over all samples."""
+        return self.share("correct")
+
+    @property
+    def interval(self) -> Interval:
+        """Wilson's 95 % interval around the accuracy, in percent."""
+        return wilson_interval(int(self.correct.sum()), self.images)
+
+    @property
+    def ece(self) -> float | None:
+        """Expected calibration error in percent."""
+        return calibration_error(self.confidence, self.correct)
+
+    @property
+    def task_accuracy(self) -> list[float | None]:
+        """Accuracy on the samples of each task or domain."""
+        by_task = []
+        for task in range(self.tasks):
+            correct = self.correct[self.samples["task"] == task]
+            by_task.append(percent(int(correct.sum()), len(correct)))
+        return by_task
+
+    def figures(self) -> dict[str, float | None]:
+        """Return the figures over all samples, by the names of ``tasks.csv``.
+
+        ``top5`` is None with up to five classes, where it is 100.
+        """
+        nll = None
+        top5 = None
+        if self.images:
+            nll = -float(self.samples["log_likelihood"].mean())
+        if len(self.class_names) > TOP_K:
+            top5 = self.share("among_top")
+        figures = {
+            "A_k": self.accuracy,
+            "ece": self.ece,
+            "nll": nll,
+            "top5": top5,
+            "set_size": self.mean_set_size,
+            "set_coverage": self.set_coverage,
+            "known_rejected": self.called_unknown,
+        }
+        for name in self.samples:
+            if str(name).startswith("A_k_"):
+                figures[str(name)] = self.share(str(name))
+        return figures | dict(self.metrics)
+
+    # ------------------------------------------------------------------ prediction sets
+
+    @property
+    def set_coverage(self) -> float | None:
+        """Percentage of samples whose prediction set holds the true class."""
+        return self.share("covered")
+
+    @property
+    def called_unknown(self) -> float | None:
+        """Percentage of samples that are called unknown."""
+        return self.share("unknown")
+
+    @property
+    def mean_set_size(self) -> float | None:
+        """Mean number of classes in a prediction set."""
+        if "set_size" not in self.samples or not self.images:
+            return None
+        return float(self.samples["set_size"].mean())
+
+    @property
+    def confident_errors(self) -> int:
+        """Number of wrong predictions with a confidence above ``COVERAGE``."""
+        return int((~self.correct & (self.confidence > COVERAGE)).sum())
+
+    # ------------------------------------------------------------------ classes
+
+    @property
+    def confusion(self) -> np.ndarray:
+        """(C, C) int64 numbers of samples, true classes in rows, predicted ones in columns."""
+        return confusion_matrix(self.target, self.predicted, len(self.class_names))
+
+    @property
+    def class_counts(self) -> np.ndarray:
+        """(2, C) int64 correct predictions and samples of each class."""
+        confusion = self.confusion
+        return np.stack([confusion.diagonal(), confusion.sum(axis=1)])
+
+    def class_scores(self) -> list[ClassScore]:
+        """Return the score of each class that has an image, the worst first, untested ones last."""
+        matrix = self.confusion
+        errors = matrix - np.diag(matrix.diagonal())
+        scores = []
+        images = matrix.sum(axis=1)
+        for column in np.flatnonzero(images):
+            other = int(errors[column].argmax())
+            confusions = int(errors[column, other])
+            confused_with = None
+            if confusions:
+                confused_with = self.class_names[other]
+            name = self.class_names[column]
+            correct = int(matrix[column, column])
+            score = ClassScore(
+                name, int(images[column]), correct, confused_with, confusions
+            )
+            scores.append(score)
+        scores.sort(key=lambda score: (not score.tested, score.percent, score.name))
+        return scores
+
+    @property
+    def rarely_predicted(self) -> list[str]:
+        """Classes that are rarely predicted for their samples."""
+        return [self.class_names[column] for column in rarely_predicted(self.confusion)]
+
+    def confused_pairs(self) -> list[ConfusedPair]:
+        """Return all pairs of classes that are confused, the most frequent first."""
+        matrix = self.confusion
+        images = matrix.sum(axis=1)
+        pairs = []
+        for i, j in np.argwhere(matrix).tolist():
+            if i != j:
+                target = self.class_names[i]
+                predicted = self.class_names[j]
+                confused = int(matrix[i, j])
+                pair = ConfusedPair(target, predicted, confused, int(images[i]))
+                pairs.append(pair)
+        pairs.sort(key=lambda pair: (-pair.confusions, pair.images))
+        return pairs
+
+    # ------------------------------------------------------------------ images seen before
+
+    def seen(self) -> list[str]:
+        """Return for each image "learned", "duplicate" (of another one) or ""."""
+        status = np.full(self.images, "", dtype=object)
+        status[self.samples["duplicate"]] = "duplicate"
+        status[self.samples["learned"]] = "learned"
+        words: list[str] = status.tolist()
+        return words
+
+    def learned_message(self) -> str | None:
+        """Return a sentence about images that the model has learned; None if there are none."""
+        learned = self.samples["learned"]
+        if not learned.any():
+            return None
+        others = self.correct[~learned]
+        images = number_of(self.images, "image")
+        message = f"{learned.sum()} of {images} learned already"
+        if len(others) < MIN_TEST_IMAGES:
+            return f"{message}: measure with images that are new to the model"
+        accuracy = 100 * others.mean()
+        counted = number_of(len(others), "other")
+        return f"{message}; accuracy on the {counted} {accuracy:.1f} %"
+
+
+# ---------------------------------------------------------------------- of a model
+
+
+def evaluate(
+    model: Classifier,
+    images: LabelledImages,
+    unreadable: list[Unreadable],
+    progress: bool = False,
+) -> Evaluation:
+    """Predict labelled images, and compare with their labels.
+
+    Args:
+        model: a learned model.
+        images: of classes that it knows; see :meth:`LabelledImages.of_classes`.
+        unreadable: images that cannot be decoded are appended.
+        progress: whether to draw a bar on a terminal.
+
+    Returns:
+        The evaluation, whose samples have a ``row`` and say whether they are ``learned`` or a
+        ``duplicate``.
+
+    Raises:
+        DataError: no image can be read.
+    """
+    batches = []
+    for rows, z in images.embedded(model, "evaluating", unreadable, progress):
+        batch = judge(model.head.probabilities(z), targets(model, images, rows))
+        batches.append(batch | {"row": torch.from_numpy(rows)})
+    samples = table_of(batches)
+    if samples.empty:
+        raise DataError("none of the images can be read: there is nothing to evaluate")
+    repeats, mislabelled = find_repeats(model, images)
+    samples["learned"] = samples["row"].isin(repeats.learned)
+    samples["duplicate"] = samples["row"].isin(repeats.twice)
+    names = list(model.class_names)
+    return Evaluation(names, samples, mislabelled=tuple(mislabelled.values()))
+
+
+def targets(model: Classifier, images: LabelledImages, rows: np.ndarray) -> Tensor:
+    """Return the (n,) columns of a model's probabilities that are right for some images.
+
+    Args:
+        model: knows the classes of the images.
+        images: the images.
+        rows: (n,) positions of those.
+    """
+    columns = np.array([model.class_names.index(name) for name in images.class_names])
+    return torch.from_numpy(columns[images.files.labels[rows]]).to(model.device)
+
+
+def left_out_confusion(model: Classifier) -> np.ndarray | None:
+    """Predict each calibration sample by the model without it and its group.
+
+    Returns:
+        The confusion matrix; None for a single class, or without calibration samples or
+        leave-one-out scores.
+    """
+    samples = model.calibration_samples()
+    if samples is None or len(model.class_names) <= 1:
+        return None
+    if samples.learned and not model.head.leaves_one_out:
+        return None
+    scores, columns, _ = samples.known_scores()
+    predicted = scores.argmax(dim=1).cpu().numpy()
+    target = columns.cpu().numpy()
+    return confusion_matrix(target, predicted, len(model.class_names))
+
+
+def rarely_predicted_by(model: Classifier) -> list[str]:
+    """Return the classes that a model rarely predicts for its calibration samples."""
+    confusion = left_out_confusion(model)
+    if confusion is None:
+        return []
+    return [model.class_names[column] for column in rarely_predicted(confusion)]
+
+
+def rarely_predicted_message(
+    names: Sequence[str], model: Classifier | None
+) -> str | None:
+    """Return a sentence about rarely predicted classes; None if there are none.
+
+    Args:
+        names: of the classes.
+        model: that predicts; None for a trained method.
+    """
+    if not names:
+        return None
+    classes = listed([printable(name) for name in names])
+    remedy = "add images of new groups"
+    if model is not None:
+        remedy = f"add {model.backbone.sample}s of new groups"
+    if model is None or not model.head.selects_rule:
+        remedy = f"use the recommended head (cifnet fit --config folder), or {remedy}"
+    return (
+        f"{number_of(len(names), 'rarely predicted class')} (accuracy below"
+        f" {RARELY_PREDICTED:.0f} %): {classes}; {remedy}"
+    )

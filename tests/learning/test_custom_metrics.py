@@ -1,0 +1,90 @@
+"""A metric of the user is measured and shown everywhere; docs/how_to/custom_metric.md has it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from cifnet_pl.__main__ import main
+from cifnet_pl.learning.custom_metrics import CustomMetrics, import_metrics
+from cifnet_pl.utilities.errors import UsageError
+from tests.command_line import fit, rows
+
+PAGE = Path(__file__).parents[2] / "docs/how_to/custom_metric.md"
+METRICS = ["--metrics", "my_metrics.WorstClass", "my_metrics.macro_f1"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    """The current folder, with the file of the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my_metrics.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_it_is_shown_wherever_metrics_are(folder, capsys):
+    assert " ".join(METRICS) in PAGE.read_text(encoding="utf-8")
+    for head in ("RidgeHead", "NCMHead"):
+        options = ["--model.head", head, "--data.max_tasks", "3"]
+        assert fit(folder / head, *options, *METRICS) == 0
+        shown = capsys.readouterr().out
+        assert re.search(r"^Worst class [\d.]+$", shown, re.MULTILINE)
+        assert re.search(r"^Macro f1 [\d.]+$", shown, re.MULTILINE)
+    run = folder / "RidgeHead" / "default" / "version_0"
+    by_task = [float(row["worst_class"]) for row in rows(run / "tasks.csv")]
+    table = rows(run / "class_accuracy.csv")
+    for task, value in enumerate(by_task, 1):
+        accuracies = [float(row[f"after_task_{task}"] or 100) for row in table]
+        assert value == pytest.approx(min(accuracies))
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["metrics"]["worst_class"] == by_task[-1]
+    board = EventAccumulator(str(run)).Reload()
+    logged = [event.value for event in board.Scalars("metrics/worst_class")]
+    assert logged == pytest.approx(by_task)
+    words = ["report", "RidgeHead", "NCMHead", "--output", "report"]
+    assert main([*words, "--compare", "Exact ridge", "NCM"]) == 0
+    assert "worst class, over seeds: Exact ridge " in capsys.readouterr().out
+    (results,) = (folder / "report/tables").glob("results_*.csv")
+    assert float(rows(results)[0]["worst class"]) == pytest.approx(by_task[-1])
+    assert "worst class" in (folder / "report/report.html").read_text()
+
+
+def test_a_run_goes_on_with_it(folder, capsys):
+    assert fit(folder, "--data.max_tasks", "1", *METRICS) == 0
+    assert fit(folder, "--data.max_tasks", "2", *METRICS, "--ckpt_path", "last") == 0
+    table = rows(folder / "default/version_0/tasks.csv")
+    assert all(row["macro_f1"] for row in table)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("my_metrics.WorstCase", "cannot import my_metrics.WorstCase"),
+        ("my_metrics.Metric", "metric metric fails"),
+        ("torchmetrics.classification.MulticlassROC", "metric multiclass_roc fails"),
+    ],
+)
+def test_one_that_cannot_be_used_is_named_first(name, said, folder, capsys):
+    assert fit(folder, "--metrics", name) == 2
+    assert said in capsys.readouterr().err
+    assert not (folder / "default" / "version_0" / "tasks.csv").exists()
+
+
+def test_names_are_those_of_columns_and_differ():
+    (name,) = import_metrics(["torchmetrics.classification.MulticlassF1Score"])
+    assert name == "multiclass_f1_score"
+    with pytest.raises(UsageError, match="a column macro_f1 already"):
+        import_metrics(["my_metrics.macro_f1"] * 2)
+
+
+def test_nothing_is_measured_of_one_class():
+    factories = import_metrics(METRICS[1:])
+    measured = CustomMetrics(factories, classes=1)
+    measured.update(torch.ones(3, 1), torch.zeros(3, dtype=torch.int64))
+    assert measured.compute() == {}

@@ -1,0 +1,110 @@
+"""Evaluations: equal to torchmetrics on everything at once, and to values worked out by hand."""
+
+import pytest
+import torch
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from cifnet_pl.buffer import CalibrationBuffer
+from cifnet_pl.model.evaluation import (
+    ClassScore,
+    Evaluation,
+    judge,
+    rarely_predicted_by,
+    rarely_predicted_message,
+    table_of,
+)
+from tests.models import empty, learn_embeddings, learned, samples
+
+NAMES = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu"]
+
+
+def drawn(images: int = 500) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    scores = 2 * torch.randn(images, 7, generator=draw, dtype=torch.float64)
+    return scores.softmax(dim=1), torch.randint(0, 7, (images,), generator=draw)
+
+
+@pytest.mark.parametrize("batch", [1, 500])
+def test_whatever_the_batches(batch: int):
+    probabilities, label = drawn()
+    task = (label >= 3).long()
+    parts = [each.split(batch) for each in (probabilities, label, task)]
+    table = table_of([judge(*part) for part in zip(*parts, strict=True)])
+    evaluation = Evaluation(NAMES, table, tasks=3)
+    figures = evaluation.figures()
+    ece = multiclass_calibration_error(probabilities, label, 7, n_bins=15)
+    assert figures["ece"] == pytest.approx(100 * float(ece), abs=1e-4)
+    nll = torch.nn.functional.nll_loss(probabilities.log(), label)
+    assert figures["nll"] == pytest.approx(float(nll), rel=1e-6)
+    right = (probabilities.argmax(1) == label).double()
+    assert figures["A_k"] == pytest.approx(100 * float(right.mean()))
+    by_task = [100 * float(right[task == k].mean()) for k in (0, 1)]
+    assert evaluation.task_accuracy == [*map(pytest.approx, by_task), None]
+    counts = torch.zeros(7, 7, dtype=torch.int64)
+    counts.index_put_((label, probabilities.argmax(1)), torch.tensor(1), True)
+    assert evaluation.confusion.tolist() == counts.tolist()
+    among_first = (probabilities.topk(5).indices == label[:, None]).any(dim=1)
+    assert figures["top5"] == pytest.approx(100 * float(among_first.double().mean()))
+
+
+def test_of_equal_probabilities_the_first_column_is_the_answer():
+    probabilities = torch.tensor([[0.2] * 6, [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]]).double()
+    batch = judge(probabilities, torch.tensor([5, 5]))
+    evaluation = Evaluation.of(NAMES[:6], [batch])
+    assert evaluation.figures()["top5"] == 0
+    assert evaluation.confusion[5].tolist() == [2, 0, 0, 0, 0, 0]
+
+
+def test_nothing_tested():
+    evaluation = Evaluation.of(["ant", "bee"])
+    assert set(evaluation.figures().values()) == {None}
+    assert evaluation.task_accuracy == [None]
+    assert evaluation.interval == (0, 100)
+
+
+def of_predictions(counts: list[list[int]]) -> Evaluation:
+    """An evaluation with the given confusion matrix."""
+    batches = []
+    for target, row in enumerate(counts):
+        for predicted, count in enumerate(row):
+            probabilities = torch.eye(len(row)).double()[[predicted] * count]
+            batches.append(judge(probabilities, torch.full((count,), target)))
+    return Evaluation.of(NAMES[: len(counts)], batches)
+
+
+def test_scores_confusions_and_pairs():
+    result = of_predictions([[3, 2, 1], [0, 6, 0], [1, 0, 1]])
+    assert result.accuracy == pytest.approx(100 * 10 / 14)
+    scores = result.class_scores()
+    assert scores == [
+        ClassScore("ant", images=6, correct=3, confused_with="bee", confusions=2),
+        ClassScore("bee", images=6, correct=6),
+        ClassScore("cat", images=2, correct=1, confused_with="ant", confusions=1),
+    ]
+    assert [score.tested for score in scores] == [True, True, False]
+    assert result.confused_pairs()[0] == ("ant", "bee", 2, 6)
+
+
+def test_rarely_predicted_classes():
+    """At least five images, and an accuracy below a quarter."""
+    result = of_predictions([[2, 7, 0], [0, 2, 6], [4, 0, 0]])
+    assert result.rarely_predicted == ["ant"]
+    assert rarely_predicted_message([], None) is None
+    for head, helps in (("ridge-auto", False), ("ridge", True), ("cifnet", True)):
+        said = str(rarely_predicted_message(["ant", "bee"], learned(head)))
+        assert "2 rarely predicted" in said
+        assert ("the recommended head" in said) == helps
+        assert len(learned(head).calibration_notes()) == helps
+
+
+def test_rarely_predicted_classes_of_a_model():
+    """By leave-one-out predictions for its buffer samples: the elks lie among the foxes."""
+    model = empty("ridge")
+    model.buffer = CalibrationBuffer(60)
+    z = torch.cat([samples([name], 20)[0] for name in ("ant", "fox")])
+    draw = torch.Generator().manual_seed(0)
+    elks = z[20:26] + torch.randn(6, z.shape[1], generator=draw)
+    labels = torch.tensor([0] * 20 + [1] * 20 + [2] * 6)
+    learn_embeddings(model, ["ant", "fox", "elk"], torch.cat([z, elks]), labels)
+    assert rarely_predicted_by(model) == ["elk"]
+    assert rarely_predicted_by(learned("ncm")) == []
