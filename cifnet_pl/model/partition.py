@@ -27,13 +27,12 @@ from cifnet_pl.data.samples import (
     table_of,
 )
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.tables import ArrayFile, open_table
-from cifnet_pl.data.sources.tar_shards import find_shards, webdataset
+from cifnet_pl.data.sources.folders import SplitFiles, find_files
+from cifnet_pl.data.sources.tables import READERS, ArrayFile, open_table
+from cifnet_pl.data.sources.tar_shards import webdataset
 from cifnet_pl.images.duplicates import Duplicates
-from cifnet_pl.images.files import zip_names_in
 from cifnet_pl.model.bundle import StoredRecord
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.names import split_notes, splits_of
 from cifnet_pl.utilities.text import printable
 
 Count = Annotated[int, Strict(), Field(ge=0)]
@@ -172,19 +171,16 @@ class TrainingSet:
         source: name of the source.
         options: of the source; they hold nothing out.
         duplicates: as in ``fit``; None where the source is not searched for them.
-        zip_encoding: of names in archives.
     """
 
     source: str
     options: SourceOptions
     duplicates: Duplicates | None = None
-    zip_encoding: str | None = None
 
     @cached_property
     def whole(self) -> Source:
         """The whole source, for a listing and to look for duplicates."""
-        with zip_names_in(self.zip_encoding):
-            return build_source(self.source, self.options)
+        return build_source(self.source, self.options)
 
     @cached_property
     def _columns(self) -> dict[str, str]:
@@ -192,7 +188,11 @@ class TrainingSet:
 
     @cached_property
     def _blocks(self) -> list[ArrayFile]:
-        return open_table(self.options.root).blocks()
+        found = find_files(self.options.root, "*", tuple(READERS))
+        blocks: list[ArrayFile] = []
+        for file in training_files(found) or [self.options.root]:
+            blocks += open_table(file).blocks()
+        return blocks
 
     def units(self) -> tuple[list[str], list[str]]:
         """Return the names of all units in the order of the samples, and sentences about them."""
@@ -200,12 +200,10 @@ class TrainingSet:
             return [str(number) for number in range(len(self._blocks))], []
         if self.source != "webdataset":
             return [""], list(self.whole.notes)
-        shards = find_shards(self.options)
-        splits = splits_of([Path(shard) for shard in shards])
-        if splits:
-            split_of = dict(zip(shards, splits, strict=True))
-            shards = [shard for shard in shards if split_of[shard] == "train"]
-        return shards, list(split_notes(splits))
+        found = find_files(self.options.root, "**/*.tar", (".tar",))
+        if not found.files:
+            webdataset(self.options)  # says what is missing
+        return list(map(str, training_files(found))), list(found.notes)
 
     def read(self, unit: str) -> SampleTable:
         """Return the training samples of a unit."""
@@ -315,6 +313,14 @@ class TrainingSet:
                 learned = rows[~np.isin(rows, plan.left_out)]
                 yield Piece(samples, learned - first, labels)
             first = end
+
+
+def training_files(found: SplitFiles) -> list[Path]:
+    """Return the files of the training split; all of them where there are no splits."""
+    if not found.splits:
+        return found.files
+    pairs = zip(found.files, found.splits, strict=True)
+    return [file for file, split in pairs if split == "train"]
 
 
 def training(samples: SampleTable) -> SampleTable:
