@@ -258,7 +258,7 @@ def set_of(data: Any) -> TrainingSet:
     options = SourceOptions(
         root, val_fraction=0.0, download=data.download, own=data.options or {}
     )
-    return TrainingSet(data.source, options, duplicates, data.zip_encoding)
+    return TrainingSet(data.source, options, duplicates)
 
 
 def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:

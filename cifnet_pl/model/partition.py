@@ -30,10 +30,8 @@ from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.tables import ArrayFile, open_table
 from cifnet_pl.data.sources.tar_shards import find_shards, webdataset
 from cifnet_pl.images.duplicates import Duplicates
-from cifnet_pl.images.files import zip_names_in
 from cifnet_pl.model.bundle import StoredRecord
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.names import split_notes, splits_of
 from cifnet_pl.utilities.text import printable
 
 Count = Annotated[int, Strict(), Field(ge=0)]
@@ -172,19 +170,16 @@ class TrainingSet:
         source: name of the source.
         options: of the source; they hold nothing out.
         duplicates: as in ``fit``; None where the source is not searched for them.
-        zip_encoding: of names in archives.
     """
 
     source: str
     options: SourceOptions
     duplicates: Duplicates | None = None
-    zip_encoding: str | None = None
 
     @cached_property
     def whole(self) -> Source:
         """The whole source, for a listing and to look for duplicates."""
-        with zip_names_in(self.zip_encoding):
-            return build_source(self.source, self.options)
+        return build_source(self.source, self.options)
 
     @cached_property
     def _columns(self) -> dict[str, str]:
@@ -201,11 +196,11 @@ class TrainingSet:
         if self.source != "webdataset":
             return [""], list(self.whole.notes)
         shards = find_shards(self.options)
-        splits = splits_of([Path(shard) for shard in shards])
-        if splits:
-            split_of = dict(zip(shards, splits, strict=True))
-            shards = [shard for shard in shards if split_of[shard] == "train"]
-        return shards, list(split_notes(splits))
+        files = shards.files
+        if shards.splits:
+            splits = zip(files, shards.splits, strict=True)
+            files = [file for file, split in splits if split == "train"]
+        return [str(file) for file in files], list(shards.notes)
 
     def read(self, unit: str) -> SampleTable:
         """Return the training samples of a unit."""
