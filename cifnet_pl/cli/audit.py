@@ -170,7 +170,7 @@ def audit_images(
     if len(names) < 2:
         raise DataError("the images are of one class: an audit compares at least two")
     result = auditing.audit(embedded.z, labels, names)
-    if not len(result.scored.rows):
+    if not result.scored.images:
         raise DataError(
             "each class has one image, or near-duplicates of one: an audit judges each image by"
             " others of its class"

@@ -11,8 +11,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from cifnet_pl.learning.columns import TASK_COLUMNS
-from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.plugins import import_object, naming
+from cifnet_pl.utilities.errors import UsageError, explained
+from cifnet_pl.utilities.plugins import failure, import_object
 
 MetricFactory = Callable[[int], Metric]
 """Makes a metric for a number of classes, as the multi-class metrics of torchmetrics do."""
@@ -65,7 +65,7 @@ class CustomMetrics:
         if classes < 2:  # metrics of torchmetrics refuse it
             return
         for name, factory in factories.items():
-            with naming(f"metric {name}"):
+            with explained(UsageError, f"metric {name} fails", reason=failure):
                 self.metrics[name] = factory(classes).to(device)
 
     def update(self, probabilities: Tensor, target: Tensor) -> None:
@@ -76,14 +76,14 @@ class CustomMetrics:
             target: (n,) int64 true columns.
         """
         for name, metric in self.metrics.items():
-            with naming(f"metric {name}"):
+            with explained(UsageError, f"metric {name} fails", reason=failure):
                 metric.update(probabilities, target)
 
     def compute(self) -> dict[str, float | None]:
         """Return the value of each metric over all processes; None where it is not finite."""
         values: dict[str, float | None] = {}
         for name, metric in self.metrics.items():
-            with naming(f"metric {name}"):
+            with explained(UsageError, f"metric {name} fails", reason=failure):
                 value = float(metric.compute())
             values[name] = value if math.isfinite(value) else None
         return values

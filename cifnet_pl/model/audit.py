@@ -379,8 +379,11 @@ def embeddings_of(
         cache = None
         if pipeline is not None:
             cache = EmbeddingCache(samples, source.class_names, pipeline / name)
-        batches = _embedded(model, images, cache, unreadable, progress)
-        z, readable = images.joined(model.backbone.features, batches)
+        z = np.empty((len(samples), model.backbone.features), np.float32)
+        readable = np.zeros(len(samples), dtype=bool)
+        for batch, batch_z in _embedded(model, images, cache, unreadable, progress):
+            z[batch] = batch_z.cpu().numpy()
+            readable[batch] = True
         rows = np.flatnonzero(readable)
         table = pd.DataFrame({"label": samples.labels[rows]})
         table["hash"] = samples.hashes(rows)

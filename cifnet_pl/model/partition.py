@@ -29,7 +29,7 @@ from cifnet_pl.data.samples import (
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.sources.folders import SplitFiles, find_files
 from cifnet_pl.data.sources.tables import READERS, ArrayFile, open_table
-from cifnet_pl.data.sources.tar_shards import webdataset
+from cifnet_pl.data.sources.tar_shards import find_shards, webdataset
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.bundle import StoredRecord
 from cifnet_pl.utilities.errors import DataError, UsageError
@@ -200,9 +200,7 @@ class TrainingSet:
             return [str(number) for number in range(len(self._blocks))], []
         if self.source != "webdataset":
             return [""], list(self.whole.notes)
-        found = find_files(self.options.root, "**/*.tar", (".tar",))
-        if not found.files:
-            webdataset(self.options)  # says what is missing
+        found = find_shards(self.options)
         return list(map(str, training_files(found))), list(found.notes)
 
     def read(self, unit: str) -> SampleTable:

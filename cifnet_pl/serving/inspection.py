@@ -184,7 +184,7 @@ def _accuracy(
     share = float(confusion[rows, rows].sum()) / images
     wanted = samples.columns.new_tensor(rows)
     counted = samples.counted & torch.isin(samples.columns, wanted)
-    groups = samples.groups[counted].unique()
+    groups = torch.unique(samples.groups[counted])
     return 100 * share, forecast(share, len(groups))
 
 
@@ -276,7 +276,7 @@ def audited(files: Sequence[str], z: torch.Tensor, labels: Sequence[str]) -> Aud
         )
         errors.append(error)
     return AuditView(
-        images=len(result.scored.rows),
+        images=result.scored.images,
         not_judged=list(result.unjudged),
         label_errors=errors,
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
-from cifnet_pl.data.sources.folders import find_files
+from cifnet_pl.data.sources.folders import SplitFiles, find_files
 from cifnet_pl.data.sources.tables import refuse_repeated
 from cifnet_pl.images.files import EXTENSIONS, file_identity, is_hidden, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
@@ -47,25 +47,36 @@ def webdataset(options: SourceOptions) -> SampleTable:
         classes: a text file with the name of class 0, 1, … on a line each.
 
     Raises:
-        UsageError: no shards were given.
-        DataError: a shard that is missing, cut off or no tar file; a sample without an image or a
-            label.
+        UsageError, DataError: as for :func:`find_shards`; a shard that is cut off or no tar file; a
+            sample without an image or a label.
     """
-    if options.root is None:
-        raise UsageError(
-            "no shards were given: set --data.root to a folder of .tar files or a pattern"
-        )
     where = printable(str(options.root))
     class_names = _class_list(options)
     label = str(options.own.get("label", "label"))
-    shards = find_files(options.root, "**/*.tar", (".tar",))
-    if not shards.files:
-        raise DataError(f"no shards at {where}: expected .tar files")
+    shards = find_shards(options)
     samples = shards.read(
         partial(read_shard, label=label, numbered=class_names is not None)
     )
     refuse_repeated(samples.names, where, "sample")
     return replace(samples, class_names=class_names, where=where)
+
+
+def find_shards(options: SourceOptions) -> SplitFiles:
+    """Find the tar shards of a set, and the split of each.
+
+    Raises:
+        UsageError: no shards were given.
+        DataError: there are none.
+    """
+    if options.root is None:
+        raise UsageError(
+            "no shards were given: set --data.root to a folder of .tar files or a pattern"
+        )
+    shards = find_files(options.root, "**/*.tar", (".tar",))
+    if not shards.files:
+        where = printable(str(options.root))
+        raise DataError(f"no shards at {where}: expected .tar files")
+    return shards
 
 
 def _class_list(options: SourceOptions) -> list[str] | None:
