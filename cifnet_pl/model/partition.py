@@ -189,8 +189,9 @@ class TrainingSet:
     @cached_property
     def _blocks(self) -> list[ArrayFile]:
         found = find_files(self.options.root, "*", tuple(READERS))
+        files: list[Path | None] = [*training_files(found)]
         blocks: list[ArrayFile] = []
-        for file in training_files(found) or [self.options.root]:
+        for file in files or [self.options.root]:
             blocks += open_table(file).blocks()
         return blocks
 
