@@ -112,6 +112,7 @@ def explained(
     *errors: type[Exception],
     end: str = "",
     reason: Callable[[Exception], str] = one_line,
+    own: bool = False,
 ) -> Iterator[None]:
     """Within the block, replace errors of other packages by one of this package.
 
@@ -122,30 +123,28 @@ def explained(
             others fail in many ways.
         end: of the sentence, such as "; make it again".
         reason: gives the words of an error; its own by default.
+        own: whether errors of this package are replaced, too.
     """
     replaced = errors or (Exception,)
     try:
         yield
-    except CifnetError:
-        raise
     except replaced as error:
+        if isinstance(error, CifnetError) and not own:
+            raise
         words = printable(reason(error))
         raise kind(f"{failed}: {words}{end}") from error
 
 
 @contextmanager
-def prefixed(start: str, kind: type[CifnetError] | None = None) -> Iterator[None]:
+def prefixed(start: str) -> Iterator[None]:
     """Within the block, prefix the sentences of this package's errors.
 
     Args:
         start: it is followed by a colon.
-        kind: what the error becomes; None for its own kind.
     """
     try:
         yield
     except CifnetError as error:
-        if kind is not None:
-            raise kind(f"{start}: {error}") from error
         error.args = (f"{start}: {error}",)
         raise
 
