@@ -118,7 +118,7 @@ def explained(
 
     Args:
         kind: of the new error, whose sentence is what ``failed``, a colon, and the reason.
-        failed: what could not be done, such as "cannot read images.zip".
+        failed: what could not be done, such as "cannot read images.zip"; "" for the reason alone.
         errors: kinds that are replaced; none for all, as parsers of damaged files and the code of
             others fail in many ways.
         end: of the sentence, such as "; make it again".
@@ -131,8 +131,10 @@ def explained(
     except replaced as error:
         if isinstance(error, CifnetError) and not own:
             raise
-        words = printable(reason(error))
-        raise kind(f"{failed}: {words}{end}") from error
+        sentence = printable(reason(error)) + end
+        if failed:
+            sentence = f"{failed}: {sentence}"
+        raise kind(sentence) from error
 
 
 @contextmanager
