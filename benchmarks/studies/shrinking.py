@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from benchmarks.http_load import serving
+from cifnet_pl.cli.serve import empty_model
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.cli.serve import empty_model
 
 SCALES = (1.0, 1.5, 2.0, 3.0)
 CROP_RATIO = 0.875

@@ -183,7 +183,7 @@ def _accuracy(
     share = float(confusion[rows, rows].sum()) / images
     wanted = samples.columns.new_tensor(rows)
     counted = samples.counted & torch.isin(samples.columns, wanted)
-    groups = samples.groups[counted].unique()
+    groups = torch.unique(samples.groups[counted])
     return 100 * share, forecast(share, len(groups))
 
 

@@ -10,11 +10,11 @@ import pytest
 import uvicorn
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.cli import serve as starting
+from cifnet_pl.cli.serve import empty_model
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.serving import gate
-from cifnet_pl.cli import serve as starting
 from cifnet_pl.serving.gate import Limits
-from cifnet_pl.cli.serve import empty_model
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CifnetError
