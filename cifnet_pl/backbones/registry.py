@@ -174,11 +174,17 @@ class _Pool(nn.Module):
 
 def no_network(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
     """Build the stand-in for embeddings that are given, ``none:<width>``."""
-    if not (rest.isdecimal() and int(rest) > 0):
-        raise UsageError(
-            f"backbone 'none:{rest}': expected none:<width of the embeddings>, e.g. none:512"
-        )
-    return BuiltNetwork(NoNetwork(), int(rest), _unscaled(1))
+    expected = "none:<width of the embeddings>, e.g. none:512"
+    (width,) = _numbers(r"([1-9]\d*)", "none", rest, expected)
+    return BuiltNetwork(NoNetwork(), width, _unscaled(1))
+
+
+def _numbers(pattern: str, family: str, rest: str, expected: str) -> list[int]:
+    """Return the numbers in the groups of a pattern; UsageError if ``rest`` does not match."""
+    found = re.fullmatch(pattern, rest)
+    if not found:
+        raise UsageError(f"backbone '{family}:{rest}': expected {expected}")
+    return [int(number) for number in found.groups() if number]
 
 
 def _unscaled(image_size: int) -> Preprocessing:
@@ -188,12 +194,8 @@ def _unscaled(image_size: int) -> Preprocessing:
 
 def pixels(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
     """Build a backbone of the pixels themselves, ``pixels:<side>``; 8 pixels a side by default."""
-    side_text = rest or "8"
-    if not side_text.isdecimal() or int(side_text) == 0:
-        raise UsageError(
-            f"backbone 'pixels:{rest}': expected pixels or pixels:<side>, e.g. pixels:8"
-        )
-    side = int(side_text)
+    expected = "pixels or pixels:<side>, e.g. pixels:8"
+    (side,) = _numbers(r"([1-9]\d*)", "pixels", rest or "8", expected)
     pixels = 3 * side * side
     return BuiltNetwork(nn.Flatten(), pixels, _unscaled(side))
 
@@ -208,13 +210,9 @@ def patch_dictionary(
     Raises:
         UsageError: the numbers are none.
     """
-    found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", rest or "400")
-    if not found:
-        raise UsageError(
-            f"backbone 'patches:{rest}': expected patches:<centres>, or patches:<centres>x<cells of"
-            " the grid on a side>, e.g. patches:400x2"
-        )
-    network = Patches(int(found[1]), int(found[2] or 2))
+    expected = "patches:<centres>, or patches:<centres>x<cells on a side>, e.g. 400x2"
+    pattern = r"([1-9]\d*)(?:x([1-9]\d*))?"
+    network = Patches(*_numbers(pattern, "patches", rest or "400", expected))
     scale = 1 / 255  # the network takes images in 0–255
     preprocessing = Preprocessing(32, mean=(0.0, 0.0, 0.0), std=(scale, scale, scale))
     return BuiltNetwork(network, network.features, preprocessing)
