@@ -145,10 +145,7 @@ def backbone_imports(name: str, architecture: str | None = None) -> list[str]:
     imports = []
     if family not in BACKBONES:
         imports.append(plugins.entry_point("backbones", family))
-    candidates = [base_name, architecture or ""]
-    if family in ("file", "random"):
-        candidates.insert(1, rest)
-    for candidate in candidates:
+    for candidate in (base_name, rest, architecture or ""):
         if candidate.startswith("import:"):
             imports.append(candidate.removeprefix("import:"))
     return [imported for imported in imports if imported]
@@ -254,8 +251,8 @@ def torchvision_weights(
 
     Raises:
         UsageError: torchvision has no such weights, or they are not of an image classifier.
-        CifnetError: the weights are not on this machine, and may not or cannot be fetched.
-        CheckpointError: the file does not hold them.
+        CifnetError: the weights are not on this machine, and may not be fetched.
+        CheckpointError: they cannot be fetched, or the file does not hold them.
     """
     from torchvision.models import get_model_builder
 
@@ -273,13 +270,8 @@ def torchvision_weights(
         )
     class_name = type(weights).__name__
     build = get_model_builder(class_name.removesuffix("_Weights").lower())
-    not_held = explained(
-        CheckpointError, f"{file} does not hold the weights {rest}", RuntimeError
-    )
-    not_fetched = explained(
-        CifnetError, f"cannot fetch the weights {rest} from {weights.url}", OSError
-    )
-    with not_held, not_fetched:
+    failed = f"cannot load the weights {rest} ({file}, from {weights.url})"
+    with explained(CheckpointError, failed, OSError, RuntimeError):
         network, features = headless(build(weights=weights))
     image_size = transform.crop_size[0]
     crop_ratio = image_size / transform.resize_size[0]
