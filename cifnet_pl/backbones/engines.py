@@ -5,6 +5,9 @@ graph once, which is checked against torch and stored in a cache folder. Both en
 float32. Their embeddings agree to 1e-4 of the largest value, which is checked on images when a
 graph is exported (:func:`checked_runtime`); measured, to 2e-6. Each process compares them on one
 image again.
+
+In all functions ``backbone`` is a :class:`~cifnet_pl.backbones.backbone.Backbone`; the class is not
+imported, as its module imports this one.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -87,29 +90,11 @@ def autocast(device: str, precision: str) -> torch.autocast:
     return torch.autocast(device, dtype, enabled=dtype is not None)
 
 
-class Embeds(Protocol):
-    """What an engine needs of a :class:`~cifnet_pl.backbones.backbone.Backbone`."""
-
-    name: str
-    architecture: str | None
-    network: nn.Module
-    scale: Tensor
-    shift: Tensor
-    preprocessing: Any
-
-    @property
-    def sha256(self) -> str:
-        """Hash of the weights and the preprocessing."""
-
-    def embed(self, images: Tensor) -> Tensor:
-        """Embed images (n, 3, h, w) uint8 by torch."""
-
-
 class NoGraph(CifnetError):
     """The network has no usable graph: the export fails, or the graph gives other embeddings."""
 
 
-def prepared_runtime(backbone: Embeds, choice: str) -> Runtime | None:
+def prepared_runtime(backbone: Any, choice: str) -> Runtime | None:
     """Prepare the graph of a network; seconds where it is exported for the first time.
 
     Args:
@@ -144,7 +129,7 @@ def prepared_runtime(backbone: Embeds, choice: str) -> Runtime | None:
 # ---------------------------------------------------------------------- stored graphs
 
 
-def stored_runtime(backbone: Embeds) -> Runtime:
+def stored_runtime(backbone: Any) -> Runtime:
     """Return the runtime of the stored graph, or of one that is exported and stored now.
 
     The name of a stored graph does not depend on the code of the network, which may have changed.
@@ -183,7 +168,7 @@ def stored_runtime(backbone: Embeds) -> Runtime:
     return runtime
 
 
-def graph_file(backbone: Embeds) -> Path | None:
+def graph_file(backbone: Any) -> Path | None:
     """Return the file of a graph in this user's cache; None for an account without a home folder.
 
     Its name is a hash of everything that the graph depends on: the network, and the versions of the
@@ -238,7 +223,7 @@ def exclusive_export() -> Iterator[None]:
         yield
 
 
-def exported(backbone: Embeds) -> bytes:
+def exported(backbone: Any) -> bytes:
     """Export a network for any number of images, and for any size where the network takes any.
 
     Args:
@@ -287,7 +272,7 @@ def exported(backbone: Embeds) -> bytes:
 # ---------------------------------------------------------------------- checks
 
 
-def checked_runtime(graph: bytes, backbone: Embeds) -> Runtime:
+def checked_runtime(graph: bytes, backbone: Any) -> Runtime:
     """Return the runtime of a graph that agrees with torch on two images, alone and together.
 
     They are compared in two sizes, where the network takes more than one.
@@ -322,7 +307,7 @@ def checked_runtime(graph: bytes, backbone: Embeds) -> Runtime:
 
 @torch.inference_mode()
 def check_difference(
-    runtime: Runtime, backbone: Embeds, images: Tensor, tolerance: float
+    runtime: Runtime, backbone: Any, images: Tensor, tolerance: float
 ) -> None:
     """Compare a graph with torch on some images.
 

@@ -52,7 +52,7 @@ class Patches(nn.Module):
 
     cpu_batch = 4
 
-    def __init__(self, centres: int, cells: int):
+    def __init__(self, centres: int, cells: int = 2):
         super().__init__()
         self.cells = cells
         self.features = 2 * centres * cells**2

@@ -145,10 +145,7 @@ def backbone_imports(name: str, architecture: str | None = None) -> list[str]:
     imports = []
     if family not in BACKBONES:
         imports.append(plugins.entry_point("backbones", family))
-    candidates = [base_name, architecture or ""]
-    if family in ("file", "random"):
-        candidates.insert(1, rest)
-    for candidate in candidates:
+    for candidate in (base_name, rest, architecture or ""):
         if candidate.startswith("import:"):
             imports.append(candidate.removeprefix("import:"))
     return [imported for imported in imports if imported]
@@ -174,11 +171,17 @@ class _Pool(nn.Module):
 
 def no_network(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
     """Build the stand-in for embeddings that are given, ``none:<width>``."""
-    if not (rest.isdecimal() and int(rest) > 0):
-        raise UsageError(
-            f"backbone 'none:{rest}': expected none:<width of the embeddings>, e.g. none:512"
-        )
-    return BuiltNetwork(NoNetwork(), int(rest), _unscaled(1))
+    expected = "none:<width of the embeddings>, e.g. none:512"
+    (width,) = _numbers(r"([1-9]\d*)", "none", rest, expected)
+    return BuiltNetwork(NoNetwork(), width, _unscaled(1))
+
+
+def _numbers(pattern: str, family: str, rest: str, expected: str) -> list[int]:
+    """Return the numbers in the groups of a pattern; UsageError if ``rest`` does not match."""
+    found = re.fullmatch(pattern, rest)
+    if not found:
+        raise UsageError(f"backbone '{family}:{rest}': expected {expected}")
+    return [int(number) for number in found.groups() if number]
 
 
 def _unscaled(image_size: int) -> Preprocessing:
@@ -188,12 +191,8 @@ def _unscaled(image_size: int) -> Preprocessing:
 
 def pixels(rest: str, architecture: str | None, download: bool) -> BuiltNetwork:
     """Build a backbone of the pixels themselves, ``pixels:<side>``; 8 pixels a side by default."""
-    side_text = rest or "8"
-    if not side_text.isdecimal() or int(side_text) == 0:
-        raise UsageError(
-            f"backbone 'pixels:{rest}': expected pixels or pixels:<side>, e.g. pixels:8"
-        )
-    side = int(side_text)
+    expected = "pixels or pixels:<side>, e.g. pixels:8"
+    (side,) = _numbers(r"([1-9]\d*)", "pixels", rest or "8", expected)
     pixels = 3 * side * side
     return BuiltNetwork(nn.Flatten(), pixels, _unscaled(side))
 
@@ -208,13 +207,9 @@ def patch_dictionary(
     Raises:
         UsageError: the numbers are none.
     """
-    found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", rest or "400")
-    if not found:
-        raise UsageError(
-            f"backbone 'patches:{rest}': expected patches:<centres>, or patches:<centres>x<cells of"
-            " the grid on a side>, e.g. patches:400x2"
-        )
-    network = Patches(int(found[1]), int(found[2] or 2))
+    expected = "patches:<centres>, or patches:<centres>x<cells on a side>, e.g. 400x2"
+    pattern = r"([1-9]\d*)(?:x([1-9]\d*))?"
+    network = Patches(*_numbers(pattern, "patches", rest or "400", expected))
     scale = 1 / 255  # the network takes images in 0–255
     preprocessing = Preprocessing(32, mean=(0.0, 0.0, 0.0), std=(scale, scale, scale))
     return BuiltNetwork(network, network.features, preprocessing)
@@ -256,8 +251,8 @@ def torchvision_weights(
 
     Raises:
         UsageError: torchvision has no such weights, or they are not of an image classifier.
-        CifnetError: the weights are not on this machine, and may not or cannot be fetched.
-        CheckpointError: the file does not hold them.
+        CifnetError: the weights are not on this machine, and may not be fetched.
+        CheckpointError: they cannot be fetched, or the file does not hold them.
     """
     from torchvision.models import get_model_builder
 
@@ -275,13 +270,8 @@ def torchvision_weights(
         )
     class_name = type(weights).__name__
     build = get_model_builder(class_name.removesuffix("_Weights").lower())
-    not_held = explained(
-        CheckpointError, f"{file} does not hold the weights {rest}", RuntimeError
-    )
-    not_fetched = explained(
-        CifnetError, f"cannot fetch the weights {rest} from {weights.url}", OSError
-    )
-    with not_held, not_fetched:
+    failed = f"cannot load the weights {rest} ({file}, from {weights.url})"
+    with explained(CheckpointError, failed, OSError, RuntimeError):
         network, features = headless(build(weights=weights))
     image_size = transform.crop_size[0]
     crop_ratio = image_size / transform.resize_size[0]

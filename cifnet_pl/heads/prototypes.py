@@ -31,7 +31,7 @@ from cifnet_pl.statistics import (
     whiten,
 )
 from cifnet_pl.statistics.leaving_out import ROUNDING
-from cifnet_pl.statistics.sums import unpack
+from cifnet_pl.statistics.sums import add_product_, unpack
 from cifnet_pl.utilities.errors import check_choice, check_that
 
 
@@ -162,7 +162,8 @@ class SLDAHead(SumsHead):
         removed = self.sums.counts > 0
         removed[columns] = False
         sums = self.sums.class_sums[removed]
-        self.sums.subtract_products(sums / sums[:, :1].sqrt())
+        means = sums / sums[:, :1].sqrt()
+        add_product_(self.sums.packed_gram, -means, means)
         super()._keep(columns)
 
 

@@ -107,9 +107,9 @@ def learn(head: Head, tasks: Sequence[TrialTask], batch: int | None = None) -> H
     for task in tasks:
         head.begin_task(task.classes, task.counts)
         size = batch or len(task.y)
-        for z, y in zip(
-            torch.split(task.z, size), torch.split(task.y, size), strict=True
-        ):
+        z_batches = torch.split(task.z, size)
+        y_batches = torch.split(task.y, size)
+        for z, y in zip(z_batches, y_batches, strict=True):
             head.observe(z, y)
         task.show_past(head)
         head.solve()

@@ -404,16 +404,6 @@ def shown_path(path: Path) -> str:
     return printable(str(path))
 
 
-def listing() -> AbstractContextManager[None]:
-    """Return a context that turns a folder that cannot be listed into a DataError with its name."""
-    return explained(
-        DataError,
-        "cannot read a folder",
-        OSError,
-        end="; give this account access to it",
-    )
-
-
 def missing_folder_kind(path: Path) -> str:
     """Return the noun for a missing folder in messages: a folder, or a Zip archive."""
     if path.suffix.lower() == ".zip":
@@ -628,7 +618,8 @@ def find_images(
         passed_over: counts the files that are skipped although they may be images.
 
     Raises:
-        DataError: there is no such file or folder, it holds no image, or a folder cannot be read.
+        DataError: there is no such file or folder, or it holds no image.
+        OSError: a folder cannot be read.
     """
     path = expanded(source)
     shown = printable(str(source))
@@ -648,20 +639,14 @@ def find_images(
         raise DataError(
             f"no {kind} {shown}: give an image, a folder, a Zip archive, or a pattern in quotes"
         )
-    with listing():
-        first = next(images, None)
+    first = next(images, None)
     if first is None:
         notes = "".join(f"; {note}" for note in passed_over.notes())
         raise DataError(
             f"no image in {shown}{notes}; give an image, a folder or Zip archive of images, or a"
             " pattern in quotes"
         )
-    return chain([first], _listed(images))
-
-
-def _listed(images: Iterator[Path]) -> Iterator[Path]:
-    with listing():
-        yield from images
+    return chain([first], images)
 
 
 def matching_paths(pattern: Path) -> list[Path]:

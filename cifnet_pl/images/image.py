@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, ImageCms, PngImagePlugin, UnidentifiedImageErro
 
 from cifnet_pl.images.files import HEIC_BRANDS, read_bytes
 from cifnet_pl.images.jpeg import decode_square, is_incomplete
-from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.errors import DataError, explained
 from cifnet_pl.utilities.files import refuse_pointer
 from cifnet_pl.utilities.text import one_line
 
@@ -90,25 +90,21 @@ class UnreadableImage(DataError):
     """
 
 
-@contextmanager
-def decoding() -> Iterator[None]:
-    """Within the block, turn every error of a decoder into an UnreadableImage with a reason."""
-    try:
-        yield
-    except UnidentifiedImageError as error:
-        raise UnreadableImage("no image of a known format") from error
-    except Image.DecompressionBombError as error:
+def decoding() -> AbstractContextManager[None]:
+    """Return a context that turns each error of a decoder into an UnreadableImage with a reason."""
+    return explained(UnreadableImage, "", reason=_why_unreadable, own=True)
+
+
+def _why_unreadable(error: Exception) -> str:
+    """Say why an image cannot be read: on damaged files each decoder of Pillow fails in its way."""
+    if isinstance(error, UnidentifiedImageError):
+        return "no image of a known format"
+    if isinstance(error, Image.DecompressionBombError):
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
-        raise UnreadableImage(
+        return (
             f"more than {limit} million pixels, which may be an attack: make it smaller"
-        ) from error
-    except UnreadableImage:
-        raise
-    except Exception as error:
-        # On damaged files every decoder of Pillow fails in its own way.
-        raise UnreadableImage(
-            getattr(error, "strerror", None) or one_line(error)
-        ) from error
+        )
+    return getattr(error, "strerror", None) or one_line(error)
 
 
 def content_hash(content: bytes) -> int:

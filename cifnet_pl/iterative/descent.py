@@ -246,10 +246,8 @@ class Processes:
 
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes; it may be changed in place."""
-        add_up = self._module.sum_over_processes
-        if add_up is not None:
-            value = add_up(value)
-        return value
+        total: Tensor = self._module.trainer.strategy.reduce(value, reduce_op="sum")
+        return total
 
     def set_share(self, samples: int) -> bool:
         """Set ``share`` for the next step.
@@ -312,13 +310,11 @@ class Descent:
 
     def __init__(self, module: Any, parts: Sequence[nn.Module], phase: Phase):
         self._module = module
-        self._parts = parts
+        self._parts = nn.ModuleList(parts)
         self.phase = phase
-        self.parameters: list[Tensor] = []
-        self._running: list[Tensor] = []
-        for part in parts:
-            self.parameters += [p for p in part.parameters() if p.requires_grad]
-            self._running += [b for b in part.buffers() if b.is_floating_point()]
+        parameters = self._parts.parameters()
+        self.parameters: list[Tensor] = [p for p in parameters if p.requires_grad]
+        self._running = [b for b in self._parts.buffers() if b.is_floating_point()]
         self._optimizer = SGD(
             self.parameters,
             phase.learning_rate,
@@ -366,8 +362,7 @@ class Descent:
             return torch.stack(zeros).sum()
         if samples == 1:
             # A single image has no statistics of its own: the running ones serve.
-            for part in self._parts:
-                part.eval()
+            self._parts.eval()
         loss: Tensor = module.loss(batch) * module.processes.share
         if samples == 1:
             module.train()

@@ -22,7 +22,6 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import (
     CheckpointError,
     explained,
-    prefixed,
     unknown_name,
 )
 from cifnet_pl.utilities.names import class_names
@@ -66,7 +65,8 @@ def assemble(
             _check_weights(backbone, record.backbone, where)
     buffer = None
     if record.buffer is not None:
-        with prefixed(f"{where}: the settings of buffer are refused", CheckpointError):
+        refused = f"{where}: the settings of buffer are refused"
+        with explained(CheckpointError, refused, own=True):
             buffer = CalibrationBuffer(**record.buffer.model_dump())
     model = Classifier(
         backbone=backbone,
@@ -81,7 +81,7 @@ def assemble(
     )
     model.record_engines(record.engines)
     damaged = f"{where} is damaged or not a model"
-    with explained(CheckpointError, damaged), prefixed(damaged, CheckpointError):
+    with explained(CheckpointError, damaged, own=True):
         _fill(model, stored, solved)
     _check_weights(backbone, record.backbone, where)
     return model
@@ -119,7 +119,7 @@ def _empty_head(record: Mapping[str, Any], where: str) -> Head:
         unknown = unknown_name("head", printable(name), HEADS)
         raise CheckpointError(f"{where}: head.class: {unknown}")
     refused = f"{where}: the settings of head are refused"
-    with explained(CheckpointError, refused), prefixed(refused, CheckpointError):
+    with explained(CheckpointError, refused, own=True):
         kind = HEADS.get(name) or import_object(name)
         if not isinstance(kind, type) or not issubclass(kind, Head):
             raise TypeError(f"{name} is no subclass of cifnet_pl.heads.Head")

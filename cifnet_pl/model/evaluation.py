@@ -58,7 +58,8 @@ def judge(
         "confidence": probabilities.amax(dim=1),
         "correct": is_true[:, 0],
         "among_top": is_true.any(dim=1),
-        "log_likelihood": likelihood[:, 0].log(),
+        # As float32: the sum of such values in float64 does not depend on their order.
+        "log_likelihood": likelihood[:, 0].log().float(),
         "task": task,
     }
 
@@ -225,7 +226,7 @@ class Evaluation:
         nll = None
         top5 = None
         if self.images:
-            nll = -float(self.samples["log_likelihood"].mean())
+            nll = -float(self.samples["log_likelihood"].astype(float).mean())
         if len(self.class_names) > TOP_K:
             top5 = self.share("among_top")
         figures = {

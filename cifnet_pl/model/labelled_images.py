@@ -18,7 +18,7 @@ from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.data.splitting import held_out_together
 from cifnet_pl.images import duplicates as image_duplicates
 from cifnet_pl.images.duplicates import Duplicates, Repeats
-from cifnet_pl.images.files import listing, require_folder
+from cifnet_pl.images.files import require_folder
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, ImageLike, Look
 from cifnet_pl.images.reader import (
     LEFT_OUT,
@@ -82,17 +82,16 @@ class LabelledImages:
             "a folder or Zip archive with one sub-folder of images per class",
         )
         notes: list[str] = []
-        with listing():
-            splits = find_splits(root)
-            if splits is not None:
-                root = splits.parts["train"]
-                notes += splits.notes
-                if splits.tested is not None:
-                    names = f"{root.name} and {splits.tested.name}"
-                    if tested:
-                        root = splits.tested
-                    notes.append(f"note: {folder} has {names}: taking {root.name}")
-            samples = class_samples(root, notes=notes)
+        splits = find_splits(root)
+        if splits is not None:
+            root = splits.parts["train"]
+            notes += splits.notes
+            if splits.tested is not None:
+                names = f"{root.name} and {splits.tested.name}"
+                if tested:
+                    root = splits.tested
+                notes.append(f"note: {folder} has {names}: taking {root.name}")
+        samples = class_samples(root, notes=notes)
         class_names, files = labelled(samples)
         return cls(class_names, files, notes=files.notes)
 

@@ -16,7 +16,7 @@ from cifnet_pl.buffer import BufferSamples, ungrouped
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.evaluation import Evaluation, judge
+from cifnet_pl.model.evaluation import Evaluation, judge, targets
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
 
@@ -58,15 +58,13 @@ class NewSamples:
         fold = np.zeros(len(images.files), dtype=bool)
         for of_class in images.files.rows_of.values():
             fold[of_class] = images.held_out(of_class, 0.5)
-        labels = np.array(model.labels(images.class_names), dtype=np.int64)
         files = rows[new]
-        label = labels[images.files.labels[files]]
+        columns = targets(model, images, files)
         device = model.device
         z = torch.as_tensor(embeddings[files], device=device)
-        y = torch.as_tensor(label, device=device)
         key = torch.as_tensor(hashes[~learned], device=device)
         in_fold = torch.as_tensor(fold[files], device=device)
-        samples = ungrouped(z, y, key)
+        samples = ungrouped(z, model.head.labels[columns], key)
         return cls(samples, in_fold, int(learned.sum()))
 
 

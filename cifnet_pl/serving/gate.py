@@ -45,12 +45,6 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-REFUSAL_HEADERS = {
-    401: {"www-authenticate": "Bearer"},
-    503: {"retry-after": "1"},
-}
-"""Headers of a refusal, by its status."""
-
 WITH_FILES = frozenset({"/classify", "/inbox"})
 """Paths whose requests have files."""
 
@@ -167,6 +161,7 @@ class Gate:
         return refused(
             401,
             "this service needs a token: send the header Authorization: Bearer TOKEN",
+            {"www-authenticate": "Bearer"},
         )
 
 
@@ -196,8 +191,7 @@ def refused(
     status: int, sentence: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Return the answer to a request that is refused."""
-    every = {**REFUSAL_HEADERS.get(status, {}), **(headers or {})}
-    return JSONResponse({"error": sentence}, status, every)
+    return JSONResponse({"error": sentence}, status, headers)
 
 
 # ---------------------------------------------------------------------- what is sent

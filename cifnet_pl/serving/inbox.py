@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cifnet_pl.images.image import UnreadableImage, content_hash
-from cifnet_pl.model.labelled_images import classes_of_hashes
 from cifnet_pl.serving.answering import (
     LARGEST_BATCH,
     Answering,
@@ -37,7 +36,7 @@ from cifnet_pl.serving.gate import (
     uploads,
 )
 from cifnet_pl.serving.messages import DAMAGED, SHOWN_NAMES, RequestError
-from cifnet_pl.serving.workspace import WaitingImage, Workspace
+from cifnet_pl.serving.workspace import WaitingImage, Workspace, names_of_hashes
 from cifnet_pl.utilities.text import number_of, printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
@@ -261,7 +260,7 @@ class Inbox:
         result = Received()
         model = self.answering.served.model
         images = uploads(files, model.image_size, model.crop_ratio)
-        learned = self._classes_of_images()
+        learned = names_of_hashes(model)
         waiting = {image.file for image in self.workspace.waiting()}
         while part := list(islice(images, LARGEST_BATCH)):
             received = list[Upload]()
@@ -287,15 +286,6 @@ class Inbox:
                     result.known.append(known)
         self.request_update()
         return result
-
-    def _classes_of_images(self) -> dict[int, set[str]]:
-        """Return the classes in which each image was learned, by the hash of its content."""
-        model = self.answering.served.model
-        names = model.class_names
-        classes = {}
-        for image, positions in classes_of_hashes(model, names).items():
-            classes[image] = {names[position] for position in positions}
-        return classes
 
     def view(
         self, first: int, count: int, after: int | None = None, surest: bool = False
@@ -424,10 +414,11 @@ class Inbox:
                 "none of these photos waits any more: someone else decided them, or took them"
                 " away",
             )
-        known = self.answering.served.model.class_names
-        stored = checked_names([names[file] for file in chosen], known, anyway)
+        model = self.answering.served.model
+        given = [names[file] for file in chosen]
+        stored = checked_names(given, model.class_names, anyway)
         content_of = {path.name: path for path in self.workspace.unchanged(chosen)}
-        learned = self._classes_of_images()
+        learned = names_of_hashes(model)
         classes: dict[str, list[str]] = {}
         selected = []
         left_out = []

@@ -57,25 +57,19 @@ class FollowedModel:
     def current(self) -> Classifier:
         """Return the model that is served now; the one before while that cannot be read."""
         try:
-            self._follow()
+            number = self._served_number()
+            if number != self._number:
+                bundle = bundle_of_version(self._journal.parent, number)
+                backbone = self._model.backbone  # it is the same
+                self._model = load_bundle(bundle, trust=self._trust, backbone=backbone)
+                self._number = number
+                self._report(f"version {number} is served")
             self._problem = ""
         except CifnetError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
                 self._report(f"version {self._number} goes on: {error}")
         return self._model
-
-    def _follow(self) -> None:
-        """Load the version that is served, with the same backbone, if it is another one."""
-        number = self._served_number()
-        if number == self._number:
-            return
-        bundle = bundle_of_version(self._journal.parent, number)
-        self._model = load_bundle(
-            bundle, trust=self._trust, backbone=self._model.backbone
-        )
-        self._number = number
-        self._report(f"version {number} is served")
 
     def _served_number(self) -> int:
         """Return the number of the version that is served now."""

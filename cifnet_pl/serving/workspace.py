@@ -378,22 +378,22 @@ class Workspace:
 
     def _link_learned(self, model: Classifier, folder: Path) -> dict[str, list[str]]:
         """Keep the images of a folder that a model has learned, found by their content."""
-        classes = classes_of_hashes(model, model.class_names)
+        names_of = names_of_hashes(model)
         learned: dict[str, set[str]] = {}
         for path in find_images(folder):
             try:
                 content = path.read_bytes()
-                names = classes.get(content_hash(content), set())
+                names = names_of.get(content_hash(content))
                 if not names:
                     continue
                 file = self.images_folder / file_name(content)
             except (OSError, UnreadableImage):
                 # Within an archive, or of a format that is not kept.
                 continue
-            for position in names:
-                learned.setdefault(model.class_names[position], set()).add(file.name)
-                if not file.exists():
-                    _link(path, file)
+            for name in names:
+                learned.setdefault(name, set()).add(file.name)
+            if not file.exists():
+                _link(path, file)
         return {name: sorted(files) for name, files in learned.items()}
 
     def close(self) -> None:
@@ -818,6 +818,13 @@ class Workspace:
         """Take the space of the reserve file, unless the disk is full."""
         with suppress(CifnetError):
             write_bytes(self.folder / RESERVE, os.urandom(RESERVE_BYTES))
+
+
+def names_of_hashes(model: Classifier) -> dict[int, set[str]]:
+    """Return the names of the classes in which each image was learned, by its content hash."""
+    names = model.class_names
+    found = classes_of_hashes(model, names)
+    return {key: {names[place] for place in places} for key, places in found.items()}
 
 
 def _now() -> str:

@@ -286,14 +286,6 @@ class Sums(GrowingModule):
         if self.has_gram:
             self.packed_gram.add_(other.packed_gram.to(device), alpha=sign)
 
-    def subtract_products(self, rows: Tensor) -> None:
-        """Subtract ``rowsᵀ rows`` from the Gram matrix.
-
-        Args:
-            rows: (n, p).
-        """
-        add_product_(self.packed_gram, -rows, rows)
-
     def keep(self, columns: Tensor) -> None:
         """Drop all classes but those in ``columns``; their rows stay in ``gram``, without class."""
         for name in PER_CLASS:

@@ -112,40 +112,41 @@ def explained(
     *errors: type[Exception],
     end: str = "",
     reason: Callable[[Exception], str] = one_line,
+    own: bool = False,
 ) -> Iterator[None]:
     """Within the block, replace errors of other packages by one of this package.
 
     Args:
         kind: of the new error, whose sentence is what ``failed``, a colon, and the reason.
-        failed: what could not be done, such as "cannot read images.zip".
+        failed: what could not be done, such as "cannot read images.zip"; "" for the reason alone.
         errors: kinds that are replaced; none for all, as parsers of damaged files and the code of
             others fail in many ways.
         end: of the sentence, such as "; make it again".
         reason: gives the words of an error; its own by default.
+        own: whether errors of this package are replaced, too.
     """
     replaced = errors or (Exception,)
     try:
         yield
-    except CifnetError:
-        raise
     except replaced as error:
-        words = printable(reason(error))
-        raise kind(f"{failed}: {words}{end}") from error
+        if isinstance(error, CifnetError) and not own:
+            raise
+        sentence = printable(reason(error)) + end
+        if failed:
+            sentence = f"{failed}: {sentence}"
+        raise kind(sentence) from error
 
 
 @contextmanager
-def prefixed(start: str, kind: type[CifnetError] | None = None) -> Iterator[None]:
+def prefixed(start: str) -> Iterator[None]:
     """Within the block, prefix the sentences of this package's errors.
 
     Args:
         start: it is followed by a colon.
-        kind: what the error becomes; None for its own kind.
     """
     try:
         yield
     except CifnetError as error:
-        if kind is not None:
-            raise kind(f"{start}: {error}") from error
         error.args = (f"{start}: {error}",)
         raise
 

@@ -192,10 +192,10 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
             folder goes even if the first task had begun, as long as nothing of it was learned. An
             interrupted run keeps it, to go on there.
     """
-    begun = folder / "config.yaml"
+    kept = [folder / "config.yaml"]
     if failed:
-        begun = folder / CHECKPOINT
-    if not begun.exists():
+        kept = [folder / "tasks.csv", folder / CHECKPOINT]
+    if not any(path.exists() for path in kept):
         shutil.rmtree(folder, ignore_errors=True)  # Windows keeps files that are open
 
 

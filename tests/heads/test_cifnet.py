@@ -283,3 +283,9 @@ def test_weights_scores_and_accuracies_agree_with_the_golden_vectors(
         predicted = SEEN[k][scores.argmax(dim=1)]
         accuracy = 100 * (predicted == Y[held_out]).double().mean().item()
         assert accuracy == pytest.approx(GOLDEN[f"{variant}_acc"][k], abs=1e-9)
+    triangles = 15 if head.weighting == "released" else 5  # of cohorts, of classes
+    assert head.state_elements() == {
+        "factors": triangles * 65 * 66 // 2,
+        "moments": 10 * 65,
+        "weights": 10 * 65,
+    }

@@ -3,6 +3,7 @@ by sample.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.nn.functional import normalize, one_hot
 
 from cifnet_pl.heads import (
     FeCAMHead,
+    Head,
     KLDAHead,
     NCMHead,
     RanPACHead,
@@ -23,7 +25,7 @@ from cifnet_pl.heads import (
 from cifnet_pl.heads.trial import learn, queries, stream
 from cifnet_pl.statistics import draw_normal
 from cifnet_pl.utilities.errors import CifnetError
-from tests.heads.suite import teach
+from tests.heads.suite import teach, teach_pairs
 
 _images, _targets = load_digits(return_X_y=True)
 # Forty of each digit, so that equal priors and pooled covariances mean the same to scikit-learn and
@@ -34,14 +36,8 @@ Y = torch.from_numpy(_targets[ROWS]).long()
 REST = torch.from_numpy(np.delete(_images, ROWS, axis=0) / 16)
 
 
-def learned(
-    head: NCMHead | SLDAHead | RidgeHead, weight: Tensor | None = None
-) -> NCMHead | SLDAHead | RidgeHead:
-    """The head after five tasks of two digits."""
-    for k in range(5):
-        rows = (Y // 2).eq(k).nonzero().flatten()
-        teach(head, Z[rows], Y[rows], weight if weight is None else weight[rows])
-    return head
+def learned(head: Head) -> Any:
+    return teach_pairs(head, Z, Y)
 
 
 # ---------------------------------------------------------------------- nearest class mean

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cifnet_pl.heads import Head, KNNHead, LogisticHead, SGDHead
 from cifnet_pl.heads.samples import Samples
-from tests.heads.suite import scans, teach
+from tests.heads.suite import scans, teach, teach_pairs
 
 (Z, REST), (Y, TRUE) = (part.split([1000, 797]) for part in scans())
 # Pixels have 17 values, so that distances are often equal; a little noise decides.
@@ -62,13 +62,6 @@ def test_sorting_forgets_order_and_batches(seed: int, batch: int) -> None:
 # ---------------------------------------------------------------------- nearest neighbours
 
 
-def neighbours_of(head: KNNHead) -> KNNHead:
-    for k in range(5):
-        rows = (Y // 2).eq(k)
-        teach(head, Z[rows], Y[rows])
-    return head
-
-
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize("neighbours", [1, 5, 40])
 def test_votes_of_scikit_learn(metric: str, neighbours: int) -> None:
@@ -78,9 +71,8 @@ def test_votes_of_scikit_learn(metric: str, neighbours: int) -> None:
     expected = torch.from_numpy(
         model.fit(Z.numpy(), Y.numpy()).predict_proba(NOISY.numpy())
     )
-    head = neighbours_of(
-        KNNHead(64, neighbours=neighbours, metric=metric, dtype="float64")
-    )
+    head = KNNHead(64, neighbours=neighbours, metric=metric, dtype="float64")
+    teach_pairs(head, Z, Y)
     share = ((neighbours + 1) * head(NOISY).exp() - 1 / 10) / neighbours
     assert torch.allclose(share, expected, rtol=1e-6, atol=1e-9)
     assert torch.allclose(head.probabilities(NOISY), head(NOISY).exp(), rtol=1e-12)

@@ -352,6 +352,8 @@ def test_a_class_is_split_by_groups_and_wrong_images_are_moved(browser, server):
         of_yellow.get_by_role("button", name="Select group").click()
         expect(page.locator("#move-count")).to_have_text("4 selected")
         check_looks(page, "split")
+        page.set_viewport_size({"width": 820, "height": 1180})
+        check_looks(page, "tablet")
         page.locator("#move-name").fill("yellow")
         page.get_by_role("button", name="Move").click()
         expect(message).to_contain_text("Moved 4 photos of 'both' to 'yellow'")

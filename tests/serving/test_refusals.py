@@ -37,10 +37,13 @@ def test_names_of_devices_and_html_are_names(server):
     back.
     """
     names = ("CON", "nul", "aux", "<img src=x onerror=alert(1)>", "مرحبا", "x" * 1000)
-    for number, name in enumerate(names):
-        answer = taught(server, image("navy", number), "COM1.png", name)
-        assert answer.json()["learned"] == {name: 1}
-        assert name in [one["name"] for one in server.get("/classes")]
+    files = [("files", ("COM1.png", image("navy", i))) for i in range(len(names))]
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        arrived = http.post("/inbox", files=files).json()["images"]
+        given = dict(zip(arrived, names, strict=True))
+        answer = http.post("/inbox/learn", json={"names": given})
+    assert answer.json()["learned"] == dict.fromkeys(names, 1)
+    assert [one["name"] for one in server.get("/classes")][2:] == list(names)
     for number, name in enumerate(("x" * 1001, "a\nb", "")):
         assert "class name" in said(
             server, 422, taught(server, image("pink", number), "a.png", name)

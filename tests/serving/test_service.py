@@ -2,9 +2,11 @@
 how.
 """
 
+import gc
 import json
 import os
 import threading
+import weakref
 from hashlib import sha256
 from io import BytesIO
 from unittest.mock import Mock
@@ -459,16 +461,23 @@ def test_limits(http, monkeypatch):
     assert "larger than" in large["images"][0]["unreadable"]
 
 
-def test_a_fault_stops_nothing(http):
-    """It is a refusal; the next changes are made, and the oldest that ended are forgotten."""
+def test_a_fault_stops_nothing(http, caplog):
+    """It is a refusal; the next changes are made, and the oldest that ended are forgotten, as are
+    models of earlier versions.
+    """
+    caplog.set_level("ERROR", "cifnet_pl.serving")  # pytest keeps what is logged
     service = http.app.app.state.service
+    changed(http, "/rename", old="red", new="a")
+    service.answering.submit(image("red", 50)).result(60)
+    replaced = weakref.ref(service.answering.served.model)
     failed = service.submit(Mock(side_effect=ZeroDivisionError, __name__="fail"))
     failed.end.result(60)
     assert (failed.status, "log" in failed.error) == (500, True)
     for _ in range(REMEMBERED_CHANGES + 1):
         service.submit(Mock(return_value=None, __name__="nothing")).end.result(60)
     assert http.get(f"/jobs/{failed.job}").status_code == 404
-    assert changed(http, "/rename", old="red", new="a")["version"] == 2
+    assert changed(http, "/rename", old="a", new="b")["version"] == 3
+    assert becomes(lambda: gc.collect() >= 0 and replaced() is None)
 
 
 def test_heads_that_cannot_take_more_say_so(logistic):

@@ -31,7 +31,7 @@ from cifnet_pl.data.sources.folders import (
 )
 from cifnet_pl.data.sources.tables import open_table, readable
 from cifnet_pl.data.splitting import held_out_rows
-from cifnet_pl.images.files import is_folder, listing, shown_path
+from cifnet_pl.images.files import is_folder, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import class_name, split_of
@@ -196,21 +196,20 @@ def imagenet100(options: SourceOptions) -> SampleTable:
     Raises:
         DataError: no such tree, or one of another number of classes.
     """
-    with listing():
-        root = _inner_folder(options, IMAGENET, "", ("train", "val"))
-        names = list(class_folders(root / "train"))
-        if len(names) == IMAGENET_CLASSES:
-            # The generator that the published draws were made with.
-            generator = np.random.RandomState(USUAL_SEED)
-            drawn = generator.permutation(IMAGENET_CLASSES)[:CLASSES]
-            names = sorted(names[i] for i in drawn)
-        if len(names) != CLASSES:
-            raise DataError(
-                f"{shown_path(root)} has {len(names)} classes, expected {CLASSES} or"
-                f" {IMAGENET_CLASSES}"
-            )
-        parts = {split: root / split for split in ("train", "val")}
-        return class_samples(root, parts, only=names)
+    root = _inner_folder(options, IMAGENET, "", ("train", "val"))
+    names = list(class_folders(root / "train"))
+    if len(names) == IMAGENET_CLASSES:
+        # The generator that the published draws were made with.
+        generator = np.random.RandomState(USUAL_SEED)
+        drawn = generator.permutation(IMAGENET_CLASSES)[:CLASSES]
+        names = sorted(names[i] for i in drawn)
+    if len(names) != CLASSES:
+        raise DataError(
+            f"{shown_path(root)} has {len(names)} classes, expected {CLASSES} or"
+            f" {IMAGENET_CLASSES}"
+        )
+    parts = {split: root / split for split in ("train", "val")}
+    return class_samples(root, parts, only=names)
 
 
 def tinyimagenet(options: SourceOptions) -> SampleTable:
@@ -222,9 +221,8 @@ def tinyimagenet(options: SourceOptions) -> SampleTable:
         DataError: no such tree.
     """
     annotations = "val/val_annotations.txt"
-    with listing():
-        root = _inner_folder(options, TINY, "tiny-imagenet-200", ("train", annotations))
-        train = class_samples(root, {"train": root / "train"})
+    root = _inner_folder(options, TINY, "tiny-imagenet-200", ("train", annotations))
+    train = class_samples(root, {"train": root / "train"})
     with readable(root / annotations):
         listed = pd.read_csv(
             root / annotations, sep="\t", header=None, dtype=str, keep_default_na=False
@@ -287,11 +285,10 @@ def core50(options: SourceOptions) -> SampleTable:
     stride = options.own.get("stride", 10)
     expected = "1 or more: keep every stride-th frame"
     check_that(type(stride) is int and stride > 0, "stride", stride, expected)
-    with listing():
-        root = _inner_folder(options, WHAT_CORE50, "core50_128x128", ())
-        found = []
-        for path in root.glob("s[0-9]*/o[0-9]*/*.png"):
-            found.append(path.relative_to(root).as_posix())
+    root = _inner_folder(options, WHAT_CORE50, "core50_128x128", ())
+    found = []
+    for path in root.glob("s[0-9]*/o[0-9]*/*.png"):
+        found.append(path.relative_to(root).as_posix())
     names = pd.Series(found, dtype=object, name="name")
     numbers = names.str.extract(FRAME).dropna().astype(int)
     frames = numbers.join(names).sort_values(["session", "object", "frame"])
@@ -336,17 +333,16 @@ def domains(options: SourceOptions) -> SampleTable:
     Raises:
         DataError: no such folders, or one without an image.
     """
-    with listing():
-        root = required_root(options, WHAT_DOMAINS)
-        domain_folders = class_folders(root)
-        if all(split_of(name) for name in domain_folders):
-            named = ", ".join(domain_folders)
-            raise DataError(
-                f"{shown_path(root)} has {named}, which are splits and not domains: use"
-                " --data.source folder"
-            )
-        homes = {home.name: home for homes in domain_folders.values() for home in homes}
-        samples = class_samples(root, homes)
+    root = required_root(options, WHAT_DOMAINS)
+    domain_folders = class_folders(root)
+    if all(split_of(name) for name in domain_folders):
+        named = ", ".join(domain_folders)
+        raise DataError(
+            f"{shown_path(root)} has {named}, which are splits and not domains: use"
+            " --data.source folder"
+        )
+    homes = {home.name: home for homes in domain_folders.values() for home in homes}
+    samples = class_samples(root, homes)
     names = samples.table["split"].map(class_name)
     table = samples.table.assign(
         name=samples.table["path"],

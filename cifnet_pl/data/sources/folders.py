@@ -19,7 +19,6 @@ from cifnet_pl.images.files import (
     archived_files,
     image_files,
     is_image,
-    listing,
     matching_paths,
     require_folder,
     shown_path,
@@ -43,14 +42,13 @@ def folder(options: SourceOptions) -> SampleTable:
         DataError: no class folders, none with an image, or folders that are splits without a
             training and a test split.
     """
-    with listing():
-        root = required_root(options, WHAT)
-        splits = find_splits(root)
-        if splits is None:
-            return class_samples(root)
-        if len(splits.parts) == 1:
-            return class_samples(splits.parts["train"], notes=splits.notes)
-        return class_samples(root, splits.parts, splits.notes)
+    root = required_root(options, WHAT)
+    splits = find_splits(root)
+    if splits is None:
+        return class_samples(root)
+    if len(splits.parts) == 1:
+        return class_samples(splits.parts["train"], notes=splits.notes)
+    return class_samples(root, splits.parts, splits.notes)
 
 
 def class_samples(

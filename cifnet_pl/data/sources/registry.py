@@ -23,7 +23,12 @@ from cifnet_pl.data.sources.python_objects import source_of
 from cifnet_pl.data.sources.tables import embeddings, manifest
 from cifnet_pl.data.sources.tar_shards import webdataset
 from cifnet_pl.data.splitting import NEAR, SINGLE, split_table
-from cifnet_pl.utilities.errors import UsageError, explained, unknown_name
+from cifnet_pl.utilities.errors import (
+    DataError,
+    UsageError,
+    explained,
+    unknown_name,
+)
 from cifnet_pl.utilities.plugins import (
     entry_point,
     failure,
@@ -105,7 +110,10 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
     group = SINGLE
     if name == "folder":
         group = NEAR
-    return split_table(read(options), options, group)
+    unreadable = f"cannot read the data of source {name}"
+    with explained(DataError, unreadable, OSError, end="; give this account access"):
+        samples = read(options)
+    return split_table(samples, options, group)
 
 
 def _from_plugin(name: str, options: SourceOptions) -> SampleTable:

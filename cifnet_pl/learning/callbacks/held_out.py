@@ -29,16 +29,9 @@ class HeldOutImages(Callback):
     batches were.
     """
 
-    # Held-out images of this process; the key of each is its row in the test set.
-    _batches: list[BufferSamples]
-
-    def on_validation_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:
-        """Begin with no image, which is all that some process may get."""
-        none = torch.zeros(0, dtype=torch.int64)
-        width = cast(TaskModule, pl_module).backbone.features
-        self._batches = [ungrouped(torch.zeros(0, width), none, none)]
+    def __init__(self) -> None:
+        # Held-out images of this process; the key of each is its row in the test set.
+        self._batches: list[BufferSamples] = []
 
     def on_validation_batch_end(
         self,
@@ -95,7 +88,11 @@ class HeldOutImages(Callback):
         images = module.evaluation.class_counts[1]
         tested = np.flatnonzero(images)
         names = [model.class_names[label] for label in tested]
-        held_out = concatenate(self._batches)
+        # Some process may get no image.
+        none = torch.zeros(0, dtype=torch.int64)
+        nothing = ungrouped(torch.zeros(0, model.head.in_features), none, none)
+        held_out = concatenate([nothing, *self._batches])
+        self._batches = []
         held_out = held_out.at(held_out.key.argsort())
         rows = held_out.key.numpy()
         classes = torch.from_numpy(np.searchsorted(tested, held_out.y.numpy()))
