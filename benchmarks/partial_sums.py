@@ -60,7 +60,7 @@ def parts(folder: Path) -> None:
             embeddings(path, rows, WIDTH, CLASSES)
         output = folder / f"sums-{rows}-{of}"
         number = 1 + len(list(output.glob("*.sums")))
-        data = f"--data.source embeddings --data.root {path}"
+        data = f"--config heads/ridge --data.source embeddings --data.root {path}"
         words = f"sums --shard {number}/{of} --output {output} {data}"
         _, seconds, peak = cost(words.split())
         print(f"{rows:>9,} {number:>3}/{of:<3} {seconds:6.1f} {peak:9.0f}")
