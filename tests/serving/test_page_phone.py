@@ -224,7 +224,7 @@ def test_boxes_bars_and_just_asking(browser, server):
         page.get_by_role("button", name="Add a box").tap()
         choose(page, "[aria-label='Photos of navy']", photos(2))
         expect(page.locator("#named")).to_have_text("2 named")
-        box = page.get_by_role("listitem", name="navy")
+        box = page.get_by_role("listitem", name="navy", exact=True)
         expect(box).to_contain_text("2 waiting")
         drop(page, "[aria-label='navy']", {"dropped.png": content})
         expect(box).to_contain_text("3 waiting")
