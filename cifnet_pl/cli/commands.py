@@ -32,25 +32,25 @@ TRAINER_COMMANDS: dict[str, str] = {
 """Sub-command that needs a Trainer (:mod:`cifnet_pl.cli.lightning_cli`) → its summary."""
 
 
-COMMANDS = {
-    "audit": "cifnet_pl.cli.audit",
-    "classify": "cifnet_pl.cli.classify",
-    "configs": "cifnet_pl.cli.configs",
-    "embed": "cifnet_pl.cli.embed",
-    "evaluate": "cifnet_pl.cli.evaluate",
-    "export": "cifnet_pl.cli.export",
-    "extend": "cifnet_pl.cli.extend",
-    "forget": "cifnet_pl.cli.forget",
-    "info": "cifnet_pl.cli.info",
-    "merge": "cifnet_pl.cli.merge",
-    "report": "cifnet_pl.cli.report",
-    "serve": "cifnet_pl.cli.serve",
-    "sums": "cifnet_pl.cli.sums",
-    "sweep": "cifnet_pl.cli.sweep",
-    "unpack": "cifnet_pl.cli.unpack",
-    "watch": "cifnet_pl.cli.watch",
-}
-"""Any other sub-command → the module with a function of its name.
+COMMANDS = (
+    "audit",
+    "classify",
+    "configs",
+    "embed",
+    "evaluate",
+    "export",
+    "extend",
+    "forget",
+    "info",
+    "merge",
+    "report",
+    "serve",
+    "sums",
+    "sweep",
+    "unpack",
+    "watch",
+)
+"""Any other sub-command: the name of a module of this folder, and of its function.
 
 The function's parameters become options, and ``Args:`` of its docstring their help. These modules
 import torch inside their functions, so that help and errors in options do not wait for it.
@@ -81,7 +81,7 @@ def run_command(command: str, args: Sequence[str]) -> None:
     Raises:
         UsageError: an option or a value that the command does not have.
     """
-    function = getattr(import_module(COMMANDS[command]), command)
+    function = getattr(import_module(f"cifnet_pl.cli.{command}"), command)
     more = {}
     if OVERRIDES in inspect.signature(function).parameters:
         words = list(options_in(args))

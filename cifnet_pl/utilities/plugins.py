@@ -162,11 +162,15 @@ def current_folder_importable() -> Iterator[None]:
 
     At other times a folder of images must not run code that happens to be in it.
     """
-    sys.path.append(os.getcwd())
+    folder = os.getcwd()
+    if folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
     try:
         yield
     finally:
-        sys.path.remove(os.getcwd())
+        sys.path.remove(folder)
 
 
 def import_object(name: str) -> Any:

@@ -34,7 +34,7 @@ from tests.command_line import assert_ends, environment
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_names_every_option_and_its_examples_are_parsed(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    function = getattr(import_module(COMMANDS[name]), name)
+    function = getattr(import_module(f"cifnet_pl.cli.{name}"), name)
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
     assert end.value.code == 0
@@ -116,7 +116,7 @@ def imported(program: str, *packages: str) -> str:
 
 def test_no_module_of_a_command_imports_torch():
     """So help and errors in options take no longer than Python and the parser."""
-    modules = ", ".join(COMMANDS.values())
+    modules = ", ".join(f"cifnet_pl.cli.{name}" for name in COMMANDS)
     program = f"import {modules}\nfrom cifnet_pl.__main__ import main\n"
     packages = ("torch", "lightning", "matplotlib", "pandas", "scipy")
     assert imported(f"{program}main(['fit', '--help'])", *packages) == "[]"
