@@ -52,7 +52,7 @@ class HeldOutImages(Callback):
         rows = batch.row.cpu().numpy()
         if isinstance(batch, ImageBatch):
             module.data.source.val.hash_of[rows] = batch.key.cpu().numpy()
-        if _is_last_task(module) and module.head.merges_sites:
+        if module.all_learned and module.head.merges_sites:
             z = module.evaluated_embeddings.float().cpu()
             self._batches.append(BufferSamples(z, batch.label.cpu(), batch.row.cpu()))
 
@@ -63,7 +63,7 @@ class HeldOutImages(Callback):
             return
         assert module.evaluation is not None
         tested = module.evaluation.images
-        if not module.data.learns_held_out or not _is_last_task(module) or not tested:
+        if not module.data.learns_held_out or not module.all_learned or not tested:
             return
         images = number_of(tested, "held-out image")
         if not isinstance(module, CIFNetModule) or not module.head.merges_sites:
@@ -112,8 +112,3 @@ class HeldOutImages(Callback):
             parents=[module.model.identity],
         )
         return model
-
-
-def _is_last_task(module: TaskModule) -> bool:
-    """Return whether the task that is being evaluated is the run's last one."""
-    return module.trainer.current_epoch + 1 == module.trainer.max_epochs

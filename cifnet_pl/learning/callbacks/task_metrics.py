@@ -101,7 +101,7 @@ class TaskMetrics(Callback):
                 energy_source=row.energy_source,
                 class_names=list(module.learned_tasks[-1]),
             )
-        if module.tasks_finished == trainer.max_epochs:
+        if module.all_learned:
             assert module.evaluation is not None
             names = module.class_names
             counts = module.evaluation.confusion.tolist()
@@ -129,8 +129,7 @@ class TaskMetrics(Callback):
         """
         folder = run_folder(trainer)
         module = cast(TaskModule, pl_module)
-        complete = len(module.record.rows) == trainer.max_epochs
-        if not trainer.is_global_zero or folder is None or not complete:
+        if not trainer.is_global_zero or folder is None or not module.all_learned:
             return
         if not (folder / "tasks.csv").is_file():
             return
@@ -256,8 +255,7 @@ class TrajectoryPlot(Callback):
         )
         write_figure(trainer, folder / "trajectory.png", png(figure))
         evaluation = module.evaluation
-        complete = module.tasks_finished == trainer.max_epochs
-        if complete and evaluation is not None and evaluation.images:
+        if module.all_learned and evaluation is not None and evaluation.images:
             figure = draw_confusion(evaluation.confusion, module.class_names, title)
             write_figure(trainer, folder / "confusion.png", png(figure))
 
