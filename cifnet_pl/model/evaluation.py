@@ -207,8 +207,8 @@ class Evaluation:
     @property
     def ece(self) -> float | None:
         """Expected calibration error in percent."""
-        columns = [self.samples[name].to_numpy() for name in ("confidence", "correct")]
-        return calibration_error(*columns)
+        confidence = self.samples["confidence"].to_numpy()
+        return calibration_error(confidence, self.correct)
 
     @property
     def task_accuracy(self) -> list[float | None]:
@@ -273,8 +273,9 @@ class Evaluation:
     @property
     def confusion(self) -> np.ndarray:
         """(C, C) int64 numbers of samples, true classes in rows, predicted ones in columns."""
-        columns = [self.samples[name].to_numpy() for name in ("target", "predicted")]
-        return confusion_matrix(*columns, classes=len(self.class_names))
+        target = self.samples["target"].to_numpy()
+        predicted = self.samples["predicted"].to_numpy()
+        return confusion_matrix(target, predicted, len(self.class_names))
 
     @property
     def class_counts(self) -> np.ndarray:
