@@ -158,7 +158,8 @@ class CIFNetCLI(LightningCLI):
         if bar is None:
             bar = Console().is_terminal
         kwargs["enable_progress_bar"] = bar
-        self.model.metrics = import_metrics(self.config_init.metrics)
+        if self.config_init.metrics:
+            self.model.metrics = import_metrics(self.config_init.metrics)
         callbacks = run_callbacks(config, bar)
         if self.command == "predict":
             callbacks.append(PredictionTable(self.place.folder))

@@ -17,7 +17,8 @@ class Column(BaseModel, frozen=True):
 
     Attributes:
         task: its column of ``tasks.csv``; empty for a number of the whole run alone.
-        run: its key in ``summary.json``, by default ``task`` where there is ``over_tasks``.
+        run: its key in ``summary.json`` and in the results of reports, by default ``task``; it
+            stands there only with ``over_tasks``, or where it is of the whole run.
         over_tasks: how the number of the run follows from those of its tasks: the last one, their
             sum, or all of them as a list; empty where it is computed otherwise, or not at all.
         over_seeds: which runs its mean and deviation are over: "distinct" ones, of runs with equal
@@ -46,14 +47,9 @@ class Column(BaseModel, frozen=True):
     tag: str = ""
 
     @property
-    def key(self) -> str:
-        """Its key in ``summary.json``, and the name of its column in the results of reports."""
-        return self.run or self.task
-
-    @property
     def header(self) -> str:
         """Its title and unit, above a column of a report."""
-        title = self.title or self.key
+        title = self.title or self.run
         if self.unit:
             return f"{title} ({self.unit})"
         return title
@@ -84,7 +80,8 @@ def read_columns() -> list[Column]:
         rows = list(csv.DictReader(file))
     columns = []
     for row in rows:
-        given = {name: cell for name, cell in row.items() if cell}
+        given = {"run": row["task"]}
+        given |= {name: cell for name, cell in row.items() if cell}
         columns.append(Column.model_validate(given))
     return columns
 
@@ -98,7 +95,7 @@ test images that are called unknown where 5 % was asked for. ``waiting_seconds``
 while it still embedded, and ``solve_seconds`` what followed the pass; the rest is the backbone's.
 """
 
-BY_KEY = {column.key: column for column in COLUMNS}
+BY_KEY = {column.run: column for column in COLUMNS}
 
 TASK_COLUMNS = tuple(column.task for column in COLUMNS if column.task)
 

@@ -117,20 +117,14 @@ def machine(device: torch.device) -> dict[str, Any]:
     """
     name = processor()
     cores = usable_cores()
-    kind = platform.machine()
-    line = f"{name}, {number_of(cores, 'core')}"
     gpu = None
     if device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
-        kind = gpu
-        line = gpu
     elif device.type != "cpu":
         gpu = f"{name} ({device.type})"
-        kind = gpu
-        line = gpu
     return {
-        "device": kind,
-        "machine": line,
+        "device": gpu or platform.machine(),
+        "machine": gpu or f"{name}, {number_of(cores, 'core')}",
         "processor": name,
         "gpu": gpu,
         "cores": cores,

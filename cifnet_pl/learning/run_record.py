@@ -166,7 +166,7 @@ class RunRecord:
                 continue
             number = column.of_run([vars(row).get(column.task) for row in self.rows])
             if column.task in TASK_COLUMNS:
-                summary[column.key] = number
+                summary[column.run] = number
             else:
                 metrics[column.task] = number
         energy = summary["energy_kwh"]
@@ -188,7 +188,7 @@ class RunRecord:
             "energy_counts_other_processes": self.energy_counts_other_processes,
             "co2_kg": components.get("co2_kg"),
             "A_K_per_kwh": per_kwh,
-            "forward_transfer": self.forward_transfer(),
+            "forward_transfer": self.forward_transfer() if self.prequential else None,
             "n_tasks": len(self.rows),
             **description,
         }

@@ -85,9 +85,8 @@ class TaskModule(LightningModule):
         self._seconds: dict[str, float] = {}
         self._under_way = False
         self._solving = False
-        self.judged: list[
-            dict[str, Tensor]
-        ] = []  # predictions of an evaluation, by batch
+        self._custom: CustomMetrics | None = None
+        self.judged: list[dict[str, Tensor]] = []
 
     # ------------------------------------------------------------------ for subclasses to override
 
@@ -177,7 +176,8 @@ class TaskModule(LightningModule):
             self._under_way = False
         if self.data.kind.samples_return:
             self.check_returning()
-        check_metrics(self.metrics)
+        if self.metrics:
+            check_metrics(self.metrics)
         # Duplicates are found now, so that no task's time includes it.
         self.data.find_duplicates()
         tasks = len(self.data.plan.tasks)
@@ -226,8 +226,11 @@ class TaskModule(LightningModule):
             )
         self.judged.clear()
         self._evaluation_start = time.perf_counter()
-        device = float64_device(self.device)
-        self._custom = CustomMetrics(self.metrics, len(self.class_names), device)
+        self._custom = None
+        if self.metrics:
+            device = float64_device(self.device)
+            count = len(self.class_names)
+            self._custom = CustomMetrics(self.metrics, count, device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Judge a batch; callbacks get its probabilities (n, C) as ``outputs``, None if empty."""
@@ -248,7 +251,8 @@ class TaskModule(LightningModule):
         for name in self.classifiers:
             judged[f"A_k_{name}"] = self.by_classifier[name].argmax(dim=1) == label
         self.judged.append(judged)
-        self._custom.update(probabilities, label)
+        if self._custom is not None:
+            self._custom.update(probabilities, label)
         return probabilities
 
     def on_validation_epoch_end(self) -> None:
@@ -256,11 +260,14 @@ class TaskModule(LightningModule):
         self.complete_batches()
         parts = of_all_processes(table_of(self.judged))
         tested = [part for part in parts if len(part)] or parts[:1]
+        custom = {}
+        if self._custom is not None:
+            custom = self._custom.compute()
         self.evaluation = Evaluation(
             self.class_names,
             pd.concat(tested, ignore_index=True),
             tasks=len(self.learned_tasks),
-            metrics=self._custom.compute(),
+            metrics=custom,
             seconds=time.perf_counter() - self._evaluation_start,
         )
         self.data.share_collected()

@@ -207,7 +207,8 @@ class Evaluation:
     @property
     def ece(self) -> float | None:
         """Expected calibration error in percent."""
-        return calibration_error(self.confidence, self.correct)
+        confidence = self.samples["confidence"].to_numpy()
+        return calibration_error(confidence, self.correct)
 
     @property
     def task_accuracy(self) -> list[float | None]:
@@ -235,8 +236,8 @@ class Evaluation:
             "nll": nll,
             "top5": top5,
             "set_size": self.mean_set_size,
-            "set_coverage": self.set_coverage,
-            "known_rejected": self.called_unknown,
+            "set_coverage": self.share("covered"),
+            "known_rejected": self.share("unknown"),
         }
         for name in self.samples:
             if str(name).startswith("A_k_"):
@@ -272,7 +273,9 @@ class Evaluation:
     @property
     def confusion(self) -> np.ndarray:
         """(C, C) int64 numbers of samples, true classes in rows, predicted ones in columns."""
-        return confusion_matrix(self.target, self.predicted, len(self.class_names))
+        target = self.samples["target"].to_numpy()
+        predicted = self.samples["predicted"].to_numpy()
+        return confusion_matrix(target, predicted, len(self.class_names))
 
     @property
     def class_counts(self) -> np.ndarray:

@@ -166,7 +166,7 @@ def _over_seeds(both: pd.DataFrame, columns: Iterable[Column]) -> list[dict[str,
     """Return the differences of some numbers over the common seeds."""
     rows = []
     for column in columns:
-        sides = [f"{column.key}_a", f"{column.key}_b"]
+        sides = [f"{column.run}_a", f"{column.run}_b"]
         known = both.dropna(subset=sides)
         if known.empty:
             continue

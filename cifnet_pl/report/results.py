@@ -199,7 +199,7 @@ class Results:
 
 def custom_columns(table: pd.DataFrame) -> list[Column]:
     """Return the columns of the custom metrics that some runs have measured."""
-    prefix = custom_column("").key
+    prefix = custom_column("").run
     names = [name for name in table.columns if str(name).startswith(prefix)]
     return [custom_column(name.removeprefix(prefix)) for name in names]
 
@@ -248,7 +248,7 @@ def read_results(
         rows += published_rows(setting)
     table = pd.DataFrame(rows, columns=measured.columns)
     table["answers"] = table["answers"].fillna(table["pair"])
-    numbers = [*NUMBERS, *(column.key for column in custom_columns(table)), "A_k"]
+    numbers = [*NUMBERS, *(column.run for column in custom_columns(table)), "A_k"]
     table = table.astype(dict.fromkeys(numbers, float))
     seen = table.groupby(["setting", "task"])["classes_seen"].transform("first")
     table["classes_seen"] = seen

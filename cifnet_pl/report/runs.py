@@ -17,7 +17,7 @@ from cifnet_pl.utilities.errors import DataError, UsageError, explained
 from cifnet_pl.utilities.run_folders import FAILURE, POINT
 from cifnet_pl.utilities.text import printable
 
-NUMBERS = tuple(column.key for column in COLUMNS if column.tables)
+NUMBERS = tuple(column.run for column in COLUMNS if column.tables)
 """Keys of ``summary.json`` that reports tabulate: a number, or null if not measured."""
 
 
@@ -57,8 +57,8 @@ def read_run(folder: Path) -> Run:
         summary["head"] = str(summary["head"])
         custom = [custom_column(name) for name in summary.get("metrics") or {}]
         for column in custom:
-            summary[column.key] = summary["metrics"][column.task]
-        for key in (*NUMBERS, *(column.key for column in custom)):
+            summary[column.run] = summary["metrics"][column.task]
+        for key in (*NUMBERS, *(column.run for column in custom)):
             number = summary.get(key)
             if number is not None:
                 summary[key] = float(number)

@@ -126,7 +126,7 @@ def summarise(
     is_distinct = ~runs.duplicated([*by, "answers"])
     shown = runs[list(by)].rename(columns=by)
     for column in numbers:
-        values = runs[column.key] / column.scale
+        values = runs[column.run] / column.scale
         if column.over_seeds == "distinct":
             values = values.where(is_distinct)
         if values.notna().any():
@@ -406,7 +406,7 @@ def runs_table(results: Results) -> ReportTable:
     """Tabulate every run that was used, with its folder and its machine."""
     last = last_rows(results.table)
     runs = last[last["origin"] != "published"]
-    accuracies = {column.key: column.header for column in ACCURACIES}
+    accuracies = {column.run: column.header for column in ACCURACIES}
     columns = {
         "setting": "setting",
         "label": "method",

@@ -14,7 +14,7 @@ from cifnet_pl.learning.columns import custom_column
 from cifnet_pl.learning.run_record import RunRecord, run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import plugin_imports
-from cifnet_pl.model.evaluation import Evaluation, rarely_predicted_message
+from cifnet_pl.model.evaluation import rarely_predicted_message
 from cifnet_pl.model.metrics import ECE_BINS, MIN_TEST_IMAGES
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import to_csv, write_text
@@ -94,8 +94,11 @@ def summary_lines(module: TaskModule) -> list[str]:
         lines.append("Accuracy not measured: no test images")
     else:
         count = 0
+        custom: list[str] = []
         if module.evaluation is not None:
             count = module.evaluation.images
+            for name, value in module.evaluation.metrics.items():
+                custom.append(custom_metric_line(name, value))
         if module.data.learns_held_out:
             kind = "held-out"
         else:
@@ -116,7 +119,7 @@ def summary_lines(module: TaskModule) -> list[str]:
                 points = number(summary["forgetting"])
                 measured = f"Forgetting {points} points, c{measured[1:]}"
             lines.append(measured)
-        lines += custom_metric_lines(module.evaluation)
+        lines += custom
     energy = "energy not measured"
     if summary["energy_kwh"] is not None:
         # ``summary.json`` has the source of each part.
@@ -139,15 +142,10 @@ def summary_lines(module: TaskModule) -> list[str]:
     return lines
 
 
-def custom_metric_lines(evaluation: Evaluation | None) -> list[str]:
-    """Return a line for each custom metric of an evaluation."""
-    lines: list[str] = []
-    if evaluation is None:
-        return lines
-    for name, value in evaluation.metrics.items():
-        column = custom_column(name)
-        lines.append(f"{column.title.capitalize()} {number(value, column.form)}")
-    return lines
+def custom_metric_line(name: str, value: float | None) -> str:
+    """Return a line on the value of a custom metric."""
+    column = custom_column(name)
+    return f"{column.title.capitalize()} {number(value, column.form)}"
 
 
 def calibration_line(module: TaskModule, ece: float | None) -> str:
@@ -251,8 +249,8 @@ class RunTable(Callback):
         shown.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
         self.console.print(shown)
         print_text(calibration_line(module, evaluation.ece))
-        for line in custom_metric_lines(evaluation):
-            print_text(line)
+        for name, value in evaluation.metrics.items():
+            print_text(custom_metric_line(name, value))
         for line in class_warnings(module):
             print_text(line)
 
