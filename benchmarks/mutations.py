@@ -44,7 +44,7 @@ PRELOADED = (
 FAILED = (1, 2)
 """Exit codes of pytest where a test failed, or could not be imported."""
 
-OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
+OPPOSITES: dict[type[ast.AST], Any] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
     ast.Gt: ast.GtE,
