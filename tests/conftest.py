@@ -29,35 +29,67 @@ if "CIFNET_CACHE" not in os.environ:
         tempfile.gettempdir(), f"cifnet_pl-tests-{os.getuid()}"
     )
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import settings
-from lightning.fabric.utilities import registry
-from lightning.pytorch.cli import LightningCLI
-
-from cifnet_pl.utilities import plugins
 
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=15)
 settings.register_profile("soak", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
-# For each Trainer Lightning looks through hundreds of folders for packages that add callbacks, and
-# each run for packages that add parts.
-registry.entry_points = functools.cache(registry.entry_points)
-plugins.entry_points = functools.cache(plugins.entry_points)
+# The process that hands tests to workers runs none: what takes seconds to import is imported in
+# fixtures and hooks of tests alone.
 
-# Lightning writes the configuration once more, for modules that save their hyper-parameters: none
-# of these tests has one, and it takes an eighth of a small run's time.
-LightningCLI._dump_config = lambda cli: setattr(cli, "config_dump", {})
-
+TRUE_FSYNC = os.fsync
 os.fsync = lambda descriptor: None
-"""No test cuts the power, and a small run would wait 30 times for the disk."""
+"""Most tests cut no power, and a small run would wait 30 times for the disk."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_libraries():
+    """Spare each small run what takes most of its time and is the same in all of them."""
+    from lightning.fabric.utilities import registry
+    from lightning.pytorch.cli import LightningCLI
+
+    from cifnet_pl.learning.callbacks import task_metrics
+    from cifnet_pl.utilities import files, plugins
+
+    with pytest.MonkeyPatch.context() as patch:
+        # For each Trainer Lightning looks through hundreds of folders for packages that add
+        # callbacks, and each run for packages that add parts.
+        for module in (registry, plugins):
+            patch.setattr(module, "entry_points", functools.cache(module.entry_points))
+        # Lightning writes the configuration once more, for modules that save their
+        # hyper-parameters: none of these tests has one.
+        dumped = lambda cli: setattr(cli, "config_dump", {})  # noqa: E731
+        patch.setattr(LightningCLI, "_dump_config", dumped)
+        # A writer is refused at once: nothing here sweeps locks for as long as a second.
+        patch.setattr(files, "SWEEP_SECONDS", 0.1)
+        for drawing in ("draw_trajectory", "draw_confusion"):
+            patch.setattr(task_metrics, drawing, blank)
+        yield
+
+
+def blank(*_):
+    """A picture of a run that nobody looks at: drawing takes half of a small run's time."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(0.1, 0.1))
+
+
+@pytest.fixture(scope="module")
+def true_fsync():
+    """Flush to disk, as programs do: for tests of kills and of full disks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", TRUE_FSYNC)
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Let each test draw the same random numbers, whatever ran before it in its process."""
+    import numpy as np
+    import torch
+
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002, of libraries that draw from it
     torch.default_generator.manual_seed(0)
@@ -73,26 +105,6 @@ def read_operators_once() -> None:
         kind = registration.ONNXRegistry
         if not hasattr(kind.from_torchlib, "cache_info"):
             kind.from_torchlib = staticmethod(functools.cache(kind.from_torchlib))
-
-
-@pytest.fixture(autouse=True)
-def blank_pictures(monkeypatch):
-    """Runs of single tests keep blank pictures: drawing took a third of a small run's time.
-
-    Runs that a whole file shares, and tests that call the functions themselves, draw.
-    """
-
-    def blank(*_):
-        from matplotlib.figure import Figure
-
-        return Figure(figsize=(0.1, 0.1))
-
-    monkeypatch.setattr(
-        "cifnet_pl.learning.callbacks.task_metrics.draw_trajectory", blank
-    )
-    monkeypatch.setattr(
-        "cifnet_pl.learning.callbacks.task_metrics.draw_confusion", blank
-    )
 
 
 @pytest.fixture

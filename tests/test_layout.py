@@ -9,19 +9,30 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cifnet_pl"
 
 
+def classes() -> list[ast.ClassDef]:
+    """Return all classes of the package."""
+    return [
+        node
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+def test_public_class_names_mean_one_thing():
+    counts = Counter(node.name for node in classes() if not node.name.startswith("_"))
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
 def test_a_class_has_at_most_four_of_our_classes_up_to_its_root():
     """Itself included; generic bases count as the class that they are of."""
     bases: dict[str, list[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                plain = (
-                    base.value if isinstance(base, ast.Subscript) else base
-                    for base in node.bases
-                )
-                bases[node.name] = [
-                    ast.unparse(base).rpartition(".")[2] for base in plain
-                ]
+    for node in classes():
+        plain = (
+            base.value if isinstance(base, ast.Subscript) else base
+            for base in node.bases
+        )
+        bases[node.name] = [ast.unparse(base).rpartition(".")[2] for base in plain]
 
     def depth(name: str) -> int:
         return 1 + max(
@@ -44,13 +55,3 @@ def test_no_module_imports_what_windows_lacks():
         for path in PACKAGE.rglob("*.py")
         if lacking.search(path.read_text(encoding="utf-8"))
     ]
-
-
-def test_public_class_names_mean_one_thing() -> None:
-    names = [
-        node.name
-        for file in PACKAGE.rglob("*.py")
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    ]
-    assert [name for name, count in Counter(names).items() if count > 1] == []

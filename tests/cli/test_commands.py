@@ -122,6 +122,7 @@ def test_no_module_of_a_command_imports_torch():
     assert imported(f"{program}main(['fit', '--help'])", *packages) == "[]"
 
 
+@pytest.mark.system
 def test_to_classify_needs_neither_lightning_nor_what_only_runs_need():
     packages = ("lightning", "torchmetrics", "torchvision", "sklearn", "matplotlib")
     assert (

@@ -10,6 +10,8 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.learning.callbacks import task_metrics
+from cifnet_pl.model import drawing
 from tests.command_line import (
     BUFFER,
     FAST,
@@ -45,8 +47,13 @@ def logs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(logs):
-    """A run of five tasks with a buffer; the tests of this file only read it, or work on a copy."""
-    return learned(logs, *BUFFER, "--seed_everything", "3")
+    """A run of five tasks with a buffer and real pictures; the tests of this file only read it, or
+    work on a copy.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("draw_trajectory", "draw_confusion"):
+            patch.setattr(task_metrics, name, getattr(drawing, name))
+        return learned(logs, *BUFFER, "--seed_everything", "3")
 
 
 class TestFolder:

@@ -23,6 +23,8 @@ from tests.command_line import assert_ends, make_images
 from tests.killing import at_call, in_a_process, kill_self, start
 from tests.models import learned
 
+pytestmark = pytest.mark.usefixtures("true_fsync")
+
 STEPS = ["replace", "fsync", "unlink", "mkdir"]
 """Functions of ``os`` through which every write goes."""
 

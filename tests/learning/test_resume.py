@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 import pytest
 import torch
 from lightning.pytorch import Callback
-from matplotlib.figure import Figure
 
 import cifnet_pl.learning.callbacks.task_metrics
 from cifnet_pl.__main__ import main
@@ -45,15 +44,7 @@ LAST = ["--ckpt_path", "last"]
 RUN = Path("default") / "version_0"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_picture():
-    """Drawing takes longer than these runs."""
-    with pytest.MonkeyPatch.context() as patched:
-        figures = cifnet_pl.learning.callbacks.task_metrics
-        patched.setattr(
-            figures, "draw_trajectory", lambda *_: Figure(figsize=(1, 1), dpi=20)
-        )
-        yield
+pytestmark = pytest.mark.usefixtures("true_fsync")
 
 
 @pytest.fixture(scope="module")

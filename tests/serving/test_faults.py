@@ -16,6 +16,8 @@ from tests.serving.hostile import assert_refused_well, requests
 from tests.serving.kills import assert_nothing_lost, change_for_ever
 from tests.serving.services import becomes, client, tree
 
+pytestmark = pytest.mark.usefixtures("true_fsync")
+
 LIMITS = Limits(
     body_bytes=200_000, image_bytes=50_000, pixels=100_000, images=5, zip_bytes=60_000
 )

@@ -27,7 +27,11 @@ from tests.command_line import fit as learn
 from tests.killing import in_a_process, killed_within
 from tests.models import learned as model
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.timeout(1800),
+    pytest.mark.usefixtures("true_fsync"),
+]
 KILLS = 20
 
 

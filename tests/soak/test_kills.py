@@ -11,7 +11,7 @@ import pytest
 from tests.command_line import BUFFER, assert_same_model, fit, learned, measurements
 from tests.killing import killed_within
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("true_fsync")]
 OPTIONS = [*BUFFER, "--data.batch_size", "4", "--seed_everything", "5"]
 LAST = ["--ckpt_path", "last"]
 

@@ -25,7 +25,11 @@ from tests.serving.kills import KEPT, NAMES, rows_of, serves
 from tests.serving.services import becomes, image, model, saved
 from tests.soak.disks import SmallDisk, small_disk
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.timeout(7200),
+    pytest.mark.usefixtures("true_fsync"),
+]
 KILLS = int(os.environ.get("KILLS", "200"))
 FOR_EVER = 10**6
 

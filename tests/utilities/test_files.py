@@ -26,6 +26,8 @@ from cifnet_pl.utilities.files import (
 )
 from cifnet_pl.utilities.run_folders import RunChoice, locked_run, versions
 
+pytestmark = pytest.mark.usefixtures("true_fsync")
+
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
