@@ -5,6 +5,7 @@ import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
 
 from cifnet_pl import __version__, heads
