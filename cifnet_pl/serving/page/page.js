@@ -388,7 +388,8 @@ export async function change(path, content, act = null, done = () => {}) {
     ? post("/move?wait=false", { name: content.old, ...content, into: Object.values(instead)[0] })
     : post(`${path}?wait=false${anyway ? "&anyway=true" : ""}`, content));
   const labels = path === "/rename" ? { instead: "Join both", yes: "Keep both" } : {};
-  const { change: made } = await finished(begin, labels);
+  const refused = (error) => showModel().finally(() => { throw error; }); // what the page shows may be old
+  const { change: made } = await finished(begin, labels).catch(refused);
   done();
   await changed(`${made.message[0].toUpperCase()}${made.message.slice(1)}. Version ${made.version} is served.`, act && act(made.version));
 }
