@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +59,9 @@ def parts(folder: Path) -> None:
     for rows, of in ((10_000, 1), (1_000_000, 1), (1_000_000, 64), (1_000_000, 64)):
         path = folder / f"{rows}.npz"
         if not path.is_file():
-            embeddings(path, rows, WIDTH, CLASSES)
+            # In a process of its own: the peak of this one would count for its children.
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                pool.submit(embeddings, path, rows, WIDTH, CLASSES).result()
         output = folder / f"sums-{rows}-{of}"
         number = 1 + len(list(output.glob("*.sums")))
         data = f"--config heads/ridge --data.source embeddings --data.root {path}"
