@@ -88,7 +88,8 @@ def test_every_documented_option_exists():
         for option in option_names(line):
             first_parts = ".".join(option.split(".")[:2])
             exists = option in option_names(sections[command]) or first_parts in of_runs
-            of_lightning_or_a_method = option.startswith("trainer.") or (
-                "iterative" in line or "paper/" in line
+            of_a_method = option.startswith("model.") and re.search(
+                "iterative|paper/", line
             )
+            of_lightning_or_a_method = option.startswith("trainer.") or of_a_method
             assert exists or (of_runs and of_lightning_or_a_method), (page, line)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
-from cifnet_pl.cli.outputs import warn, writing
+from cifnet_pl.cli.outputs import refuse_other, warn, writing
 from cifnet_pl.utilities.errors import UsageError
-from cifnet_pl.utilities.files import expanded
+from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, print_text
 
 
@@ -106,23 +106,27 @@ def merge_sums(
         trust: whether custom heads and backbones may be imported.
 
     Raises:
-        UsageError: the same samples twice, sums of other settings, or something is at ``target``
-            already.
+        AlreadyThere: the same is at ``target`` already.
+        UsageError: the same samples twice, sums of other settings, or something else is at
+            ``target``.
         CheckpointError: a file that is damaged.
     """
-    from cifnet_pl.model.partial_sums import FILE_ENDING, add_up, write_sums
+    from cifnet_pl.model.partial_sums import FILE_ENDING, add_up, content_of
 
     count = number_of(len(files), "file")
     if target.suffix == FILE_ENDING:
-        with writing(target, overwrite, "file"):
+        with writing(target, True, "file"):
             total = add_up(files, trust).end()
-            write_sums(total, target)
+            content = content_of(total)
+            if target.is_file() and not overwrite:
+                refuse_other(target, target.read_bytes() == content)
+            write_bytes(target, content)
         missing = number_of(len(total.missing), "part")
         print_text(
             f"{count} of sums added up in {target}: {total.learned}, {missing} missing"
         )
         return
-    with writing(target, overwrite, "merge"):
+    with writing(target, overwrite, "task"):
         total = add_up(files, trust)
         model = total.solved()
         model.save(target, overwrite)

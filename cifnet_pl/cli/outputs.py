@@ -19,7 +19,7 @@ IMAGES_SHOWN = 24
 STANDARD_OUTPUT = "-"
 """Name of the standard output, where a command writes one table."""
 
-OutputKind = Literal["file", "folder", "bundle", "extend", "forget", "merge"]
+OutputKind = Literal["file", "folder", "bundle", "extend", "forget", "merge", "task"]
 """Kind of an output; bundles also by the step that makes them."""
 
 

@@ -278,6 +278,19 @@ def _check_sets(hashes_of_sets: Sequence[np.ndarray]) -> None:
 # ---------------------------------------------------------------------- files
 
 
+def content_of(sums: PartialSums) -> bytes:
+    """Return the content of a file of partial sums; the same for the same sums."""
+    tensors = sums.model.tensors()
+    header = SumsRecord(
+        shards=sums.shards,
+        sha256=fingerprint(repr(sums.shards), tensors),
+        model={**sums.model.describe(), "history": []},
+        calibrated=sums.model.calibrated,
+    )
+    metadata = {METADATA_KEY: header.model_dump_json()}
+    return safetensors.torch.save(tensors, metadata)
+
+
 def write_sums(sums: PartialSums, path: Path) -> None:
     """Write a file of partial sums, atomically.
 
@@ -288,15 +301,7 @@ def write_sums(sums: PartialSums, path: Path) -> None:
     Raises:
         CifnetError: the disk is full or not writable.
     """
-    tensors = sums.model.tensors()
-    header = SumsRecord(
-        shards=sums.shards,
-        sha256=fingerprint(repr(sums.shards), tensors),
-        model={**sums.model.describe(), "history": []},
-        calibrated=sums.model.calibrated,
-    )
-    metadata = {METADATA_KEY: header.model_dump_json()}
-    write_bytes(path, safetensors.torch.save(tensors, metadata))
+    write_bytes(path, content_of(sums))
 
 
 def read_sums(

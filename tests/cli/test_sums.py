@@ -113,6 +113,10 @@ def test_a_tree_of_sums(
     middle = tmp_path / "middle.sums"
     code = main(["merge", *map(str, shards[1:4]), "--output", str(middle)])
     assert_ends(code, 0, "2 parts missing", capsys)
+    code = main(["merge", *map(str, shards[1:4]), "--output", str(middle)])
+    assert_ends(code, 0, "already there", capsys)
+    code = main(["merge", *map(str, shards[:3]), "--output", str(middle)])
+    assert_ends(code, 2, "exists already", capsys)
     first = read_header(shards[0]).shards[0]
     last = read_header(shards[4]).shards[0]
     total = first.total
@@ -127,6 +131,8 @@ def test_a_tree_of_sums(
     line = merged(tmp_path / "line", *shards)
     assert tree.counts == line.counts
     torch.testing.assert_close(tree.head(z), line.head(z), rtol=1e-9, atol=1e-9)
+    code = main(["merge", *map(str, shards), "--output", str(tmp_path / "line")])
+    assert_ends(code, 0, "already there", capsys)
     both = [str(middle), str(tmp_path / "tree")]
     assert_ends(
         run_cifnet("merge", *both, output=tmp_path / "o"),
