@@ -163,8 +163,8 @@ def test_two_people_at_once(browser, server):
         expect(said).to_contain_text("version 3 is served no longer: version 4 came")
         other.locator("#undo").click()
         expect(said).to_contain_text("Undid: learned 1 photo")
-        page.route("**/inbox?count=0", lambda route: route.abort())
         expect(page.locator("#state")).to_contain_text("version 3")
+        page.route("**/inbox?count=0", lambda route: route.abort())  # not told of the next
         other.locator("#undo").click()
         expect(said).to_contain_text("Undid: renamed 'blue'")
         page.locator("#redo").tap()
