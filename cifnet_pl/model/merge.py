@@ -151,8 +151,9 @@ def absorb(model: Classifier, other: Classifier) -> None:
     """
     model.check_same_buffer(other)
     label_of = model.label_of
-    for name in other.class_names:
-        label_of.setdefault(name, max(label_of.values(), default=-1) + 1)
+    new = [name for name in other.class_names if name not in label_of]
+    first = max(label_of.values(), default=-1) + 1
+    label_of |= {name: label for label, name in enumerate(new, first)}
     labels = {label: label_of[name] for label, name in other.name_of.items()}
     images = sum(other.counts.values())
     duplicates = model.images.duplicates + other.images.duplicates
