@@ -207,8 +207,7 @@ class Evaluation:
     @property
     def ece(self) -> float | None:
         """Expected calibration error in percent."""
-        confidence = self.samples["confidence"].to_numpy()
-        return calibration_error(confidence, self.correct)
+        return calibration_error(self.confidence, self.correct)
 
     @property
     def task_accuracy(self) -> list[float | None]:
@@ -236,8 +235,8 @@ class Evaluation:
             "nll": nll,
             "top5": top5,
             "set_size": self.mean_set_size,
-            "set_coverage": self.share("covered"),
-            "known_rejected": self.share("unknown"),
+            "set_coverage": self.set_coverage,
+            "known_rejected": self.called_unknown,
         }
         for name in self.samples:
             if str(name).startswith("A_k_"):
@@ -273,9 +272,7 @@ class Evaluation:
     @property
     def confusion(self) -> np.ndarray:
         """(C, C) int64 numbers of samples, true classes in rows, predicted ones in columns."""
-        target = self.samples["target"].to_numpy()
-        predicted = self.samples["predicted"].to_numpy()
-        return confusion_matrix(target, predicted, len(self.class_names))
+        return confusion_matrix(self.target, self.predicted, len(self.class_names))
 
     @property
     def class_counts(self) -> np.ndarray:
@@ -373,9 +370,10 @@ def evaluate(
     Raises:
         DataError: no image can be read.
     """
+    target = targets(model, images)
     batches = []
     for rows, z in images.embedded(model, "evaluating", unreadable, progress):
-        batch = judge(model.head.probabilities(z), targets(model, images, rows))
+        batch = judge(model.head.probabilities(z), target[rows])
         batches.append(batch | {"row": torch.from_numpy(rows)})
     samples = table_of(batches)
     if samples.empty:
@@ -387,16 +385,15 @@ def evaluate(
     return Evaluation(names, samples, mislabelled=tuple(mislabelled.values()))
 
 
-def targets(model: Classifier, images: LabelledImages, rows: np.ndarray) -> Tensor:
-    """Return the (n,) columns of a model's probabilities that are right for some images.
+def targets(model: Classifier, images: LabelledImages) -> Tensor:
+    """Return the (n,) column of a model's probabilities that is right for each image.
 
     Args:
         model: knows the classes of the images.
-        images: the images.
-        rows: (n,) positions of those.
+        images: n images.
     """
     columns = np.array([model.class_names.index(name) for name in images.class_names])
-    return torch.from_numpy(columns[images.files.labels[rows]]).to(model.device)
+    return torch.from_numpy(columns[images.files.labels]).to(model.device)
 
 
 def left_out_confusion(model: Classifier) -> np.ndarray | None:

@@ -162,11 +162,12 @@ def score(
         z: (n, d) their embeddings.
         rows: (m,) those that are scored.
     """
+    target = targets(model, images)
     batches = []
     for part in pieces(rows, EMBEDDED_BATCH):
         embeddings = torch.from_numpy(z[part]).to(model.device)
         probabilities = model.head.probabilities(embeddings)
-        batches.append(judge(probabilities, targets(model, images, part)))
+        batches.append(judge(probabilities, target[part]))
     return Evaluation.of(model.class_names, batches)
 
 

@@ -59,7 +59,7 @@ class NewSamples:
         for of_class in images.files.rows_of.values():
             fold[of_class] = images.held_out(of_class, 0.5)
         files = rows[new]
-        columns = targets(model, images, files)
+        columns = targets(model, images)[files]
         device = model.device
         z = torch.as_tensor(embeddings[files], device=device)
         key = torch.as_tensor(hashes[~learned], device=device)
