@@ -279,14 +279,15 @@ class CIFNetDataModule(LightningDataModule):
         Args:
             number: of the task, from 0.
         """
-        if number >= len(self.plan.tasks):
+        plan = self.plan
+        if number >= len(plan.tasks):
             return TaskSamples([], np.zeros(0, dtype=np.int64), {})
         train = self.source.train
-        rows = self.plan.rows[number]
+        rows = plan.rows[number]
         rows = rows[~self.left_out[rows]]
         if train.sequential:
             rows = np.sort(rows)
-        new = list(self.plan.tasks[number])
+        new = list(plan.tasks[number])
         names = self.source.class_names
         images = np.bincount(train.labels[rows], minlength=len(names))
         returning = [names[label] for label in np.flatnonzero(images)]

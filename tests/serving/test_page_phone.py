@@ -164,7 +164,9 @@ def test_two_people_at_once(browser, server):
         other.locator("#undo").click()
         expect(said).to_contain_text("Undid: learned 1 photo")
         expect(page.locator("#state")).to_contain_text("version 3")
-        page.route("**/inbox?count=0", lambda route: route.abort())  # not told of the next
+        page.route(
+            "**/inbox?count=0", lambda route: route.abort()
+        )  # not told of the next
         other.locator("#undo").click()
         expect(said).to_contain_text("Undid: renamed 'blue'")
         page.locator("#redo").tap()
