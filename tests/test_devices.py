@@ -86,7 +86,9 @@ def test_backbones(name, device):
     here = backbone.embed(images)
     there = backbone.to(device)(images.to(device))
     assert there.device == device
-    assert torch.allclose(there.cpu(), here, rtol=1e-4, atol=1e-5)
+    # A GPU gets a padded batch, for which other kernels may be chosen.
+    rounding = 2e-6 * here.abs().max().item()
+    assert torch.allclose(there.cpu(), here, rtol=1e-4, atol=rounding)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,13 @@ from cifnet_pl.utilities.text import one_line
 CPU_BATCH = 64
 """Images that torch embeds at once on a CPU: more are not faster, and need more memory."""
 
+GPU_BATCH = 256
+GPU_PIXELS = 2**20
+"""Images of a batch that a GPU embeds, at least, or pixels, if there is more than one image.
+
+cuDNN plans each convolution anew for each number of images, which took two seconds for a network of
+50 convolutions. So smaller batches, such as the last one of a task, are padded."""
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -161,7 +168,7 @@ class Backbone(nn.Module):
             if z is not None:
                 return z
         if device != "cpu":
-            return self.embed(images)
+            return self.embed(padded(images))[: len(images)]
         batch_size = CPU_BATCH
         if self.learnable_patches is not None:
             batch_size = self.learnable_patches.cpu_batch
@@ -340,3 +347,24 @@ class Backbone(nn.Module):
         if self.learnable_patches is not None:
             tensors = self.network.buffers()
         return sum(tensor.numel() for tensor in tensors)
+
+
+def padded(images: Tensor) -> Tensor:
+    """Return images (n, 3, h, w) with black ones after them, so that n is one of few numbers.
+
+    It is 1, or a power of two of at least ``GPU_BATCH`` images or ``GPU_PIXELS``.
+
+    Example:
+        >>> [len(padded(torch.zeros(n, 3, 256, 256))) for n in (1, 2, 17, 32)]
+        [1, 16, 32, 32]
+    """
+    count = len(images)
+    if count == 1:
+        return images
+    pixels = images[0, 0].numel()
+    least = min(GPU_BATCH, GPU_PIXELS // pixels)
+    size = 1 << (max(count, least) - 1).bit_length()
+    if size == count:
+        return images
+    black = images.new_zeros(size - count, *images.shape[1:])
+    return torch.cat([images, black])

@@ -38,6 +38,7 @@ from cifnet_pl.data.streams import Disjoint, Plan, Stream, make_plan
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.images.files import read_names_as
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
+from cifnet_pl.images.reader import decoding_batch_size
 from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, check_that
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.growing_tensors import float64_device
@@ -49,13 +50,6 @@ CLASSES_PER_TASK = 10
 
 DEFAULT_BATCH = 64
 """Images in a batch unless told otherwise: on a CPU more are not faster, and need memory."""
-
-GPU_BATCH = 256
-"""Images in a batch on a GPU unless told otherwise: with 64 it waits for the program."""
-
-GPU_BATCH_PIXELS = 2**24
-"""Pixels in a batch on a GPU, at most; less than ``GPU_BATCH`` images above 256 pixels a side."""
-
 
 OnCorrupt = Literal["error", "skip"]
 
@@ -666,8 +660,7 @@ def usual_batch_size(device: str, side: int) -> int:
     """
     if device == "cpu":
         return DEFAULT_BATCH
-    fitting = GPU_BATCH_PIXELS // side**2
-    return max(1, min(GPU_BATCH, fitting))
+    return decoding_batch_size(side)
 
 
 def check_options(given: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
@@ -15,10 +16,10 @@ from torch import Tensor
 from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.image import EncodedImage, UnreadableImage
 from cifnet_pl.images.reader import (
+    BatchReader,
     ReadImage,
     decoding_batch_size,
     decoding_cores,
-    read_batches,
     read_image,
 )
 from cifnet_pl.utilities.errors import DataError
@@ -114,12 +115,7 @@ class ImageLoader:
             batches: positions of the images of each batch.
         """
         rows_of_batches = [batch.tolist() for batch in batches]
-        workers = self.workers
-        if workers is None:
-            workers = decoding_cores(self.processes)
-        for batch in read_batches(
-            rows_of_batches, self._read, self.size, workers, self.device
-        ):
+        for batch in self._reader.read(rows_of_batches):
             rows = np.array(batch.readable, dtype=np.int64)
             hashes = [look.hash for look in batch.looks if look is not None]
             unreadable = [
@@ -135,19 +131,29 @@ class ImageLoader:
                 tuple(unreadable),
             )
 
-    def _read(self, row: int) -> ReadImage:
-        """Decode an image; return its content hash, too, or why it cannot be read."""
-        try:
-            image = self.images.given(row)
-        except UnreadableImage as error:
-            return ReadImage(None, reason=str(error))
-        return read_image(image, self.size, self.crop_ratio, EncodedImage.identify)
+    @cached_property
+    def _reader(self) -> BatchReader[int]:
+        workers = self.workers
+        if workers is None:
+            workers = decoding_cores(self.processes)
+        # Without a reference to the loader, so that the reader's processes end with the loader.
+        read = partial(_read_row, self.images, self.size, self.crop_ratio)
+        return BatchReader(read, self.size, workers, self.device)
 
     def unreadable(self) -> Iterator[str]:
         """Decode all images of the set; yield "place: reason" of each that is unreadable."""
         every_row = np.arange(len(self.images))
         for batch in self.decode(pieces(every_row, decoding_batch_size(self.size))):
             yield from batch.unreadable
+
+
+def _read_row(images: SampleTable, size: int, crop_ratio: float, row: int) -> ReadImage:
+    """Decode an image; return its content hash, too, or why it cannot be read."""
+    try:
+        image = images.given(row)
+    except UnreadableImage as error:
+        return ReadImage(None, reason=str(error))
+    return read_image(image, size, crop_ratio, EncodedImage.identify)
 
 
 class Store(Protocol):

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from cifnet_pl.heads.base import Head
-from cifnet_pl.statistics import LeftOut, log_probabilities, to_probabilities
+from cifnet_pl.statistics import LeftOut, OddsAndShares, to_probabilities
 from cifnet_pl.statistics.leaving_out import ROUNDING
 from cifnet_pl.utilities.errors import UsageError, check_that
 
@@ -184,7 +184,6 @@ class ProbabilityFit(NamedTuple):
     power: float
 
 
-@torch.inference_mode(mode=False)  # gradients are needed
 def fit_probabilities(
     rules: Sequence[Tensor], columns: Tensor, smallest_power: float = SMALLEST_POWER
 ) -> ProbabilityFit:
@@ -211,26 +210,37 @@ def fit_probabilities(
     """
     from scipy.optimize import minimize, root  # to classify needs none of it
 
-    scores = torch.stack(list(rules)).cpu()  # for many small steps
+    scores = torch.stack(list(rules))
     centred = scores - scores.mean(dim=2, keepdim=True)
     spreads = centred.square().mean(dim=(1, 2), keepdim=True).sqrt()
     spreads[spreads == 0] = 1.0
     scaled = centred / spreads
     samples, classes = scores.shape[1:]
-    certain = one_hot(columns.cpu(), classes).double()
+    certain = one_hot(columns, classes).double()
     even = torch.full_like(certain, 1 / classes)
     target = torch.lerp(certain, even, 1 / (samples + 2))
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the mean negative log likelihood, and its gradient."""
-        parameters = torch.from_numpy(values).requires_grad_()
-        with torch.enable_grad():
-            weighted = parameters[:-1, None, None] * scaled
-            logits = weighted.sum(dim=0)
-            log_likelihoods = target * log_probabilities(logits, parameters[-1])
-            mean = -log_likelihoods.sum() / samples
-        (gradient,) = torch.autograd.grad(mean, [parameters])
-        return mean.item(), gradient.numpy()
+        parameters = scores.new_tensor(values)
+        weights = parameters[:-1]
+        power = parameters[-1]
+        weighted = weights[:, None, None] * scaled
+        parts = OddsAndShares.of(weighted.sum(dim=0))
+        log_probabilities = parts.log_probabilities(power)
+        mean = -(target * log_probabilities).sum() / samples
+
+        target_of_first = target.gather(1, parts.first)
+        predicted = log_probabilities.gather(1, parts.first).exp()
+        surplus = target_of_first - predicted
+        slope_of_first = power * surplus
+        rest = 1 - target_of_first + slope_of_first
+        slopes = target - rest * parts.log_shares.exp()
+        slopes = slopes.scatter(1, parts.first, slope_of_first)
+        of_weights = (slopes * scaled).sum(dim=(1, 2))
+        of_power = (parts.log_odds * surplus).sum()
+        gradient = -torch.cat([of_weights, of_power[None]]) / samples
+        return mean.item(), gradient.cpu().numpy()
 
     values = np.ones(len(rules) + 1)
     if classes > 1:
@@ -251,7 +261,7 @@ def fit_probabilities(
         solved = root(slope, values, tol=1e-12)
         if solved.success:
             values = np.where(at_bound, values, solved.x)
-    weights = values[:-1] / spreads.flatten().numpy()
+    weights = values[:-1] / spreads.flatten().cpu().numpy()
     return ProbabilityFit(tuple(weights.tolist()), float(values[-1]))
 
 

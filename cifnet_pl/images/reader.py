@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, tee
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from cifnet_pl.images.files import find_images, shown_path
 from cifnet_pl.images.image import (
@@ -39,7 +40,10 @@ BATCH_IMAGES = 256
 """Images of a batch of :func:`decode_images`, at most."""
 
 BATCH_PIXELS = 2**22
-"""Pixels of such a batch, at most, if it has more than one image."""
+"""Pixels of such a batch, at most, if it has more than one image.
+
+A process decodes a whole batch. A GPU that waits for the first one waits longer for a larger one,
+and of few large batches some processes get none."""
 
 GivenImages = ImageLike | str | np.ndarray | Tensor | Iterable[Any]
 """One image or many: paths, bytes of image files, Pillow images, or uint8 arrays (h, w, 3).
@@ -200,39 +204,83 @@ def _batch(readable: np.ndarray, results: Sequence[ReadImage]) -> DecodedBatch:
     )
 
 
-def read_batches(
-    batches: Iterable[Sequence[Item]],
-    read: Reader[Item],
-    size: int,
-    workers: int,
-    device: str = "cpu",
-) -> Iterator[DecodedBatch]:
-    """Read batches of images in order.
+class BatchReader(Generic[Item]):
+    """Read batches of images in order, in one pass or several.
+
+    Processes are started by the first pass, which takes half a second beside a GPU, and kept for
+    the others.
 
     Args:
-        batches: what ``read`` takes, in batches.
         read: reads an image; several threads or processes call it.
         size: side of the squares in pixels.
         workers: number of threads or processes.
         device: type of the device that embeds the images.
-
-    Raises:
-        CifnetError: the data are damaged or were changed.
     """
-    if device == "cuda" and workers and hasattr(os, "fork"):
-        yield from _read_by_processes(batches, read, partial(_collate, size), workers)
-        return
-    threads = max(1, workers)
-    with ThreadPoolExecutor(threads, "decode") as pool:
-        for items in batches:
-            pixels = np.empty((len(items), size, size, 3), np.uint8)
-            read_share = partial(_read_share, items, read, pixels, threads)
-            shares = list(pool.map(read_share, range(threads)))
-            results = [shares[i % threads][i // threads] for i in range(len(items))]
-            readable = [result.pixels is not None for result in results]
-            if not all(readable):
-                pixels = pixels[readable]
-            yield _batch(pixels, results)._replace(files=items)
+
+    def __init__(
+        self, read: Reader[Item], size: int, workers: int, device: str = "cpu"
+    ):
+        self._read_item = read
+        self._size = size
+        self._threads = max(1, workers)
+        self._asked = _AskedBatches()
+        self._loader: DataLoader[Any] | None = None
+        if device == "cuda" and workers and hasattr(os, "fork"):
+            self._loader = DataLoader(
+                _Items(read),
+                batch_sampler=self._asked,
+                num_workers=workers,
+                collate_fn=partial(_collate, size),
+                pin_memory=True,
+                persistent_workers=True,
+                multiprocessing_context="fork",  # functions of a source need not be picklable
+            )
+
+    def read(self, batches: Iterable[Sequence[Item]]) -> Iterator[DecodedBatch]:
+        """Read batches; a pass that is left midway ends with the next one.
+
+        Args:
+            batches: what the function reads, in batches.
+
+        Raises:
+            CifnetError: the data are damaged or were changed.
+        """
+        if self._loader is None:
+            yield from self._read_by_threads(batches)
+            return
+        given, self._asked.batches = tee(batches)
+        for items, batch in zip(given, self._loader, strict=False):
+            if isinstance(batch, CifnetError):
+                raise batch
+            yield batch._replace(files=items)
+
+    def _read_by_threads(
+        self, batches: Iterable[Sequence[Item]]
+    ) -> Iterator[DecodedBatch]:
+        threads = self._threads
+        size = self._size
+        with ThreadPoolExecutor(threads, "decode") as pool:
+            for items in batches:
+                pixels = np.empty((len(items), size, size, 3), np.uint8)
+                read_share = partial(
+                    _read_share, items, self._read_item, pixels, threads
+                )
+                shares = list(pool.map(read_share, range(threads)))
+                results = [shares[i % threads][i // threads] for i in range(len(items))]
+                readable = [result.pixels is not None for result in results]
+                if not all(readable):
+                    pixels = pixels[readable]
+                yield _batch(pixels, results)._replace(files=items)
+
+
+@dataclass
+class _AskedBatches(Sampler[Any]):
+    """The batches of the next pass, as a DataLoader takes them."""
+
+    batches: Iterable[Sequence[Any]] = ()
+
+    def __iter__(self) -> Iterator[Sequence[Any]]:
+        return iter(self.batches)
 
 
 def _read_share(
@@ -276,27 +324,6 @@ def _collate(
         if result.pixels is not None:
             squares.append(result.pixels[None])
     return _batch(np.concatenate(squares), read)
-
-
-def _read_by_processes(
-    batches: Iterable[Sequence[Item]],
-    read: Reader[Item],
-    collate: Callable[[Sequence[Any]], DecodedBatch | CifnetError],
-    workers: int,
-) -> Iterator[DecodedBatch]:
-    given, asked = tee(batches)
-    loader = DataLoader(
-        _Items(read),
-        batch_sampler=asked,  # type: ignore[arg-type]
-        num_workers=workers,
-        collate_fn=collate,
-        pin_memory=True,
-        multiprocessing_context="fork",  # functions of a source need not be picklable
-    )
-    for items, batch in zip(given, loader, strict=False):
-        if isinstance(batch, CifnetError):
-            raise batch
-        yield batch._replace(files=items)
 
 
 class _Items(Dataset[ReadImage | CifnetError]):
@@ -345,17 +372,19 @@ def decode_images(
     count = decoding_batch_size(size)
     numbered = enumerate(files)
     batches = iter(lambda: list(islice(numbered, count)), [])
-    for batch in read_batches(batches, read, size, decoding_cores(), device):
+    reader = BatchReader(read, size, decoding_cores(), device)
+    for batch in reader.read(batches):
         yield batch._replace(files=[file for _, file in batch.files])
 
 
 def decoding_batch_size(size: int) -> int:
-    """Return the number of images in a batch of :func:`decode_images`.
+    """Return the number of images in a batch of :func:`decode_images`, a power of two.
 
     Args:
         size: side of the squares in pixels.
     """
-    return max(1, min(BATCH_IMAGES, BATCH_PIXELS // size**2))
+    fitting = max(1, min(BATCH_IMAGES, BATCH_PIXELS // size**2))
+    return 1 << (fitting.bit_length() - 1)
 
 
 # ---------------------------------------------------------------------- looks

@@ -177,12 +177,12 @@ def gcv_ridge(
         )
     # Eigenvalues near zero can keep LAPACK from converging: they are moved away from it.
     shift = float(gram.diagonal().mean())
-    shifted = gram.cpu().double().numpy().copy()
-    shifted[np.diag_indices(len(gram))] += shift
-    values, vectors = np.linalg.eigh(shifted)  # faster than PyTorch's
-    values = (values - shift).clip(min=0)
-    rotated = vectors.T @ moment.cpu().double().numpy()
-    squares = np.square(rotated).sum(axis=1)
+    shifted = gram.double().clone()
+    shifted.diagonal().add_(shift)
+    shifted_values, vectors = _eigen(shifted)
+    rotated = vectors.T @ moment.double()
+    values = (shifted_values - shift).clamp_min(0).cpu().numpy()
+    squares = rotated.square().sum(dim=1).cpu().numpy()
     largest = float(values.sum())
     # All embeddings alike: any ridge gives zero weights.
     if largest == 0.0 or samples <= free:
@@ -209,6 +209,15 @@ def gcv_ridge(
         return RidgeChoice(largest)
     at_limit = high - best < 2 * RIDGE_TOLERANCE
     return RidgeChoice(math.exp(best), at_limit)
+
+
+def _eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues (p,) and eigenvectors (p, p) of a float64 matrix."""
+    if symmetric.device.type != "cpu":
+        on_device = torch.linalg.eigh(symmetric)
+        return on_device.eigenvalues, on_device.eigenvectors
+    values, vectors = np.linalg.eigh(symmetric.numpy())  # faster than PyTorch's
+    return torch.from_numpy(values), torch.from_numpy(vectors)
 
 
 def gcv_ridge_of_free_bias(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from functools import cached_property, partial
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -173,12 +172,9 @@ class RidgeFactor:
     @cached_property
     def degrees_of_freedom(self) -> float:
         """Degrees of freedom ``tr (S + λI)⁻¹S`` of the discriminant."""
-        from scipy.linalg.lapack import dtrtri  # to classify needs none of it
-
-        upper = self.factor.cpu().numpy().T
-        inverse, _ = dtrtri(upper)
-        trace_of_inverse = float(np.square(inverse).sum())
-        return len(upper) - self.ridge * trace_of_inverse
+        inverse = torch.cholesky_inverse(self.factor)
+        trace_of_inverse = float(inverse.trace())
+        return len(inverse) - self.ridge * trace_of_inverse
 
     def discriminant_left_out(self, rows: Tensor, columns: Tensor) -> LeftOut:
         """Prepare the scores of the discriminant for learned rows without their groups.
