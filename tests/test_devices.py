@@ -91,6 +91,25 @@ def test_backbones(name, device):
     assert torch.allclose(there.cpu(), here, rtol=1e-4, atol=rounding)
 
 
+def test_what_a_network_is_given_on_a_gpu(device, monkeypatch):
+    """Batches of few sizes, and convolutions without TF32."""
+    backbone = build_backbone("embedded:efficientnet_lite0").to(device)
+    calls = []
+
+    def forward(images):
+        calls.append((len(images), torch.backends.cudnn.allow_tf32))
+        return torch.ones(len(images), backbone.features, device=device)
+
+    monkeypatch.setattr(backbone.network, "forward", forward)
+    before = torch.backends.cudnn.allow_tf32
+    for count, side in ((1, 224), (3, 224), (64, 224), (65, 224), (9, 32), (300, 32)):
+        images = torch.zeros(count, 3, side, side, dtype=torch.uint8, device=device)
+        assert len(backbone(images)) == count
+    sizes = [1, 32, 64, 128, 256, 512]
+    assert calls == [(size, False) for size in sizes]
+    assert torch.backends.cudnn.allow_tf32 == before
+
+
 @pytest.mark.parametrize(
     "there", [gpu, pytest.param(device_without_float64, marks=simulation_only)]
 )

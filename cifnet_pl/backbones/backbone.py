@@ -168,7 +168,8 @@ class Backbone(nn.Module):
             if z is not None:
                 return z
         if device != "cpu":
-            return self.embed(padded(images))[: len(images)]
+            with _convolutions_in_float32():
+                return self.embed(padded(images))[: len(images)]
         batch_size = CPU_BATCH
         if self.learnable_patches is not None:
             batch_size = self.learnable_patches.cpu_batch
@@ -347,6 +348,22 @@ class Backbone(nn.Module):
         if self.learnable_patches is not None:
             tensors = self.network.buffers()
         return sum(tensor.numel() for tensor in tensors)
+
+
+@contextmanager
+def _convolutions_in_float32() -> Iterator[None]:
+    """Within the block, cuDNN does not round the inputs of convolutions to 10 bits (TF32).
+
+    That is PyTorch's default for convolutions alone, and a model that was learned so would get
+    other embeddings on a CPU.
+    """
+    settings = torch.backends.cudnn
+    before = settings.allow_tf32
+    settings.allow_tf32 = False
+    try:
+        yield
+    finally:
+        settings.allow_tf32 = before
 
 
 def padded(images: Tensor) -> Tensor:

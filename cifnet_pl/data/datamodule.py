@@ -647,8 +647,10 @@ class CIFNetDataModule(LightningDataModule):
         self.found_duplicates = SourceDuplicates()
         self._plan = None
         self._learner = None
-        for name in ("_caches", "_loaders"):
-            self.__dict__.pop(name, None)
+        # The Trainer still refers to the loaders.
+        for loader in self.__dict__.pop("_loaders", {}).values():
+            loader.close()
+        self.__dict__.pop("_caches", None)
 
 
 def usual_batch_size(device: str, side: int) -> int:

@@ -131,12 +131,16 @@ class ImageLoader:
                 tuple(unreadable),
             )
 
+    def close(self) -> None:
+        """End the processes that decode; they are started again when they are needed."""
+        self.__dict__.pop("_reader", None)
+
     @cached_property
     def _reader(self) -> BatchReader[int]:
         workers = self.workers
         if workers is None:
             workers = decoding_cores(self.processes)
-        # Without a reference to the loader, so that the reader's processes end with the loader.
+        # Without a reference to the loader, so that the processes end with it.
         read = partial(_read_row, self.images, self.size, self.crop_ratio)
         return BatchReader(read, self.size, workers, self.device)
 

@@ -104,6 +104,28 @@ def test_batches_are_whole_and_in_order_whatever_reads_them(device: str) -> None
         next(loader.decode(batches))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="threads read there")
+def test_processes_are_kept_until_the_loader_is_closed() -> None:
+    class Readers(Numbers):
+        """Images whose colour is that of the process that reads them."""
+
+        def given(self, index: int) -> Image.Image:
+            digits = os.getpid().to_bytes(3, "big")
+            return Image.new("RGB", (2, 2), tuple(digits))
+
+    loader = ImageLoader(Readers(8), 2, 1.0, 2, "cuda")
+
+    def readers() -> set[tuple[int, ...]]:
+        batches = loader.decode(np.split(np.arange(8), 4))
+        return {tuple(batch.image[0, :, 0, 0].tolist()) for batch in batches}
+
+    first = readers()
+    assert len(first) == 2
+    assert readers() == first
+    loader.close()
+    assert not readers() & first
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_data_that_changed_end_the_reading(device: str) -> None:
     class Changed(Numbers):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cifnet_pl import CIFNetModule
+from cifnet_pl.data import loading
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.iterative import FinetuneModule
 from cifnet_pl.learning.callbacks import TaskCheckpoint
@@ -105,7 +106,7 @@ class Clock:
 @pytest.mark.parametrize(
     ("owner", "name", "part"),
     [
-        (ImageLoader, "_read", "images"),
+        (loading, "read_image", "images"),
         (CIFNetModule, "_embed", "backbone"),
         (CIFNetModule, "finish_task", "after"),
     ],
