@@ -133,14 +133,13 @@ class ImageLoader:
 
     def close(self) -> None:
         """End the processes that decode; they are started again when they are needed."""
-        self.__dict__.pop("_reader", None)
+        self._reader.close()
 
     @cached_property
     def _reader(self) -> BatchReader[int]:
         workers = self.workers
         if workers is None:
             workers = decoding_cores(self.processes)
-        # Without a reference to the loader, so that the processes end with it.
         read = partial(_read_row, self.images, self.size, self.crop_ratio)
         return BatchReader(read, self.size, workers, self.device)
 

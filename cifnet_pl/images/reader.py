@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, tee
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -251,8 +252,18 @@ class BatchReader(Generic[Item]):
         given, self._asked.batches = tee(batches)
         for items, batch in zip(given, self._loader, strict=False):
             if isinstance(batch, CifnetError):
+                self.close()
                 raise batch
             yield batch._replace(files=items)
+
+    def close(self) -> None:
+        """End the processes; another pass starts new ones."""
+        if self._loader is None or self._loader._iterator is None:
+            return
+        # A DataLoader has no public method for this. As a part of a cycle, such as an error with
+        # its traceback, it would be collected later, and wait five seconds for each process.
+        cast(Any, self._loader._iterator)._shutdown_workers()
+        self._loader._iterator = None
 
     def _read_by_threads(
         self, batches: Iterable[Sequence[Item]]
@@ -372,9 +383,9 @@ def decode_images(
     count = decoding_batch_size(size)
     numbered = enumerate(files)
     batches = iter(lambda: list(islice(numbered, count)), [])
-    reader = BatchReader(read, size, decoding_cores(), device)
-    for batch in reader.read(batches):
-        yield batch._replace(files=[file for _, file in batch.files])
+    with closing(BatchReader(read, size, decoding_cores(), device)) as reader:
+        for batch in reader.read(batches):
+            yield batch._replace(files=[file for _, file in batch.files])
 
 
 def decoding_batch_size(size: int) -> int:
