@@ -92,11 +92,9 @@ class ScoredImage:
     def classes(self, top: int) -> list[Candidate]:
         """Return so many classes, the most probable first."""
         names = self.served.model.class_names
-        classes = []
-        for column in self.probabilities.argsort(descending=True)[:top].tolist():
-            share = float(self.probabilities[column])
-            classes.append(Candidate(name=names[column], probability=share))
-        return classes
+        shares = self.probabilities.tolist()
+        columns = self.probabilities.argsort(descending=True)[:top].tolist()
+        return [Candidate(name=names[i], probability=shares[i]) for i in columns]
 
 
 class ServedModel:

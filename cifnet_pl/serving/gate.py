@@ -258,12 +258,13 @@ def _zipped_images(name: str, file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
 
     Nothing is unpacked to the disk, and no name in it is used as a path.
     """
+    shown = shortened(name, LIMITS.shown_name)
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
             if sum(entry.file_size for entry in entries) > LIMITS.zip_bytes:
                 limit = f"{LIMITS.zip_bytes // 2**20} MiB"
-                unpacked = f"{_shown(name)} unpacks to more than {limit}"
+                unpacked = f"{shown} unpacks to more than {limit}"
                 raise RequestError(413, f"{unpacked}: send it in parts")
             for entry in entries:
                 if entry.is_dir() or is_hidden(entry_name(entry)):
@@ -274,12 +275,8 @@ def _zipped_images(name: str, file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
         raise
     except Exception as error:
         # Zipfile and the decompressors each have errors of their own.
-        damaged = f"{_shown(name)} is damaged or not a zip file that can be read"
+        damaged = f"{shown} is damaged or not a zip file that can be read"
         raise RequestError(422, damaged) from error
-
-
-def _shown(name: str) -> str:
-    return shortened(name, LIMITS.shown_name)
 
 
 def decoded(content: bytes, size: int, crop_ratio: float = 1.0) -> np.ndarray:
@@ -370,10 +367,8 @@ def folder_of(path: str) -> str | None:
         >>> folder_of("birds/train/hen/1.jpg"), folder_of("birds/train/1.jpg")
         ('hen', None)
     """
-    parts = []
-    for part in path.replace("\\", "/").split("/"):
-        if part not in ("", "."):
-            parts.append(part)
+    names = path.replace("\\", "/").split("/")
+    parts = [name for name in names if name not in ("", ".")]
     if len(parts) < 2 or split_of(parts[-2]) is not None:
         return None
     return tidy(parts[-2]) or None

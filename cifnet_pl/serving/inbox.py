@@ -431,12 +431,12 @@ class Inbox:
             name = stored[names[file]]
             content = content_hash(content_of[file].read_bytes())
             names_before = learned.get(content, set())
-            if names_before - {name} and not anyway:
-                other = min(names_before - {name})
+            others = names_before - {name}
+            if others and not anyway:
                 raise RequestError(
                     409,
-                    f"{image.path} was learned as '{other}' before, and a photo in two classes"
-                    " makes both of them worse",
+                    f"{image.path} was learned as '{min(others)}' before, and a photo in two"
+                    " classes makes both of them worse",
                     anyway=True,
                 )
             if name not in names_before:

@@ -241,9 +241,7 @@ def audited_labels(kept_images: Mapping[str, Sequence[str]]) -> dict[str, str]:
     Args:
         kept_images: class name → names of its kept images.
     """
-    labels = {}
-    for name, files in kept_images.items():
-        labels.update(dict.fromkeys(files, name))
+    labels = {file: name for name, files in kept_images.items() for file in files}
     step = math.ceil(len(labels) / AUDITED_IMAGES) or 1
     return dict(islice(labels.items(), None, None, step))
 
@@ -266,15 +264,15 @@ def audited(files: Sequence[str], z: torch.Tensor, labels: Sequence[str]) -> Aud
             "no photos of two classes are kept here, so none can be checked: teach some",
         )
     result = audit(z.numpy(), columns, names.tolist())
-    errors = []
-    for row, image in result.label_errors().iterrows():
-        error = AuditedImage(
+    errors = [
+        AuditedImage(
             file=files[row],
             label=image["class"],
             predicted=image["predicted"],
             label_probability=image["probability_of_class"],
         )
-        errors.append(error)
+        for row, image in result.label_errors().iterrows()
+    ]
     return AuditView(
         images=result.scored.images,
         not_judged=list(result.unjudged),

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -266,17 +267,17 @@ class Service:
 
     def _images(self, classes: Mapping[str, Sequence[str]]) -> LabelledImages:
         """Return images of the workspace with their embeddings: class name → names of files."""
-        label_of = {}
-        for label, files in enumerate(classes.values()):
-            label_of.update(dict.fromkeys(files, label))
+        label_of = {
+            file: label
+            for label, files in enumerate(classes.values())
+            for file in files
+        }
         job = self._at_work
         job.total = len(label_of)
         report = partial(setattr, job, "done")
         present, z = self.inbox.embeddings(list(label_of), report)
-        hashes = []
-        for file in present:
-            content = self.workspace.image(file).read_bytes()
-            hashes.append(content_hash(content))
+        paths = [self.workspace.image(file) for file in present]
+        hashes = [content_hash(path.read_bytes()) for path in paths]
         labels = [label_of[file] for file in present]
         table = table_of(name=present).assign(label=labels)
         images = SampleTable(table, embeddings=z.numpy(), hash_of=np.array(hashes))
@@ -310,12 +311,7 @@ class Service:
         """
         old = self._model_with_another(name)
         kept_images = self.workspace.kept_images().get(name, [])
-        images = None
-        if old.head.subtracts and len(kept_images) == old.counts[name]:
-            images = self.workspace.unchanged(kept_images)
-            if len(images) != old.counts[name]:
-                images = None
-        done = forget(old, name, images)
+        done = forget(old, name, self._all_images(old, name, kept_images))
         message = f"forgot '{name}' exactly: the model keeps nothing of its photos"
         if not done.exact:
             still = "its photos still count against other classes"
@@ -384,9 +380,8 @@ class Service:
                 f"none of these is a photo of '{name}' that is to be another class"
             )
             raise RequestError(422, nothing)
-        removed = self.workspace.unchanged(own)
-        is_whole = len(removed) == model.counts[name]
-        if not is_whole or not model.head.subtracts:
+        removed = self._all_images(model, name, own)
+        if removed is None:
             raise RequestError(
                 409,
                 f"'{name}' cannot be taken out exactly, as not all of its photos are kept here:"
@@ -421,6 +416,24 @@ class Service:
                 422, f"'{name}' is the only class: teach another one first"
             )
         return model
+
+    def _all_images(
+        self, model: Classifier, name: str, kept_images: Sequence[str]
+    ) -> list[Path] | None:
+        """Return the images of a class; None unless the model can be without them exactly.
+
+        For that the head must subtract, and all images be kept unchanged.
+
+        Args:
+            model: that knows the class.
+            name: of the class.
+            kept_images: names of its kept images' files.
+        """
+        if model.head.subtracts:
+            images = self.workspace.unchanged(kept_images)
+            if len(images) == model.counts[name]:
+                return images
+        return None
 
     # ------------------------------------------------------------------ changes of versions
 

@@ -222,6 +222,9 @@ def test_boxes_bars_and_just_asking(browser, server):
         page.locator("#zoom").get_by_role("button", name="Close").tap()
         assert server.get("/inbox")["waiting"] == 0
         page.get_by_text("Add photos class by class").tap()
+        page.locator("#box-name").fill("  ")
+        page.get_by_role("button", name="Add a box").tap()
+        expect(page.locator("#message-text")).to_have_text("Type a name first.")
         page.locator("#box-name").fill("navy")
         page.get_by_role("button", name="Add a box").tap()
         choose(page, "[aria-label='Photos of navy']", photos(2))

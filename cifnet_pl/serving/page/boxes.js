@@ -1,14 +1,14 @@
-// A box for each class: photos that are dropped on it, chosen or taken for it get its name.
+// A box for each className: photos that are dropped on it, chosen or taken for it get its name.
 
 import { open } from "./camera.js";
-import { $, action, button, make, named, takesFiles } from "./page.js";
+import { $, action, button, hint, make, named, onName, takesFiles } from "./page.js";
 import { boxes, inbox, model } from "./state.js";
 
 function box({ name, learned, waiting }, take) {
-  const files = make("input", { type: "file", accept: "image/*,.heic,.heif,.zip", multiple: true, "aria-label": `Photos of ${name}` });
+  const files = make("input", { type: "file", accept: "image/*,.heic,.heif,.zip", multiple: true, ariaLabel: `Photos of ${name}` });
   const camera = button("Camera", `Camera for ${name}`, () => open(name));
-  const row = make("div", { class: "row" }, make("label", { class: "button plain" }, "Photos", files), camera);
-  const made = make("li", { class: "card drop", "aria-label": name }, named(name), make("p", { class: "hint", textContent: `${learned} learned, ${waiting} waiting` }), row);
+  const row = make("div", { className: "row" }, make("label", { className: "button plain" }, "Photos", files), camera);
+  const made = make("li", { className: "card drop", ariaLabel: name }, named(name), hint(`${learned} learned, ${waiting} waiting`), row);
   takesFiles(made, [files], (photos) => take(photos, name), made);
   return made;
 }
@@ -27,8 +27,8 @@ export function showBoxes(take) {
 
 export function startBoxes(take) {
   action($("boxes"), "toggle", () => showBoxes(take));
-  action($("box-form"), "submit", () => {
-    boxes.added.push($("box-name").value.trim());
+  onName($("box-form"), (name) => {
+    boxes.added.push(name);
     $("box-name").value = "";
     showBoxes(take);
   });

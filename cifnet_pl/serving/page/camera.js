@@ -1,6 +1,6 @@
 // The camera of this device: what it shows is answered while it runs; photos of it, one after the other.
 
-import { $, action, bars, count, say, SILENT, verdict } from "./page.js";
+import { $, action, attempt, bars, count, onClick, pause, SILENT, verdict } from "./page.js";
 import { classified, cutOut, waitingOf } from "./photos.js";
 import { camera } from "./state.js";
 
@@ -22,7 +22,7 @@ export async function openCamera(video) {
 export function shot(video, name, small = false) {
   const { videoWidth: width, videoHeight: height } = video;
   const scale = small ? Math.min(1, SIDE / Math.max(width, height)) : 1;
-  return cutOut(video, 0, 0, width, height, name, scale);
+  return cutOut(video, width, height, name, scale);
 }
 
 /** An answer together with those of the last second: the mean of the scores, and the classes of most of the sets. */
@@ -56,7 +56,7 @@ export async function watch(video, on, show) {
       await shot(video, "camera.jpg", true).then(classified).then((answer) => tell(steady(answer)), (error) => tell(null, error.message));
       old = setTimeout(() => tell(null, SILENT), STALE);
     }
-    await new Promise((resolve) => setTimeout(resolve, PAUSE));
+    await pause(PAUSE);
   }
 }
 
@@ -64,14 +64,14 @@ function close() {
   camera.stream?.getTracks().forEach((track) => track.stop());
   camera.stream = null;
   $("camera-video").srcObject = null;
-  if ($("camera").open) $("camera").close();
+  $("camera").close();
 }
 
 function show(answer, reason) {
   const [text, remark] = answer ? verdict(answer) : ["No answer", reason];
   $("camera-answer").textContent = text;
   $("camera-remark").textContent = remark;
-  $("camera-bars").replaceChildren(...(answer ? [bars(answer)] : []));
+  $("camera-bars").replaceChildren(answer ? bars(answer) : "");
 }
 
 /** Open the camera for photos of a class, or of anything. */
@@ -108,16 +108,6 @@ async function picture() {
   return photo;
 }
 
-/** Up to ten photos while a button is held: turn the product meanwhile. */
-async function several(held) {
-  const photos = [];
-  while (held() && photos.length < TEN) {
-    photos.push(await picture());
-    await new Promise((resolve) => setTimeout(resolve, BETWEEN));
-  }
-  return photos;
-}
-
 /** Call `take` with each photo that is taken and the name that was given; the camera stays open for the next one. */
 export function takesPictures(take) {
   const store = (photos) => take(photos, $("camera-name").value.trim(), (part) => {
@@ -125,14 +115,18 @@ export function takesPictures(take) {
     camera.left -= part.images.length + part.known.length + part.unreadable.length;
     showStored();
   });
-  action($("camera-open"), "click", () => open());
+  onClick("camera-open", () => open());
   action($("camera-form"), "submit", async () => store([await picture()]));
   let held = false;
   for (const end of ["pointerup", "pointercancel", "lostpointercapture", "keyup"]) $("camera-ten").addEventListener(end, () => { held = false; });
-  const hold = async () => {
+  const hold = async () => { // turn the product meanwhile
     if (held) return;
     held = true;
-    const photos = await several(() => held);
+    const photos = [];
+    while (held && photos.length < TEN) {
+      photos.push(await picture());
+      await pause(BETWEEN);
+    }
     held = false;
     await store(photos);
   };
@@ -140,7 +134,7 @@ export function takesPictures(take) {
     $("camera-ten").setPointerCapture(event.pointerId); // what moves below the finger does not end it
     return hold();
   });
-  $("camera-ten").addEventListener("keydown", (event) => { if (event.key === " " && !event.repeat) hold().catch((error) => say(error.message)); });
+  $("camera-ten").addEventListener("keydown", (event) => { if (event.key === " " && !event.repeat) attempt(hold); });
   $("camera-close").addEventListener("click", close);
   $("camera").addEventListener("close", close);
 }

@@ -1,6 +1,9 @@
 // Classes: how many photos each has, how often it is right, what more would bring; to rename, join, split and forget.
 
-import { $, action, button, change, count, get, keptPhoto, make, named, percent, post, promised, purge, sure, table, takesBack } from "./page.js";
+import {
+  $, accuracy, button, change, count, get, hint, keptPhoto, make, named, onClick, onName, percent, post, promised, purge, sure, table,
+  takesBack,
+} from "./page.js";
 import { inbox, latestOnly, model, opened } from "./state.js";
 
 const MOST = 200; // photos of a class that are shown, the newest
@@ -11,7 +14,7 @@ function figures(look, answers) {
   const found = { Classes: look.classes, Photos: look.images, ...promised(look.accuracy),
     "Ten more photos of each class, of other days, would bring": answers ? answers.ten_more_text : "…" };
   $("figures").replaceChildren(...Object.entries(found).map(([name, value]) =>
-    make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
+    make("div", {}, make("dt", {}, name), make("dd", {}, value))));
   const help = ["found", "given"].includes(look.accuracy.kind) ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
   const seldom = (answers?.classes ?? []).filter((one) => one.rarely_predicted).map(({ name }) => name);
   const never = seldom.length ? [`hardly ever answered: ${seldom.join(", ")}`] : [];
@@ -21,51 +24,51 @@ function figures(look, answers) {
 const COLUMNS = [
   { title: "Class", kind: "name", bare: true },
   { title: "Examples", bare: true },
-  { title: "Photos", number: true },
-  { title: "Right on another day", number: true },
+  { title: "Photos", kind: "number" },
+  { title: "Right on another day", kind: "number" },
   { title: "Taken for", kind: "name" },
   { title: "Actions", bare: true },
 ];
 
 /** How often a class is right on another day, as a bar: its middle, and between what as many new photos may show. */
-function estimate({ accuracy: right, interval: between, rarely_predicted: seldom }, estimated) {
+function estimate({ accuracy: right, interval, rarely_predicted: seldom }, estimated) {
   if (right === undefined) return "…";
-  if (right === null && !estimated) return make("span", { class: "hint", textContent: "not estimated" });
-  if (right === null) return make("span", { class: "warn", textContent: "needs photos" });
-  const [low, high] = between ?? [right, right];
-  const label = between ? `${right.toFixed(0)} % (${low.toFixed(0)} to ${high.toFixed(0)})` : `${right.toFixed(0)} %`;
-  const range = make("span", { class: "range" });
+  if (right === null && !estimated) return hint("not estimated", "span");
+  if (right === null) return make("span", { className: "warn" }, "needs photos");
+  const [low, high] = interval ?? [right, right];
+  const label = accuracy(right, interval, "");
+  const range = make("span", { className: "range" });
   Object.assign(range.style, { left: `${low}%`, width: `${Math.max(1, high - low)}%` });
-  const middle = make("span", { class: "middle" });
+  const middle = make("span", { className: "middle" });
   middle.style.left = `${right}%`;
-  const bar = make("span", { class: `interval ${seldom ? "bad" : ""}`, role: "img", title: label, "aria-label": label }, range, middle);
-  return make("span", { class: seldom ? "warn" : "" }, bar, `${right.toFixed(0)} %`, seldom ? " hardly ever answered" : "");
+  const bar = make("span", { className: `interval ${seldom ? "bad" : ""}`, role: "img", title: label, ariaLabel: label }, range, middle);
+  return make("span", { className: seldom ? "warn" : "" }, bar, `${right.toFixed(0)} %`, seldom ? " hardly ever answered" : "");
 }
 
 /** What a class is taken for: its newest photo beside that of the other one. */
 function confusions(own, others, newest) {
   return others.map((other) => {
     const pair = [own, other].map((name) => (newest.get(name) ? keptPhoto(newest.get(name), name) : ""));
-    return make("div", { class: "pair" }, ...pair, named(other));
+    return make("div", { className: "pair" }, ...pair, named(other));
   });
 }
 
 function row({ name, images: photos, kept_images: kept }, answers, newest, estimated) {
-  const examples = make("ul", { class: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
-  const actions = make("div", { class: "row" }, kept.length ? button("Photos", `Photos of ${name}`, () => {
+  const examples = make("ul", { className: "thumbs" }, ...kept.slice(-3).map((file) => make("li", {}, keptPhoto(file, name))));
+  const actions = make("div", { className: "row" }, kept.length ? button("Photos", `Photos of ${name}`, () => {
     showPhotos(name, [kept.slice(-MOST)]);
     $("class-photos").scrollIntoView();
     $("class-group").focus();
-  }) : null, button("Change", `Change ${name}`, () => {
+  }) : "", button("Change", `Change ${name}`, () => {
     $("class-title").textContent = $("class-new").value = name;
     $("class").showModal();
   }, "plain changes"));
   const others = make("div", {}, ...confusions(name, answers.confused_with, newest));
-  const stored = kept.length < photos ? make("span", { class: "hint", textContent: ` (${kept.length} kept here)` }) : "";
-  return { cells: [named(name), examples, make("span", {}, String(photos), stored), estimate(answers, estimated), others, actions] };
+  const stored = kept.length < photos ? hint(` (${kept.length} kept here)`, "span") : "";
+  return { cells: [named(name), examples, make("span", {}, photos, stored), estimate(answers, estimated), others, actions] };
 }
 
-/** Show the photos of a class: in groups, if there are several. */
+/** Show the photos of a className: in groups, if there are several. */
 function showPhotos(name, groups) {
   opened.name = name;
   selected.clear();
@@ -74,14 +77,14 @@ function showPhotos(name, groups) {
   $("class-photos-title").textContent = `${name}: ${count(all.length, "photo")}`;
   $("class-groups").replaceChildren(...groups.map((photos, i) => {
     const text = `Select group ${i + 1} (${photos.length})`;
-    const every = make("button", { type: "button", class: "changes", textContent: text, hidden: groups.length < 2 });
+    const every = make("button", { type: "button", className: "changes", textContent: text, hidden: groups.length < 2 });
     every.addEventListener("click", () => select(photos, true));
-    return make("div", {}, every, make("ul", { class: "cards" }, ...photos.map((photo) => {
+    return make("div", {}, every, make("ul", { className: "cards" }, ...photos.map((photo) => {
       const label = `Select photo ${all.indexOf(photo) + 1} of ${name}`;
-      const about = { type: "button", class: "picture", "aria-label": label, "aria-pressed": false };
+      const about = { type: "button", className: "picture", ariaLabel: label, ariaPressed: false };
       const picture = make("button", about, keptPhoto(photo, ""));
       picture.addEventListener("click", () => select([photo], !selected.has(photo)));
-      const made = make("li", { class: "card" }, picture);
+      const made = make("li", { className: "card" }, picture);
       made.dataset.photo = photo;
       return made;
     })));
@@ -94,7 +97,7 @@ function select(photos, on) {
   for (const card of $("class-groups").querySelectorAll(".card")) {
     const chosen = selected.has(card.dataset.photo);
     card.classList.toggle("selected", chosen);
-    card.querySelector(".picture").setAttribute("aria-pressed", chosen);
+    card.querySelector(".picture").ariaPressed = chosen;
   }
   $("move-form").hidden = !selected.size;
   $("move-count").textContent = `${selected.size} selected`;
@@ -108,8 +111,8 @@ async function group() {
 }
 
 function doubtful({ file, label, predicted: other, label_probability: own }) {
-  const text = make("p", { textContent: `Taught as “${label}” (${percent(own)}), looks like “${other}”.` });
-  const made = make("li", { class: "card" }, keptPhoto(file, `Taught as ${label}`), text);
+  const text = make("p", {}, `Taught as “${label}” (${percent(own)}), looks like “${other}”.`);
+  const made = make("li", { className: "card" }, keptPhoto(file, `Taught as ${label}`), text);
   const move = () => change("/move", { name: label, into: other, images: [file] }, takesBack, () => made.remove());
   made.append(button(named(`It is ${other}`), `It is ${other}`, move, "plain changes"));
   return made;
@@ -117,41 +120,31 @@ function doubtful({ file, label, predicted: other, label_probability: own }) {
 
 async function audit() {
   const place = $("audited");
-  place.replaceChildren(make("p", { role: "status", textContent: "Judging every photo by all others…" }));
-  let found;
-  try {
-    found = await get("/audit");
-  } catch (error) {
-    place.replaceChildren();
-    throw error;
-  }
-  const parts = [];
-  if (found.label_errors.length) {
-    parts.push(make("p", { textContent: `Of ${count(found.images, "kept photo")} these look more like another class:` }));
-    parts.push(make("ul", { class: "cards" }, ...found.label_errors.map(doubtful)));
-  } else if (found.images) parts.push(make("p", { textContent: `None of ${count(found.images, "kept photo")} is doubtful.` }));
-  if (found.not_judged.length) {
-    const why = "Not judged, as one photo or near-copies of one alone are kept";
-    parts.push(make("p", { class: "hint", textContent: `${why}: ${found.not_judged.join(", ")}.` }));
-  }
-  place.replaceChildren(...parts);
+  place.replaceChildren(make("p", { role: "status" }, "Judging every photo by all others…"));
+  const { images, label_errors: errors, not_judged: rest } = await get("/audit").finally(() => place.replaceChildren());
+  const photos = count(images, "kept photo");
+  if (errors.length) {
+    const cards = make("ul", { className: "cards" }, ...errors.map(doubtful));
+    place.append(make("p", {}, `Of ${photos} these look more like another class:`), cards);
+  } else if (images) place.append(make("p", {}, `None of ${photos} is doubtful.`));
+  if (rest.length) place.append(hint(`Not judged, as one photo or near-copies of one alone are kept: ${rest.join(", ")}.`));
 }
 
 export function start() {
   const close = () => $("class").close();
-  action($("audit"), "click", audit);
-  action($("class-group"), "click", group);
-  action($("class-photos-close"), "click", () => { $("class-photos").hidden = true; });
-  action($("move-form"), "submit", () => {
-    const asked = { name: opened.name, into: $("move-name").value.trim(), images: [...selected] };
+  onClick("audit", audit);
+  onClick("class-group", group);
+  onClick("class-photos-close", () => { $("class-photos").hidden = true; });
+  onName($("move-form"), (into) => {
+    const asked = { name: opened.name, into, images: [...selected] };
     return change("/move", asked, takesBack, () => { $("move-name").value = ""; });
   });
-  action($("class-close"), "click", close);
-  action($("class-form"), "submit", () => {
+  onClick("class-close", close);
+  onName($("class-form"), (name) => {
     close();
-    return change("/rename", { old: $("class-title").textContent, new: $("class-new").value.trim() }, takesBack);
+    return change("/rename", { old: $("class-title").textContent, new: name }, takesBack);
   });
-  action($("forget"), "click", async () => {
+  onClick("forget", async () => {
     const name = $("class-title").textContent;
     close();
     const waiting = Object.values(inbox.view.names).filter((one) => one === name).length;

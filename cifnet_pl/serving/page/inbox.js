@@ -3,8 +3,8 @@
 import { showBoxes, startBoxes } from "./boxes.js";
 import { takesPictures } from "./camera.js";
 import {
-  $, action, bar, bars, button, change, changed, count, ENOUGH, finished, get, keptPhoto, known, make, named as nameTag, post,
-  promised, save, say, short, takesBack, takesFiles, takesPasted, unsure, verdict,
+  $, attempt, bar, bars, button, certain, change, changed, count, ENOUGH, finished, get, hint, keptPhoto, known, make,
+  named as nameTag, onClick, onName, post, promised, save, say, short, takesBack, takesFiles, takesPasted, verdict,
 } from "./page.js";
 import { ask, store, waitingOf } from "./photos.js";
 import { inbox, isReadOnly, latestOnly } from "./state.js";
@@ -20,25 +20,19 @@ const named = () => Object.keys(inbox.view.names);
 export const waits = () => inbox.view.waiting > 0;
 export const differs = (now, what) => !isReadOnly() && JSON.stringify(now[what]) !== JSON.stringify(inbox.view[what]);
 
-/** Let the service keep names, one request after the other. */
-function keepNames(changed) {
-  if (!Object.keys(changed).length) return;
-  inbox.sending = inbox.sending.then(() => post("/inbox/names", { names: changed })).catch((error) => say(error.message));
-}
-
 /** Name photos, or take their names back where `name` is null, and show it. */
 function give(photos, name) {
   giveEach(Object.fromEntries(photos.map((photo) => [photo, name])));
 }
 
-/** Name photos, each as its own: files → names. */
+/** Name photos, each as its own: files → names. The service keeps them, after one request the next. */
 function giveEach(given) {
   for (const [photo, name] of Object.entries(given)) {
     if (name === null) delete inbox.view.names[photo];
     else inbox.view.names[photo] = name;
     selected.delete(photo);
   }
-  keepNames(given);
+  if (Object.keys(given).length) inbox.sending = inbox.sending.then(() => attempt(post, "/inbox/names", { names: given }));
   draw();
 }
 
@@ -73,37 +67,37 @@ function select(photo, range) {
 
 /** The buttons below a photo: its classes, or the name that it was given. */
 function foot(photo) {
-  const place = make("div", { class: "foot" });
+  const place = make("div", { className: "foot" });
   if (photo.url) {
     place.append(bars(photo));
     return place;
   }
-  if (isReadOnly() || photo.unreadable) return place;
+  if (isReadOnly()) return place;
   const name = nameOf(photo.image);
   if (name !== undefined) {
     const back = button("Take back", `Take back the name of ${photo.file}`, () => give([photo.image], null));
-    place.append(make("p", { class: "good clamp", textContent: `Named “${name}”.` }), back);
+    place.append(make("p", { className: "good clamp" }, `Named “${name}”.`), back);
     return place;
   }
-  if (photo.folders?.length > 1) {
-    place.append(make("p", { class: "warn", textContent: "It lies in several folders. Which is it?" }));
+  if (photo.folders.length > 1) {
+    place.append(make("p", { className: "warn" }, "It lies in several folders. Which is it?"));
     for (const folder of photo.folders) place.append(button(nameTag(folder), `${photo.file} is: ${folder}`, () => decide(photo.image, folder)));
     return place;
   }
   photo.classes.forEach(({ name: one, probability }, i) => {
-    const yes = i === 0 && known(photo) && !unsure(photo);
+    const yes = i === 0 && certain(photo);
     const label = yes ? `Yes, ${photo.file} is ${one}` : `${photo.file} is: ${one}`;
     const choice = button(nameTag(yes ? `Yes, ${one}` : one), label, () => decide(photo.image, one), yes ? "plain yes" : "plain");
-    choice.append(make("span", { class: "hint", textContent: short(probability) }));
+    choice.append(hint(short(probability), "span"));
     place.append(bar(choice, probability));
   });
   return place;
 }
 
-/** The photo that is most similar, loaded when it is asked for; null where there is none. */
+/** The photo that is most similar, loaded when it is asked for; nothing where there is none. */
 function mostSimilar(photo) {
-  if (!photo.nearest || !known(photo)) return null;
-  const near = make("details", {}, make("summary", { class: "hint", textContent: "Most similar" }));
+  if (!photo.nearest || !known(photo)) return "";
+  const near = make("details", {}, hint("Most similar", "summary"));
   near.addEventListener("toggle", () => {
     if (near.open && near.children.length < 2) near.append(keptPhoto(photo.nearest, `Most similar kept photo of ${photo.classes[0].name}`));
   });
@@ -112,16 +106,16 @@ function mostSimilar(photo) {
 
 function card(photo) {
   const [text, remark, kind] = verdict(photo);
-  const shown = photo.url ? make("img", { src: photo.url, alt: photo.file }) : photo.image ? keptPhoto(photo.image, photo.file) : "";
-  const about = { "aria-label": `Select ${photo.file}`, "aria-pressed": selected.has(photo.image), tabIndex: -1 };
-  const picture = make("button", { type: "button", class: "picture", ...about }, shown);
+  const shown = photo.url ? make("img", { src: photo.url, alt: photo.file }) : keptPhoto(photo.image, photo.file);
+  const about = { ariaLabel: `Select ${photo.file}`, ariaPressed: selected.has(photo.image), tabIndex: -1 };
+  const picture = make("button", { type: "button", className: "picture", ...about }, shown);
   if (photo.image) picture.addEventListener("click", ({ shiftKey }) => select(photo.image, shiftKey));
-  const head = make("div", { class: "head", title: photo.file }, nameTag([photo.folder, photo.file.split("/").at(-1)].filter(Boolean).join("/")));
-  if (photo.image || photo.url) head.append(button("⤢", `Enlarge ${photo.file}`, () => zoom(photo)));
-  const said = make("p", { class: `verdict clamp ${kind}`, textContent: text, dir: "auto" });
-  const hint = remark ? make("p", { class: "hint clamp", textContent: remark, title: remark }) : null;
+  const head = make("div", { className: "head", title: photo.file }, nameTag([photo.folder, photo.file.split("/").at(-1)].filter(Boolean).join("/")));
+  head.append(button("⤢", `Enlarge ${photo.file}`, () => zoom(photo)));
+  const said = make("p", { className: `verdict clamp ${kind}`, textContent: text, dir: "auto" });
+  const more = remark ? make("p", { className: "hint clamp", title: remark }, remark) : "";
   const label = `${photo.file}: ${nameOf(photo.image) ?? text}`;
-  const made = make("li", { class: "card", tabIndex: 0, "aria-label": label }, picture, head, said, hint, mostSimilar(photo), foot(photo));
+  const made = make("li", { className: "card", tabIndex: 0, ariaLabel: label }, picture, head, said, more, mostSimilar(photo), foot(photo));
   if (photo.image) made.dataset.photo = photo.image;
   made.dataset.looks = looksOf(photo);
   made.classList.toggle("selected", selected.has(photo.image));
@@ -150,21 +144,22 @@ function drawCards(photos) {
 
 /** Show what is known of the photos that wait, after those that are only asked about. */
 function draw() {
-  drawCards([...inbox.asked, ...inbox.view.images]);
+  const { asked, view } = inbox;
+  drawCards([...asked, ...view.images]);
   showBoxes(take);
   const offer = (id, on, text = "") => {
     $(id).hidden = !on;
     if (text) $(id).textContent = text;
   };
-  const open = inbox.view.images.filter(({ image: photo }) => photo && !nameOf(photo));
-  offer("offers", inbox.view.images.length + inbox.asked.length > 0);
-  offer("keys", inbox.view.images.length > 0);
-  offer("surest", inbox.view.seen > 1, inbox.surest ? "Look at the most doubtful first" : "Look at the surest first");
-  offer("by-folder", inbox.view.in_folders > 0, `Name ${inbox.view.in_folders} by their folders`);
+  const open = view.images.filter(({ image: photo }) => !nameOf(photo));
+  offer("offers", view.images.length + asked.length > 0);
+  offer("keys", view.images.length > 0);
+  offer("surest", view.seen > 1, inbox.surest ? "Look at the most doubtful first" : "Look at the surest first");
+  offer("by-folder", view.in_folders > 0, `Name ${view.in_folders} by their folders`);
   offer("group", open.length > 1);
   offer("select-all", open.length > 1);
-  offer("clear", inbox.asked.length > 0, "Clear answers");
-  offer("more", inbox.view.waiting > inbox.view.images.length);
+  offer("clear", asked.length > 0);
+  offer("more", view.waiting > view.images.length);
   const decided = named().length;
   offer("bar", selected.size + decided > 0);
   offer("name-form", selected.size > 0);
@@ -172,15 +167,12 @@ function draw() {
   $("selected").textContent = `${selected.size} selected`;
   $("named").textContent = `${decided} named`;
   $("learn").textContent = `Learn ${decided}`;
-  $("tab-photos").textContent = inbox.view.waiting ? `Photos (${inbox.view.waiting})` : "Photos";
-  const looking = !isReadOnly() && inbox.view.seen < inbox.view.waiting;
-  offer("sending", looking, `Looking at photo ${inbox.view.seen} of ${inbox.view.waiting}…`);
-  progress(looking ? inbox.view.seen / inbox.view.waiting : null);
-}
-
-function progress(share) {
-  $("progress").hidden = share === null;
-  $("progress").value = share ?? 0;
+  $("tab-photos").textContent = view.waiting ? `Photos (${view.waiting})` : "Photos";
+  const looking = !isReadOnly() && view.seen < view.waiting;
+  offer("sending", looking, `Looking at photo ${view.seen} of ${view.waiting}…`);
+  offer("progress", looking);
+  $("progress").max = view.waiting;
+  $("progress").value = view.seen;
 }
 
 /** Ask for the photos that wait, and show them. */
@@ -190,26 +182,23 @@ export const show = latestOnly(async (still) => {
   await sent;
   const list = await still(get(`/inbox?count=${inbox.shown}&surest=${inbox.surest}${inbox.after === null ? "" : `&after=${inbox.after}`}`));
   if (sent !== inbox.sending) return show(); // the list may lack what was named meanwhile
-  const before = inbox.view.images;
-  if (inbox.view.version !== list.version && inbox.lesson !== list.version) $("lesson").replaceChildren();
+  const { images: before, version } = inbox.view;
+  if (version !== list.version && inbox.lesson !== list.version) $("lesson").replaceChildren();
   inbox.view = list;
-  const here = new Set(inbox.view.images.map(({ image: photo }) => photo));
+  const here = new Set(list.images.map(({ image: photo }) => photo));
   for (const photo of selected) if (!here.has(photo)) selected.delete(photo);
   if (selected.size + named().length) { // nothing moves away below the hand; what is new comes first
     const place = new Map(before.map(({ image: photo }, i) => [photo, i]));
-    inbox.view.images.sort((a, b) => (place.get(a.image) ?? -1) - (place.get(b.image) ?? -1));
+    list.images.sort((a, b) => (place.get(a.image) ?? -1) - (place.get(b.image) ?? -1));
   }
   return draw();
 });
 
 /** Answer photos that are not kept. */
-async function justAsk(photos) {
-  await ask(photos, (answers, part) => {
-    const answered = answers.map((answer, i) => ({ ...answer, url: URL.createObjectURL(part[i].file) }));
-    inbox.asked.unshift(...answered);
-    draw();
-  });
-}
+const justAsk = (photos) => ask(photos, (answers) => {
+  inbox.asked.unshift(...answers.map((answer) => ({ ...answer, url: URL.createObjectURL(answer.sent) })));
+  draw();
+});
 
 /** What is said of photos that were stored. */
 function arrival({ images, known: others, unreadable }) {
@@ -240,14 +229,14 @@ async function take(photos, name = "", report = () => {}) {
   });
   await show();
   const text = arrival(stored);
-  const elsewhere = stored.known.filter((one) => one.name !== null && (name || one.folder) && (name || one.folder) !== one.name);
+  const meant = stored.known.map((one) => ({ ...one, into: name || one.folder }));
+  const elsewhere = meant.filter((one) => one.name !== null && one.into && one.into !== one.name);
   if (!elsewhere.length) {
     say(text, !stored.unreadable.length);
     return;
   }
-  const [{ name: old, folder }] = elsewhere;
-  const into = name || folder;
-  const same = elsewhere.filter((one) => one.name === old && (name || one.folder) === into).map((one) => one.image);
+  const [{ name: old, into }] = elsewhere;
+  const same = elsewhere.filter((one) => one.name === old && one.into === into).map((one) => one.image);
   const asks = `${count(same.length, "photo")} of “${into}” ${same.length === 1 ? "was" : "were"} learned as “${old}”.`;
   say(`${text} ${asks}`, false, { text: `Move to “${into}”`, work: () => change("/move", { name: old, into, images: same }, takesBack) });
 }
@@ -257,15 +246,13 @@ const bare = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
 async function learn(trial) {
   await inbox.sending;
   const { names: now } = await get("/inbox?count=0"); // someone may have renamed a class
-  const given = Object.fromEntries(named().filter((photo) => photo in now).map((photo) => [photo, now[photo]]));
-  if (!named().every((photo) => photo in now)) await show();
-  if (!Object.keys(given).length) throw new Error("None of these photos waits any more: someone else decided them, or took them away.");
+  const here = named().filter((photo) => photo in now);
+  if (here.length < named().length) await show();
+  if (!here.length) throw new Error("None of these photos waits any more: someone else decided them, or took them away.");
   const begin = ({ anyway, instead }) => {
-    for (const [photo, name] of Object.entries(given)) {
-      const meant = Object.entries(instead ?? {}).find(([typed]) => bare(typed) === bare(name));
-      if (meant) given[photo] = meant[1];
-    }
-    return post(`/inbox/learn?wait=false&dry_run=${trial}${anyway ? "&anyway=true" : ""}`, { names: given });
+    const meant = new Map(Object.entries(instead ?? {}).map(([name, other]) => [bare(name), other]));
+    const names = Object.fromEntries(here.map((photo) => [photo, meant.get(bare(now[photo])) ?? now[photo]]));
+    return post(`/inbox/learn?wait=false&dry_run=${trial}${anyway ? "&anyway=true" : ""}`, { names });
   };
   $("learn").disabled = $("try").disabled = true;
   try {
@@ -295,36 +282,34 @@ function showLesson(lesson) {
     : `${rounded(share)} of ${of} new photos, left out to test it, were right.`];
   rest.push(...Object.entries(promised(lesson.accuracy)).map(([name, value]) => `${name}: ${value}.`), ...lesson.warnings);
   rest.push(...lesson.unreadable.map(({ file, reason }) => `${file} was left out: ${reason}.`));
-  const folded = make("details", {}, make("summary", { class: "hint", textContent: "More" }), ...rest.map((textContent) => make("p", { textContent })));
+  const folded = make("details", {}, hint("More", "summary"), ...rest.map((textContent) => make("p", { textContent })));
   const lines = [old, lesson.next_step].filter(Boolean).map((textContent) => make("p", { textContent }));
-  $("lesson").replaceChildren(make("div", { class: "result", role: "status" }, ...lines, folded));
+  $("lesson").replaceChildren(make("div", { className: "result", role: "status" }, ...lines, folded));
 }
 
 function groupCard({ images: photos, suggestion }) {
   const left = new Set(photos);
-  const about = { list: "class-names", placeholder: "These are …", maxLength: 1000, required: true, autocomplete: "off" };
-  const name = make("input", { ...about, value: suggestion ?? "", "aria-label": `Class of ${count(photos.length, "photo")}` });
-  const submit = make("button", { type: "submit" });
-  const form = make("form", {}, name, submit);
-  const hint = make("p", { class: "hint" });
+  const made = $("group-card").content.firstElementChild.cloneNode(true);
+  const [about, thumbs, form] = made.children;
+  const [field, submit] = form.elements;
+  field.value = suggestion ?? "";
+  field.ariaLabel = `Class of ${count(photos.length, "photo")}`;
   const showCount = () => {
-    hint.textContent = `${count(left.size, "photo")} alike. Tap one that is something else.`;
+    about.textContent = `${count(left.size, "photo")} alike. Tap one that is something else.`;
     submit.textContent = `Name ${left.size}`;
   };
-  const thumbs = photos.map((photo, i) => {
-    const thumb = button(keptPhoto(photo, ""), `Photo ${i + 1} of ${photos.length} is something else`, () => {
+  photos.forEach((photo, i) => {
+    const item = make("li", {}, button(keptPhoto(photo, ""), `Photo ${i + 1} of ${photos.length} is something else`, () => {
       left.delete(photo);
-      thumb.parentElement.remove();
+      item.remove();
       showCount();
       if (!left.size) made.remove();
-    }, "thumb");
-    return make("li", {}, thumb);
+    }, "thumb"));
+    thumbs.append(item);
   });
-  const made = make("li", { class: "card group" }, hint, make("ul", { class: "thumbs" }, ...thumbs), form);
   showCount();
-  action(form, "submit", () => {
-    if (!name.value.trim()) throw new Error("Type a name first.");
-    give([...left], name.value.trim());
+  onName(form, (name) => {
+    give([...left], name);
     made.remove();
     ($("groups").querySelector("input") ?? $("learn")).focus();
   });
@@ -334,11 +319,11 @@ function groupCard({ images: photos, suggestion }) {
 /** Group all photos that wait and have no name. */
 async function group() {
   const open = (await all()).filter(({ image, seen }) => seen && !nameOf(image)).map(({ image }) => image);
-  const found = await post("/group", { images: open.slice(0, GROUPED) });
-  const groups = found.filter(({ images: photos }) => photos.length > 1);
+  const alike = await post("/group", { images: open.slice(0, GROUPED) });
+  const groups = alike.filter(({ images: photos }) => photos.length > 1);
   const rest = open.length - groups.flatMap(({ images: photos }) => photos).length;
-  const hint = make("p", { class: "hint", textContent: `${count(groups.length, "group")}; ${count(rest, "photo")} like no other below.` });
-  $("groups").replaceChildren(hint, make("ul", { class: "cards" }, ...groups.map(groupCard)));
+  const found = hint(`${count(groups.length, "group")}; ${count(rest, "photo")} like no other below.`);
+  $("groups").replaceChildren(found, make("ul", { className: "cards" }, ...groups.map(groupCard)));
 }
 
 async function remove() {
@@ -376,17 +361,17 @@ async function csv() {
 }
 
 function pressed(event) {
-  const photo = inbox.view.images.find((one) => one.image && one.image === event.target.dataset?.photo);
+  const photo = inbox.view.images.find((one) => one.image === event.target.dataset.photo);
   if (!photo || isReadOnly() || event.ctrlKey || event.metaKey || event.altKey) return;
   const place = "123".indexOf(event.key);
   const yes = event.key.toLowerCase() === "y";
-  const chosen = place >= 0 ? photo.classes[place]?.name : yes && known(photo) && !unsure(photo) ? photo.classes[0].name : null;
+  const chosen = place >= 0 ? photo.classes[place]?.name : yes && certain(photo) ? photo.classes[0].name : null;
   if (chosen) decide(photo.image, chosen);
   else if (yes) say("Not sure, or unlike what I learned: press 1, 2 or 3 for one of its names, or N for another.");
   else if (event.key === " ") select(photo.image, event.shiftKey);
   else if (event.key === "Delete" || event.key.toLowerCase() === "n") {
     if (!selected.has(photo.image)) select(photo.image, false);
-    if (event.key === "Delete") remove().catch((error) => say(error.message));
+    if (event.key === "Delete") attempt(remove);
     else $("name").focus();
   } else return;
   event.preventDefault();
@@ -398,46 +383,44 @@ export function start() {
   takesPictures(take);
   startBoxes(take);
   $("cards").addEventListener("keydown", pressed);
-  action($("surest"), "click", () => {
+  onClick("surest", () => {
     inbox.surest = !inbox.surest;
     inbox.after = null;
     inbox.view.images = []; // in the new order
     return show();
   });
-  action($("by-folder"), "click", async () => {
+  onClick("by-folder", async () => {
     const open = (await all()).filter(({ image, folder }) => folder && !nameOf(image));
     giveEach(Object.fromEntries(open.map(({ image, folder }) => [image, folder])));
     await show();
   });
-  action($("group"), "click", group);
-  action($("select-all"), "click", () => {
+  onClick("group", group);
+  onClick("select-all", () => {
     for (const { image: photo } of inbox.view.images) if (!nameOf(photo)) selected.add(photo);
     draw();
   });
-  action($("csv"), "click", csv);
-  action($("clear"), "click", () => {
+  onClick("csv", csv);
+  onClick("clear", () => {
     inbox.asked.splice(0).forEach(({ url }) => URL.revokeObjectURL(url));
     draw();
   });
-  action($("more"), "click", () => {
+  onClick("more", () => {
     inbox.shown += PAGE;
     return show();
   });
-  action($("name-form"), "submit", () => {
-    const name = $("name").value.trim();
-    if (!name) throw new Error("Type a name first.");
+  onName($("name-form"), (name) => {
     const order = inbox.view.images.map((one) => one.image).filter((photo) => selected.has(photo));
     const next = nextAfter(order.at(-1), selected);
     give([...selected], name);
     $("name").value = "";
     (cardOf(next) ?? $("learn")).focus();
   });
-  action($("remove"), "click", remove);
-  action($("select-none"), "click", () => {
+  onClick("remove", remove);
+  onClick("select-none", () => {
     selected.clear();
     draw();
   });
-  action($("learn"), "click", () => learn(false));
-  action($("try"), "click", () => learn(true));
-  action($("take-back"), "click", () => give(named(), null));
+  onClick("learn", () => learn(false));
+  onClick("try", () => learn(true));
+  onClick("take-back", () => give(named(), null));
 }

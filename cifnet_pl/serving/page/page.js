@@ -13,15 +13,13 @@ export const $ = (id) => document.getElementById(id);
 
 /** Make an element. Text is always set as text, so names from outside are never read as HTML. */
 export function make(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [key, value] of Object.entries(properties)) {
-    if (key === "class") element.className = value;
-    else if (key.startsWith("aria-") || ["role", "for", "list", "scope"].includes(key)) element.setAttribute(key, value);
-    else element[key] = value;
-  }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
   return element;
 }
+
+/** A hint, as an element of its own. */
+export const hint = (text, tag = "p") => make(tag, { className: "hint", textContent: text });
 
 /** Put an element where it is seen: into the open dialog, or above the page. */
 export function bringForward(element) {
@@ -44,8 +42,20 @@ export function say(text, good = false, act = null) {
   $("message").hidden = !text;
   $("message-act").hidden = !act;
   $("message-act").textContent = act?.text ?? "";
-  $("message-act").onclick = act && (() => Promise.resolve(act.work()).catch((error) => say(error.message)));
+  $("message-act").onclick = act && (() => attempt(act.work));
 }
+
+/** Do something whose error becomes the message. */
+export async function attempt(work, ...args) {
+  try {
+    await work(...args);
+  } catch (error) {
+    say(error.message);
+  }
+}
+
+/** Wait for some milliseconds. */
+export const pause = (time) => new Promise((resolve) => setTimeout(resolve, time));
 
 export const SILENT = "The service does not answer. Is it still running?";
 
@@ -65,14 +75,6 @@ for (const end of ["dragend", "blur"]) window.addEventListener(end, release);
 /** Wait until no button is held down: where an element is replaced between press and release, no click is told. */
 export const released = () => (pressed ? new Promise((resolve) => { awaiting.push(resolve); }) : Promise.resolve());
 
-/** The address of a path of the service, which may be behind a folder of another server. */
-const address = (path) => new URL(path.replace(/^\//, ""), document.baseURI).href;
-
-/** Take the message away that the service does not answer, once it does. */
-function answers() {
-  if ($("message-text").textContent === SILENT) say("");
-}
-
 /** A percentage that stays on one line. */
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}\u00a0%`;
 
@@ -84,8 +86,11 @@ export const count = (number, one, many = `${one}s`) => `${number} ${number === 
 /** Whether a photo is of a known class, as far as the service can tell. */
 export const known = (photo) => photo.known !== false && photo.classes.length > 0;
 
-/** Whether it is not one class that is likely enough. */
-export const unsure = (photo) => Boolean(photo.prediction_set) && photo.prediction_set.length !== 1;
+/** Whether one class of it is likely enough, and no other. */
+export const certain = (photo) => known(photo) && (photo.prediction_set?.length ?? 1) === 1;
+
+/** The other classes that a photo of a known class may be of. */
+export const alternatives = (photo) => (certain(photo) ? [] : photo.prediction_set.filter((name) => name !== photo.classes[0].name));
 
 /** Let the background of an element show a probability as a bar. */
 export function bar(element, share) {
@@ -98,8 +103,8 @@ export function bar(element, share) {
 export const short = (share) => percent(Math.min(share, 0.99), 0);
 
 /** All classes with their probabilities as bars, the most probable first. */
-export const bars = ({ classes }) => make("ul", { class: "bars" },
-  ...classes.map(({ name, probability }) => bar(make("li", {}, named(name), make("span", { textContent: short(probability) })), probability)));
+export const bars = ({ classes }) => make("ul", { className: "bars" },
+  ...classes.map(({ name, probability }) => bar(make("li", {}, named(name), make("span", {}, short(probability))), probability)));
 
 /** What is said of a photo, a remark on it, and how it looks. */
 export function verdict(photo) {
@@ -108,14 +113,13 @@ export function verdict(photo) {
   if (!photo.classes.length) return ["Nothing is known yet", "", ""];
   if (photo.known === false) return ["This looks unlike what I learned.", "", "warn"];
   const [best] = photo.classes;
-  const several = unsure(photo);
-  const others = several ? photo.prediction_set.filter((name) => name !== best.name) : [];
+  const others = alternatives(photo);
   const remark = others.length ? `Or: ${others.join(", ")}` : "";
-  return [`${several ? "Not sure: " : ""}${best.name} ${likely(best.probability)}`, remark, ""];
+  return [`${certain(photo) ? "" : "Not sure: "}${best.name} ${likely(best.probability)}`, remark, ""];
 }
 
 /** An accuracy with the ends of its interval; what is said where there is none. */
-function accuracy(value, ends, none) {
+export function accuracy(value, ends, none) {
   if (value === null) return none;
   return ends ? `${value.toFixed(0)} % (${ends[0].toFixed(0)} to ${ends[1].toFixed(0)})` : `${value.toFixed(1)} %`;
 }
@@ -130,51 +134,32 @@ export function promised({ loo_accuracy: these, loo_accuracy_interval: ends, new
 /** Fewer photos than these say too little for a percentage. */
 export const ENOUGH = 10;
 
-function headers() {
-  const token = localStorage.getItem(TOKEN);
-  return token ? { Authorization: `Bearer ${token}` } : {};
-}
-
 let asking = null;
-
-/** The dialogue that asks for the token; its field has what was typed. */
-function tokenDialog(field) {
-  const wrong = localStorage.getItem(TOKEN) !== null;
-  const title = make("h2", { id: "token-title", textContent: wrong ? "The token is wrong: type it again" : "This service asks for a token" });
-  const row = make("div", { class: "row" }, make("button", { type: "submit", class: "main", textContent: "Continue" }));
-  const form = make("form", { method: "dialog" }, title, make("label", { htmlFor: field.id, textContent: "Token" }), field, row);
-  return make("dialog", { id: "token-dialog", "aria-labelledby": title.id }, form);
-}
 
 /** Ask for the token, once for all requests that need it at the same time. */
 function askForToken() {
-  if (!asking) {
-    asking = new Promise((resolve) => {
-      const field = make("input", { id: "token", type: "password", autocomplete: "off" });
-      const dialog = tokenDialog(field);
-      document.body.append(dialog);
-      dialog.addEventListener("close", () => {
-        localStorage.setItem(TOKEN, field.value.trim());
-        dialog.remove();
-        asking = null;
-        resolve();
-      }, { once: true });
-      dialog.showModal();
-    });
-  }
+  asking ??= new Promise((resolve) => {
+    const wrong = localStorage.getItem(TOKEN) !== null;
+    $("token-title").textContent = wrong ? "The token is wrong: type it again" : "This service asks for a token";
+    $("token-dialog").addEventListener("close", () => {
+      localStorage.setItem(TOKEN, $("token").value.trim());
+      $("token").value = "";
+      asking = null;
+      resolve();
+    }, { once: true });
+    $("token-dialog").showModal();
+  });
   return asking;
 }
 
-/** The answer to a request; an Error with the service's sentence where it refuses. */
+/** The answer to a request; an Error with the service's sentence where it refuses. The service may be behind a folder of
+ * another server. */
 export async function request(path, options = {}) {
-  let answer;
   const token = localStorage.getItem(TOKEN);
-  try {
-    answer = await fetch(address(path), { ...options, headers: { ...headers(), ...options.headers }, credentials: "omit" });
-  } catch {
-    throw new Error(SILENT);
-  }
-  answers();
+  const authorization = token ? { Authorization: `Bearer ${token}` } : {};
+  const headers = { ...authorization, ...options.headers };
+  const answer = await fetch(`.${path}`, { ...options, headers, credentials: "omit" }).catch(() => { throw new Error(SILENT); });
+  if ($("message-text").textContent === SILENT) say("");
   if (answer.status === 401) {
     if (token === localStorage.getItem(TOKEN)) await askForToken(); // no one has typed another one meanwhile
     return request(path, options);
@@ -188,19 +173,25 @@ export async function request(path, options = {}) {
 
 export const get = async (path) => (await request(path)).json();
 
-export const post = async (path, content, signal = null) =>
-  (await request(path, {
-    method: "POST",
-    signal,
-    body: content instanceof FormData ? content : JSON.stringify(content ?? {}),
-    headers: content instanceof FormData ? {} : { "Content-Type": "application/json" },
-  })).json();
+export async function post(path, content = {}, signal = null) {
+  const sent = content instanceof FormData ? { body: content }
+    : { body: JSON.stringify(content), headers: { "Content-Type": "application/json" } };
+  return (await request(path, { method: "POST", signal, ...sent })).json();
+}
+
+/** What is said of a change that is under way. No message does: those are read out. */
+function progressOf({ place, done, total }) {
+  if (place) return `Waiting: ${count(place, "change comes", "changes come")} first.`;
+  return total !== null && done < total ? `Looking at photo ${done} of ${total}…` : "Learning…";
+}
 
 async function ended(job) {
   for (;;) {
-    showProgress(job);
-    if (job.state === "done" || job.state === "refused") return job;
-    await new Promise((resolve) => setTimeout(resolve, 250));
+    const isOver = job.state === "done" || job.state === "refused";
+    $("work").hidden = isOver;
+    if (isOver) return job;
+    $("work-text").textContent = progressOf(job);
+    await pause(250);
     job = await get(`/jobs/${job.job}`);
   }
 }
@@ -211,10 +202,10 @@ export function sure(text, choices) {
   $("sure-text").textContent = text;
   const cancel = { value: "no", text: "Cancel" };
   $("sure-choices").replaceChildren(...[...choices, cancel].map(({ value, text: textContent, kind }) =>
-    make("button", { value, textContent, class: kind ?? "", autofocus: value === "no" })));
+    make("button", { value, textContent, className: kind ?? "", autofocus: value === "no" })));
   dialog.returnValue = "no";
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue || "no"), { once: true });
+    dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true });
     dialog.showModal();
   });
 }
@@ -238,60 +229,69 @@ export async function finished(begin, labels = {}) {
   return job;
 }
 
-/** Run an action of a button: its error becomes the message. */
+/** Do something when an event occurs, in place of what the browser would do: its error becomes the message. */
 export function action(element, event, work) {
-  element.addEventListener(event, async (occurred) => {
+  element.addEventListener(event, (occurred) => {
     occurred.preventDefault();
     say("");
-    try {
-      await work(occurred);
-    } catch (error) {
-      say(error.message);
-    }
+    return attempt(work, occurred);
+  });
+}
+
+/** Do something when the element with an id is clicked. */
+export const onClick = (id, work) => action($(id), "click", work);
+
+/** Do something with the name that is typed in a form. */
+export function onName(form, work) {
+  action(form, "submit", () => {
+    const name = form.querySelector("input").value.trim();
+    if (!name) throw new Error("Type a name first.");
+    return work(name);
   });
 }
 
 /** A small button; `label` is read out. */
 export function button(text, label, work, kind = "plain") {
-  const made = make("button", { type: "button", class: kind, "aria-label": label }, text);
+  const made = make("button", { type: "button", className: kind, ariaLabel: label }, text);
   action(made, "click", work);
   return made;
 }
 
 /** A name from outside: two lines at most, in its own writing direction; the whole name when it is pointed at. */
-export const named = (name, tag = "span") => make(tag, { class: "clamp", dir: "auto", textContent: name, title: name });
+export const named = (name, tag = "span") => make(tag, { className: "clamp", dir: "auto", textContent: name, title: name });
 
 /** A table: names of columns, and rows of cells {text or element, class}. On a phone each cell repeats its column. */
 export function table(place, columns, rows) {
-  const heads = columns.map(({ title, number }) => make("th", { textContent: title, scope: "col", class: number ? "number" : "" }));
+  const heads = columns.map(({ title, kind = "" }) => make("th", { textContent: title, scope: "col", className: kind }));
   const cellOf = (cell, i) => {
-    const { title, number, bare, kind } = columns[i];
-    const made = make("td", { class: [number ? "number" : "", kind ?? ""].join(" ").trim() }, cell ?? "");
+    const { title, bare, kind = "" } = columns[i];
+    const made = make("td", { className: kind }, cell);
     if (!bare) made.dataset.column = title;
     return made;
   };
-  const lines = rows.map(({ cells, current }) => make("tr", { class: current ? "current" : "" }, ...cells.map(cellOf)));
+  const lines = rows.map(({ cells, current }) => make("tr", { className: current ? "current" : "" }, ...cells.map(cellOf)));
   place.replaceChildren(make("tr", {}, ...heads), ...lines);
 }
 
-const urls = new Map(); // of photos that were fetched, by their names
+const urls = new Map(); // of photos that were fetched, by their paths
 
 /** A photo that the service keeps, small or whole. */
 export function keptPhoto(name, alt, small = true) {
   const image = make("img", { alt, draggable: false });
   const show = async () => {
-    if (!urls.has(name + small)) {
-      const answer = await request(`/images/${encodeURIComponent(name)}?small=${small}`);
-      urls.set(name + small, URL.createObjectURL(await answer.blob()));
+    const path = `/images/${encodeURIComponent(name)}?small=${small}`;
+    if (!urls.has(path)) {
+      const answer = await request(path);
+      urls.set(path, URL.createObjectURL(await answer.blob()));
     }
     if (urls.size > 2000) { // the oldest of them
       const [oldest, url] = urls.entries().next().value;
       URL.revokeObjectURL(url);
       urls.delete(oldest);
     }
-    image.src = urls.get(name + small);
+    image.src = urls.get(path);
   };
-  show().catch(() => image.replaceWith(make("span", { class: "no-preview hint", textContent: "no preview" })));
+  show().catch(() => image.replaceWith(make("span", { className: "no-preview hint" }, "no preview")));
   return image;
 }
 
@@ -318,13 +318,14 @@ const listed = (files) => [...files].map((file) => ({ file, path: file.webkitRel
 /** Call `take` with photos that are pasted. */
 export function takesPasted(take) {
   document.addEventListener("paste", (event) => {
-    const files = [...(event.clipboardData?.files ?? [])];
-    if (files.length) Promise.resolve(take(files.map((file) => ({ file, path: file.name })))).catch((error) => say(error.message));
+    const files = listed(event.clipboardData.files);
+    if (files.length) attempt(take, files);
   });
 }
 
 /** Call `take` with [{file, path}] for everything that is dropped on `place`, while `mark` shows that, or chosen. */
 export function takesFiles(place, inputs, take, mark) {
+  const takeShown = (files) => take(files.filter((one) => !isHidden(one)));
   const over = (on) => (event) => {
     event.preventDefault();
     event.stopPropagation(); // a place within another takes it
@@ -335,16 +336,16 @@ export function takesFiles(place, inputs, take, mark) {
   action(place, "drop", async (event) => {
     event.stopPropagation();
     mark.classList.remove("over");
-    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry && item.webkitGetAsEntry()).filter(Boolean);
+    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
     const files = listed(event.dataTransfer.files);
     const found = entries.length ? (await Promise.all(entries.map((entry) => filesOf(entry, "")))).flat() : files;
-    await take(found.filter((one) => !isHidden(one)));
+    await takeShown(found);
   });
   for (const input of inputs) {
     action(input, "change", async () => {
-      const files = listed(input.files).filter((one) => !isHidden(one));
+      const files = listed(input.files);
       input.value = "";
-      await take(files);
+      await takeShown(files);
     });
   }
 }
@@ -352,9 +353,7 @@ export function takesFiles(place, inputs, take, mark) {
 export function save(name, blob) {
   const url = URL.createObjectURL(blob);
   const link = make("a", { href: url, download: name });
-  document.body.append(link);
   link.click();
-  link.remove();
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
@@ -372,14 +371,6 @@ export async function changed(text, act = null) {
     return;
   }
   say(text, true, act);
-}
-
-/** Show how far a change is. No message does: those are read out. */
-function showProgress(job) {
-  const looking = job.total !== null && job.done < job.total;
-  $("work").hidden = job.state === "done" || job.state === "refused";
-  const before = `Waiting: ${count(job.place, "change comes", "changes come")} first.`;
-  $("work-text").textContent = job.place ? before : looking ? `Looking at photo ${job.done} of ${job.total}…` : "Learning…";
 }
 
 /** Ask for a change; `done` is called before the page shows it, when what was typed for it is no longer needed. */

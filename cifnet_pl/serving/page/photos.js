@@ -39,26 +39,26 @@ export async function small({ file, path }) {
   const picture = await createImageBitmap(file, { imageOrientation: "from-image" }).catch(() => null);
   const scale = picture ? model.summary.photo_side / Math.min(picture.width, picture.height) : 1;
   if (!(scale < 1)) return { file, path };
-  const jpeg = await drawn(picture, 0, 0, picture.width, picture.height, scale);
+  const jpeg = await drawn(picture, picture.width, picture.height, scale);
   picture.close();
   const exif = file.type === "image/jpeg" ? await exifOf(file) : [];
   return { file: new File([jpeg.slice(0, 2), ...exif, jpeg.slice(2)], file.name, { type: "image/jpeg" }), path };
 }
 
-/** A part of a picture as a JPEG file, scaled; what is transparent is white, as the service reads it. */
-async function drawn(picture, x, y, width, height, scale) {
+/** A picture as a JPEG file, scaled; what is transparent is white, as the service reads it. */
+function drawn(picture, width, height, scale) {
   const canvas = Object.assign(document.createElement("canvas"), { width: Math.round(width * scale), height: Math.round(height * scale) });
   const context = canvas.getContext("2d");
   context.imageSmoothingQuality = "high";
   context.fillStyle = "white";
   context.fillRect(0, 0, canvas.width, canvas.height);
-  context.drawImage(picture, x, y, width, height, 0, 0, canvas.width, canvas.height);
+  context.drawImage(picture, 0, 0, canvas.width, canvas.height);
   return new Promise((resolve) => { canvas.toBlob(resolve, "image/jpeg", 0.92); });
 }
 
-/** A part of what an image or video shows, in its own pixels or scaled, as a file. */
-export async function cutOut(shown, x, y, width, height, name, scale = 1) {
-  const blob = await drawn(shown, x, y, width, height, scale);
+/** What an image or video shows, in its own pixels or scaled, as a file. */
+export async function cutOut(shown, width, height, name, scale = 1) {
+  const blob = await drawn(shown, width, height, scale);
   return { file: new File([blob], name, { type: "image/jpeg" }), path: name };
 }
 
@@ -68,20 +68,19 @@ function formOf(photos) {
   return form;
 }
 
-/** The answers about photos that the service does not keep; `report` gets those of a part as soon as they are known. */
-export async function ask(photos, report, classes = 1000) {
-  for (let start = 0; start < photos.length; start += TOGETHER) {
-    const part = await Promise.all(photos.slice(start, start + TOGETHER).map(small));
-    const { images: answers } = await post(`/classify?top=${classes}`, formOf(part));
-    report(answers, part);
-  }
+/** The answers about a few photos that the service does not keep, each with the photo as it was sent. */
+async function answered(photos) {
+  const sent = await Promise.all(photos.map(small));
+  const { images: answers } = await post("/classify?top=1000", formOf(sent));
+  return answers.map((answer, i) => ({ ...answer, sent: sent[i].file }));
 }
 
 /** The answer about one photo that the service does not keep. */
-export async function classified(photo) {
-  let answer;
-  await ask([photo], ([one]) => { answer = one; });
-  return answer;
+export const classified = async (photo) => (await answered([photo]))[0];
+
+/** Ask about photos that the service does not keep; `report` gets the answers of a part as soon as they are known. */
+export async function ask(photos, report) {
+  for (let start = 0; start < photos.length; start += TOGETHER) report(await answered(photos.slice(start, start + TOGETHER)));
 }
 
 // ---------------------------------------------------------------------- stored, however often that takes
@@ -93,7 +92,8 @@ function show() {
   $("upload-text").textContent = `${upload.total - left} of ${count(upload.total, "file")} stored${upload.trouble ? `, ${left} not sent.` : "…"}`;
   $("upload-trouble").textContent = upload.trouble && `${upload.trouble} What was not sent is sent again by itself; leave this page open.`;
   $("upload-stop").hidden = !upload.trouble;
-  $("upload-bar").value = 1 - left / Math.max(1, upload.total);
+  $("upload-bar").max = upload.total;
+  $("upload-bar").value = upload.total - left;
 }
 
 /** The next photos of one batch that are sent together: one alone where something went wrong. */
@@ -111,24 +111,20 @@ async function nextPart() {
 }
 
 /** What became of the first photos of the queue. */
-function settle(part, { images = [], known = [], unreadable = [] }) {
+function settle(part, became) {
   const [{ batch }] = part;
   upload.queue.splice(0, part.length);
-  batch.images.push(...images);
-  batch.known.push(...known);
-  batch.unreadable.push(...unreadable);
+  for (const kind of ["images", "known", "unreadable"]) batch[kind].push(...became[kind]);
   batch.left -= part.length;
-  batch.report({ images, known, unreadable });
+  batch.report(became);
   if (!batch.left) batch.end(batch);
 }
 
-const refused = (part, reason) => ({ unreadable: part.map(({ path }) => ({ file: path, reason })) });
+const refused = (part, reason) => ({ images: [], known: [], unreadable: part.map(({ path }) => ({ file: path, reason })) });
 
 /** What was stored of photos of which an answer was lost: those that wait since then are new. */
-function sinceLost({ images, known, unreadable }) {
-  const stored = waitingOf({ images, known });
-  return { images: stored, known: known.filter(({ name }) => name !== null), unreadable };
-}
+const sinceLost = (received) =>
+  ({ ...received, images: waitingOf(received), known: received.known.filter(({ name }) => name !== null) });
 
 async function send({ part, signal }) {
   try {
@@ -164,7 +160,6 @@ async function sendAll() {
 /** Store photos; ends once the service has said of each that it has it, or does not take it: {images, known, unreadable}.
  * `report` gets the same of each part. */
 export function store(photos, report = () => {}) {
-  if (!photos.length) return Promise.resolve({ images: [], known: [], unreadable: [] });
   return new Promise((end) => {
     const batch = { images: [], known: [], unreadable: [], left: photos.length, report, end };
     upload.queue.push(...photos.map(({ file, path }) => ({ file, path, batch })));

@@ -1,6 +1,6 @@
 // What the page and the till know, in one place: their parts draw from it, and keep nothing themselves.
 
-import { get, released } from "./page.js";
+import { $, get, make, released } from "./page.js";
 
 /** The model that is served, as the service told it last. */
 export const model = {
@@ -65,8 +65,10 @@ export function latestOnly(work) {
   };
 }
 
-/** Ask for the model. */
+/** Ask for the model, and let its name be shown, and those of its classes be offered where one is typed. */
 export const refresh = latestOnly(async (still) => {
   const asked = [get("/summary"), get("/classes"), get("/versions")];
   [model.summary, model.classes, model.versions] = await still(Promise.all(asked));
+  $("model-name").textContent = model.summary.name;
+  $("class-names").replaceChildren(...model.classes.map(({ name }) => make("option", { value: name })));
 });

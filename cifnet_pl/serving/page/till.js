@@ -1,38 +1,40 @@
 // The view for the till: the camera large, the answer large, and tiles to tap.
 
 import { openCamera, shot, steady, watch } from "./camera.js";
-import { $, action, bar, change, count, get, known, likely, make, named, post, say, short, takesBack, unsure } from "./page.js";
+import {
+  $, action, alternatives, attempt, bar, button, certain, change, count, get, known, likely, make, named, onClick, onName, percent, post,
+  say, short, takesBack, verdict,
+} from "./page.js";
 import { classified, startUpload, store, waitingOf } from "./photos.js";
 import { camera, isReadOnly, model, refresh, till } from "./state.js";
 
 const DAYS = 30;
 
-/** What is said of an answer: the class with its probability, or that it is not known. */
-const wordsOf = (answer) => {
-  if (answer.unreadable) return "Cannot be read";
-  if (!answer.classes.length) return "Nothing is known yet";
-  return known(answer) ? answer.classes[0].name : "Not known";
-};
+/** What is said of an answer: the class, or that it is not known. */
+function wordsOf(answer) {
+  if (!answer) return "No answer";
+  if (known(answer)) return answer.classes[0].name;
+  return answer.known === false ? "Not known" : verdict(answer)[0];
+}
 
 /** Show an answer with the other classes that it could be; or why there is none. */
 function showAnswer(answer, reason = "") {
   const isKnown = answer !== null && known(answer);
-  const isUnsure = isKnown && unsure(answer);
+  const isUnsure = isKnown && !certain(answer);
   $("till-answer").className = !isKnown ? "unknown" : isUnsure ? "unsure" : "";
-  const others = isUnsure ? answer.prediction_set.filter((name) => name !== answer.classes[0].name) : [];
-  const remark = isUnsure ? ["Not sure", ...(others.length ? [`or ${others.slice(0, 3).join(", ")}`] : [])].join(": ") : reason;
-  const share = isKnown ? make("small", { textContent: likely(answer.classes[0].probability) }) : "";
-  const text = make("span", {}, named(answer ? wordsOf(answer) : "No answer"), make("small", { class: "clamp", textContent: remark }));
+  const others = isUnsure ? alternatives(answer).slice(0, 3).join(", ") : "";
+  const remark = isUnsure ? `Not sure${others && `: or ${others}`}` : reason;
+  const share = isKnown ? make("small", {}, likely(answer.classes[0].probability)) : "";
+  const text = make("span", {}, named(wordsOf(answer)), make("small", { className: "clamp" }, remark));
   $("till-answer").replaceChildren(text, share);
 }
 
-const counted = async (counts, back = false) => (isReadOnly() ? undefined : showDays(await post(`/days?back=${back}`, counts)));
+const counted = async (counts, back = false) => showDays(await post(`/days?back=${back}`, counts));
 
 function showTiles(answer) {
   const tiles = answer.classes.slice(0, 3).map(({ name, probability }) => {
-    const tile = make("button", { type: "button", "aria-label": `It is ${name}` }, named(name));
-    if (known(answer)) bar(tile, probability).append(make("small", { textContent: short(probability) }));
-    action(tile, "click", () => decide(name));
+    const tile = button(named(name), `It is ${name}`, () => decide(name), "");
+    if (known(answer)) bar(tile, probability).append(make("small", {}, short(probability)));
     return tile;
   });
   $("till-tiles").replaceChildren(...tiles);
@@ -85,7 +87,7 @@ async function decide(name) {
   if (!answer) return; // it was tapped twice
   next();
   const right = known(answer) && answer.classes[0]?.name === name;
-  const counts = { asked: 1, unsure: !known(answer) || unsure(answer) ? 1 : 0, corrected: right ? 0 : 1 };
+  const counts = { asked: 1, unsure: certain(answer) ? 0 : 1, corrected: right ? 0 : 1 };
   const { text, act, back } = right && !$("till-keep").checked ? { text: `“${name}” was right.` } : await keep(photo, name);
   await counted(counts);
   const takeBack = async () => {
@@ -110,12 +112,12 @@ function next() {
 function showDays(days) {
   const right = ({ asked: all, corrected }) => (all ? Math.max(0, 1 - corrected / all) : 0);
   const today = days.at(-1);
-  $("today").textContent = today ? `${today.date.slice(5)}: ${count(today.asked, "photo")}, ${today.unsure} unsure, ${today.corrected} corrected, ${Math.round(100 * right(today))} % right` : "";
+  $("today").textContent = today ? `${today.date.slice(5)}: ${count(today.asked, "photo")}, ${today.unsure} unsure, ${today.corrected} corrected, ${percent(right(today), 0)} right` : "";
   $("till-days").replaceChildren(...days.slice(-DAYS).map((day) => {
-    const bar = make("span", { class: "bar" });
+    const bar = make("span", { className: "bar" });
     bar.style.height = `${100 * right(day)}%`;
-    const label = `${day.date}: ${Math.round(100 * right(day))} % of ${day.asked} right, ${day.unsure} unsure`;
-    return make("span", { class: "day", title: label, role: "img", "aria-label": label }, bar);
+    const label = `${day.date}: ${percent(right(day), 0)} of ${day.asked} right, ${day.unsure} unsure`;
+    return make("span", { className: "day", title: label, role: "img", ariaLabel: label }, bar);
   }));
 }
 
@@ -127,10 +129,7 @@ async function take() {
 
 async function start() {
   await refresh();
-  const { summary, classes } = model;
-  $("model-name").textContent = summary.name;
-  document.title = `Till · ${summary.name} · cifnet`;
-  $("class-names").replaceChildren(...classes.map(({ name }) => make("option", { value: name })));
+  document.title = `Till · ${model.summary.name} · cifnet`;
   showDays(await get("/days"));
   try {
     await openCamera($("till-video"));
@@ -140,14 +139,10 @@ async function start() {
   next();
 }
 
-action($("till-take"), "click", take);
-action($("till-video"), "click", take);
-action($("till-next"), "click", next);
-action($("till-form"), "submit", () => {
-  const name = $("till-name").value.trim();
-  if (!name) throw new Error("Type a name first.");
-  return decide(name);
-});
+onClick("till-take", take);
+onClick("till-video", take);
+onClick("till-next", next);
+onName($("till-form"), decide);
 action($("till-file"), "change", async () => {
   const [file] = $("till-file").files;
   if (file) await ask({ file, path: file.name });
@@ -155,9 +150,9 @@ action($("till-file"), "change", async () => {
 });
 document.addEventListener("keydown", (event) => {
   if (event.target.matches("input, button, summary")) return;
-  if (event.key === " ") Promise.resolve(till.asked ? next() : take()).catch((error) => say(error.message));
+  if (event.key === " ") attempt(till.asked ? next : take);
   const tile = $("till-tiles").children["123".indexOf(event.key)];
   if (till.asked && !$("till-tiles").hidden && tile) tile.click();
 });
 startUpload();
-start().catch((error) => say(error.message));
+attempt(start);

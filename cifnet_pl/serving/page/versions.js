@@ -1,6 +1,6 @@
 // Versions: every change, to go back to and download.
 
-import { $, action, button, change, count, ENOUGH, make, named, purge, request, save, say, table } from "./page.js";
+import { $, button, change, count, ENOUGH, make, named, onClick, purge, request, save, say, table } from "./page.js";
 import { isReadOnly, model } from "./state.js";
 
 async function download(number, kind) {
@@ -12,11 +12,11 @@ async function download(number, kind) {
 }
 
 const COLUMNS = [
-  { title: "Version", number: true },
+  { title: "Version", kind: "number" },
   { title: "Change", bare: true, kind: "name" },
-  { title: "Classes", number: true },
-  { title: "Photos", number: true },
-  { title: "New photos right (these days)", number: true },
+  { title: "Classes", kind: "number" },
+  { title: "Photos", kind: "number" },
+  { title: "New photos right (these days)", kind: "number" },
   { title: "When", kind: "date" },
   { title: "Actions", bare: true },
 ];
@@ -24,7 +24,7 @@ const COLUMNS = [
 function row(version, current) {
   const { new_accuracy: right, new_images: of } = version.scores;
   const scores = right === undefined ? "" : of < ENOUGH ? "too few to say" : `${right.toFixed(0)} % of ${of}`;
-  const actions = make("div", { class: "row" });
+  const actions = make("div", { className: "row" });
   const other = version.number !== current;
   if (version.stored) {
     if (other && !isReadOnly()) {
@@ -43,11 +43,11 @@ function row(version, current) {
 export function show() {
   const { versions, current } = model.versions;
   const removed = versions.filter(({ stored }) => !stored).length;
-  const gone = removed ? ` ${count(removed, "version")} ${removed === 1 ? "was" : "were"} deleted for good.` : "";
+  const gone = removed ? ` ${count(removed, "version was", "versions were")} deleted for good.` : "";
   $("versions-hint").textContent = `Every change makes a version: go back to any that is stored here.${gone}`;
   table($("version-table"), COLUMNS, versions.map((version) => row(version, current)));
 }
 
 export function start() {
-  for (const images of ["forgotten", "all"]) action($(`purge-${images}`), "click", () => purge(images));
+  for (const images of ["forgotten", "all"]) onClick(`purge-${images}`, () => purge(images));
 }

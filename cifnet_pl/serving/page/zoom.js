@@ -15,7 +15,7 @@ export function zoom(photo) {
     $("zoom-bars").replaceChildren(...shown);
   };
   const ask = async () => {
-    const answer = await classified(await cutOut(image, 0, 0, image.naturalWidth, image.naturalHeight, photo.file));
+    const answer = await classified(await cutOut(image, image.naturalWidth, image.naturalHeight, photo.file));
     show(verdict(answer).slice(0, 2).filter(Boolean).join(". "), bars(answer));
   };
   show("Looking…");
