@@ -166,7 +166,8 @@ def similar_groups(looks: Sequence[Look]) -> np.ndarray:
         return groups
     pairs = _similar_pairs(standardised_thumbnails(thumbnails))
     pairs += bursts([looks[i] for i in readable], NEAR_DUPLICATE_PAUSE)
-    earlier, later = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    # SciPy 1.11 finds no groups for positions of 64 bits.
+    earlier, later = np.array(pairs, dtype=np.int32).reshape(-1, 2).T
     count = len(readable)
     graph = coo_array((np.ones(len(pairs)), (earlier, later)), shape=(count, count))
     _, groups[readable] = connected_components(graph, directed=False)
