@@ -604,7 +604,8 @@ class IterativeModule(TaskModule):
         )
         step = self.steps[self.steps_done]
         self.enter_phase(step.phase)
-        samples = PixelBatch(batch.image, batch.label, batch.key)
+        key = batch.key.to(batch.label.device)  # content hashes come on the CPU
+        samples = PixelBatch(batch.image, batch.label, key)
         if len(step.exemplars):
             parts = np.array_split(step.exemplars, self.processes.count)
             # Processes with fewer new images get more exemplars.
