@@ -429,9 +429,10 @@ class Service:
             name: of the class.
             kept_images: names of its kept images' files.
         """
-        if model.head.subtracts:
+        learned = model.counts[name]
+        if model.head.subtracts and len(kept_images) >= learned:
             images = self.workspace.unchanged(kept_images)
-            if len(images) == model.counts[name]:
+            if len(images) == learned:
                 return images
         return None
 

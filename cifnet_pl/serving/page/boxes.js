@@ -1,4 +1,4 @@
-// A box for each className: photos that are dropped on it, chosen or taken for it get its name.
+// A box for each class: photos that are dropped on it, chosen or taken for it get its name.
 
 import { open } from "./camera.js";
 import { $, action, button, hint, make, named, onName, takesFiles } from "./page.js";

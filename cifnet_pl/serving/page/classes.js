@@ -68,7 +68,7 @@ function row({ name, images: photos, kept_images: kept }, answers, newest, estim
   return { cells: [named(name), examples, make("span", {}, photos, stored), estimate(answers, estimated), others, actions] };
 }
 
-/** Show the photos of a className: in groups, if there are several. */
+/** Show the photos of a class: in groups, if there are several. */
 function showPhotos(name, groups) {
   opened.name = name;
   selected.clear();
