@@ -136,18 +136,29 @@ export const ENOUGH = 10;
 
 let asking = null;
 
+/** The dialogue that asks for the token, on every page; its field has what was typed. */
+function tokenDialog(field) {
+  const wrong = localStorage.getItem(TOKEN) !== null;
+  const title = wrong ? "The token is wrong: type it again" : "This service asks for a token";
+  const label = make("label", { htmlFor: field.id }, "Token");
+  const row = make("div", { className: "row" }, make("button", { type: "submit", className: "main" }, "Continue"));
+  const form = make("form", { method: "dialog" }, make("h2", { id: "token-title" }, title), label, field, row);
+  return make("dialog", { id: "token-dialog", ariaLabel: title }, form);
+}
+
 /** Ask for the token, once for all requests that need it at the same time. */
 function askForToken() {
   asking ??= new Promise((resolve) => {
-    const wrong = localStorage.getItem(TOKEN) !== null;
-    $("token-title").textContent = wrong ? "The token is wrong: type it again" : "This service asks for a token";
-    $("token-dialog").addEventListener("close", () => {
-      localStorage.setItem(TOKEN, $("token").value.trim());
-      $("token").value = "";
+    const field = make("input", { id: "token", type: "password", autocomplete: "off" });
+    const dialog = tokenDialog(field);
+    document.body.append(dialog);
+    dialog.addEventListener("close", () => {
+      localStorage.setItem(TOKEN, field.value.trim());
+      dialog.remove();
       asking = null;
       resolve();
     }, { once: true });
-    $("token-dialog").showModal();
+    dialog.showModal();
   });
   return asking;
 }
