@@ -3,7 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # uv installs the same packages in a third of pip's processor time; a machine without it needs Python alone.
 UV := $(shell command -v uv 2>/dev/null)
-INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install)
+# Modules are compiled when they are first imported, which is a quarter of all that is installed.
+INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --no-compile)
+unexport PYTHONDONTWRITEBYTECODE
 STAMP := .venv/.installed
 DEV_STAMP := .venv/.installed-dev
 
@@ -53,7 +55,7 @@ test: setup-dev
 test-heads: setup-dev
 	$(PYTEST) -n 2 -m "not system" tests/heads tests/statistics
 
-# Tests that start whole programs or a browser, or export or train whole networks: half the time of all tests is theirs.
+# Tests that start whole programs or a browser, or export or train whole networks.
 # Three workers on two cores: many wait for a program or a browser.
 test-system: setup-dev
 	$(PYTEST) -n 3 -m system tests

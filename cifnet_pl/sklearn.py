@@ -115,17 +115,14 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         labels, positions = np.unique(y, return_inverse=True)
         if model is None:
             model = self._new_model(X.shape[1])
-            self._name_of: dict[Any, str] = {}  # by label, in the model's order
-        name_of = dict(self._name_of)
-        for label in labels.tolist():
-            name_of.setdefault(label, str(label))
-        learned = unique_labels(list(name_of))
+            self._labels: list[Any] = []  # in the model's order
+        in_order = list(dict.fromkeys([*self._labels, *labels.tolist()]))
+        learned = unique_labels(in_order)
         hashes = [content_hash(row.tobytes()) for row in X]
         samples = ungrouped(*map(as_tensor, (X, positions, hashes)))
-        names = [name_of[label] for label in labels.tolist()]
-        model.learn_embeddings(names, samples)
+        model.learn_embeddings(list(map(str, labels.tolist())), samples)
         self.model_ = model
-        self._name_of = name_of
+        self._labels = in_order
         self.classes_ = learned
         return self
 
@@ -170,7 +167,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             UnsupportedError: a head without leave-one-out scores.
         """
         z = self._embeddings(X)
-        label_of = {name: label for label, name in self._name_of.items()}
+        label_of = dict(zip(self.model_.class_names, self._labels, strict=True))
         sets = []
         for prediction in self.model_.classify(z, coverage=coverage):
             names = prediction.prediction_set or ()
@@ -193,7 +190,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _in_order(self, values: Tensor) -> np.ndarray:
         """Return values (n, C), whose columns are in the model's order, as in ``classes_``."""
-        order = np.argsort(list(self._name_of))
+        order = np.argsort(self._labels)
         return values[:, order].numpy()
 
 

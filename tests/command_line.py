@@ -67,14 +67,12 @@ def environment(**more: str) -> dict[str, str]:
     return {**inherited, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **more}
 
 
-def call(
-    *args: str, timeout: float = 120, **more: str
-) -> subprocess.CompletedProcess[str]:
+def call(*args: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command line in a process of its own, to its end."""
     encoding = more.get("PYTHONIOENCODING", "utf-8")
     env = environment(**more)
     return subprocess.run(
-        command(*args), env=env, capture_output=True, encoding=encoding, timeout=timeout
+        command(*args), env=env, capture_output=True, encoding=encoding
     )
 
 
@@ -89,7 +87,7 @@ for args in json.loads(sys.argv[1]):
 
 
 def call_in_turn(
-    *commands: list[str], timeout: float = 300, before: str = "", **more: str
+    *commands: list[str], before: str = "", **more: str
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run command lines one after the other in one process of their own, which imports the package
     once, after the program ``before``.
@@ -101,7 +99,6 @@ def call_in_turn(
         env=environment(**more),
         capture_output=True,
         encoding=encoding,
-        timeout=timeout,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     outputs, errors = (

@@ -97,10 +97,13 @@ def _run(work: Callable[[], int], output: Path, terminal: bool) -> NoReturn:
         os._exit(code)
 
 
-def ended(process: BaseProcess, timeout: float = 240) -> int:
-    """Wait for a process: its exit code, or minus the signal that ended it."""
-    process.join(timeout)
-    if process.is_alive():
+def ended(process: BaseProcess) -> int:
+    """Wait for a process: its exit code, or minus the signal that ended it. Where the test ends
+    meanwhile, so does the process.
+    """
+    try:
+        process.join()
+    finally:
         process.kill()
         process.join()
     return process.exitcode

@@ -39,7 +39,6 @@ def in_simulation(code: str, folder: Path) -> None:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -89,7 +88,7 @@ import os, signal, socket, threading, traceback
 from pathlib import Path
 import httpx
 from cifnet_pl.__main__ import main
-from tests.serving.services import becomes, changed, counts, image, images, model
+from tests.serving.services import PATIENCE, becomes, changed, counts, image, images, model
 from tests.serving.services import teach
 
 with socket.socket() as free:
@@ -100,7 +99,7 @@ failed = []
 def while_served(use):
     def answer():
         address = f"http://localhost:{port}"
-        with httpx.Client(base_url=address, timeout=60, trust_env=False) as http:
+        with httpx.Client(base_url=address, timeout=PATIENCE, trust_env=False) as http:
             becomes(lambda: reached(http))
             try:
                 use(http)

@@ -318,8 +318,11 @@ class Backbone(nn.Module):
 
     @property
     def weights_in_model(self) -> bool:
-        """Whether model files contain the network's weights: a run has learned or trained it."""
-        return self.learnable_patches is not None or self.name.startswith("learned:")
+        """Whether model files contain the network's weights, which the name alone cannot give: a
+        run has learned, trained or drawn them.
+        """
+        own_weights = ("learned:", "random:")
+        return self.learnable_patches is not None or self.name.startswith(own_weights)
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
         """Load the weights of a learned network.

@@ -6,7 +6,6 @@ from cifnet_pl.buffer.calibration_buffer import BufferSamples as BufferSamples
 from cifnet_pl.buffer.calibration_buffer import CalibrationBuffer as CalibrationBuffer
 from cifnet_pl.buffer.calibration_buffer import Strategy as Strategy
 from cifnet_pl.buffer.calibration_buffer import concatenate as concatenate
-from cifnet_pl.buffer.calibration_buffer import first_drawn as first_drawn
 from cifnet_pl.buffer.calibration_buffer import given_groups as given_groups
 from cifnet_pl.buffer.calibration_buffer import mix_keys as mix_keys
 from cifnet_pl.buffer.calibration_buffer import select_centroid as select_centroid

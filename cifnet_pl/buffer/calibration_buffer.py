@@ -156,17 +156,10 @@ def group_positions(groups: Tensor) -> Tensor:
         >>> group_positions(torch.tensor([7, 5, 5, 5, 7])).tolist()
         [1.0, 3.5, 3.5, 3.5, 1.0]
     """
-    _, first, group, sizes = np.unique(
-        groups.cpu().numpy(),
-        return_index=True,
-        return_inverse=True,
-        return_counts=True,
-    )
-    order = np.argsort(first)
-    end = np.empty(len(sizes))
-    end[order] = sizes[order].cumsum()
-    middle = end - sizes / 2
-    return torch.from_numpy(middle[group])
+    number, _ = pd.factorize(groups.cpu().numpy())  # in order of appearance
+    sizes = np.bincount(number)
+    middle = sizes.cumsum() - sizes / 2
+    return torch.from_numpy(middle[number])
 
 
 Strategy = Literal["random", "herding", "kmeans", "centroid"]

@@ -98,7 +98,7 @@ def summary_lines(model: Classifier, versions: dict[str, str]) -> list[str]:
         versions: of the software that wrote it.
     """
     from cifnet_pl.model.evaluation import (
-        rarely_predicted_by,
+        evaluate_left_out,
         rarely_predicted_message,
     )
 
@@ -106,7 +106,8 @@ def summary_lines(model: Classifier, versions: dict[str, str]) -> list[str]:
     lines.append(f"Model {model.identity}")
     if model.remembers_removed:
         lines.append(REMOVED)
-    rarely = rarely_predicted_message(rarely_predicted_by(model), model)
+    left_out = evaluate_left_out(model)
+    rarely = rarely_predicted_message(left_out.rarely_predicted, model)
     if rarely is not None:
         lines.append(rarely)
     lines += model.accuracy_sentences()

@@ -192,7 +192,7 @@ class CIFNetCLI(LightningCLI):
             stored.pop(name)
         # It has the number of classes that is learned.
         stored.data.classes_per_task = self.datamodule.given["classes_per_task"]
-        return str(self.parser.dump(stored, skip_none=False, skip_validation=True))
+        return str(self.parser.dump(stored, skip_unset=False, skip_validation=True))
 
     def _board(self) -> TensorBoardLogger:
         """Return the logger of the run's folder, which this process locks if it is the first."""

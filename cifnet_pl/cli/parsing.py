@@ -68,10 +68,10 @@ class OneSentence(ArgumentParser):
             super().error(message, ex)
         raise UsageError(sentence(message, self._option_string_actions)) from ex
 
-    def instantiate_classes(self, *given: Any, **options: Any) -> Any:
+    def instantiate(self, *given: Any, **options: Any) -> Any:
         """Make the objects; what refuses its values is an error of this package."""
         try:
-            return super().instantiate_classes(*given, **options)
+            return super().instantiate(*given, **options)
         except (ValueError, TypeError) as error:
             raise own_error(error) from None
 

@@ -309,7 +309,7 @@ def learner_of(folder: Path, words: tuple[str, ...]) -> ShardLearner:
     from cifnet_pl.utilities.growing_tensors import chosen_device
 
     config = configured(words)
-    module: Any = config.parser.instantiate_classes(config).model
+    module: Any = config.parser.instantiate(config).model
     data = config.data
     device = chosen_device(None)
     model = module.model

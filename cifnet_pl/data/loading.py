@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
@@ -88,7 +88,6 @@ def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
-@dataclass(frozen=True)
 class ImageLoader:
     """Decode batches of images, by threads or processes.
 
@@ -101,12 +100,23 @@ class ImageLoader:
         processes: number of processes on this machine that decode.
     """
 
-    images: SampleTable
-    size: int
-    crop_ratio: float
-    workers: int | None
-    device: str = "cpu"
-    processes: int = 1
+    def __init__(
+        self,
+        images: SampleTable,
+        size: int,
+        crop_ratio: float,
+        workers: int | None,
+        device: str = "cpu",
+        processes: int = 1,
+    ):
+        self.images = images
+        self.size = size
+        self.crop_ratio = crop_ratio
+        self.device = device
+        if workers is None:
+            workers = decoding_cores(processes)
+        read = partial(_read_row, images, size, crop_ratio)
+        self._reader = BatchReader(read, size, workers, device)
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
         """Yield decoded batches.
@@ -134,14 +144,6 @@ class ImageLoader:
     def close(self) -> None:
         """End the processes that decode; they are started again when they are needed."""
         self._reader.close()
-
-    @cached_property
-    def _reader(self) -> BatchReader[int]:
-        workers = self.workers
-        if workers is None:
-            workers = decoding_cores(self.processes)
-        read = partial(_read_row, self.images, self.size, self.crop_ratio)
-        return BatchReader(read, self.size, workers, self.device)
 
     def unreadable(self) -> Iterator[str]:
         """Decode all images of the set; yield "place: reason" of each that is unreadable."""

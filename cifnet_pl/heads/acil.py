@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +105,7 @@ class ACILHead(SumsHead):
         return settings
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> ACILHead:
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
         """Return an empty head (see :meth:`Head.from_settings`).
 
         A projection that was given is zero until it is loaded.
@@ -119,7 +119,7 @@ class ACILHead(SumsHead):
         head.fingerprint.fill_(settings["projection"])
         return head
 
-    def fresh(self) -> ACILHead:
+    def fresh(self) -> Self:
         """Return an empty head with the same projection."""
         empty = super().fresh()
         empty.projection.copy_(self.projection)

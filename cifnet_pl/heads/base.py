@@ -7,17 +7,13 @@ import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.statistics import (
-    ClassDistances,
-    LeftOut,
-    to_probabilities,
-)
+from cifnet_pl.statistics import ClassDistances, LeftOut, to_probabilities
 from cifnet_pl.utilities.errors import (
     CifnetError,
     UnsupportedError,
@@ -49,7 +45,6 @@ REASONS = {
 }
 """Capability → why a head lacks it; where heads differ, see ``Head.reason``."""
 
-H = TypeVar("H", bound="Head")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -120,12 +115,12 @@ class CheckedSamples(NamedTuple):
 
     Attributes:
         z: (n, d) finite float embeddings.
-        y: (n,) int64 labels.
+        columns: (n,) int64 positions of their labels in ``labels``.
         weight: (n,) positive finite weights.
     """
 
     z: Tensor
-    y: Tensor
+    columns: Tensor
     weight: Tensor
 
 
@@ -293,7 +288,7 @@ class Head(nn.Module, ABC):
         """The decision rule in words; None for a head that has a single one."""
         return None
 
-    def calibrate(self, weights: Sequence[float]) -> None:
+    def weigh_rules(self, weights: Sequence[float]) -> None:
         """Make the sum of the rules, each times its weight, the logits of the probabilities.
 
         Args:
@@ -386,15 +381,16 @@ class Head(nn.Module, ABC):
             UsageError: a label that is not of the current task.
         """
         samples = self._checked(z, y, weight)
-        columns = self._columns(samples.y)
-        earlier = samples.y[self.task_of[columns] < self.task_of.max()]
+        tasks = self.task_of[samples.columns]
+        earlier = samples.columns[tasks < self.task_of.max()]
         if len(earlier):
+            label = int(self.labels[earlier[0]])
             raise UsageError(
-                f"label {int(earlier[0])} is not a class of the current task {self.tasks[-1]}"
+                f"label {label} is not a class of the current task {self.tasks[-1]}"
             )
         if len(samples.z):
             self.solved.fill_(False)
-            self._observe(samples.z, columns, samples.weight)
+            self._observe(*samples)
 
     @in_full_precision
     def observe_past(
@@ -414,14 +410,13 @@ class Head(nn.Module, ABC):
             UsageError: a label of the current task.
         """
         samples = self._checked(z, y, weight)
-        columns = self._columns(samples.y)
-        if (self.task_of[columns] == self.task_of.max()).any():
+        if (self.task_of[samples.columns] == self.task_of.max()).any():
             raise UsageError(
                 "observe_past got labels of the current task; it takes samples of earlier tasks"
             )
         if len(samples.z) and self.uses_buffer:
             self.solved.fill_(False)
-            self._observe_past(samples.z, columns, samples.weight)
+            self._observe_past(*samples)
 
     def _checked(
         self, z: Numbers, y: Numbers, weight: Numbers | None = None
@@ -434,7 +429,7 @@ class Head(nn.Module, ABC):
             weight: (n,) positive finite sample weights, or None for ones.
 
         Raises:
-            UsageError: labels or weights that do not fit.
+            UsageError: labels or weights that do not fit, or a label that is not known.
             CifnetError: embeddings of another width or dtype, or that hold NaN or Inf.
         """
         z = self._checked_embeddings(z)
@@ -444,7 +439,8 @@ class Head(nn.Module, ABC):
                 f"labels have shape {tuple(y.shape)}, expected ({len(z)},)"
             )
         if weight is None:
-            return CheckedSamples(z, y, torch.ones_like(y, dtype=torch.float64))
+            ones = torch.ones_like(y, dtype=torch.float64)
+            return CheckedSamples(z, self._columns(y), ones)
         weight = as_tensor(weight, z.device)
         if weight.shape != (len(z),):
             raise UsageError(
@@ -452,7 +448,7 @@ class Head(nn.Module, ABC):
             )
         if not (torch.isfinite(weight) & (weight > 0)).all():
             raise UsageError("sample weights must be positive and finite")
-        return CheckedSamples(z, y, weight)
+        return CheckedSamples(z, self._columns(y), weight)
 
     def _checked_embeddings(self, z: Numbers) -> Tensor:
         """Return embeddings (n, d) as a tensor; CifnetError where they do not fit."""
@@ -721,10 +717,9 @@ class Head(nn.Module, ABC):
             UnsupportedError, CifnetError: as for :meth:`leave_one_out`.
         """
         self.require("leaves_one_out")
-        samples = self._checked(z, y)
         self._require_solved()
-        columns = self._columns(samples.y)
-        return self._rules_left_out(samples.z.to(self.dtype), columns)
+        samples = self._checked(z, y)
+        return self._rules_left_out(samples.z.to(self.dtype), samples.columns)
 
     # ------------------------------------------------------------------ novelty
 
@@ -791,12 +786,11 @@ class Head(nn.Module, ABC):
         Raises:
             UnsupportedError, CifnetError: as for :meth:`distances`.
         """
-        samples = self._checked(z, y)
         distances = self.distances()
-        columns = self._columns(samples.y)
+        samples = self._checked(z, y)
         features = self._novelty_features(samples.z)
-        own = self._groups(groups, len(columns))
-        return distances.left_out(features, columns, own)
+        own = self._groups(groups, len(features))
+        return distances.left_out(features, samples.columns, own)
 
     # ------------------------------------------------------------------ labels
 
@@ -887,11 +881,11 @@ class Head(nn.Module, ABC):
         return settings
 
     @classmethod
-    def from_settings(cls: type[H], settings: Mapping[str, Any]) -> H:
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
         """Return an empty head into which a state with these ``settings()`` can be loaded."""
         return cls(**settings)
 
-    def fresh(self: H) -> H:
+    def fresh(self) -> Self:
         """Return an empty head that merges with this one, on the same device."""
         return type(self).from_settings(self.settings()).to(self.labels.device)
 

@@ -303,7 +303,7 @@ def calibrate(samples: CalibrationSamples) -> None:
         fit = ProbabilityFit(weights, power)
     head.odds_power.fill_(fit.power)
     if samples.learned:
-        head.calibrate(fit.weights)
+        head.weigh_rules(fit.weights)
     else:
         head.temperature.fill_(1 / fit.weights[0])
 

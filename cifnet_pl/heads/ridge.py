@@ -254,10 +254,10 @@ class RidgeHead(SumsHead):
         return weights[0] * discriminant + weights[1] * regression
 
     @in_full_precision
-    def calibrate(self, weights: Sequence[float]) -> None:
-        """Weigh the rules (see :meth:`Head.calibrate`)."""
+    def weigh_rules(self, weights: Sequence[float]) -> None:
+        """Weigh the rules (see :meth:`Head.weigh_rules`)."""
         if not self.selects_rule:
-            super().calibrate(weights)
+            super().weigh_rules(weights)
             return
         self.rule_weights = self.rule_weights.new_tensor(weights)
         self.temperature.fill_(1.0)

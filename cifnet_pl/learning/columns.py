@@ -54,11 +54,6 @@ class Column(BaseModel, frozen=True):
             return f"{title} ({self.unit})"
         return title
 
-    @property
-    def long_title(self) -> str:
-        """Its title with its words, for sentences and comparisons."""
-        return f"{self.words} {self.title}".strip()
-
     def of_run(self, values: Sequence[Any]) -> Any:
         """Return the number of a run from those of its tasks; None where one is missing.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -38,12 +39,8 @@ class RunState(StoredRecord):
 
     def tasks(self) -> list[list[str]]:
         """Return the class names of each task."""
-        tasks = []
-        end = 0
-        for size in self.task_sizes:
-            tasks.append(self.class_names[end : end + size])
-            end += size
-        return tasks
+        names = iter(self.class_names)
+        return [list(islice(names, size)) for size in self.task_sizes]
 
     def measurements(self) -> RunRecord:
         """Return the measurements.

@@ -46,6 +46,15 @@ MIN_IMAGES_PER_CLASS = 20
 With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high.
 """
 
+NOT_ESTIMATED = {
+    "few": f"fewer than {MIN_IMAGES_PER_CLASS} images a class",
+    "incomplete": "the buffer holds no class or group completely; raise"
+    " --model.buffer.init_args.capacity, or measure on labelled images of new groups (cifnet"
+    " evaluate)",
+    "one_group": "most classes have images of one group only; add images of other days or places",
+}
+"""Kind → why the accuracy on new groups is not estimated."""
+
 MIN_NEW_IMAGES = round(1 / UNKNOWN_SHARE)
 """Labelled images from which a model can be recalibrated.
 
@@ -404,22 +413,9 @@ class Calibration(GrowingModule):
                 facts.append("groups as given")
             sentence = self.new_groups.sentence(*facts)
             sentences.append(f"Estimated accuracy on new groups {sentence}")
-        elif kind == "few":
-            sentences.append(
-                f"Accuracy on new groups not estimated: fewer than {MIN_IMAGES_PER_CLASS} images a"
-                " class"
-            )
-        elif kind == "incomplete":
-            sentences.append(
-                "Accuracy on new groups not estimated: the buffer holds no class or group"
-                " completely; raise --model.buffer.init_args.capacity, or measure on labelled"
-                " images of new groups (cifnet evaluate)"
-            )
-        elif kind == "one_group":
-            sentences.append(
-                "Accuracy on new groups not estimated: most classes have images of one group only;"
-                " add images of other days or places"
-            )
+        elif kind in NOT_ESTIMATED:
+            reason = NOT_ESTIMATED[kind]
+            sentences.append(f"Accuracy on new groups not estimated: {reason}")
         return sentences
 
 
@@ -440,21 +436,19 @@ def named_groups(groups: Tensor, key: Tensor) -> Tensor:
     return names[groups]
 
 
-def interval_text(interval: Interval | None, *facts: str) -> str:
+def interval_text(interval: Interval, *facts: str) -> str:
     """Return an interval and further facts in parentheses, to follow an estimate.
 
     Args:
-        interval: in percent, or None.
+        interval: in percent.
         facts: what it rests on.
 
     Example:
         >>> interval_text(Interval(91.7, 96.2), "500 of 1438 images")
         ' (92 to 96; 500 of 1438 images)'
     """
-    parts = list(facts)
-    if interval is not None:
-        parts.insert(0, f"{interval.low:.0f} to {interval.high:.0f}")
-    return f" ({'; '.join(parts)})"
+    ends = f"{interval.low:.0f} to {interval.high:.0f}"
+    return f" ({'; '.join([ends, *facts])})"
 
 
 class Estimate(NamedTuple):

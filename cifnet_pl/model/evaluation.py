@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,19 +15,21 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable, find_repeats
 from cifnet_pl.model.metrics import (
     MIN_TEST_IMAGES,
-    RARELY_PREDICTED,
     TOP_K,
     Interval,
     calibration_error,
-    confusion_matrix,
     percent,
-    rarely_predicted,
     top_classes,
     wilson_interval,
 )
 from cifnet_pl.model.unknowns import COVERAGE
+from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import listed, number_of, printable
+
+RARELY_PREDICTED = 25.0
+"""Accuracy of a class in percent, below which the class is called rarely predicted."""
+
 
 # ---------------------------------------------------------------------- predictions
 
@@ -272,7 +274,9 @@ class Evaluation:
     @property
     def confusion(self) -> np.ndarray:
         """(C, C) int64 numbers of samples, true classes in rows, predicted ones in columns."""
-        return confusion_matrix(self.target, self.predicted, len(self.class_names))
+        classes = len(self.class_names)
+        cells = self.target * classes + self.predicted
+        return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
     @property
     def class_counts(self) -> np.ndarray:
@@ -282,42 +286,43 @@ class Evaluation:
 
     def class_scores(self) -> list[ClassScore]:
         """Return the score of each class that has an image, the worst first, untested ones last."""
-        matrix = self.confusion
-        errors = matrix - np.diag(matrix.diagonal())
+        pairs = self.confused_pairs()
+        most_frequent = {pair.target: pair for pair in reversed(pairs)}
         scores = []
-        images = matrix.sum(axis=1)
-        for column in np.flatnonzero(images):
-            other = int(errors[column].argmax())
-            confusions = int(errors[column, other])
-            confused_with = None
-            if confusions:
-                confused_with = self.class_names[other]
-            name = self.class_names[column]
-            correct = int(matrix[column, column])
-            score = ClassScore(
-                name, int(images[column]), correct, confused_with, confusions
-            )
-            scores.append(score)
+        for name, (correct, images) in zip(
+            self.class_names, self.class_counts.T.tolist(), strict=True
+        ):
+            score = ClassScore(name, images, correct)
+            if name in most_frequent:
+                pair = most_frequent[name]
+                score = replace(
+                    score, confused_with=pair.predicted, confusions=pair.confusions
+                )
+            if images:
+                scores.append(score)
         scores.sort(key=lambda score: (not score.tested, score.percent, score.name))
         return scores
 
     @property
     def rarely_predicted(self) -> list[str]:
-        """Classes that are rarely predicted for their samples."""
-        return [self.class_names[column] for column in rarely_predicted(self.confusion)]
+        """Classes that are rarely predicted for their samples, among those with enough of them."""
+        correct, images = self.class_counts
+        is_tested = images >= MIN_TEST_IMAGES
+        is_rare = correct < RARELY_PREDICTED * images / 100
+        columns = np.flatnonzero(is_tested & is_rare)
+        return [self.class_names[column] for column in columns]
 
     def confused_pairs(self) -> list[ConfusedPair]:
         """Return all pairs of classes that are confused, the most frequent first."""
         matrix = self.confusion
-        images = matrix.sum(axis=1)
+        images = matrix.sum(axis=1).tolist()
+        errors = matrix - np.diag(matrix.diagonal())
         pairs = []
-        for i, j in np.argwhere(matrix).tolist():
-            if i != j:
-                target = self.class_names[i]
-                predicted = self.class_names[j]
-                confused = int(matrix[i, j])
-                pair = ConfusedPair(target, predicted, confused, int(images[i]))
-                pairs.append(pair)
+        for i, j in np.argwhere(errors).tolist():
+            target = self.class_names[i]
+            predicted = self.class_names[j]
+            pair = ConfusedPair(target, predicted, int(errors[i, j]), images[i])
+            pairs.append(pair)
         pairs.sort(key=lambda pair: (-pair.confusions, pair.images))
         return pairs
 
@@ -396,30 +401,20 @@ def targets(model: Classifier, images: LabelledImages) -> Tensor:
     return torch.from_numpy(columns[images.files.labels]).to(model.device)
 
 
-def left_out_confusion(model: Classifier) -> np.ndarray | None:
+def evaluate_left_out(model: Classifier) -> Evaluation:
     """Predict each calibration sample by the model without it and its group.
 
-    Returns:
-        The confusion matrix; None for a single class, or without calibration samples or
-        leave-one-out scores.
+    No second model is needed for it. Nothing is evaluated without calibration samples, or where the
+    head has no leave-one-out scores.
     """
+    batches = []
     samples = model.calibration_samples()
-    if samples is None or len(model.class_names) <= 1:
-        return None
-    if samples.learned and not model.head.leaves_one_out:
-        return None
-    scores, columns, _ = samples.known_scores()
-    predicted = scores.argmax(dim=1).cpu().numpy()
-    target = columns.cpu().numpy()
-    return confusion_matrix(target, predicted, len(model.class_names))
-
-
-def rarely_predicted_by(model: Classifier) -> list[str]:
-    """Return the classes that a model rarely predicts for its calibration samples."""
-    confusion = left_out_confusion(model)
-    if confusion is None:
-        return []
-    return [model.class_names[column] for column in rarely_predicted(confusion)]
+    head = model.head
+    if samples is not None and (head.leaves_one_out or not samples.learned):
+        scores, columns, _ = samples.known_scores()
+        probabilities = to_probabilities(scores, head.temperature, head.odds_power)
+        batches.append(judge(probabilities, columns))
+    return Evaluation.of(model.class_names, batches)
 
 
 def rarely_predicted_message(

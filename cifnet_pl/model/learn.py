@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from cifnet_pl.buffer import ungrouped
 from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.evaluation import Evaluation, judge, targets
+from cifnet_pl.model.evaluation import Evaluation, evaluate_left_out, judge, targets
 from cifnet_pl.model.labelled_images import (
     LabelledImages,
     Unreadable,
@@ -23,7 +22,6 @@ from cifnet_pl.model.labelled_images import (
     duplicates_among,
     samples_of,
 )
-from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
 
@@ -229,10 +227,13 @@ def learn(
     model.learn_embeddings(names, samples)
     before = old.counts
     counts = model.counts
+    left_out = evaluate_left_out(model)
+    positions = [model.class_names.index(name) for name in names]
+    is_new = left_out.samples["target"].isin(positions)
     return Extension(
         model=model,
         learned={name: counts[name] - before.get(name, 0) for name in names},
-        score=_score_left_out(model, names),
+        score=replace(left_out, samples=left_out.samples[is_new]),
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
         warnings=found.messages,
@@ -249,23 +250,3 @@ def _check_readable(images: LabelledImages, readable: np.ndarray) -> None:
             raise DataError(
                 f"no image of class '{name}' can be read: add some, or leave it out"
             )
-
-
-def _score_left_out(model: Classifier, names: Sequence[str]) -> Evaluation:
-    """Score the buffer's samples of some classes, each without itself and its group.
-
-    No second model is needed for it. Nothing is scored without a buffer, or where the head has no
-    leave-one-out scores.
-    """
-    batches = []
-    samples = model.calibration_samples()
-    head = model.head
-    if samples is not None and head.leaves_one_out:
-        scores, columns, _ = samples.known_scores()
-        wanted = columns.new_tensor([model.class_names.index(name) for name in names])
-        is_wanted = torch.isin(columns, wanted)
-        probabilities = to_probabilities(
-            scores[is_wanted], head.temperature, head.odds_power
-        )
-        batches.append(judge(probabilities, columns[is_wanted]))
-    return Evaluation.of(model.class_names, batches)

@@ -185,43 +185,6 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float | No
     return 100 * float(np.abs(by_bin).sum()) / len(confidence)
 
 
-# ---------------------------------------------------------------------- rarely predicted classes
-
-RARELY_PREDICTED = 25.0
-"""Accuracy of a class in percent, below which the class is called rarely predicted."""
-
-
-def rarely_predicted(confusion: np.ndarray) -> list[int]:
-    """Find the rarely predicted classes among those with at least five images.
-
-    Args:
-        confusion: (C, C) numbers of images, true classes in rows.
-
-    Returns:
-        Their positions.
-    """
-    images = confusion.sum(axis=1)
-    limit = RARELY_PREDICTED * images / 100
-    is_rare = confusion.diagonal() < limit
-    is_tested = images >= MIN_TEST_IMAGES
-    columns: list[int] = np.flatnonzero(is_tested & is_rare).tolist()
-    return columns
-
-
-def confusion_matrix(
-    target: np.ndarray, predicted: np.ndarray, classes: int
-) -> np.ndarray:
-    """Count predictions: (C, C) int64, true classes in rows.
-
-    Args:
-        target: (n,) true columns.
-        predicted: (n,) predicted columns.
-        classes: C.
-    """
-    cells = np.bincount(target * classes + predicted, minlength=classes**2)
-    return cells.reshape(classes, classes)
-
-
 # ---------------------------------------------------------------------- intervals
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from pydantic import Field, Strict
 
 from cifnet_pl.data.duplicates import find_duplicates
@@ -250,9 +251,9 @@ class TrainingSet:
             positions = first + np.arange(len(samples))
             first += len(samples)
             labels = samples.table["label"]
-            learned = labels[~np.isin(positions, left_out)]
-            counts.update(dict.fromkeys(labels.unique().tolist(), 0))
-            counts.update(learned.value_counts().to_dict())
+            is_learned = pd.Series(~np.isin(positions, left_out))
+            by_class = is_learned.groupby(labels.to_numpy(), sort=False, dropna=False)
+            counts.update(by_class.sum().to_dict())
             if len(samples):
                 unit_digest = digest(samples)
                 units.append(

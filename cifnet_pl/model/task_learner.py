@@ -73,22 +73,17 @@ class ModelLearner:
     calibrated: bool = field(default=False, kw_only=True)
     images: ImageHashes = field(default_factory=ImageHashes, kw_only=True)
     calibration: Calibration = field(default_factory=Calibration, kw_only=True)
-    # Of the task that was begun: its additions to known classes are learned by a head of their own.
-    _additions: Head | None = field(default=None, init=False, repr=False, compare=False)
-    _waiting: list[BufferSamples] | None = field(
-        default=None, init=False, repr=False, compare=False
-    )
-    _observed: list[tuple[Tensor, Tensor]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
-    # The hashes before the task, which come back where it is aborted.
-    _hashes: dict[str, Tensor] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    # By the shares that were asked for, since the model was calibrated last.
-    _predictors: dict[Any, OpenSetPredictor] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+
+    def __post_init__(self) -> None:
+        # Of the task that was begun: its additions to known classes are learned by a head of their
+        # own.
+        self._additions: Head | None = None
+        self._waiting: list[BufferSamples] | None = None
+        self._observed: list[tuple[Tensor, Tensor]] = []
+        # The hashes before the task, which come back where it is aborted.
+        self._hashes: dict[str, Tensor] = {}
+        # By the shares that were asked for, since the model was calibrated last.
+        self._predictors: dict[Any, OpenSetPredictor] = {}
 
     @property
     def label_of(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,11 @@ def comparison_table(
     both = both.drop_duplicates(["answers_a", "answers_b"])
     notes = [
         f"Difference: {first} minus {second}, over the seeds, class orders and test images that"
-        " both have. Interval and p over seeds: paired t-test, empty where all seeds have the same"
-        " difference. Interval over images: bootstrap of the test images, the same ones for all"
-        " seeds, and of the seeds. p over images: McNemar's exact test. Pairs of runs of one class"
-        " order with the same accuracies, as where no seed changes a method, count once."
+        " both have, in the unit of the row. Interval and p over seeds: paired t-test, empty where"
+        " all seeds have the same difference. Interval over images: bootstrap of the test images,"
+        " the same ones for all seeds, and of the seeds. p over images: McNemar's exact test. Pairs"
+        " of runs of one class order with the same accuracies, as where no seed changes a method,"
+        " count once."
     ]
     predictions = _common_predictions(both)
     if not predictions:
@@ -114,19 +116,23 @@ def comparison_table(
         rows.append(_over_images("seeds and images", list(predictions.values())))
     for drawn, frame in predictions.items():
         rows.append(_over_images(f"images, {drawn}", [frame]))
-    unit = " (%)" if all(column.unit == "%" for column in columns) else ""
     names = {
-        "first": f"{first}{unit}",
-        "second": f"{second}{unit}",
+        "first": first,
+        "second": second,
         "only_first": f"only {first}",
         "only_second": f"only {second}",
     }
+    are_percentages = [row.pop("unit") == "%" for row in rows]
     values = pd.DataFrame(rows, dtype=object).dropna(axis=1, how="all")
     values = values.rename(columns=names)
+    texts = values.copy()
+    for position, is_percentage in enumerate(are_percentages):
+        cell = partial(_cell, is_percentage=is_percentage)
+        texts.iloc[position] = values.iloc[position].map(cell)
     return ReportTable(
         name=file_name("comparison", data),
         title=f"{first} against {second}: {data}",
-        texts=values.map(_cell),
+        texts=texts,
         values=values,
         text_columns=1,
         notes=notes,
@@ -150,12 +156,12 @@ def _common_predictions(both: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return predictions
 
 
-def _cell(value: Any) -> str:
-    """Return a cell as it is shown: percentages and points with two decimals."""
+def _cell(value: Any, is_percentage: bool) -> str:
+    """Return a cell as it is shown."""
     if pd.isna(value):
         return "–"
     if isinstance(value, float):
-        return number_text(value, is_percentage=True)
+        return number_text(value, is_percentage=is_percentage)
     return str(value)
 
 
@@ -180,22 +186,23 @@ def _over_seeds(both: pd.DataFrame, columns: Iterable[Column]) -> list[dict[str,
             row["p"] = f"{test.pvalue:.2g}"
         else:
             interval = (None, None)
-        quantity = f"{column.long_title}, over seeds"
-        rows.append(_difference(quantity, means, interval) | row)
+        quantity = f"{column.words} {column.header}, over seeds".strip()
+        rows.append(_difference(quantity, column.unit, means, interval) | row)
     return rows
 
 
 def _difference(
-    quantity: str, means: Iterable[float], interval: Iterable[float | None]
+    quantity: str, unit: str, means: Iterable[float], interval: Iterable[float | None]
 ) -> dict[str, Any]:
-    """Return a row: two accuracies, and the interval of their difference if it is known."""
+    """Return a row: two means, and the interval of their difference if it is known."""
     first, second = map(float, means)
     low, high = interval
     return {
         "quantity": quantity,
+        "unit": unit,
         "first": first,
         "second": second,
-        "difference (points)": first - second,
+        "difference": first - second,
         "95 % from": low,
         "95 % to": high,
     }
@@ -208,7 +215,8 @@ def _over_images(over: str, frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """Return the difference of A_K over common seeds and their test images, of one seed with p."""
     accuracies = pd.DataFrame([100 * frame.mean() for frame in frames])
     interval = bootstrap_interval(frames)
-    row = _difference(f"final accuracy A_K, over {over}", accuracies.mean(), interval)
+    quantity = f"final accuracy A_K (%), over {over}"
+    row = _difference(quantity, "%", accuracies.mean(), interval)
     row |= {"distinct pairs": len(frames), "images": min(map(len, frames))}
     if len(frames) > 1:
         return row

@@ -407,7 +407,7 @@ class Inbox:
                 nearly that of another one, or an image that was learned as another class.
         """
         waiting = {image.file: image for image in self.workspace.waiting()}
-        chosen = [file for file in names if file in waiting]
+        chosen = [file for file in waiting if file in names]
         if not chosen:
             raise RequestError(
                 409,

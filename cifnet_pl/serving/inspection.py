@@ -20,8 +20,7 @@ from cifnet_pl.model.calibration import (
     forecast,
 )
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.evaluation import left_out_confusion
-from cifnet_pl.model.metrics import rarely_predicted
+from cifnet_pl.model.evaluation import evaluate_left_out
 from cifnet_pl.model.more_images import gain_of_more_images, gain_text
 from cifnet_pl.serving.gate import ApiObject
 from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError
@@ -167,9 +166,9 @@ def accuracy_of_classes(
         Percent, and the percentages between which it lies on new groups; None where it cannot be
         measured.
     """
-    confusion = left_out_confusion(model)
-    if confusion is None:
+    if len(model.class_names) <= 1:
         return None, None
+    confusion = evaluate_left_out(model).confusion
     rows = [model.class_names.index(name) for name in names]
     return _accuracy(confusion, model.calibration_samples(), rows)
 
@@ -202,17 +201,18 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
     names = model.class_names
     estimates = [ClassEstimate(name=name) for name in names]
     kind = model.calibration.estimate_kind
-    confusion = left_out_confusion(model)
-    if kind == "unknown" or confusion is None:
+    if kind == "unknown" or len(names) <= 1:
         return estimates
+    left_out = evaluate_left_out(model)
+    confusion = left_out.confusion
+    rare = left_out.rarely_predicted
     samples = model.calibration_samples()
     images = confusion.sum(axis=1)
-    rare = rarely_predicted(confusion)
     for row, estimate in enumerate(estimates):
         estimate.confused_with = confused_with(names, confusion[row], row)
         if kind == "few":
             continue
-        estimate.rarely_predicted = row in rare
+        estimate.rarely_predicted = estimate.name in rare
         if images[row] >= MIN_IMAGES_PER_CLASS:
             accuracy, interval = _accuracy(confusion, samples, [row])
             if interval is not None and interval[1] - interval[0] <= WIDEST_INTERVAL:

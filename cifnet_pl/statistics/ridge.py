@@ -188,27 +188,23 @@ def gcv_ridge(
     if largest == 0.0 or samples <= free:
         return RidgeChoice(1.0)
 
-    def score(logarithm: float) -> float:
-        ridge = math.exp(logarithm)
-        penalised = values + ridge
-        shrinkage = values / penalised
-        freedom = free + shrinkage.sum()
-        if freedom > LARGEST_DF_SHARE * samples:
-            return math.inf
-        explained = squares * (penalised + ridge) / penalised**2
-        rss = tss.item() - explained.sum()
-        return float(rss / (samples - freedom) ** 2)
-
     rounding = len(gram) * torch.finfo(gram.dtype).eps * float(values[-1])
     low = math.log(rounding)
     high = math.log(largest)
     # There may be several minima, which a search by intervals would not see.
-    candidates = np.arange(high, low, -RIDGE_TOLERANCE).tolist()
-    best = min(candidates, key=score)
-    if score(best) == math.inf:
+    logarithms = np.arange(high, low, -RIDGE_TOLERANCE)
+    candidates = np.exp(logarithms)[:, None]
+    freedom = free + (values / (values + candidates)).sum(axis=1)
+    is_allowed = freedom <= LARGEST_DF_SHARE * samples
+    if not is_allowed.any():
         return RidgeChoice(largest)
-    at_limit = high - best < 2 * RIDGE_TOLERANCE
-    return RidgeChoice(math.exp(best), at_limit)
+    ridges = candidates[is_allowed]
+    penalised = values + ridges
+    explained = squares * (penalised + ridges) / penalised**2
+    rss = tss.item() - explained.sum(axis=1)
+    scores = rss / (samples - freedom[is_allowed]) ** 2
+    best = int(scores.argmin())
+    return RidgeChoice(float(ridges[best, 0]), at_limit=best <= 1)
 
 
 def _eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:

@@ -143,6 +143,7 @@ def test_embeddings_do_not_depend_on_how_the_images_are_divided(
         assert torch.equal(backbone(images(count)), one_by_one)
 
 
+@pytest.mark.system
 def test_a_real_network_gives_the_same_bits_with_any_number_of_threads_and_images(
     monkeypatch,
 ):

@@ -110,6 +110,7 @@ def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
     assert "precision half" in capsys.readouterr().err
 
 
+@pytest.mark.system
 def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, capsys):
     model = load(made, "three")
     assert model.precision == "bf16-mixed"

@@ -288,7 +288,8 @@ def test_the_gallery_marks_what_is_unknown(place):
 
     pixels = drawn()
     assert pixels.shape[0] > 1000 < pixels.shape[1]  # five rows of five
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100  # images, no empty page
+    many_colours = Image.fromarray(pixels).getcolors(100) is None
+    assert many_colours  # images, no empty page
     marked = (drawn("--unknown", "0.05") == red).all(axis=2).sum()
     assert marked > (pixels == red).all(axis=2).sum() + 500
 

@@ -1,9 +1,12 @@
 """``cifnet serve``: what it refuses before it listens, and a whole life of the process."""
 
 import os
+import signal
 import socket
 import tempfile
 import urllib.request
+from functools import partial
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -19,7 +22,8 @@ from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CifnetError
 from tests.command_line import assert_ends
-from tests.serving.services import Server, becomes, image, model, saved
+from tests.killing import ended, start
+from tests.serving.services import PATIENCE, Address, becomes, image, model, saved
 
 BACKBONE = "embedded:efficientnet_lite0+layers+mirror"
 
@@ -112,7 +116,7 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     assert failed
     service.close()
     (folder / "late.png").write_bytes(image("red", 3))
-    thread.join(60)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -127,23 +131,49 @@ def test_where_ctrl_c_is_ignored_at_the_start_its_exit_code_is_the_same(
     assert end.value.code == 130
 
 
+class Server(Address):
+    """A service in a process of its own."""
+
+    def __init__(self, bundle: Path, output: Path):
+        """Serve a bundle, and write to the file ``output``."""
+        self.output = output
+        self.output.touch()
+        words = ["serve", "--model", str(bundle), "--port", "0"]
+        self.process = start(partial(main, words), output)
+        becomes(lambda: " at http://" in self.said or not self.process.is_alive())
+        if " at http://" not in self.said:
+            self.process.kill()
+            raise AssertionError(self.said)
+        self.url = self.said.split(" at ")[-1].split(" ")[0]
+
+    @property
+    def said(self) -> str:
+        """All that it wrote."""
+        return self.output.read_text(encoding="utf-8")
+
+    def stop(self) -> int:
+        """End it as Ctrl-C does; its exit code."""
+        os.kill(self.process.pid, signal.SIGINT)
+        return ended(self.process)
+
+
 @pytest.mark.system
 def test_from_start_to_end(tmp_path):
     """It says where it is, answers, ends with Ctrl-C, and goes on at the version that was
     served.
     """
     bundle = saved(tmp_path / "bundle")
-    server = Server(bundle)
-    assert server.said == [
-        f"2 classes at {server.url} (the API: /docs); Ctrl-C ends it\n"
-    ]
+    server = Server(bundle, tmp_path / "first")
+    greeting = f"2 classes at {server.url} (the API: /docs); Ctrl-C ends it\n"
+    assert server.said == greeting
     content = b'{"old": "red", "new": "crimson"}'
     request = urllib.request.Request(
         f"{server.url}/rename", content, {"Content-Type": "application/json"}
     )
-    assert urllib.request.urlopen(request, timeout=60).status == 200
+    assert urllib.request.urlopen(request, timeout=PATIENCE).status == 200
     assert server.stop() == 130
-    assert "Traceback" not in "".join(server.said)
-    with Server(bundle) as again:
-        assert again.said[0] == f"workspace {bundle}-workspace goes on at version 2\n"
+    assert "Traceback" not in server.said
+    with Server(bundle, tmp_path / "second") as again:
+        greeting = f"workspace {bundle}-workspace goes on at version 2\n"
+        assert again.said.startswith(greeting)
         assert [one["name"] for one in again.get("/classes")] == ["crimson", "green"]

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import threading
-import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -15,9 +15,9 @@ import pytest
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.watch import COLUMNS, Sender
 from cifnet_pl.utilities.files import list_cell
-from tests.command_line import command, environment
 from tests.command_line import rows as rows_of
-from tests.serving.services import client, image, saved
+from tests.killing import ended, start
+from tests.serving.services import becomes, client, image, saved
 
 ROW = {**dict.fromkeys(COLUMNS, ""), "id": "17"}
 """Row of an image in the table."""
@@ -150,23 +150,16 @@ def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
     """
     words = f"--model {place}/model --images {place}/images --every 0.1"
     words += f" --output {place}/a.csv --webhook http://127.0.0.1:1/"
-    process = subprocess.Popen(
-        command("watch", *words.split()),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    output = place / "output"
+    output.touch()
+    process = start(partial(main, ["watch", *words.split()]), output)
     try:
-        assert "watching" in process.stdout.readline()
+        assert becomes(lambda: "watching" in output.read_text())
         (place / "images" / "late.png").write_bytes(image("green", 61))
-        until = time.monotonic() + 60
-        while (
-            "late.png" not in (place / "a.csv").read_text() and time.monotonic() < until
-        ):
-            time.sleep(0.05)
+        assert becomes(lambda: "late.png" in (place / "a.csv").read_text())
     finally:
         process.kill()
-        process.wait()
+        ended(process)
     with Receiver() as receiver:
         assert watched(place, "--webhook", receiver.url) == 0
         assert sorted(
@@ -228,7 +221,6 @@ def test_the_examples_of_the_documentation_work(place):
         subprocess.run(
             ["sh", "-c", f"{shell} --silent --show-error --noproxy '*'"],
             check=True,
-            timeout=60,
         )
         (words,) = re.findall(r"^cifnet watch --model MODEL .*$", text, re.MULTILINE)
         assert words.split()[-2] == "--webhook"

@@ -270,9 +270,9 @@ def test_the_parts_of_auto_are_refits_of_scaled_features() -> None:
     weights = torch.linalg.solve(
         centred.T @ centred + penalty.diag(), centred.T @ target
     )
-    head.calibrate([0.0, 1.0])
+    head.weigh_rules([0.0, 1.0])
     assert torch.allclose(head(z), centred @ weights, rtol=1e-8, atol=1e-8)
-    head.calibrate([1.0, 0.0])
+    head.weigh_rules([1.0, 0.0])
     inverse = torch.linalg.inv(scatter + penalty.diag()) * len(y)
     freedom = (inverse @ scatter).trace() / len(y)
     away = z[:, None] - means

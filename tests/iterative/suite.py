@@ -20,7 +20,7 @@ from tests.lightning_runs import digits, trainer
 SIDE = 8
 WIDTH = 32
 NAMES = [method.__name__ for method in METHODS]
-MORE_EPOCHS = {"WAModule": 8, "PODNetModule": 8, "CREATEModule": 16}
+MORE_EPOCHS = {"WAModule": 8, "CREATEModule": 16}
 """Methods that need more than 4 for digits."""
 
 

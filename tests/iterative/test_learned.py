@@ -20,9 +20,7 @@ from tests.command_line import DATA, assert_ends, make_images
 from tests.iterative.suite import NAMES, data, learner, run
 from tests.lightning_runs import trainer
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*", "ignore:.*GPU available.*"
-)
+pytestmark = pytest.mark.system
 NOT_LINEAR = (PODNetModule, CREATEModule)
 
 
@@ -53,7 +51,6 @@ def test_foster_with_both_branches(tmp_path):
     torch.testing.assert_close(ours, module(images), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.system
 def test_every_command_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     fit = ["fit", "--model", "ReplayModule", "--model.epochs", "1", *DATA[2:]]
     fit += ["--model.backbone", "random:resnet32_cifar", "--data.image_size", "8"]

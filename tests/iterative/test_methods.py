@@ -30,9 +30,7 @@ from tests.iterative.suite import (
 from tests.killing import Act, Killed, die
 from tests.lightning_runs import trainer
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*", "ignore:.*GPU available.*"
-)
+pytestmark = pytest.mark.system
 each = pytest.mark.parametrize("method", METHODS, ids=NAMES)
 
 
@@ -52,7 +50,6 @@ def short(tmp_path_factory):
     return made
 
 
-@pytest.mark.system
 @each
 class TestLearning:
     def test_two_tasks_of_digits(self, method, tmp_path):
@@ -98,7 +95,6 @@ class TestLearning:
 WAYS = ("classifier", "nearest_mean")
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("method", [FOSTERModule, TagFexModule])
 def test_nothing_depends_on_chance_but_much_on_the_seed(method, short, tmp_path):
     first, _, _ = short(method)

@@ -85,7 +85,7 @@ def pair(tmp_path_factory):
             start(partial(rank, number, port, folder), folder / f"output_{number}")
             for number in range(2)
         ]
-        codes = [ended(process, 300) for process in processes]
+        codes = [ended(process) for process in processes]
     assert codes == [0, 0], "".join(
         (folder / f"output_{number}").read_text() for number in range(2)
     )

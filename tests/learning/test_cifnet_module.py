@@ -19,10 +19,6 @@ from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit
 from tests.lightning_runs import digits, module, trainer
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*", "ignore:.*GPU available.*"
-)
-
 
 class Recorder(Callback):
     """Records every hook; the backbone never is in training mode, and no parameter learns."""

@@ -15,9 +15,6 @@ from tests.iterative.suite import data, install, learner
 from tests.killing import Act
 from tests.lightning_runs import digits, module, trainer
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*", "ignore:.*GPU available.*"
-)
 LONG = 5000.0
 KINDS = {
     "trained": lambda: (learner(FinetuneModule, epochs=1), data()),

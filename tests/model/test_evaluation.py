@@ -8,8 +8,8 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.evaluation import (
     ClassScore,
     Evaluation,
+    evaluate_left_out,
     judge,
-    rarely_predicted_by,
     rarely_predicted_message,
     table_of,
 )
@@ -106,5 +106,5 @@ def test_rarely_predicted_classes_of_a_model():
     elks = z[20:26] + torch.randn(6, z.shape[1], generator=draw)
     labels = torch.tensor([0] * 20 + [1] * 20 + [2] * 6)
     learn_embeddings(model, ["ant", "fox", "elk"], torch.cat([z, elks]), labels)
-    assert rarely_predicted_by(model) == ["elk"]
-    assert rarely_predicted_by(learned("ncm")) == []
+    assert evaluate_left_out(model).rarely_predicted == ["elk"]
+    assert evaluate_left_out(learned("ncm")).rarely_predicted == []

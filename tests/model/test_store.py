@@ -66,6 +66,21 @@ def test_run_checkpoint_and_bundle_are_the_same_model(run: Path, tmp_path: Path)
     assert len(first.buffer.y) == 300
 
 
+def test_random_weights_of_a_frozen_backbone_are_in_the_model(tmp_path: Path):
+    names = ["--model.backbone", "random:resnet32_cifar", "--model.engine", "torch"]
+    run = learned_run(tmp_path / "logs", *names, "--data.max_tasks", "1")
+    assert main(["export", "--model", str(run), "--output", str(tmp_path / "b")]) == 0
+    of_run = cifnet_pl.load(run, device="cpu")
+    of_bundle = cifnet_pl.load(tmp_path / "b", device="cpu")
+    assert (
+        of_run.backbone.sha256
+        == checkpoint(run)["cifnet"]["model"]["backbone"]["sha256"]
+    )
+    assert of_bundle.describe() == of_run.describe()
+    images = torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8)
+    assert torch.equal(of_bundle.backbone(images), of_run.backbone(images))
+
+
 def test_a_bundle_shares_a_backbone_only_if_it_is_its_own(tmp_path: Path):
     learned("ridge").save(tmp_path / "b")
     same = build_backbone(f"pixels:{SIDE}")

@@ -1,5 +1,6 @@
 """Differences of two methods against scipy and brute force, and what cannot be compared."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -65,17 +66,17 @@ def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
         (right["RidgeHead", seed], right["CIFNetHead", seed]) for seed in (1, 2, 3)
     ]
     differences = np.array([100 * (a.mean() - b.mean()) for a, b in pairs])
-    over_seeds = rows["final accuracy A_K, over seeds"]
-    assert float(over_seeds["difference (points)"]) == pytest.approx(differences.mean())
+    over_seeds = rows["final accuracy A_K (%), over seeds"]
+    assert float(over_seeds["difference"]) == pytest.approx(differences.mean())
     wanted = stats.ttest_1samp(differences, 0)
     assert float(over_seeds["95 % from"]) == pytest.approx(
         wanted.confidence_interval().low
     )
     assert float(over_seeds["p"]) == pytest.approx(wanted.pvalue, rel=0.05)
-    both = rows["final accuracy A_K, over seeds and images"]
+    both = rows["final accuracy A_K (%), over seeds and images"]
     assert float(both["95 % from"]) < differences.mean() < float(both["95 % to"])
     for seed, (a, b) in zip((1, 2, 3), pairs, strict=True):
-        row = rows[f"final accuracy A_K, over images, seed {seed}, order {seed}"]
+        row = rows[f"final accuracy A_K (%), over images, seed {seed}, order {seed}"]
         assert float(row["only Exact ridge"]) == np.sum(a & ~b)
         assert float(row["only CIFNet"]) == np.sum(b & ~a)
         half = 1.96 * np.std(100.0 * (a.astype(float) - b)) / np.sqrt(IMAGES)
@@ -84,7 +85,7 @@ def test_differences_are_of_the_same_seeds_and_images(runs, tmp_path, capsys):
         p = stats.binomtest(int(np.sum(a & ~b)), int(np.sum(a ^ b))).pvalue
         assert float(row["p"]) == pytest.approx(p, rel=0.05)
     said = capsys.readouterr().out
-    assert "final accuracy A_K, over seeds: Exact ridge (%) " in said
+    assert "final accuracy A_K (%), over seeds: Exact ridge " in said
     assert "Comparison" in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -154,12 +155,12 @@ def test_networks_are_compared_on_the_images_that_both_have(runs, tmp_path):
     names.append("Exact ridge, file:resnet18.pth (resnet18), 224 px")
     paths = [folder / "RidgeHead1", tmp_path / "vit"]
     (table,) = compare_methods(read_results(paths), names)
-    assert list(table.texts)[1:3] == [f"{name} (%)" for name in names]
+    assert list(table.texts)[1:3] == names
     row = table.values.set_index("quantity").iloc[-1]
     assert row["images"] == IMAGES - 10
     common = right["RidgeHead", 1][: IMAGES - 10]
     gained = np.mean(answers[: IMAGES - 10]) - np.mean(common)
-    assert row["difference (points)"] == pytest.approx(100 * gained)
+    assert row["difference"] == pytest.approx(100 * gained)
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -179,16 +180,28 @@ def test_runs_that_no_seed_changes_are_one_measurement(tmp_path: Path) -> None:
     results = read_results([tmp_path])
     (table,) = compare_methods(results, ["Exact ridge", "NCM"])
     rows = table.values.set_index("quantity")
-    over_seeds = rows.loc["final accuracy A_K, over seeds"]
+    over_seeds = rows.loc["final accuracy A_K (%), over seeds"]
     assert over_seeds["distinct pairs"] == 2
     p = stats.ttest_1samp(differences, 0).pvalue
     assert float(over_seeds["p"]) == pytest.approx(p, rel=0.05)
     assert [name for name in rows.index if "images, " in name] == [
-        "final accuracy A_K, over images, seed 1, order 7",
-        "final accuracy A_K, over images, seed 1, order 8",
+        "final accuracy A_K (%), over images, seed 1, order 7",
+        "final accuracy A_K (%), over images, seed 1, order 8",
     ]
     stats_of = accuracy_table(results).values.set_index("method").loc["Exact ridge"]
     counted = {name: value for name, value in stats_of.items() if "A_K" in name}
     assert [value for name, value in counted.items() if name.endswith(" n")] == [2]
     (deviation,) = (value for name, value in counted.items() if name.endswith(" sd"))
     assert deviation == pytest.approx(np.std([93.0, 96.0], ddof=1))
+
+
+def test_a_number_without_a_unit_has_three_digits(tmp_path: Path) -> None:
+    for head, f1 in (("RidgeHead", 0.9148), ("NCMHead", 0.9108)):
+        folder = tmp_path / head / "version_0"
+        write_run(folder, head=head, tasks=1)
+        path = folder / "summary.json"
+        summary = json.loads(path.read_text())
+        path.write_text(json.dumps(summary | {"metrics": {"macro_f1": f1}}))
+    (table,) = compare_methods(read_results([tmp_path]), ["Exact ridge", "NCM"])
+    row = table.texts.set_index("quantity").loc["macro f1, over seeds"]
+    assert row.iloc[:3].tolist() == ["0.915", "0.911", "0.00400"]

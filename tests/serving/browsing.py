@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.services import ThreadServer
+from tests.serving.services import PATIENCE, ThreadServer
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed"
@@ -19,9 +19,6 @@ CHROMIUM = (
     or shutil.which("chromium")
     or shutil.which("google-chrome")
 )
-PATIENCE = 60
-"""Seconds that a test waits for the page at most: a busy machine is slow to answer."""
-
 sync_api.expect.set_options(timeout=1000 * PATIENCE)
 if CHROMIUM is None:
     pytest.skip(

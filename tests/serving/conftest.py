@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from tests.serving.services import ThreadServer, client
+from tests.serving.services import PATIENCE, ThreadServer, client
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,9 @@ def browser() -> Iterator:
     from tests.serving.browsing import ARGS, CHROMIUM, sync_api
 
     with sync_api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        made = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=ARGS, timeout=1000 * PATIENCE
+        )
         yield made
         made.close()
 

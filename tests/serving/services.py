@@ -3,7 +3,6 @@
 import io
 import json
 import socket
-import subprocess
 import threading
 import time
 import urllib.request
@@ -30,7 +29,9 @@ from cifnet_pl.serving.app import make_app
 from cifnet_pl.serving.gate import Access
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
-from tests.command_line import command, environment
+
+PATIENCE = 300
+"""Seconds that a test waits for an answer at most: a busy machine is slow to give it."""
 
 SIDE = 8
 COLOURS = {
@@ -115,7 +116,7 @@ def kept(http: httpx.Client) -> dict[str, list[str]]:
     return {one["name"]: one["kept_images"] for one in http.get("/classes").json()}
 
 
-def becomes(true: Callable[[], Any], seconds: float = 60) -> Any:
+def becomes(true: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     """What an expression gives as soon as it is true; what it gives then if it never is."""
     until = time.monotonic() + seconds
     while not (found := true()) and time.monotonic() < until:
@@ -211,7 +212,7 @@ class Address:
 
     def get(self, path: str) -> Any:
         """A JSON answer."""
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=60) as answer:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=PATIENCE) as answer:
             return json.loads(answer.read())
 
     def __enter__(self) -> Any:
@@ -269,34 +270,5 @@ class ThreadServer(Address):
     def stop(self) -> None:
         """Answer what is under way and end."""
         self._server.should_exit = self._server.force_exit = True
-        self._thread.join(60)
+        self._thread.join(PATIENCE)
         self._socket.close()
-
-
-class Server(Address):
-    """A service in a process of its own."""
-
-    def __init__(self, bundle: Path, *options: str):
-        args = command("serve", "--model", str(bundle), "--port", "0", *options)
-        self.process = subprocess.Popen(
-            args,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(PYTHONUNBUFFERED="1"),
-        )
-        self.said: list[str] = []
-        for line in self.process.stdout:
-            self.said.append(line)
-            if " at http://" in line:
-                self.url = line.split(" at ")[1].split(" ")[0]
-                break
-        else:
-            raise AssertionError("".join(self.said))
-
-    def stop(self) -> int:
-        """End it as Ctrl-C does; its exit code."""
-        self.process.send_signal(2)
-        code = self.process.wait(60)
-        self.said += self.process.stdout.readlines()
-        return code

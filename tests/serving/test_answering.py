@@ -11,7 +11,7 @@ import torch
 
 from cifnet_pl.serving import answering as answering_module
 from cifnet_pl.serving.answering import Answering, ServiceOptions
-from tests.serving.services import becomes, image, model
+from tests.serving.services import PATIENCE, becomes, image, model
 
 IMAGES = [image(name, number) for number in range(6) for name in ("red", "green")]
 
@@ -35,19 +35,19 @@ def test_two_batches_at_a_time_and_what_comes_meanwhile_is_one(answering):
     def slow(images: torch.Tensor) -> torch.Tensor:
         sizes.append(len(images))
         started.release()
-        assert go_on.wait(120)
+        assert go_on.wait(PATIENCE)
         return embed(images)
 
     answering.served.model.embed = slow
     first = []
     for content in IMAGES[:2]:
         first.append(answering.submit(content))
-        assert started.acquire(timeout=60)
+        assert started.acquire(timeout=PATIENCE)
     later = [answering.submit(content) for content in IMAGES[2:10]]
     while answering._asked.qsize() < len(later):
         time.sleep(0.01)
     go_on.set()
-    results = [answer.result(60) for answer in first + later]
+    results = [answer.result() for answer in first + later]
     assert [int(one.probabilities.argmax()) for one in results] == [0, 1] * 5
     assert {one.served.version for one in results} == {3}
     assert sizes[:2] == [1, 1]
@@ -67,14 +67,14 @@ def test_a_small_request_does_not_wait_for_a_large_one(server, monkeypatch):
     decoded: list[bytes] = []
 
     def slow(content: bytes, *sizes: float):
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
         decoded.append(content)
         time.sleep(0.02)
         return decode(content, *sizes)
 
     def ask(content: bytes, count: int) -> httpx.Response:
         files = [("files", ("a.png", content))] * count
-        return httpx.post(f"{server.url}/classify", files=files, timeout=240)
+        return httpx.post(f"{server.url}/classify", files=files, timeout=PATIENCE)
 
     monkeypatch.setattr(answering_module, "decoded", slow)
     with ThreadPoolExecutor(2) as pool:
@@ -83,9 +83,9 @@ def test_a_small_request_does_not_wait_for_a_large_one(server, monkeypatch):
         part = pool.submit(ask, small, 1)
         assert becomes(lambda: len(decoding._waiters or ()) == 2)
         go_on.set()
-        assert part.result(60).status_code == 200
+        assert part.result().status_code == 200
         assert decoded.count(large) < count
-        assert len(whole.result(60).json()["images"]) == count
+        assert len(whole.result().json()["images"]) == count
 
 
 def test_who_goes_while_the_image_waits_stops_no_other(answering):

@@ -12,7 +12,16 @@ import pytest
 
 from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.utilities.errors import CifnetError
-from tests.serving.services import becomes, client, image, images, kept, teach, tree
+from tests.serving.services import (
+    PATIENCE,
+    becomes,
+    client,
+    image,
+    images,
+    kept,
+    teach,
+    tree,
+)
 
 
 def received(http, content: bytes) -> list[str]:
@@ -27,12 +36,12 @@ def test_a_purge_deletes_nothing_that_is_acknowledged(server):
     purging = threading.Event()
 
     def send(number: int) -> None:
-        with httpx.Client(base_url=server.url, timeout=60) as http:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
             for i in range(15):
                 acknowledged.extend(received(http, image("blue", 1000 * number + i)))
 
     def purge() -> None:
-        with httpx.Client(base_url=server.url, timeout=60) as http:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
             while not purging.is_set():
                 http.post("/purge", json={"images": "all"})
 
@@ -66,7 +75,7 @@ def test_while_another_program_holds_the_journal_requests_are_refused(
     """Reads and changes answer 507; afterwards all goes on, what waits is embedded, too."""
     other = sqlite3.connect(server.folder / "journal.sqlite", isolation_level=None)
     server.service.workspace._database.execute("PRAGMA busy_timeout = 50")
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         other.execute("BEGIN EXCLUSIVE")
         answers = [
             http.get("/versions"),

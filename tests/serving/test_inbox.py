@@ -129,6 +129,13 @@ def test_what_is_taken_away_comes_back_or_goes(tmp_path, monkeypatch):
         ]  # whoever drops it again wants it
 
 
+def test_classes_are_learned_in_the_order_in_which_their_images_came(http):
+    [first] = sent(http, images("blue", 1))["images"]
+    [second] = sent(http, images("yellow", 1))["images"]
+    answer = learned(http, {second: "yellow", first: "blue"})
+    assert list(answer.json()["learned"]) == ["blue", "yellow"]
+
+
 def test_images_of_a_forgotten_class_can_be_taught_again(http):
     """They do not come back by themselves; those that are brought again wait through undo, and are
     learned.

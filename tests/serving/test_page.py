@@ -22,6 +22,7 @@ from tests.serving.browsing import (
     sync_api,
 )
 from tests.serving.services import (
+    PATIENCE,
     ThreadServer,
     image,
     images,
@@ -339,7 +340,7 @@ def test_a_class_is_split_by_groups_and_wrong_images_are_moved(browser, server):
     taught |= {f"both/{i}.png": image("yellow", i, 60) for i in range(20, 24)}
     taught |= {f"pink/{i}.png": image("pink", 50 + i) for i in range(20)}
     taught["pink/20.png"] = image("blue", 70)
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         teach(http, [("files", one) for one in taught.items()]).raise_for_status()
     with page_of(browser, server) as page:
         message = page.locator("#message-text")
@@ -432,7 +433,7 @@ def test_strange_names_fit_on_every_screen(browser, server):
     """
     served = server.service
     for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
-        served.submit(served.rename, old, new).end.result(60)
+        served.submit(served.rename, old, new).end.result()
     files = {}
     for number, colour in enumerate(("red", "blue")):
         files[f"{'long ' * 40}{number}.png"] = image(colour, 70, 60)
@@ -483,7 +484,7 @@ def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp
 
 def test_a_photo_is_taken_out_of_a_group(browser, server):
     """All photos that wait are grouped, not only those that are shown."""
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         for name in ("blue", "yellow"):
             http.post("/inbox", files=images(name, 40)).raise_for_status()
     with page_of(browser, server, "phone") as page:

@@ -66,7 +66,8 @@ def wait_for_another_picture(page) -> None:
 
 def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
     """Chromium's fake camera shows a green picture with a moving timer, which is learned as what it
-    is called; ten images are taken while a button is held.
+    is called; ten images are taken while a button is held, and stored where the camera goes away
+    meanwhile.
     """
     with page_of(browser, server) as page:
         page.get_by_role("tab", name="Photos").click()
@@ -93,7 +94,17 @@ def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
         expect(page.locator("#message-text")).to_contain_text("Learned timer (")
         page.get_by_role("button", name="Camera", exact=True).click()
         expect(answer).to_contain_text("timer")
-        page.locator("#camera").get_by_role("button", name="Close").click()
+        tab = page.locator("#tab-photos")
+        expect(tab).to_have_text("Photos")
+        page.locator("#camera-ten").hover()
+        page.mouse.down()
+        taken = page.locator("#camera-taken")
+        expect(taken).to_contain_text("not yet")
+        page.evaluate("document.getElementById('camera-video').srcObject = null")
+        expect(taken).to_have_text(re.compile(r"^\d photos? stored\.$"))
+        page.mouse.up()
+        expect(tab).to_contain_text("Photos (")
+        page.keyboard.press("Escape")
         page.evaluate(NO_CAMERA)
         page.get_by_role("button", name="Camera", exact=True).click()
         said = "The camera cannot be used: there is none. Choose a photo instead."

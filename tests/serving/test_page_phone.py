@@ -21,7 +21,7 @@ from tests.serving.browsing import (
     page_of,
     sync_api,
 )
-from tests.serving.services import images, teach
+from tests.serving.services import PATIENCE, images, teach
 
 pytestmark = pytest.mark.system
 expect = sync_api.expect
@@ -134,7 +134,7 @@ def test_two_people_at_once(browser, server):
     """A class is renamed while photos wait under its name; undo and redo take back one's own change
     alone; what one has open stays open.
     """
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         teach(http, images("blue", 3), "blue")
         http.post("/inbox", files=images("blue", 2, 500))
     with page_of(browser, server, "phone") as page, page_of(browser, server) as other:

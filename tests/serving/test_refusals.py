@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from cifnet_pl.serving.gate import Access
-from tests.serving.services import ThreadServer, image, teach
+from tests.serving.services import PATIENCE, ThreadServer, image, teach
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def said(server: ThreadServer, status: int, answer: httpx.Response) -> str:
 def taught(
     server: ThreadServer, content: bytes, file: str = "a.zip", name: str | None = None
 ) -> httpx.Response:
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         return teach(http, [("files", (file, content))], name)
 
 
@@ -38,7 +38,7 @@ def test_names_of_devices_and_html_are_names(server):
     """
     names = ("CON", "nul", "aux", "<img src=x onerror=alert(1)>", "مرحبا", "x" * 1000)
     files = [("files", ("COM1.png", image("navy", i))) for i in range(len(names))]
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         arrived = http.post("/inbox", files=files).json()["images"]
         given = dict(zip(arrived, names, strict=True))
         answer = http.post("/inbox/learn", json={"names": given})

@@ -25,6 +25,7 @@ from cifnet_pl.serving.messages import DISK_FULL
 from cifnet_pl.serving.service import REMEMBERED_CHANGES, Service
 from cifnet_pl.serving.workspace import Workspace
 from tests.serving.services import (
+    PATIENCE,
     SIDE,
     assert_same_model,
     becomes,
@@ -109,7 +110,7 @@ def test_unknown_images_and_prediction_sets(http):
 
 
 def test_a_model_that_can_promise_nothing_says_nothing(logistic):
-    scored = logistic.answering.submit(image("red", 1)).result(60)
+    scored = logistic.answering.submit(image("red", 1)).result()
     answer = logistic.inbox.answer(scored, "a", 1)
     assert answer.known is None
     assert answer.novelty is None
@@ -188,7 +189,7 @@ def test_learning_does_not_block_answers_and_others_wait_with_their_place(
 
     def slow(*args, **kwargs):
         begun.set()
-        assert go_on.wait(120)
+        assert go_on.wait(PATIENCE)
         return learn(*args, **kwargs)
 
     monkeypatch.setattr(teaching, "learn", slow)
@@ -199,7 +200,7 @@ def test_learning_does_not_block_answers_and_others_wait_with_their_place(
             for new in ("a", "b")
         ]
         assert [job.status_code for job in jobs] == [202] * 3
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE)
         now = [http.get(f"/jobs/{job.json()['job']}").json() for job in jobs]
         assert [(job["state"], job["place"]) for job in now] == [
             ("at work", 0),
@@ -468,13 +469,13 @@ def test_a_fault_stops_nothing(http, caplog):
     caplog.set_level("ERROR", "cifnet_pl.serving")  # pytest keeps what is logged
     service = http.app.app.state.service
     changed(http, "/rename", old="red", new="a")
-    service.answering.submit(image("red", 50)).result(60)
+    service.answering.submit(image("red", 50)).result()
     replaced = weakref.ref(service.answering.served.model)
     failed = service.submit(Mock(side_effect=ZeroDivisionError, __name__="fail"))
-    failed.end.result(60)
+    failed.end.result()
     assert (failed.status, "log" in failed.error) == (500, True)
     for _ in range(REMEMBERED_CHANGES + 1):
-        service.submit(Mock(return_value=None, __name__="nothing")).end.result(60)
+        service.submit(Mock(return_value=None, __name__="nothing")).end.result()
     assert http.get(f"/jobs/{failed.job}").status_code == 404
     assert changed(http, "/rename", old="a", new="b")["version"] == 3
     assert becomes(lambda: gc.collect() >= 0 and replaced() is None)
@@ -486,7 +487,7 @@ def test_heads_that_cannot_take_more_say_so(logistic):
         [(f"{i}.png", BytesIO(image("red", i))) for i in (400, 401)]
     ).images
     job = logistic.submit(logistic.learn, dict.fromkeys(arrived, "red"))
-    job.end.result(60)
+    job.end.result()
     assert job.status == 409
     assert "cannot add images to class 'red'" in job.error
 

@@ -15,6 +15,7 @@ from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.utilities.errors import UsageError
 from tests.serving.browsing import check_looks, choose, drop, page_of, sync_api
 from tests.serving.services import (
+    PATIENCE,
     ThreadServer,
     client,
     image,
@@ -77,7 +78,7 @@ def test_the_till_keeps_what_it_says(browser, server):
     """
     ((_, (_, learned)),) = images("blue", 1)
     ((_, (_, waits)),) = images("yellow", 1)
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         teach(http, images("blue", 1), "blue")
         (file,) = http.post("/inbox", files=images("yellow", 1)).json()["images"]
         http.post("/inbox/names", json={"names": {file: "banana"}})

@@ -123,12 +123,15 @@ export function takesPictures(take) {
     if (held) return;
     held = true;
     const photos = [];
-    while (held && photos.length < TEN) {
-      photos.push(await picture());
-      await pause(BETWEEN);
+    try {
+      while (held && photos.length < TEN) {
+        photos.push(await picture());
+        await pause(BETWEEN);
+      }
+    } finally { // what was taken stays, also where the camera goes away meanwhile
+      held = false;
+      if (photos.length) await store(photos);
     }
-    held = false;
-    await store(photos);
   };
   action($("camera-ten"), "pointerdown", (event) => {
     $("camera-ten").setPointerCapture(event.pointerId); // what moves below the finger does not end it
