@@ -199,7 +199,7 @@ def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
         for name in ("classes", "versions", "photos"):
             page.keyboard.press("ArrowRight")
             expect(page.locator(f"#{name}")).to_be_visible()
-            assert focused(page) == f"tab-{name}"
+            expect(page.locator(f"#tab-{name}")).to_be_focused()
             assert page.evaluate(CONTRAST) == []
         for name in ("versions", "classes"):
             page.go_back()
@@ -230,9 +230,7 @@ def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
         page.keyboard.press("y")
         page.keyboard.press("2")
         expect(page.locator("#named")).to_have_text("2 named")
-        assert page.evaluate(
-            "document.activeElement === document.querySelector('#cards .card')"
-        )
+        expect(cards.nth(0)).to_be_focused()
         page.keyboard.press("n")
         page.keyboard.type("  ")
         page.keyboard.press("Enter")
@@ -240,7 +238,7 @@ def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
         page.locator("#name").fill("blue")
         page.keyboard.press("Enter")
         expect(page.locator("#named")).to_have_text("3 named")
-        assert focused(page) == "learn"
+        expect(page.locator("#learn")).to_be_focused()
         check_looks(page, "dark")
         keep_texts(page, "message-text")
         keep_texts(page, "work-text")
@@ -248,14 +246,15 @@ def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
         expect(message).to_contain_text("Learned ")
         assert len(page.evaluate("window.texts['message-text']")) <= 2
         assert set(page.evaluate("window.texts['work-text']")) == {"Learning…"}
-        assert focused(page) == "lesson"
+        expect(page.locator("#lesson")).to_be_focused()
         expect(page.locator("#state")).to_contain_text("3 classes")
         page.locator("#message").get_by_role("button", name="Undo").press("Enter")
         expect(page.locator("#tab-photos")).to_have_text("Photos (3)")
         cards.nth(1).focus()
         page.keyboard.press("Delete")
         expect(cards).to_have_count(2)
-        assert focused(page) == "files"  # none is left without a name
+        # None is left without a name.
+        expect(page.locator("#files")).to_be_focused()
 
 
 def test_the_token_is_asked_for_or_in_the_address(browser, tmp_path):

@@ -17,7 +17,6 @@ from tests.serving.browsing import (
     check_looks,
     choose,
     drop,
-    focused,
     page_of,
     sync_api,
 )
@@ -157,7 +156,7 @@ def test_two_people_at_once(browser, server):
         page.unroute("**/inbox?count=0")
         page.get_by_role("button", name="Learn 1").tap()
         expect(page.locator("#message-text")).to_contain_text("Learned sea (1)")
-        assert focused(page) == "lesson"
+        expect(page.locator("#lesson")).to_be_focused()
         undo.click()
         said = other.locator("#message-text")
         expect(said).to_contain_text("version 3 is served no longer: version 4 came")
