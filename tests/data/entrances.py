@@ -3,24 +3,24 @@
 A new source adds one line to ``ENTRANCES``.
 """
 
-import csv
 import io
 import json
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
+import pandas as pd
 import pytest
 from PIL import Image
 
 from cifnet_pl.data.samples import Source, SourceOptions
-from cifnet_pl.data.sources import build_source, hugging_face
+from cifnet_pl.data.sources import build_source
 
 
 class Sample(NamedTuple):
@@ -58,7 +58,7 @@ def split_samples(*splits: str) -> list[Sample]:
     return made
 
 
-Lay = Callable[[Path, Sequence[Sample], pytest.MonkeyPatch], Any]
+Lay = Callable[[Path, Sequence[Sample]], Any]
 """Function that lays samples out below a folder, and returns the root of the source."""
 
 
@@ -69,7 +69,6 @@ class Entrance:
     Attributes:
         source: name of the source; "" for Python objects.
         lay: lays samples out.
-        files: whether images are files below folders named after the classes.
         typed: whether labels may be other than texts.
         splits: whether the data may have splits.
         images: whether there are images, and not embeddings.
@@ -78,17 +77,14 @@ class Entrance:
 
     source: str
     lay: Lay
-    files: bool = False
     typed: bool = False
     splits: bool = True
     images: bool = True
-    add: Callable[[Path, str, bytes], None] | None = field(default=None)
+    add: Callable[[Path, str, bytes], None] | None = None
 
-    def build(
-        self, folder: Path, given: Sequence[Sample], monkeypatch: pytest.MonkeyPatch
-    ) -> Source:
+    def build(self, folder: Path, given: Sequence[Sample]) -> Source:
         """Lay samples out, and build the source of them."""
-        return self.open(self.lay(folder, given, monkeypatch))
+        return self.open(self.lay(folder, given))
 
     def open(self, root: Any) -> Source:
         """Build the source of what was laid out."""
@@ -97,128 +93,101 @@ class Entrance:
         return build_source(self.source, SourceOptions(root))
 
 
-def _path(sample: Sample) -> str:
-    split = "" if sample.split is None else f"{sample.split}/"
-    return f"{split}{sample.label}/{sample.seed}.png"
-
-
-def class_folders(folder: Path, given: Sequence[Sample], _: pytest.MonkeyPatch) -> Path:
-    for sample in given:
-        path = folder / "root" / _path(sample)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png(sample.seed))
-    return folder / "root"
-
-
-def zipped(folder: Path, given: Sequence[Sample], _: pytest.MonkeyPatch) -> Path:
-    with zipfile.ZipFile(folder / "root.zip", "w") as archive:
-        for sample in given:
-            archive.writestr(_path(sample), png(sample.seed))
-    return folder / "root.zip"
-
-
-def domain_folders(
-    folder: Path, given: Sequence[Sample], _: pytest.MonkeyPatch
+def class_folders(
+    folder: Path, given: Sequence[Sample], homes: Sequence[str] = (".",)
 ) -> Path:
+    """Images in class folders, these in splits, and those in ``homes`` in turn."""
     for i, sample in enumerate(given):
-        path = folder / "root" / f"site {i % 2}" / _path(sample)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png(sample.seed))
+        home = folder / "root" / homes[i % len(homes)] / (sample.split or ".")
+        add_file(home, f"{sample.label}/{sample.seed}.png", png(sample.seed))
     return folder / "root"
 
 
-def table(folder: Path, given: Sequence[Sample], _: pytest.MonkeyPatch) -> Path:
-    with (folder / "table.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        splits = given[0].split is not None
-        writer.writerow(["path", "label", "split"][: 2 + splits])
-        for sample in given:
-            (folder / f"{sample.seed}.png").write_bytes(png(sample.seed))
-            writer.writerow(
-                [f"{sample.seed}.png", sample.label, sample.split][: 2 + splits]
-            )
+def zipped(folder: Path, given: Sequence[Sample]) -> Path:
+    root = class_folders(folder, given)
+    return Path(shutil.make_archive(str(root), "zip", root))
+
+
+def columns(given: Sequence[Sample], **others: Any) -> pd.DataFrame:
+    """Return a table of labels, of splits if there are any, and of other columns."""
+    labels = [sample.label for sample in given]
+    result = pd.DataFrame({**others, "label": labels}, dtype=object)
+    if given[0].split is not None:
+        result["split"] = [sample.split for sample in given]
+    return result
+
+
+def image_table(folder: Path, given: Sequence[Sample]) -> pd.DataFrame:
+    for sample in given:
+        (folder / f"{sample.seed}.png").write_bytes(png(sample.seed))
+    return columns(given, path=[f"{sample.seed}.png" for sample in given])
+
+
+def table(folder: Path, given: Sequence[Sample]) -> Path:
+    image_table(folder, given).to_csv(folder / "table.csv", index=False)
     return folder / "table.csv"
 
 
-def parquet_table(folder: Path, given: Sequence[Sample], _: pytest.MonkeyPatch) -> Path:
-    columns: dict[str, list[Any]] = {"path": [], "label": []}
-    for sample in given:
-        (folder / f"{sample.seed}.png").write_bytes(png(sample.seed))
-        columns["path"].append(f"{sample.seed}.png")
-        columns["label"].append(sample.label)
-    if given[0].split is not None:
-        columns["split"] = [sample.split for sample in given]
-    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "table.parquet")
+def parquet_table(folder: Path, given: Sequence[Sample]) -> Path:
+    image_table(folder, given).to_parquet(folder / "table.parquet")
     return folder / "table.parquet"
 
 
-def shards(folder: Path, given: Sequence[Sample], _: pytest.MonkeyPatch) -> Path:
+def shards(folder: Path, given: Sequence[Sample]) -> Path:
     """Tar files with labels in .json, one for each split."""
     (folder / "root").mkdir()
-    for split in dict.fromkeys(sample.split for sample in given):
-        with tarfile.open(folder / "root" / f"{split or 'part'}-0.tar", "w") as shard:
-            for sample in given:
-                if sample.split == split:
-                    add_member(shard, f"{sample.seed}.png", png(sample.seed))
-                    label = json.dumps({"label": sample.label}).encode()
-                    add_member(shard, f"{sample.seed}.json", label)
+    for sample in given:
+        shard = folder / "root" / f"{sample.split or 'part'}-0.tar"
+        label = json.dumps({"label": sample.label}).encode()
+        add_member(shard, f"{sample.seed}.png", png(sample.seed))
+        add_member(shard, f"{sample.seed}.json", label)
     return folder / "root"
 
 
-def add_member(shard: tarfile.TarFile, name: str, content: bytes) -> None:
+def add_member(shard: Path, name: str, content: bytes) -> None:
     """Append a file to a tar file."""
     member = tarfile.TarInfo(name)
     member.size = len(content)
-    shard.addfile(member, io.BytesIO(content))
+    with tarfile.open(shard, "a") as archive:
+        archive.addfile(member, io.BytesIO(content))
 
 
-def vectors(folder: Path, given: Sequence[Sample], _: pytest.MonkeyPatch) -> Path:
-    arrays = {
-        "embeddings": np.random.default_rng(0)
-        .normal(size=(len(given), 3))
-        .astype(np.float32),
-        "labels": np.array([sample.label for sample in given]),
-    }
-    if given[0].split is not None:
-        arrays["split"] = np.array([sample.split for sample in given])
-    np.savez(folder / "vectors.npz", **arrays)
+def noise(count: int) -> np.ndarray:
+    """Return embeddings (count, 3) float32."""
+    return np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
+
+
+def vectors(folder: Path, given: Sequence[Sample]) -> Path:
+    arrays = {name: np.array(list(cells)) for name, cells in columns(given).items()}
+    arrays["labels"] = arrays.pop("label")
+    np.savez(folder / "vectors.npz", embeddings=noise(len(given)), **arrays)
     return folder / "vectors.npz"
 
 
-def parquet_vectors(
-    folder: Path, given: Sequence[Sample], _: pytest.MonkeyPatch
-) -> Path:
-    z = np.random.default_rng(0).normal(size=(len(given), 3))
-    columns = {"embedding": list(z), "label": [sample.label for sample in given]}
-    columns["id"] = [f"sample {i}" for i in range(len(given))]
-    if given[0].split is not None:
-        columns["split"] = [sample.split for sample in given]
-    path = folder / "vectors.parquet"
-    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=7)
-    return path
+def parquet_vectors(folder: Path, given: Sequence[Sample]) -> Path:
+    ids = [f"sample {i}" for i in range(len(given))]
+    rows = columns(given, embedding=list(noise(len(given))), id=ids)
+    rows.to_parquet(folder / "vectors.parquet", row_group_size=7)
+    return folder / "vectors.parquet"
 
 
-def arrays(_: Path, given: Sequence[Sample], __: pytest.MonkeyPatch) -> Any:
+def arrays(_: Path, given: Sequence[Sample]) -> Any:
     pixels = np.stack([np.full((6, 6, 3), sample.seed, np.uint8) for sample in given])
-    labels = np.empty(len(given), dtype=object)
-    labels[:] = [sample.label for sample in given]
-    return (pixels, labels)
+    return (pixels, columns(given)["label"].to_numpy())
 
 
-def data_sets_in_memory(
-    folder: Path, given: Sequence[Sample], monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    """Splits of the package ``datasets`` itself."""
+def saved_data_sets(folder: Path, given: Sequence[Sample]) -> Path:
+    """What the package ``datasets`` itself writes."""
     datasets = pytest.importorskip("datasets", reason="the extra `hf` is missing")
     parts = {}
     for split in dict.fromkeys(sample.split for sample in given):
         members = [sample for sample in given if sample.split == split]
         images = [{"bytes": png(sample.seed), "path": None} for sample in members]
-        columns = {"image": images, "label": [sample.label for sample in members]}
-        part = datasets.Dataset.from_dict(columns)
+        cells = {"image": images, "label": [sample.label for sample in members]}
+        part = datasets.Dataset.from_dict(cells)
         parts[split or "train"] = part.cast_column("image", datasets.Image())
-    monkeypatch.setattr(hugging_face, "_load", lambda *_: parts)
-    return folder
+    datasets.DatasetDict(parts).save_to_disk(str(folder / "root"))
+    return folder / "root"
 
 
 def add_file(root: Path, name: str, content: bytes) -> None:
@@ -236,15 +205,15 @@ def add_entry(root: Path, name: str, content: bytes) -> None:
 
 def add_shard_member(root: Path, name: str, content: bytes) -> None:
     """Append a member to the first tar file of a folder."""
-    with tarfile.open(sorted(root.glob("*.tar"))[0], "a") as shard:
-        add_member(shard, name, content)
+    add_member(min(root.glob("*.tar")), name, content)
 
 
+DOMAINS = ("site 0", "site 1")
 ENTRANCES = {
-    "folders": Entrance("folder", class_folders, files=True, add=add_file),
-    "archive": Entrance("folder", zipped, files=True, add=add_entry),
+    "folders": Entrance("folder", class_folders, add=add_file),
+    "archive": Entrance("folder", zipped, add=add_entry),
     "domains": Entrance(
-        "domains", domain_folders, files=True, splits=False, add=add_file
+        "domains", partial(class_folders, homes=DOMAINS), splits=False, add=add_file
     ),
     "table": Entrance("manifest", table),
     "parquet table": Entrance("manifest", parquet_table, typed=True),
@@ -254,6 +223,6 @@ ENTRANCES = {
         "embeddings", parquet_vectors, typed=True, images=False
     ),
     "arrays": Entrance("", arrays, typed=True, splits=False),
-    "data sets in memory": Entrance("hf", data_sets_in_memory, typed=True),
+    "data sets": Entrance("hf", saved_data_sets, typed=True),
 }
 """Name of an entrance → how samples come in by it."""

@@ -5,10 +5,8 @@ To add a source, add one line to ``CASES``.
 """
 
 import hashlib
-import io
 import json
 import pickle
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 from torchvision import datasets
 
 from cifnet_pl.data.samples import Source, SourceOptions
 from cifnet_pl.data.sources import build_source
-from tests.data.tree import COLOURS, class_tree, fill, image
+from tests.data.entrances import add_file, png
+from tests.data.tree import COLOURS, class_tree, fill
 
 
 @dataclass(frozen=True)
@@ -57,57 +55,35 @@ def nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pickles of the original archive, two images a class for training and one for testing."""
-    folder = root / "cifar-100-python"
-    folder.mkdir()
     rng = np.random.default_rng(0)
-
-    def write(name: str, content: dict[str, Any]) -> str:
-        data = pickle.dumps(content)
-        (folder / name).write_bytes(data)
-        return hashlib.md5(data).hexdigest()
-
-    def part(count: int) -> dict[str, Any]:
-        labels = rng.permutation(np.repeat(np.arange(100), count)).tolist()
-        return {
-            "data": rng.integers(0, 256, (100 * count, 3072), dtype=np.uint8),
-            "fine_labels": labels,
+    contents: dict[str, Any] = {"meta": {"fine_label_names": list(HUNDRED)}}
+    for name, count in (("train", 200), ("test", 100)):
+        contents[name] = {
+            "data": rng.integers(0, 256, (count, 3072), dtype=np.uint8),
+            "fine_labels": (rng.permutation(count) % 100).tolist(),
         }
-
-    monkeypatch.setattr(
-        datasets.CIFAR100, "train_list", [["train", write("train", part(2))]]
-    )
-    monkeypatch.setattr(
-        datasets.CIFAR100, "test_list", [["test", write("test", part(1))]]
-    )
-    meta = {"fine_label_names": list(HUNDRED)}
-    meta_entry = {
-        "filename": "meta",
-        "key": "fine_label_names",
-        "md5": write("meta", meta),
-    }
-    monkeypatch.setattr(datasets.CIFAR100, "meta", meta_entry)
+    (root / "cifar-100-python").mkdir()
+    sums = {}
+    for name, content in contents.items():
+        data = pickle.dumps(content)
+        (root / "cifar-100-python" / name).write_bytes(data)
+        sums[name] = hashlib.md5(data).hexdigest()
+    meta = {**datasets.CIFAR100.meta, "md5": sums["meta"]}
+    monkeypatch.setattr(datasets.CIFAR100, "meta", meta)
+    for name in ("train", "test"):
+        monkeypatch.setattr(datasets.CIFAR100, f"{name}_list", [[name, sums[name]]])
 
 
 def cifar100_parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two files of the hub, with names of the classes in their description; three of the
     hundred occur.
     """
-    features = {
-        "img": {"_type": "Image"},
-        "fine_label": {"names": list(HUNDRED), "_type": "ClassLabel"},
-    }
+    features = {"fine_label": {"names": list(HUNDRED), "_type": "ClassLabel"}}
     about = {"huggingface": json.dumps({"info": {"features": features}})}
-    for split, first, count in (("train", 0, 9), ("test", 50, 3)):
-        images = [
-            {"bytes": encoded(COLOURS[THREE[i % 3]], i), "path": None}
-            for i in range(first, first + count)
-        ]
-        table = pyarrow.table(
-            {
-                "img": images,
-                "fine_label": [40 * (i % 3) for i in range(first, first + count)],
-            }
-        )
+    for split, rows in (("train", range(9)), ("test", range(50, 53))):
+        images = [{"bytes": png(i), "path": None} for i in rows]
+        labels = [40 * (i % 3) for i in rows]
+        table = pyarrow.table({"img": images, "fine_label": labels})
         pyarrow.parquet.write_table(
             table.replace_schema_metadata(about),
             root / f"{split}.parquet",
@@ -116,22 +92,19 @@ def cifar100_parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cifar100_folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class_tree(root / "train", 3)
-    for name in THREE:
-        fill(root / "test" / name, COLOURS[name], 1, first=50)
+    for i in range(12):
+        split = "test" if i >= 9 else "train"
+        add_file(root, f"{split}/{THREE[i % 3]}/{i}.png", png(i))
 
 
 def gtsrb(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traffic signs: numbered folders for training, a table for testing, and no class names."""
     base = root / "gtsrb"
     rows = ["Filename;ClassId"]
-    (base / "GTSRB/Final_Test/Images").mkdir(parents=True)
-    for c, colour in enumerate(COLOURS.values()):
-        folder = base / f"GTSRB/Training/{c:05d}"
-        folder.mkdir(parents=True)
+    for c in range(4):
         for i in range(3):
-            image(colour, seed=i).save(folder / f"{i}.ppm")
-        image(colour, seed=50).save(base / f"GTSRB/Final_Test/Images/{c}.ppm")
+            add_file(base, f"GTSRB/Training/{c:05d}/{i}.ppm", png(10 * c + i))
+        add_file(base, f"GTSRB/Final_Test/Images/{c}.ppm", png(100 + c))
         rows.append(f"{c}.ppm;{c}")
     (base / "GT-final_test.csv").write_text("\n".join(rows) + "\n")
 
@@ -139,13 +112,8 @@ def gtsrb(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def imagenette(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Class names are tuples of synonyms; the held-out part is called val."""
     for c, wnid in enumerate(("n01440764", "n02102040")):
-        for split, count, first in (("train", 3, 0), ("val", 1, 90)):
-            folder = root / "imagenette2" / split / wnid
-            folder.mkdir(parents=True)
-            for i in range(first, first + count):
-                image(list(COLOURS.values())[c], seed=i).save(
-                    folder / f"{i}.JPEG".lower()
-                )
+        for i, split in enumerate(("train", "train", "train", "val")):
+            add_file(root, f"imagenette2/{split}/{wnid}/{i}.jpeg", png(10 * c + i))
 
 
 def eurosat(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,29 +132,10 @@ def listed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table over images in no particular folders, with tasks and domains."""
     rows = ["path,label,split,task,domain"]
     for i in range(24):
-        name = THREE[i % 3]
-        (root / "images").mkdir(exist_ok=True)
-        image(COLOURS[name], seed=i).save(root / "images" / f"{i}.png")
+        (root / f"{i}.png").write_bytes(png(i))
         split = "test" if i >= 18 else "train"
-        task = 10 if i % 2 else 9
-        domain = "ab"[i % 2]
-        rows.append(f"images/{i}.png,{name},{split},{task},{domain}")
+        rows.append(f"{i}.png,{THREE[i % 3]},{split},{(9, 10)[i % 2]},{'ab'[i % 2]}")
     (root / "table.csv").write_text("\n".join(rows))
-
-
-def add_sample(shard: tarfile.TarFile, key: str, members: dict[str, bytes]) -> None:
-    """Append one sample to a tar shard, as WebDataset has them."""
-    for ending, content in members.items():
-        entry = tarfile.TarInfo(f"{key}.{ending}")
-        entry.size = len(content)
-        shard.addfile(entry, io.BytesIO(content))
-
-
-def encoded(colour: tuple[int, int, int], seed: int) -> bytes:
-    """The bytes of a PNG file."""
-    buffer = io.BytesIO()
-    image(colour, seed=seed).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 # ---------------------------------------------------------------------- embeddings
@@ -199,9 +148,8 @@ def vectors(
     draw = np.random.default_rng(seed)
     labels = np.arange(count) % classes
     centres = 4 * np.random.default_rng(99).normal(size=(classes, width))
-    return (centres[labels] + draw.normal(size=(count, width))).astype(
-        np.float32
-    ), labels
+    z = centres[labels] + draw.normal(size=(count, width))
+    return z.astype(np.float32), labels
 
 
 THREE = ("blue", "green", "red")

@@ -2,7 +2,6 @@
 refused.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,68 +28,44 @@ def build(source: str, root: Path | None, **own: Any) -> Source:
         ("core50", r"core50_128x128\.zip from vlomonaco\.github\.io/core50"),
         ("imagenet100", r"image-net\.org.*train/<class>"),
         ("tinyimagenet", r"tiny-imagenet-200\.zip \(from cs231n\.stanford\.edu\)"),
-        (
-            "cifar100",
-            "--data.download true",
-        ),
+        ("cifar100", "--data.download true"),
     ],
 )
-def test_a_missing_set_says_what_to_fetch_and_where_it_goes(
-    source: str, archive: str, tmp_path: Path
-) -> None:
+def test_a_missing_set_says_what_to_fetch_and_where_it_goes(source, archive, tmp_path):
     for root in (tmp_path / "none", tmp_path):
-        with pytest.raises(DataError, match=archive) as caught:
+        with pytest.raises(DataError, match=f"{root}.*--data.root.*{archive}"):
             build(source, root)
-        assert str(root) in str(caught.value)
-        assert "--data.root" in str(caught.value)
 
 
 # ---------------------------------------------------------------------- CORe50
 
 
-def frames(root: Path, sessions: int = 11, objects: int = 4, each: int = 20) -> Path:
-    """A tree of CORe50's shape, with 4 x 4 pixels whose red value is the session and green the
-    object.
-    """
-    for s in range(1, sessions + 1):
-        for o in range(1, objects + 1):
-            folder = root / "core50_128x128" / f"s{s}" / f"o{o}"
+def test_standard_sessions_are_for_testing(tmp_path: Path) -> None:
+    """A tree of CORe50's shape, whose pixels are the numbers of session and object."""
+    for session in range(1, 12):
+        for item in (1, 2):
+            folder = tmp_path / "core50_128x128" / f"s{session}" / f"o{item}"
             folder.mkdir(parents=True)
-            image = Image.new("RGB", (4, 4), (s, o, 0))
-            for f in range(each):
-                image.save(folder / f"C_{s:02}_{o:02}_{f:03}.png")
-    return root
-
-
-@pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return frames(tmp_path_factory.mktemp("core"))
-
-
-def test_standard_sessions_are_for_testing(core: Path) -> None:
-    source = build("core50", core)
-    assert source.class_names == ["o1", "o2", "o3", "o4"]
-    assert (len(source.train), len(source.test)) == (8 * 4 * 2, 3 * 4 * 2)
+            for frame in range(12):
+                path = folder / f"C_{session:02}_{item:02}_{frame:03}.png"
+                Image.new("RGB", (4, 4), (session, item, 0)).save(path)
+    source = build("core50", tmp_path, stride=6)
+    assert source.class_names == ["o1", "o2"]
+    assert (len(source.train), len(source.test)) == (8 * 2 * 2, 3 * 2 * 2)
     assert {name.split("/")[0] for name in source.test.names} == {"s3", "s7", "s10"}
     assert source.test.names[:3] == [
-        "s3/o1/C_03_01_009.png",
-        "s3/o1/C_03_01_019.png",
-        "s3/o2/C_03_02_009.png",
+        "s3/o1/C_03_01_005.png",
+        "s3/o1/C_03_01_011.png",
+        "s3/o2/C_03_02_005.png",
     ]
-    for split, group in (
-        (source.train, source.train.table["domain"]),
-        (source.test, source.test.table["domain"]),
-    ):
-        for index in range(0, len(split), 7):
-            red, green, _ = split.image(index).square(4)[0, 0]  # type: ignore[attr-defined]
-            assert split.names[index].startswith(f"s{red}/o{green}/")
-            assert split.labels[index] == green - 1
-            assert group[index] == f"s{red}"
-
-
-def test_bad_options(core: Path) -> None:
+    for split in (source.train, source.test):
+        for index, domain in enumerate(split.table["domain"]):
+            session, item, _ = split.image(index).square(4)[0, 0]
+            assert domain == f"s{session}"
+            assert split.names[index].startswith(f"s{session}/o{item}/")
+            assert split.labels[index] == item - 1
     with pytest.raises(CifnetError, match="core50 'strid': did you mean stride"):
-        build("core50", core, strid=3)
+        build("core50", tmp_path, strid=3)
 
 
 # ---------------------------------------------------------------------- ImageNet
@@ -113,25 +88,20 @@ def imagenet(root: Path, classes: int) -> list[str]:
     return names
 
 
-def test_a_tree_of_a_hundred_classes_needs_no_list(tmp_path: Path) -> None:
-    names = imagenet(tmp_path, 100)
-    source = build("imagenet100", tmp_path)
-    assert source.class_names == names
-    assert len(source.train) == len(source.test) == 100
-
-
-def test_imagenet_itself_gives_the_usual_draw(tmp_path: Path) -> None:
+def test_imagenet_gives_the_usual_draw_and_a_tree_of_a_hundred_all(tmp_path):
     names = imagenet(tmp_path, 1000)
     usual = np.random.RandomState(1993).permutation(1000)[:100]
-    drawn = build("imagenet100", tmp_path).class_names
-    assert drawn == [names[i] for i in sorted(usual)]
+    drawn = [names[i] for i in sorted(usual)]
+    assert build("imagenet100", tmp_path).class_names == drawn
     # The beginning of the class order that is printed in the literature for ImageNet and this seed.
     assert usual[:5].tolist() == [54, 7, 894, 512, 126]
-
-
-def test_another_number_of_classes(tmp_path: Path) -> None:
-    imagenet(tmp_path, 12)
-    with pytest.raises(CifnetError, match="12 classes, expected 100 or 1000"):
+    for name in set(names) - set(drawn):
+        (tmp_path / "train" / name).rename(tmp_path / name)
+    source = build("imagenet100", tmp_path)
+    assert source.class_names == drawn
+    assert len(source.train) == len(source.test) == 100
+    (tmp_path / "train" / drawn[0]).rename(tmp_path / drawn[0])
+    with pytest.raises(CifnetError, match="99 classes, expected 100 or 1000"):
         build("imagenet100", tmp_path)
 
 
@@ -168,73 +138,43 @@ def test_tiny_imagenet_as_shipped(tmp_path: Path, inner: bool) -> None:
     assert np.bincount(source.train.labels).tolist() == [3, 3, 3]
     assert np.bincount(source.test.labels).tolist() == [2, 2, 2]
     for split in (source.train, source.test):
-        assert [
-            split.image(i).square(2)[0, 0, 0] // 10 for i in range(len(split))
-        ] == split.labels.tolist()  # type: ignore[attr-defined]
+        values = [split.image(i).square(2)[0, 0, 0] for i in range(len(split))]
+        assert values == (10 * split.labels).tolist()
 
 
 def test_a_damaged_tiny_imagenet_is_named(tmp_path: Path) -> None:
     annotations = tiny(tmp_path) / "val" / "val_annotations.txt"
-    damages: list[tuple[Callable[[], object], str]] = [
-        (lambda: annotations.write_text(""), "cannot read .*val_annotations"),
-        (
-            annotations.unlink,
-            r"no val/val_annotations\.txt: set --data\.root",
-        ),
-    ]
-    for damage, sentence in damages:
-        damage()
-        with pytest.raises(DataError, match=sentence):
-            build("tinyimagenet", tmp_path)
+    annotations.write_text("")
+    with pytest.raises(DataError, match=r"cannot read .*val_annotations"):
+        build("tinyimagenet", tmp_path)
 
 
 # ---------------------------------------------------------------------- CIFAR-100 and torchvision's
 # sets
 
 
-def cut(root: Path) -> None:
-    (root / "train.parquet").write_bytes((root / "train.parquet").read_bytes()[:3000])
-
-
-def with_columns(columns: dict[str, list[Any]]) -> Callable[[Path], None]:
-    return lambda root: pyarrow.parquet.write_table(
-        pyarrow.table(columns), root / "test.parquet"
-    )
-
-
-@pytest.mark.parametrize(
-    ("spoil", "sentence"),
-    [
-        (
-            lambda root: (root / "test.parquet").unlink(),
-            "CIFAR100 is not in .*set --data.root to the folder that holds it",
-        ),
-        (cut, "cannot read .*/train.parquet: "),
-        (
-            with_columns({"image": [b""], "fine_label": [0]}),
-            "test.parquet has no 'img', it has image, fine_label",
-        ),
-        (
-            with_columns({"img": ["a.png"], "fine_label": [0]}),
-            "row 0 of column img holds no image",
-        ),
-    ],
-)
-def test_bad_parquet_files_of_cifar100(spoil, sentence, tmp_path, monkeypatch):
+def test_bad_parquet_files_of_cifar100(tmp_path, monkeypatch):
     cifar100_parquet(tmp_path, monkeypatch)
-    spoil(tmp_path)
-    with pytest.raises(DataError, match=sentence) as caught:
-        build("cifar100", tmp_path).test.given(0)  # type: ignore[attr-defined]
-    assert "\n" not in str(caught.value)
+    path = tmp_path / "test.parquet"
+    for columns, sentence in (
+        ({"image": [b""], "fine_label": [0]}, "has no 'img', it has image, fine_label"),
+        ({"img": ["a.png"], "fine_label": [0]}, "row 0 of column img holds no image"),
+    ):
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+        with pytest.raises(DataError, match=f"test.parquet.*{sentence}"):
+            build("cifar100", tmp_path).test.given(0)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"cannot read .*/test\.parquet: "):
+        build("cifar100", tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match=r"CIFAR100 is not in .*set --data\.root to"):
+        build("cifar100", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        (
-            "torchvision:CocoDetection",
-            "annFile",
-        ),
+        ("torchvision:CocoDetection", "annFile"),
         ("cifar", "unknown data source 'cifar': did you mean"),
         ("torchvision:CIFAR1", "did you mean CIFAR10 or"),
     ],

@@ -5,176 +5,95 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-import cifnet_pl
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.duplicates import find_duplicates
-from cifnet_pl.data.samples import SampleTable, SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
+from cifnet_pl.heads import RidgeHead
 from cifnet_pl.images.image import EncodedImage
-from tests.command_line import (
-    BUFFER,
-    assert_same_model,
-    checkpoint,
-    learned,
-    make_images,
-    rows,
-)
+from cifnet_pl.learning.callbacks import DuplicatesReport
+from tests.command_line import make_images
+from tests.lightning_runs import digits, module, trainer
 
-FOLDER = ["--data.source", "folder", "--data.classes_per_task", "2"]
 NAMES = ["ant", "bee", "cow", "dog"]
+COPIES = {
+    "train/bee/x 0.png": "train/bee/4.png",
+    "train/bee/x 1.png": "train/bee/4.png",
+    "train/cow/wrong.png": "train/ant/1.png",
+    "train/cow/wrong too.png": "train/ant/1.png",
+    "val/ant/again.png": "train/ant/2.png",
+    "val/ant/again 2.png": "train/ant/2.png",
+    "val/bee/a.png": "val/bee/9.png",
+    "val/bee/b.png": "val/bee/9.png",
+    "val/dog/wrong.png": "val/ant/10.png",
+    "val/dog/cow.png": "train/cow/3.png",
+}
+FOUND = {
+    ("duplicate", "train", "bee/x 0.png", "bee/4.png"),
+    ("duplicate", "train", "bee/x 1.png", "bee/4.png"),
+    ("two classes", "train", "ant/1.png", "cow"),
+    ("two classes", "train", "cow/wrong.png", "ant"),
+    ("two classes", "train", "cow/wrong too.png", "ant"),
+    ("two classes", "train", "cow/3.png", "dog"),
+    ("training and test", "test", "ant/again 2.png", "ant/2.png"),
+    ("duplicate", "test", "ant/again.png", "ant/again 2.png"),
+    ("duplicate", "test", "bee/a.png", "bee/9.png"),
+    ("duplicate", "test", "bee/b.png", "bee/9.png"),
+    ("two classes", "test", "ant/10.png", "dog"),
+    ("two classes", "test", "dog/wrong.png", "ant"),
+    ("two classes", "test", "dog/cow.png", "cow"),
+}
+"""Kind, part, name of the sample, and what it duplicates or the other class."""
 
 
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    """Class folders in two parts without duplicates."""
-    whole = make_images(tmp_path / "made", NAMES, 12)
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class folders in two parts with ``COPIES``."""
+    folder = tmp_path_factory.mktemp("repeated")
+    make_images(folder / "train", NAMES, 12)
     for name in NAMES:
-        for i in range(12):
-            target = tmp_path / "images" / ("train" if i < 9 else "val") / name
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copy(whole / name / f"{i}.png", target / f"{i}.png")
-    return tmp_path / "images"
-
-
-@pytest.fixture
-def repeated(images: Path, tmp_path: Path) -> Path:
-    """The same with three duplicates of a bee, an ant among the cows, and a tested ant that was
-    learned.
-    """
-    folder = Path(shutil.copytree(images, tmp_path / "repeated"))
-    for i in range(3):
-        shutil.copy(
-            folder / "train" / "bee" / "4.png", folder / "train" / "bee" / f"x {i}.png"
-        )
-    shutil.copy(
-        folder / "train" / "ant" / "1.png", folder / "train" / "cow" / "wrong.png"
-    )
-    shutil.copy(
-        folder / "train" / "ant" / "2.png", folder / "val" / "ant" / "again.png"
-    )
+        (folder / "val" / name).mkdir(parents=True)
+        for i in (9, 10, 11):
+            image = folder / "train" / name / f"{i}.png"
+            image.rename(folder / "val" / name / f"{i}.png")
+    for copy, original in COPIES.items():
+        shutil.copy(folder / original, folder / copy)
     return folder
 
 
-def run(logs: Path, root: Path, *options: str, version: int = 0) -> Path:
-    return learned(logs, *FOLDER, "--data.root", str(root), *options, version=version)
+def test_duplicates_are_named_and_left_out(repeated, tmp_path, caplog):
+    """One of several is learned, and of an image in two classes none."""
+    data = digits(source="folder", root=str(repeated), classes_per_task=[2, 1])
+    learner = module(head=RidgeHead)
+    trainer(tmp_path, DuplicatesReport(), max_epochs=2).fit(learner, datamodule=data)
+    assert "note: classes_per_task [2, 1] leaves 1 of 4 classes" in caplog.text
+    assert "note: bee/x 0.png, bee/x 1.png, ant/again.png, bee/a.png" in caplog.text
+    assert "note: ant/1.png (also in cow), cow/3.png (also in dog)" in caplog.text
+    assert "in two classes: not learned" in caplog.text
+    assert "note: ant/again 2.png (learned as ant/2.png) is in training" in caplog.text
+    assert learner.model.counts == {"ant": 8, "bee": 9, "cow": 8}
+    undecided = EncodedImage(repeated / "train" / "ant" / "1.png").hash
+    assert undecided not in learner.images.content.tolist()
+    assert learner.evaluation.images == 9
 
 
-def test_duplicates_are_named_and_left_out(images, repeated, tmp_path, caplog):
-    (repeated / "train" / "cow" / "wrong.png").unlink()
-    folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")
-    assert "bee/x 0.png, bee/x 1.png, bee/x 2.png learned already" in caplog.text
-    clean = run(tmp_path / "b", images, "--model.head", "RidgeHead")
-    ours = checkpoint(folder)
-    theirs = checkpoint(clean)
-    for key, tensor in theirs["state_dict"].items():
-        assert torch.equal(tensor, ours["state_dict"][key]), key
-    assert not (clean / "duplicates.csv").exists()
-    told = [tuple(row.values()) for row in rows(folder / "duplicates.csv")]
-    assert ("duplicate", "bee/x 2.png", "bee/4.png") in told
-    assert ("training and test", "ant/again.png", "ant/2.png") in told
-    assert cifnet_pl.load(folder).counts["bee"] == 9
-
-
-def test_an_image_in_two_classes_is_learned_as_neither(repeated, tmp_path, caplog):
-    """And where it stands three times, each of the three is named."""
-    shutil.copy(
-        repeated / "train" / "cow" / "wrong.png",
-        repeated / "train" / "cow" / "wrong too.png",
-    )
-    folder = run(tmp_path / "a", repeated, "--model.head", "RidgeHead")
-    said = (
-        "note: ant/1.png (also in cow), cow/wrong too.png (also in ant), cow/wrong.png (also in"
-        " ant) in two classes"
-    )
-    assert f"{said}: not learned" in caplog.text
-    model = cifnet_pl.load(folder)
-    assert model.counts == {"ant": 8, "bee": 9, "cow": 9, "dog": 9}
-    assert (
-        EncodedImage(repeated / "train" / "ant" / "1.png").hash
-        not in model.images.content.tolist()
-    )
-    assert ("two classes", "cow/wrong too.png", "ant") in [
-        tuple(row.values()) for row in rows(folder / "duplicates.csv")
-    ]
-
-
-def test_held_out_duplicates_are_tested_once_and_those_in_two_classes_not_at_all(
-    images: Path,
-) -> None:
-    """Three duplicates of a held-out image are one image; each of the others is named."""
-    for name in ("a.png", "b.png"):
-        shutil.copy(images / "val" / "bee" / "9.png", images / "val" / "bee" / name)
-    shutil.copy(images / "val" / "ant" / "10.png", images / "val" / "dog" / "wrong.png")
-    shutil.copy(images / "train" / "cow" / "3.png", images / "val" / "dog" / "cow.png")
-    source = build_source("folder", SourceOptions(images))
-    found = find_duplicates(source, [np.arange(len(source.train))])
-    train = source.train.names
-    val = source.test.names
-    assert found.of_originals("train") == {}
-    assert [
-        [val[original], *(val[row] for row in again)]
-        for original, again in found.of_originals("test").items()
-    ] == [["bee/9.png", "bee/a.png", "bee/b.png"]]
-    two_classes = [one for one in found if one.kind == "two classes"]
-    assert {val[one.row] for one in two_classes if one.part == "test"} == {
-        "ant/10.png",
-        "dog/wrong.png",
-        "dog/cow.png",
-    }
-    assert [train[one.row] for one in two_classes if one.part == "train"] == [
-        "cow/3.png"
-    ]
-    learned_out, tested_out = found.left_out(source)
-    assert (int(learned_out.sum()), int(tested_out.sum())) == (1, 5)
-    told = {(one.kind, one.sample, one.other) for one in found}
-    assert ("two classes", "dog/wrong.png", "ant") in told
-    assert ("duplicate", "bee/b.png", "bee/9.png") in told
-    (task,) = CIFNetDataModule("folder", str(images), classes_per_task=4, image_size=4)
-    assert sum(len(labels) for _, labels in task.test) == len(val) - 5
-
-
-def test_a_run_that_goes_on_leaves_the_same_duplicates_out(
-    repeated: Path, tmp_path: Path
-) -> None:
-    whole = run(tmp_path / "a", repeated, *BUFFER)
-    run(tmp_path / "b", repeated, *BUFFER, "--data.max_tasks", "1")
-    on = run(tmp_path / "b", repeated, *BUFFER, "--ckpt_path", "last")
-    assert_same_model(whole, on)
-
-
-def test_a_class_with_duplicates_is_cached(
-    repeated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And its images are not read again to compare them; classes with an image that lies in two are
-    not cached.
-    """
-    (repeated / "train" / "cow" / "wrong.png").unlink()
-    cache = [
-        "--data.cache",
-        "true",
-        "--data.cache_folder",
-        str(tmp_path / "cache"),
-        *BUFFER,
-    ]
-    first = run(tmp_path / "a", repeated, *cache)
-    read: list[str] = []
-    given = SampleTable.given
-    monkeypatch.setattr(
-        SampleTable,
-        "given",
-        lambda self, row: read.append(self.names[row]) or given(self, row),
-    )
-    assert_same_model(first, run(tmp_path / "b", repeated, *cache))
-    assert read == []
+def test_what_is_left_out_does_not_depend_on_where_a_run_stops(repeated: Path) -> None:
+    source = build_source("folder", SourceOptions(repeated))
+    for max_tasks in (1, 2):
+        data = CIFNetDataModule(source, classes_per_task=2, max_tasks=max_tasks)
+        found = find_duplicates(source, data.plan.rows)
+        told = {(one.kind, one.part, one.sample, one.other) for one in found}
+        assert told == FOUND
+        left_out = [int(mask.sum()) for mask in found.left_out(source)]
+        assert left_out == [6, 6]
 
 
 def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
     """A duplicate in a later task is the one that is left out."""
     root = make_images(tmp_path / "images", ["ant"], 6)
     shutil.copy(root / "ant" / "5.png", root / "ant" / "0 copy.png")
-    source = build_source("folder", SourceOptions(root, val_fraction=0.2))
+    source = build_source("folder", SourceOptions(root, val_fraction=0.0))
     names = list(source.train.names)
     copy = names.index("ant/0 copy.png")
     first = names.index("ant/5.png")

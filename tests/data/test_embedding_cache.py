@@ -5,24 +5,21 @@ damaged hit.
 import importlib
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from cifnet_pl import CIFNetModule
 from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.data.embedding_cache import EmbeddingCache, pipeline_folder
-from cifnet_pl.data.samples import Source, SourceOptions
+from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
-from tests.command_line import (
-    BUFFER,
-    assert_same_model,
-    learned,
-    make_images,
-    measurements,
-)
+from tests.command_line import make_images
+from tests.lightning_runs import digits, module, trainer
+from tests.models import tensors_equal
 
 NAMES = ["ant", "bee"]
 
@@ -32,24 +29,39 @@ def image_folder(tmp_path: Path) -> Path:
     return make_images(tmp_path / "images", NAMES)
 
 
-def test_results_with_and_without_are_identical(
-    tmp_path: Path, image_folder: Path, watch
-) -> None:
-    """Also of a run that goes on where another one ended."""
+def test_results_with_and_without_are_identical(tmp_path, image_folder, watch):
+    """Also of a run that takes up what a shorter one has stored, and with a duplicate, which is
+    compared by what the cache knows of it.
+    """
+    shutil.copy(image_folder / "bee" / "4.png", image_folder / "bee" / "x.png")
     embedded: list[int] = watch(Backbone, "forward", lambda _, images: len(images))
-    options = ["--data.source", "folder", "--data.root", str(image_folder), *BUFFER]
-    options += ["--data.classes_per_task", "1"]
-    cache = ["--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache")]
-    without = learned(tmp_path / "without", *options)
+    read: list[int] = watch(SampleTable, "given", lambda _, row: row)
+
+    def run(**options: Any) -> CIFNetModule:
+        data = digits(
+            source="folder",
+            root=str(image_folder),
+            classes_per_task=1,
+            cache_folder=str(tmp_path / "cache"),
+            **options,
+        )
+        learner = module()
+        trainer(tmp_path, max_epochs=data.n_tasks).fit(learner, datamodule=data)
+        return learner
+
+    without = run()
     images = sum(embedded)
-    learned(tmp_path / "first task", *options, *cache, "--data.max_tasks", "1")
-    building = learned(tmp_path / "building", *options, *cache)
+    run(cache=True, max_tasks=1)
+    building = run(cache=True)
     assert sum(embedded) == 2 * images
-    hit = learned(tmp_path / "hit", *options, *cache)
+    read.clear()
+    hit = run(cache=True)
     assert sum(embedded) == 2 * images, "the last run embedded images again"
+    assert read == []
     for other in (building, hit):
-        assert_same_model(other, without)
-        assert measurements(other) == measurements(without)
+        assert tensors_equal(other.state_dict(), without.state_dict())
+        known = other.evaluation.task_accuracy
+        assert known == without.evaluation.task_accuracy
 
 
 NETWORK = """
@@ -122,20 +134,16 @@ def known(root: Path, folder: Path) -> list[bool]:
     return result
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip(path: Path) -> None:
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-
-
-@pytest.mark.parametrize("damage", [cut, flip])
-def test_a_damaged_file_is_rebuilt(
-    damage: Callable[[Path], None], image_folder: Path, filled: Path
-) -> None:
-    damage(next(filled.rglob("*.safetensors")))
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    ],
+)
+def test_a_damaged_file_is_rebuilt(damaged, image_folder, filled):
+    path = next(filled.rglob("*.safetensors"))
+    path.write_bytes(damaged(path.read_bytes()))
     assert sorted(known(image_folder, filled)) == [False, True]
     source, cache = opened(image_folder, filled)
     collect(cache, np.arange(len(source.train)))
@@ -151,9 +159,7 @@ def test_a_changed_image_is_never_a_hit_and_a_copied_folder_is_one(
     assert known(copy, filled) == [True, False]
 
 
-def test_a_cache_that_cannot_be_written_ends_no_run(
-    image_folder: Path, filled: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_cannot_be_written_ends_no_run(image_folder, filled, caplog):
     """A shared cache of someone else, or a full disk: said once."""
     for path in filled.rglob("*.safetensors"):
         path.unlink()
@@ -163,9 +169,7 @@ def test_a_cache_that_cannot_be_written_ends_no_run(
     assert caplog.text.count("no more embeddings are cached") == 1
 
 
-def test_images_that_change_while_they_are_read_are_not_cached(
-    tmp_path: Path, image_folder: Path
-) -> None:
+def test_images_that_change_while_they_are_read_are_not_cached(tmp_path, image_folder):
     """An image is replaced after it was embedded, before the last one of its class is."""
     source, cache = opened(image_folder, tmp_path / "cache")
     rows = source.train.rows_of[0]

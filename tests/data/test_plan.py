@@ -2,12 +2,10 @@
 images alone.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
@@ -17,7 +15,6 @@ from cifnet_pl.data.splitting import tuning_source
 from cifnet_pl.data.streams import class_tasks, order_classes, task_sizes
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.names import class_name
-from tests.command_line import make_images
 
 stored_names = st.text(min_size=1, max_size=4).map(class_name)
 names = st.lists(stored_names, min_size=1, max_size=25, unique=True)
@@ -33,32 +30,17 @@ def plans(draw: st.DrawFn) -> tuple[list[str], int, int, int | None]:
     return classes, draw(seeds), per_task, initial
 
 
-@settings(max_examples=25)
 @given(names, seeds)
-def test_seed_is_numpys_permutation(classes: list[str], seed: int) -> None:
-    expected = [
-        classes[i] for i in np.random.default_rng(seed).permutation(len(classes))
-    ]
-    assert order_classes(classes, seed) == expected
-
-
-@settings(max_examples=25)
-@given(names, seeds)
-def test_list_of_positions_or_names_is_taken_as_given(
-    classes: list[str], seed: int
-) -> None:
+def test_orders_are_numpys_permutation_or_as_given(classes: list[str], seed: int):
     positions = np.random.default_rng(seed).permutation(len(classes)).tolist()
     chosen = [classes[i] for i in positions]
-    assert order_classes(classes, positions) == chosen
-    assert order_classes(classes, chosen) == chosen
+    for order in (seed, positions, chosen):
+        assert order_classes(classes, order) == chosen
     assert class_tasks(classes, None, len(classes)) == (tuple(classes),)
 
 
-@settings(max_examples=25)
 @given(plans())
-def test_every_class_is_in_exactly_one_task(
-    plan: tuple[list[str], int, int, int | None],
-) -> None:
+def test_every_class_is_in_exactly_one_task(plan):
     classes, seed, per_task, initial = plan
     tasks = class_tasks(classes, seed, per_task, initial)
     assert [name for task in tasks for name in task] == order_classes(classes, seed)
@@ -69,16 +51,14 @@ def test_every_class_is_in_exactly_one_task(
     assert all(1 <= size <= per_task for size in sizes[-1:])
 
 
-@settings(max_examples=25)
 @given(names, st.data())
 def test_list_sizes(classes: list[str], data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
     initial = data.draw(st.none() | st.integers(1, 5))
     wanted = ([] if initial is None else [initial]) + sizes
     if sum(wanted) > len(classes):
-        with pytest.raises(
-            UsageError, match=f"{sum(wanted)} classes, the data has {len(classes)}"
-        ):
+        sentence = f"{sum(wanted)} classes, the data has {len(classes)}"
+        with pytest.raises(UsageError, match=sentence):
             task_sizes(len(classes), sizes, initial)
     else:
         tasks = class_tasks(classes, None, sizes, initial)
@@ -86,15 +66,13 @@ def test_list_sizes(classes: list[str], data: st.DataObject) -> None:
         assert [name for task in tasks for name in task] == classes[: sum(wanted)]
 
 
-@settings(max_examples=25)
 @given(plans(), st.data())
 def test_learned_tasks_never_move_when_classes_are_added(plan, data):
     classes, seed, per_task, initial = plan
     before = class_tasks(classes, seed, per_task, initial)
     learned = before[: data.draw(st.integers(0, len(before)))]
-    added = data.draw(
-        st.lists(st.text(min_size=5, max_size=6), max_size=6, unique=True)
-    )
+    longer = st.text(min_size=5, max_size=6)
+    added = data.draw(st.lists(longer, max_size=6, unique=True))
     grown = data.draw(st.permutations([*classes, *added]))
     assume(learned or initial is not None or per_task <= len(grown))
     after = class_tasks(grown, seed, per_task, initial, learned)
@@ -108,7 +86,6 @@ def test_learned_tasks_never_move_when_classes_are_added(plan, data):
     ("options", "sentence"),
     [
         ({"per_task": 4}, "ask for 4 classes, the data has 3: lower"),
-        ({"per_task": [2, 2]}, "ask for 4 classes"),
         ({"per_task": 0}, "classes_per_task is 0: every task"),
         ({"per_task": 1, "initial": 0}, "initial_classes 0: every task"),
         ({"per_task": []}, r"classes_per_task is \[\]: every task"),
@@ -127,29 +104,22 @@ def test_impossible_plans_are_usage_errors(options, sentence):
 
 
 def test_the_test_images_are_left_alone() -> None:
-    whole, tuned = (
-        CIFNetDataModule("digits", tune=tune).source for tune in (None, 0.2)
+    whole, tuned, again = (
+        CIFNetDataModule("digits", tune=tune).source for tune in (None, 0.2, 0.2)
     )
     learned = set(tuned.train.names)
     measured = set(tuned.test.names)
     assert learned | measured == set(whole.train.names)
     assert not learned & measured
-    assert not measured & set(whole.test.names)
     for label, rows in whole.train.rows_of.items():
         assert len(tuned.test.rows_of[label]) == round(0.2 * len(rows))
-    again = CIFNetDataModule("digits", tune=0.2).source
-    assert (again.test.names, again.test.labels.tolist()) == (
-        tuned.test.names,
-        tuned.test.labels.tolist(),
-    )
+    assert again.test.names == tuned.test.names
 
 
 def test_each_domain_gives_its_share() -> None:
-    labels = np.repeat([0, 1], 20)
-    domains = np.tile(["x", "y"], 20)
-    table = pd.DataFrame({"label": labels, "domain": domains})
-    test = pd.DataFrame({"label": [0], "domain": ["x"], "split": ["test"]})
-    table = pd.concat([table.assign(split="train"), test], ignore_index=True)
+    columns = {"label": np.repeat([0, 1], 20), "domain": np.tile(["x", "y"], 20)}
+    table = pd.DataFrame({**columns, "split": "train"})
+    table.loc[40] = [0, "x", "test"]
     samples = SampleTable(table, embeddings=np.zeros((41, 1)))
     tuned = tuning_source(build_source(samples, SourceOptions()), 0.5, 0)
     for part in (tuned.train, tuned.test):
@@ -161,14 +131,9 @@ def test_each_domain_gives_its_share() -> None:
     ("options", "said"),
     [
         ({"tune": 1.0}, "expected a share"),
-        ({"tune": -0.1}, "expected a share"),
         ({"tune": 0.2, "group": "folder"}, "leave one of them out"),
     ],
 )
-def test_what_cannot_be_split_is_said(
-    tmp_path: Path, options: dict[str, object], said: str
-) -> None:
-    source = "folder" if "group" in options else "digits"
-    root = make_images(tmp_path, ["ant", "bee"], per_class=4)
+def test_what_cannot_be_split_is_said(options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        CIFNetDataModule(source, root=str(root), classes_per_task=1, **options)  # type: ignore[arg-type]
+        CIFNetDataModule("digits", **options)  # type: ignore[arg-type]

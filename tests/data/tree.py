@@ -1,17 +1,10 @@
-"""Class folders and images that tests write, and the quick run over them through the command
-line.
-"""
+"""Class folders and images that tests write."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
-
-from cifnet_pl.__main__ import main
-from tests.command_line import FAST
 
 COLOURS = {
     "red": (220, 30, 40),
@@ -44,33 +37,3 @@ def class_tree(
     for name in classes:
         fill(root / name, COLOURS[name], count)
     return root
-
-
-def run(root: Path, logs: Path, *options: str, command: str = "fit") -> int:
-    """One quick run of the command line over class folders; returns the exit code."""
-    quick = [
-        "--model.head",
-        "RidgeHead",
-        "--data.source",
-        "folder",
-        "--data.classes_per_task",
-        "1",
-    ]
-    return main(
-        [
-            command,
-            *FAST,
-            *quick,
-            "--data.root",
-            str(root),
-            "--logs",
-            str(logs),
-            *options,
-        ]
-    )
-
-
-def summary(logs: Path) -> dict[str, Any]:
-    """``summary.json`` of the newest run."""
-    result = sorted(logs.glob("default/version_*/summary.json"))
-    return dict(json.loads(result[-1].read_text(encoding="utf-8")))

@@ -1,6 +1,5 @@
 """Images of more than 8 bits a channel: what is white in them, and which are unreadable."""
 
-import io
 import struct
 import zlib
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from PIL import Image
 
 from cifnet_pl.images.image import EncodedImage, UnreadableImage, read_square
+from tests.images.contents import PNG_SIGNATURE, chunk, file_of
 
 CHANNELS = {"grey": (0, 1), "RGB": (2, 3), "grey and alpha": (4, 2), "RGBA": (6, 4)}
 """Colour type of PNG files, and its number of channels."""
@@ -20,11 +20,6 @@ def ramp(largest: int) -> np.ndarray:
     return np.linspace(0, largest, 64).astype(np.uint16).reshape(8, 8)
 
 
-def chunk(kind: bytes, content: bytes) -> bytes:
-    checksum = struct.pack(">I", zlib.crc32(kind + content))
-    return struct.pack(">I", len(content)) + kind + content + checksum
-
-
 def png(values: np.ndarray, colours: str, significant: int | None = None) -> bytes:
     """Return a PNG file of 16 bits a channel; each colour has the values, and alpha is opaque."""
     kind, channels = CHANNELS[colours]
@@ -33,17 +28,11 @@ def png(values: np.ndarray, colours: str, significant: int | None = None) -> byt
         pixels[..., -1] = 65535
     rows = [b"\0" + row.astype(">u2").tobytes() for row in pixels]
     header = struct.pack(">IIBBBBB", *values.shape[::-1], 16, kind, 0, 0, 0)
-    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
+    content = PNG_SIGNATURE + chunk(b"IHDR", header)
     if significant is not None:
         content += chunk(b"sBIT", bytes([significant] * channels))
     content += chunk(b"IDAT", zlib.compress(b"".join(rows)))
     return content + chunk(b"IEND", b"")
-
-
-def saved(pixels: np.ndarray, format: str) -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(pixels).save(content, format)
-    return content.getvalue()
 
 
 @pytest.mark.parametrize("colours", CHANNELS)
@@ -60,7 +49,7 @@ def test_sixteen_bits_are_divided_by_256(colours: str) -> None:
 @pytest.mark.parametrize("format", ["TIFF", "PPM"])
 def test_other_files_of_sixteen_bits(format: str) -> None:
     values = ramp(65535)
-    square = read_square(saved(values, format), 8)
+    square = read_square(file_of(Image.fromarray(values), format), 8)
     assert (square == (values // 256)[..., None]).all()
 
 
@@ -78,13 +67,12 @@ def test_what_a_grey_png_file_calls_significant_decides() -> None:
     "pixels",
     [
         np.linspace(276, 318, 64, dtype=np.float32).reshape(8, 8),  # kelvin
-        np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8),
         np.arange(64, dtype=np.int32).reshape(8, 8),
     ],
 )
 def test_other_numbers_are_unreadable(pixels: np.ndarray, tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
-    path.write_bytes(saved(pixels, "TIFF"))
+    path.write_bytes(file_of(Image.fromarray(pixels), "TIFF"))
     with pytest.raises(UnreadableImage, match="convert them to 8 or 16 bits"):
         read_square(path, 8)
     assert EncodedImage(path).look().thumbnail is None

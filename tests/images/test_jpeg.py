@@ -4,32 +4,21 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from PIL import ExifTags, Image
+from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from cifnet_pl.images.image import (
-    EncodedImage,
-    UnreadableImage,
-    square,
-)
+from cifnet_pl.images.image import EncodedImage, UnreadableImage, square
 from cifnet_pl.images.jpeg import decode_square
+from tests.images.contents import file_of
 from tests.images.test_damaged_metadata import wide_gamut
 
 PHOTOGRAPH = Image.fromarray(load_sample_images().images[0])
 
 
 def encoded(image: Image.Image = PHOTOGRAPH, **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=90, **options)
-    return file.getvalue()
-
-
-def exif_of(orientation: int) -> Image.Exif:
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = orientation
-    return exif
+    return file_of(image, "JPEG", quality=90, **options)
 
 
 def by_pillow(content: bytes, size: int, crop_ratio: float = 1.0) -> np.ndarray:
@@ -49,36 +38,25 @@ def difference(content: bytes, size: int, crop_ratio: float = 1.0) -> np.ndarray
     return np.abs(pixels.astype(int) - by_pillow(content, size, crop_ratio))
 
 
-@settings(max_examples=40)
 @given(
     st.integers(30, 400),
     st.integers(30, 400),
     st.sampled_from([(32, 1.0), (96, 0.875), (224, 0.875), (224, 0.965), (300, 1.0)]),
 )
-def test_the_square_is_that_of_pillow(
-    width: int, height: int, shape: tuple[int, float]
-):
+def test_the_square_is_that_of_pillow(width, height, shape):
     content = encoded(PHOTOGRAPH.resize((width, height)))
     pixels = EncodedImage(content).square(*shape)
     assert np.abs(pixels.astype(int) - by_pillow(content, *shape)).mean() < 2
 
 
 def test_most_photographs_are_not_left_to_pillow():
-    sizes = [(500, 375), (375, 500), (640, 427), (333, 500), (1200, 800), (4000, 3000)]
-    for size in sizes:
+    for size in [(375, 500), (640, 427), (333, 500), (2000, 1500)]:
         content = encoded(PHOTOGRAPH.resize(size))
         for shape in ((224, 0.875), (128, 1.0), (224, 1.0)):
             pixels = by_turbo(content, *shape)
             assert pixels is not None, (size, shape)
             # Copied into a batch in one go: torch has kept the channels last.
             assert pixels.strides[-1] == 1
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("size", [20, 128])
-def test_orientations(orientation: int, size: int):
-    content = encoded(exif=exif_of(orientation))
-    assert difference(content, size).mean() < 1
 
 
 def test_grey_and_progressive_files():
@@ -91,11 +69,9 @@ def test_a_square_of_the_right_size_keeps_its_pixels():
     assert difference(content, 64).max() == 0
 
 
-XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>'
-
-
 def test_an_orientation_in_xmp():
-    assert difference(encoded(xmp=XMP), 64).mean() < 1
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>'
+    assert difference(encoded(xmp=xmp), 64).mean() < 1
 
 
 def test_colours_of_a_profile():

@@ -18,9 +18,10 @@ from cifnet_pl.data.sources import build_source
 from cifnet_pl.utilities.errors import DataError
 from tests.command_line import FAST, make_images
 from tests.data import test_sources
-from tests.data.layouts import NUMBERED, THREE, Case, encoded, image
+from tests.data.entrances import png
+from tests.data.layouts import NUMBERED, THREE, Case
 from tests.data.test_tar_shards import write
-from tests.data.tree import COLOURS, class_tree
+from tests.data.tree import COLOURS, class_tree, image
 
 datasets = pytest.importorskip("datasets")
 webdataset = pytest.importorskip("webdataset")
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.scale, pytest.mark.timeout(600)]
 def rows(first: int, count: int) -> dict[str, list[Any]]:
     """Columns of a table of images and labels."""
     numbers = range(first, first + count)
-    rows = [{"bytes": encoded(COLOURS[THREE[i % 3]], i), "path": None} for i in numbers]
+    rows = [{"bytes": png(i), "path": None} for i in numbers]
     return {"image": rows, "label": [i % 3 for i in numbers]}
 
 
@@ -95,7 +96,7 @@ HEAVY = [
 @pytest.mark.parametrize("case", HEAVY, ids=lambda case: case.write.__name__)
 def test_what_every_source_promises(case, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path.parent / "hf"))
-    test_sources.check_source(test_sources.as_shipped(case)(tmp_path, monkeypatch))
+    test_sources.check_source(test_sources.as_shipped(case, tmp_path, monkeypatch))
 
 
 # ---------------------------------------------------------------------- the same images

@@ -13,7 +13,7 @@ from cifnet_pl.images.image import FORMATS, UnreadableImage, read_square
 from cifnet_pl.serving import gate
 from cifnet_pl.serving.gate import Limits, checked_names, decoded, tidy, uploads
 from cifnet_pl.serving.messages import RequestError
-from tests.images.test_image import bomb
+from tests.images.contents import bomb
 from tests.serving.services import image, zipped
 
 LIMITS = Limits(image_bytes=30_000, pixels=10_000, images=5, zip_bytes=100_000)
