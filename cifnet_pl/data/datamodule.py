@@ -541,12 +541,11 @@ class CIFNetDataModule(LightningDataModule):
     @property
     def _loader_batch(self) -> int:
         """Number of images in a batch of this run: a GPU needs more of them than a CPU."""
-        device = self.trainer.strategy.root_device.type
         chosen = self.given["batch_size"] is not None
-        if chosen or device == "cpu" or not self.learner.any_batch_size:
+        if chosen or not self.learner.any_batch_size:
             return self.batch_size
         side, _ = self.image_shape(self.learner.backbone.preprocessing)
-        return usual_batch_size(device, side)
+        return usual_batch_size(self.trainer.strategy.root_device.type, side)
 
     @cached_property
     def _loaders(self) -> dict[Part, ImageLoader]:

@@ -285,17 +285,12 @@ def joined(parts: Sequence[SampleTable], splits: Sequence[Split]) -> SampleTable
         number = int(np.searchsorted(first_positions, position, side="right")) - 1
         return parts[number].given(position - int(first_positions[number]))
 
-    tables = [part.table for part in parts]
-    if splits:
-        tables = [
-            table.assign(split=split)
-            for table, split in zip(tables, splits, strict=True)
-        ]
-    table = pd.concat(tables, ignore_index=True)
+    table = pd.concat([part.table for part in parts], ignore_index=True)
     table["position"] = np.arange(len(table))
-    if "name" not in table and splits:
-        number_in_split = table.groupby("split").cumcount()
-        table["name"] = number_in_split.astype(str)
+    if splits:
+        table["split"] = np.repeat(splits, list(map(len, parts)))
+        if "name" not in table:
+            table["name"] = table.groupby("split").cumcount().astype(str)
     notes = tuple(note for part in parts for note in part.notes)
     whole = replace(parts[0], table=table, notes=notes, hash_of=np.zeros(0))
     if whole.read is not None:
@@ -390,25 +385,22 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     """
     where = samples.where
     names = samples.class_names
-    cells = samples.table["label"]
-    if cells.dtype.kind not in "iu":
-        cells = cells.astype(object)
-        is_label = cells.map(_can_be_label).to_numpy(bool)
-        if not is_label.all():
-            row = int(np.argmin(is_label))
-            label = cells.iloc[row]
+    labels = samples.table["label"]
+    if labels.dtype.kind not in "iu":
+        cells = labels.tolist()
+        labels = pd.Series([_as_label(cell) for cell in cells], dtype=object)
+        is_missing = labels.isna().to_numpy()
+        if is_missing.any():
+            row = int(np.argmax(is_missing))
+            kind = type(cells[row]).__name__
             raise DataError(
-                f"{where}: the label in row {row} (counted from 0) is {printable(str(label)[:60])}"
-                f" ({type(label).__name__}), expected integers or names"
+                f"{where}: the label in row {row} (counted from 0) is"
+                f" {printable(str(cells[row])[:60])} ({kind}), expected integers or names"
             )
-    codes, found = pd.factorize(cells.to_numpy())
-    read = [
-        class_name(label) if isinstance(label, str) else label
-        for label in found.tolist()
-    ]
-    distinct = sorted(set(read), key=lambda label: (isinstance(label, str), label))
+    # Integers come before texts.
+    codes, distinct = pd.factorize(labels.to_numpy(), sort=True)
     named = []
-    for label in distinct:
+    for label in distinct.tolist():
         if names is None or isinstance(label, str):
             named.append(str(label))
         elif 0 <= label < len(names):
@@ -418,11 +410,13 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
             raise DataError(
                 f"{where}: a label is {label}, but there are names of 0 to {last}"
             )
-    position = {label: i for i, label in enumerate(distinct)}
-    positions = np.array([position[label] for label in read], dtype=np.int64)
-    return class_names(named, where), samples.with_columns(label=positions[codes])
+    return class_names(named, where), samples.with_columns(label=codes)
 
 
-def _can_be_label(label: object) -> bool:
-    """Return whether a label is an integer or a text."""
-    return isinstance(label, int | np.integer | str) and not isinstance(label, bool)
+def _as_label(cell: object) -> int | str | None:
+    """Return a label that is an integer or a text, with the text in one form; None for others."""
+    if isinstance(cell, str):
+        return class_name(cell)
+    if isinstance(cell, int | np.integer) and not isinstance(cell, bool):
+        return int(cell)
+    return None

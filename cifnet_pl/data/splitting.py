@@ -142,9 +142,7 @@ def _held_out_source(
             groups[rows] = _groups(kind, whole, rows)
             held[rows] = held_out_groups(groups[rows], class_name, fraction, seed)
             digests = [_hash(f"{class_name}\0{group}") for group in groups[rows]]
-            numbers[rows] = [
-                int.from_bytes(digest, "big", signed=True) for digest in digests
-            ]
+            numbers[rows] = np.frombuffer(b"".join(digests), ">i8")
         whole = whole.with_columns(group=numbers)
         notes += _group_notes(class_names, whole, groups != own_names, kind)
     train = whole.subset(np.flatnonzero(~held))

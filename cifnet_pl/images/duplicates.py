@@ -156,15 +156,13 @@ def similar_groups(looks: Sequence[Look]) -> np.ndarray:
         (n,) int, number of each image's group from 0; -1 for images that cannot be read.
     """
     groups = np.full(len(looks), -1)
-    readable = []
-    thumbnails = []
-    for i, look in enumerate(looks):
-        if look.thumbnail is not None:
-            readable.append(i)
-            thumbnails.append(look.thumbnail)
-    if not readable:
+    thumbnails = {
+        i: look.thumbnail for i, look in enumerate(looks) if look.thumbnail is not None
+    }
+    if not thumbnails:
         return groups
-    pairs = _similar_pairs(standardised_thumbnails(thumbnails))
+    readable = list(thumbnails)
+    pairs = _similar_pairs(standardised_thumbnails(list(thumbnails.values())))
     pairs += bursts([looks[i] for i in readable], NEAR_DUPLICATE_PAUSE)
     # SciPy 1.11 finds no groups for positions of 64 bits.
     earlier, later = np.array(pairs, dtype=np.int32).reshape(-1, 2).T
@@ -197,8 +195,8 @@ def _similar_pairs(vectors: np.ndarray) -> list[tuple[int, int]]:
     pairs: list[tuple[int, int]] = []
     for start in range(0, len(vectors), CORRELATIONS_SIDE):
         rows = vectors[start : start + CORRELATIONS_SIDE]
-        alike = np.argwhere(rows @ vectors.T > NEAR_DUPLICATE_CORRELATION)
-        for row, column in alike.tolist():
-            if start + row > column:
-                pairs.append((start + row, column))
+        alike = rows @ vectors.T > NEAR_DUPLICATE_CORRELATION
+        # Each with those before it.
+        later, earlier = np.nonzero(np.tril(alike, start - 1))
+        pairs += zip((start + later).tolist(), earlier.tolist(), strict=True)
     return pairs

@@ -11,12 +11,12 @@ import os
 import stat
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 import bracex
@@ -142,7 +142,7 @@ AVIF_BRANDS = (b"avif", b"avis")
 """Bytes 8 to 12 of AVIF files."""
 
 
-def is_image(path: Path) -> bool:
+def is_image(path: PurePath) -> bool:
     """Return whether a file's name is that of an image."""
     return path.suffix.lower() in EXTENSIONS and not is_hidden(path.name)
 
@@ -192,14 +192,22 @@ class PassedOver:
             self.count += 1
             self.first = self.first or path
 
+    def images(self, paths: Iterable[Path]) -> Iterator[Path]:
+        """Yield the visible files that are named as images, and count those that may be some."""
+        for path in paths:
+            if is_image(path):
+                yield path
+            else:
+                self.add(path, first_bytes(path, SIGNATURE_BYTES))
+
     def notes(self) -> list[str]:
         """Return a sentence for the user, or nothing."""
         if self.first is None:
             return []
         return [
             f"note: {number_of(self.count, 'file')} {is_or_are(self.count)} passed over that may be"
-            f" images, the first is {printable(str(self.first))}: convert them to JPEG or PNG, or"
-            " give them the ending of their format"
+            f" images, the first is {shown_path(self.first)}: convert them to JPEG or PNG, or give"
+            " them the ending of their format"
         ]
 
 
@@ -290,7 +298,7 @@ class Archive:
             decoded = _decoded_name(entry, encoding)
             if decoded is None:
                 raise DataError(
-                    f"archive {printable(str(path))} has a name in an encoding that it does not"
+                    f"archive {shown_path(path)} has a name in an encoding that it does not"
                     f" say, {printable(entry.filename)}: set --data.zip_encoding (or the variable"
                     f" {ENCODING_VARIABLE}) to that of the computer that packed it, for example"
                     " cp932 (Japanese), gbk (Chinese), cp866 (Cyrillic) or cp850"
@@ -316,31 +324,24 @@ class Archive:
             DataError: the file is missing, damaged or encrypted.
         """
         if name not in self.files:
-            raise DataError(
-                f"no {printable(name)} in archive {printable(str(self.path))}"
-            )
+            raise DataError(f"no {printable(name)} in archive {shown_path(self.path)}")
         with self._lock, self._explained(), self._zip.open(self.files[name]) as file:
             return file.read(count)
 
     def _explained(self) -> AbstractContextManager[None]:
-        shown = printable(str(self.path))
-        return explained(
-            DataError, f"cannot read archive {shown}", end="; make it again"
-        )
+        problem = f"cannot read archive {shown_path(self.path)}"
+        return explained(DataError, problem, end="; make it again")
 
 
 def _single_top_folder(names: dict[str, zipfile.ZipInfo]) -> str:
     """Return the only top folder, with a slash, if all images are in its sub-folders; else ""."""
     tops = set()
-    for name in names:
-        parts = PurePosixPath(name).parts
-        if is_image(Path(name)):
-            top = ""
-            if len(parts) > 2:
-                top = parts[0]
-            tops.add(top)
-    if len(tops) == 1 and "" not in tops:
-        return f"{tops.pop()}/"
+    for path in map(PurePosixPath, names):
+        if is_image(path):
+            tops.add(path.parts[:-2][:1])
+    if len(tops) == 1 and () not in tops:
+        (top,) = tops.pop()
+        return f"{top}/"
     return ""
 
 
@@ -404,13 +405,6 @@ def shown_path(path: Path) -> str:
     return printable(str(path))
 
 
-def missing_folder_kind(path: Path) -> str:
-    """Return the noun for a missing folder in messages: a folder, or a Zip archive."""
-    if path.suffix.lower() == ".zip":
-        return "Zip archive"
-    return "folder"
-
-
 # ---------------------------------------------------------------------- as pathlib does, with
 # archives
 
@@ -458,17 +452,15 @@ def file_identity(path: Path) -> tuple[int, ...]:
 
     Of a file in an archive these are the archive's, with the file's size and CRC.
     """
+    inner: tuple[int, ...] = ()
     part = archive_part(path)
-    if part is None:
-        place = path
-    else:
-        place = part.path
-    found = place.stat()
-    identity = (found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
-    if part is None:
-        return identity
-    entry = part.open().files[part.name]
-    return (*identity, entry.file_size, entry.CRC)
+    if part is not None:
+        entry = part.open().files[part.name]
+        inner = (entry.file_size, entry.CRC)
+        path = part.path
+    found = path.stat()
+    times = (found.st_mtime_ns, found.st_ctime_ns)
+    return (found.st_size, found.st_ino, *times, *inner)
 
 
 def file_size(path: Path) -> int:
@@ -487,7 +479,7 @@ def file_size(path: Path) -> int:
 
 def images_below(
     folder: Path,
-    passed_over: PassedOver | None = None,
+    passed_over: PassedOver,
     tolerant: bool = False,
     entered: set[str] | None = None,
 ) -> Iterator[Path]:
@@ -500,8 +492,7 @@ def images_below(
 
     Args:
         folder: the folder.
-        passed_over: counts the files that are skipped although they may be images; None not to
-            look at them.
+        passed_over: counts the files that are skipped although they may be images.
         tolerant: whether folders that cannot be read are skipped.
         entered: real paths of the folders that were entered before.
 
@@ -526,10 +517,8 @@ def images_below(
         if os.path.isdir(entry):  # not for a circle of links, which is unreadable
             if not links_upwards(path):
                 yield from images_below(path, passed_over, tolerant, entered)
-        elif is_image(path):
-            yield path
-        elif passed_over is not None:
-            passed_over.add(path, first_bytes(path, SIGNATURE_BYTES))
+        else:
+            yield from passed_over.images([path])
 
 
 def links_upwards(folder: Path) -> bool:
@@ -540,7 +529,7 @@ def links_upwards(folder: Path) -> bool:
     return parent.is_relative_to(folder.resolve())
 
 
-def image_files(folder: Path, passed_over: PassedOver | None = None) -> list[Path]:
+def image_files(folder: Path, passed_over: PassedOver) -> list[Path]:
     """Return all images below a folder, a Zip archive or a folder in one, sorted.
 
     Args:
@@ -555,13 +544,7 @@ def image_files(folder: Path, passed_over: PassedOver | None = None) -> list[Pat
         if links_upwards(folder):
             return []
         return sorted(images_below(folder, passed_over))
-    images = []
-    for path in archived_files(part):
-        if is_image(path):
-            images.append(path)
-        elif passed_over is not None:
-            passed_over.add(path, first_bytes(path, SIGNATURE_BYTES))
-    return images
+    return list(passed_over.images(archived_files(part)))
 
 
 def sub_folders(root: Path) -> list[Path]:
@@ -601,7 +584,7 @@ def require_folder(folder: Path, option: str, what: str) -> None:
         what: what the option should be set to, such as "a folder with images".
     """
     if not is_folder(folder):
-        kind = missing_folder_kind(folder)
+        kind = "Zip archive" if folder.suffix.lower() == ".zip" else "folder"
         raise DataError(f"no {kind} {shown_path(folder)}: set {option} to {what}")
 
 
@@ -635,7 +618,7 @@ def find_images(
         found = matching_paths(path)
         images = (file for file in found if is_image(file) and not file.is_dir())
     else:
-        kind = missing_folder_kind(path).replace("folder", "file or folder")
+        kind = "Zip archive" if path.suffix.lower() == ".zip" else "file or folder"
         raise DataError(
             f"no {kind} {shown}: give an image, a folder, a Zip archive, or a pattern in quotes"
         )

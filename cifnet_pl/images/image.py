@@ -67,8 +67,8 @@ DATE_FORMAT = "%Y:%m:%d %H:%M:%S"
 SIGNIFICANT_BITS = "significant_bits"
 """Key of Pillow's notes on an image for what its file says of significant bits."""
 
-SIXTEEN_BIT_AS_32 = ("PNG", "PPM")
-"""Formats of which Pillow has 16 bits in its mode of 32 bits; PNG before Pillow 11."""
+SIXTEEN_BIT_AS_32 = "PPM"
+"""Format of which Pillow has 16 bits in its mode of 32 bits."""
 
 UPRIGHT_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -314,7 +314,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     mode = image.mode
     if mode == "RGB" and "transparency" not in image.info:
         return image
-    if mode.startswith("I;16") or (mode == "I" and image.format in SIXTEEN_BIT_AS_32):
+    if mode.startswith("I;16") or (mode == "I" and image.format == SIXTEEN_BIT_AS_32):
         return _of_sixteen_bits(image).convert("RGB")
     if mode in ("I", "F"):
         raise UnreadableImage(
@@ -406,7 +406,10 @@ def finished(stored: np.ndarray, image: Image.Image) -> np.ndarray:
         upright = np.asarray(Image.fromarray(stored).transpose(transpose))
     profile = image.info.get("icc_profile")
     if profile and image.mode in COLOUR_MODES:
-        return in_srgb(upright, profile)
+        transform = conversion(profile)
+        if transform is not None:
+            given = Image.fromarray(upright)
+            upright = np.asarray(ImageCms.applyTransform(given, transform))
     return upright
 
 
@@ -419,26 +422,12 @@ Profiles of sRGB differ a little from each other. What a profile calls itself is
 """
 
 
-def in_srgb(pixels: np.ndarray, profile: bytes) -> np.ndarray:
-    """Convert pixels to sRGB.
-
-    Args:
-        pixels: (h, w, 3) uint8.
-        profile: ICC profile of their colours. One that is damaged, or of other than RGB colours,
-            counts as that of sRGB.
-
-    Returns:
-        (h, w, 3) uint8.
-    """
-    transform = conversion(profile)
-    if transform is None:
-        return pixels
-    return np.asarray(ImageCms.applyTransform(Image.fromarray(pixels), transform))
-
-
 @lru_cache(maxsize=16)
 def conversion(profile: bytes) -> Any | None:
-    """Return the transform from the colours of a profile to sRGB; None if it needs none."""
+    """Return the transform from the colours of an ICC profile to sRGB; None if it needs none.
+
+    A profile that is damaged, or of other than RGB colours, counts as that of sRGB.
+    """
     try:
         given = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         if given.profile.xcolor_space.strip() != "RGB":

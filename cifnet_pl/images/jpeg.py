@@ -132,19 +132,14 @@ def _window(length: float, side: float, size: int) -> Window | None:
     """
     step = side / size
     begin = (length - side) / 2
-    best_skip = 0
-    least_shift = 1.0
-    for skip in range(1 + min(SKIP_LIMIT, int(begin / step))):
-        start = begin - skip * step
-        shift = abs(start - round(start))
-        if shift < least_shift:
-            best_skip = skip
-            least_shift = shift
-    if least_shift > SHIFT_LIMIT * step:
+    starts = begin - step * np.arange(1 + min(SKIP_LIMIT, int(begin / step)))
+    shifts = np.abs(starts - starts.round())
+    skip = int(shifts.argmin())
+    if shifts[skip] > SHIFT_LIMIT * step:
         return None
     support = 2 * max(step, 1)  # of the bicubic filter
     stop = math.ceil(begin + side + support) + 1
-    return Window(round(begin - best_skip * step), stop, best_skip)
+    return Window(round(starts[skip]), stop, skip)
 
 
 def _fraction(short_side: int, wanted: int) -> int:

@@ -1,7 +1,4 @@
-"""Every way in which a user's images come in, as the shared suite of entrances needs them.
-
-A new source adds one line to ``ENTRANCES``.
-"""
+"""Every way in which a user's images come in; a new source is one line in ``ENTRANCES``."""
 
 import io
 import json

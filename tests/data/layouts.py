@@ -1,8 +1,4 @@
-"""What the shared source suite tests: a tiny data set on disk for each source, in that source's own
-layout.
-
-To add a source, add one line to ``CASES``.
-"""
+"""A tiny data set for each source, in its own layout; a new source is one line in ``CASES``."""
 
 import hashlib
 import json
@@ -75,9 +71,7 @@ def cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cifar100_parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two files of the hub, with names of the classes in their description; three of the
-    hundred occur.
-    """
+    """The two files of the hub, with the names of a hundred classes, of which three occur."""
     features = {"fine_label": {"names": list(HUNDRED), "_type": "ClassLabel"}}
     about = {"huggingface": json.dumps({"info": {"features": features}})}
     for split, rows in (("train", range(9)), ("test", range(50, 53))):

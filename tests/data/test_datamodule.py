@@ -17,11 +17,7 @@ FEW = (PIXELS[:300].reshape(-1, 8, 8).astype(np.uint8) * 15, LABELS[:300])
 
 
 def test_nothing_of_one_learner_reaches_the_next(tmp_path: Path, watch) -> None:
-    """Neither embeddings, of which each is computed once in a run, nor the order of classes.
-
-    An affine change of the embeddings changes nothing as long as it is the same in learning and
-    evaluation.
-    """
+    """Neither embeddings, of which each is computed once in a run, nor the order of classes."""
 
     def learned(model: CIFNetModule, data: CIFNetDataModule) -> float | None:
         trainer(tmp_path).fit(model, datamodule=data)
@@ -32,6 +28,7 @@ def test_nothing_of_one_learner_reaches_the_next(tmp_path: Path, watch) -> None:
     counts = watch(first.backbone, "forward", len)
     accuracy = learned(first, shared)
     assert sum(counts) == len(shared.source.train) + len(shared.source.test) == 300
+    # An affine change is none, as long as it is the same in learning and evaluation.
     negative.backbone.scale.neg_()
     negative.backbone.shift.add_(1)
     assert learned(negative, shared) == pytest.approx(accuracy, abs=2)

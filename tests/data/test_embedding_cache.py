@@ -1,6 +1,4 @@
-"""The embedding cache: identical results, no second pass of the backbone, and never a stale or
-damaged hit.
-"""
+"""The embedding cache: identical results, each image once, never a stale or damaged hit."""
 
 import importlib
 import shutil
@@ -30,9 +28,7 @@ def image_folder(tmp_path: Path) -> Path:
 
 
 def test_results_with_and_without_are_identical(tmp_path, image_folder, watch):
-    """Also of a run that takes up what a shorter one has stored, and with a duplicate, which is
-    compared by what the cache knows of it.
-    """
+    """With a duplicate; also of a run that takes up what a shorter one has stored."""
     shutil.copy(image_folder / "bee" / "4.png", image_folder / "bee" / "x.png")
     embedded: list[int] = watch(Backbone, "forward", lambda _, images: len(images))
     read: list[int] = watch(SampleTable, "given", lambda _, row: row)

@@ -90,9 +90,7 @@ def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(tmp_path):
 
 @pytest.mark.parametrize(("held", "packed"), [("val", False), ("test", True)])
 def test_images_to_learn_and_to_test_with_are_told_apart(tmp_path, held, packed):
-    """By the source of ``fit`` as by what ``extend`` and ``evaluate`` read; images beside class
-    folders are counted.
-    """
+    """By ``fit`` as by ``extend`` and ``evaluate``; images beside class folders are counted."""
     root = tmp_path / "images"
     class_tree(root / "train", 4)
     class_tree(root / held, 2)

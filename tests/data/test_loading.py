@@ -70,9 +70,7 @@ def test_shards_partition_exactly(count: int, batch_size: int, world: int) -> No
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_batches_are_whole_and_in_order_whatever_reads_them(device: str) -> None:
-    """Threads, or processes where a GPU embeds; also where a task is left midway, and without
-    unreadable images, which are named.
-    """
+    """By threads or processes; where a task is left midway; and without unreadable images."""
     broken = (3, 14, 15)
     loader = ImageLoader(Numbers(60, broken), 2, 1.0, 3, device)
     for count, size in ((60, 7), (60, 40), (16, 2), (0, 2)):

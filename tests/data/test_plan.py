@@ -1,6 +1,4 @@
-"""Plans: every class once, nothing that was learned ever moves, and a split for tuning leaves test
-images alone.
-"""
+"""Plans: every class once, learned ones never move, and a split for tuning."""
 
 import numpy as np
 import pandas as pd

@@ -1,6 +1,4 @@
-"""Streams: every kind divides the samples as it says, the same way each time, and no sample comes
-twice.
-"""
+"""Streams: every kind divides the samples as it says, the same way each time, and none twice."""
 
 from collections.abc import Sequence
 
@@ -30,9 +28,7 @@ CLASSES = [f"c{i}" for i in range(8)]
 
 
 def source(sizes: list[int] | None = None, groups: int = 0) -> Source:
-    """Samples in memory: ``sizes`` of each class for training, 5 for testing; groups in turn within
-    a class.
-    """
+    """Samples in memory: ``sizes`` of each class, and 5 to test with; groups in turn."""
     counts = sizes or [40] * len(CLASSES)
     parts = []
     for split, of_split in (("train", counts), ("test", [5] * len(counts))):

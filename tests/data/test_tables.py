@@ -1,6 +1,4 @@
-"""Tables of embeddings and of image files: what is read, what is refused, and a model of given
-embeddings.
-"""
+"""Tables of embeddings and of image files: what is read and refused, and a model of them."""
 
 from pathlib import Path
 from typing import Any

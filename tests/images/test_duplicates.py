@@ -16,9 +16,7 @@ def scene(seed: int) -> Image.Image:
 
 
 def shelf(root: Path, moments: int, shots: int) -> list[Path]:
-    """``moments`` scenes, each taken ``shots`` times: brighter each time, smaller, and saved
-    anew.
-    """
+    """``moments`` scenes, each taken ``shots`` times: brighter, smaller, and saved anew."""
     root.mkdir(parents=True, exist_ok=True)
     files = []
     for moment in range(moments):

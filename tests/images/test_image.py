@@ -1,6 +1,4 @@
-"""One image → one square: against torchvision's transforms, over all modes, orientations and
-shapes; damaged files.
-"""
+"""One image → one square: shapes as by torchvision, modes, orientations, damaged files."""
 
 import io
 import struct
@@ -56,9 +54,7 @@ def test_square_images_as_torchvision_resizes_them(side: int, size: int) -> None
     ("width", "height", "size", "crop_ratio"), [(150, 100, 32, 1), (97, 240, 28, 0.875)]
 )
 def test_other_shapes_up_to_half_a_pixel(width, height, size, crop_ratio):
-    """The transform rounds the long side and the crop's corner to whole pixels; one step need
-    not.
-    """
+    """The transform rounds the long side and the crop's corner; one step need not."""
     image = smooth(width, height)
     exact = square(image, size, crop_ratio)
     rounded = reference(image, size, crop_ratio)
@@ -128,9 +124,7 @@ def test_exif_orientation_is_applied(kind: str) -> None:
 
 
 def test_sideways_image_is_cropped_after_turning() -> None:
-    """A portrait stored as 60x30 with orientation 6: its centre is that of the upright 30x60
-    image.
-    """
+    """A portrait stored as 60x30 has the centre of the upright 30x60 image."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     stored = smooth(60, 30)

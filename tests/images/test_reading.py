@@ -1,6 +1,4 @@
-"""Many images, one after the other and by several threads: in order, with the reasons of those that
-cannot be read.
-"""
+"""Many images by several threads: in order, with the reasons of those that cannot be read."""
 
 from pathlib import Path
 

@@ -64,11 +64,10 @@ def set_names() -> list[str]:
     """Return the names of torchvision's data sets."""
     from torchvision import datasets
 
-    names = []
-    for name in datasets.__all__:
-        if inspect.isclass(getattr(datasets, name)):
-            names.append(name)
-    return sorted(set(names) - NOT_FOR_CLASSIFICATION)
+    names = {
+        name for name in datasets.__all__ if inspect.isclass(getattr(datasets, name))
+    }
+    return sorted(names - NOT_FOR_CLASSIFICATION)
 
 
 def digits(options: SourceOptions) -> SampleTable:
@@ -101,11 +100,12 @@ def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
 
     builder = getattr(datasets, name)
     parameters = inspect.signature(builder).parameters
-    splits = PARTS.get(name, [{}])
-    if name not in PARTS and "train" in parameters:
-        splits = [{"train": True}, {"train": False}]
-    elif name not in PARTS and "split" in parameters:
-        splits = [{"split": "train"}, {"split": "test"}]
+    usual: list[dict[str, Any]] = [{}]
+    if "train" in parameters:
+        usual = [{"train": True}, {"train": False}]
+    elif "split" in parameters:
+        usual = [{"split": "train"}, {"split": "test"}]
+    splits = PARTS.get(name, usual)
     root = expanded(options.root or DEFAULT_ROOT).absolute()
     keywords: dict[str, Any] = {"root": str(root)}
     # EMNIST and QMNIST take the option of their parent without naming it.
@@ -231,7 +231,7 @@ def tinyimagenet(options: SourceOptions) -> SampleTable:
     val["path"] = "val/images/" + val["name"]
     val = val[val["label"].isin(train.table["label"])]
     table = pd.concat([train.table, val], ignore_index=True)
-    return SampleTable(table, root=root, where=train.where, notes=train.notes)
+    return replace(train, table=table.drop(columns="position"), hash_of=np.zeros(0))
 
 
 def _inner_folder(
@@ -286,9 +286,8 @@ def core50(options: SourceOptions) -> SampleTable:
     expected = "1 or more: keep every stride-th frame"
     check_that(type(stride) is int and stride > 0, "stride", stride, expected)
     root = _inner_folder(options, WHAT_CORE50, "core50_128x128", ())
-    found = []
-    for path in root.glob("s[0-9]*/o[0-9]*/*.png"):
-        found.append(path.relative_to(root).as_posix())
+    images = root.glob("s[0-9]*/o[0-9]*/*.png")
+    found = [path.relative_to(root).as_posix() for path in images]
     names = pd.Series(found, dtype=object, name="name")
     numbers = names.str.extract(FRAME).dropna().astype(int)
     frames = numbers.join(names).sort_values(["session", "object", "frame"])

@@ -174,15 +174,12 @@ def _npz(path: Path) -> ArrayFile:
         infos = archive.infolist()
     members = {info.filename.removesuffix(".npy"): info for info in infos}
 
+    @cache
     def whole(name: str) -> np.ndarray:
         if members[name].compress_type == zipfile.ZIP_STORED:
             mapped = _mapped_npy(path, members[name].header_offset)
             if mapped is not None:
                 return mapped
-        return unpacked(name)
-
-    @cache
-    def unpacked(name: str) -> np.ndarray:
         with np.load(path, allow_pickle=False) as arrays:
             try:
                 return np.asarray(arrays[name])
@@ -236,10 +233,11 @@ def _parquet(path: Path) -> ArrayFile:
 
     def read(name: str, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(first_rows[-1])
-        wanted = []
-        for group, (first, end) in zip(groups, pairwise(first_rows), strict=True):
-            if first < stop and end > start:
-                wanted.append(group)
+        wanted = [
+            group
+            for group in groups
+            if first_rows[group] < stop and first_rows[group + 1] > start
+        ]
         with ParquetFile(path) as file:
             cells = file.read_row_groups(wanted, columns=[name]).column(0)
         missing = np.flatnonzero(cells.is_null())
@@ -317,8 +315,7 @@ def embeddings(options: SourceOptions) -> SampleTable:
 
 def refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
     """Raise DataError where two samples have one name."""
-    counts = Counter(names)
-    name, times = counts.most_common(1)[0]
+    ((name, times),) = Counter(names).most_common(1)
     if times > 1:
         raise DataError(
             f"{where}: {noun} '{printable(name)}' stands there twice, expected one per sample"

@@ -13,7 +13,7 @@ import tarfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
 from cifnet_pl.data.sources.folders import SplitFiles, find_files
@@ -91,13 +91,6 @@ def _class_list(options: SourceOptions) -> list[str] | None:
 # ---------------------------------------------------------------------- reading
 
 
-class Content(NamedTuple):
-    """Where the content of an image lies in a shard, in bytes."""
-
-    offset: int
-    size: int
-
-
 def read_shard(shard: Path, label: str, numbered: bool) -> SampleTable:
     """Read the headers of a tar file, and the labels of its samples.
 
@@ -113,7 +106,7 @@ def read_shard(shard: Path, label: str, numbered: bool) -> SampleTable:
     shown = shown_path(shard)
     names = []
     labels = []
-    contents = []
+    places = []
     with (
         explained(DataError, f"shard {shown} is damaged, cut off or no tar file"),
         shard.open("rb") as file,
@@ -125,10 +118,10 @@ def read_shard(shard: Path, label: str, numbered: bool) -> SampleTable:
             image = members[_ending(members, IMAGES, "image", where)]
             names.append(f"{shard.name}/{key}")
             labels.append(_label(file, members, label, numbered, where))
-            contents.append(Content(image.offset_data, image.size))
+            places.append((image.offset_data, image.size))
 
     def read(position: int) -> bytes:
-        offset, size = contents[position]
+        offset, size = places[position]
         with (
             explained(DataError, f"cannot read shard {shown}"),
             shard.open("rb") as file,
