@@ -233,16 +233,16 @@ class SampleTable:
         That of an image that cannot be read is ``UNREADABLE_HASH``.
         """
         unread = rows[self.hash_of[rows] < 0]
-        if self.embeddings is not None:
+        if self.embeddings is None:
+            for row in unread.tolist():
+                try:
+                    self.hash_of[row] = self.image(row).hash
+                except UnreadableImage:  # it is reported when it is decoded
+                    self.hash_of[row] = UNREADABLE_HASH
+        else:
             for start in range(0, len(unread), HASHED_ROWS):
                 part = unread[start : start + HASHED_ROWS]
                 self.hash_of[part] = row_hashes(self.embeddings[self.positions[part]])
-            return np.asarray(self.hash_of[rows])
-        for row in unread.tolist():
-            try:
-                self.hash_of[row] = self.image(row).hash
-            except UnreadableImage:  # it is reported when it is decoded
-                self.hash_of[row] = UNREADABLE_HASH
         return np.asarray(self.hash_of[rows])
 
     def look(self, rows: np.ndarray) -> list[Look]:

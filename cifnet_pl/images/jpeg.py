@@ -95,12 +95,10 @@ def is_incomplete(content: bytes) -> bool:
     """
     if not content.startswith(START_OF_IMAGE):
         return False
-    for colours in ("RGB", "CMYK"):
-        try:
-            simplejpeg.decode_jpeg(content, colours, min_width=1, min_height=1)
-        except ValueError as error:
-            if "premature end" in str(error).casefold():
-                return True
+    try:
+        simplejpeg.decode_jpeg(content, min_width=1, min_height=1)
+    except ValueError as error:
+        return "premature end" in str(error).casefold()
     return False
 
 

@@ -125,6 +125,7 @@ def test_tiny_imagenet_as_shipped(tmp_path: Path, inner: bool) -> None:
     assert source.class_names == TINY_CLASSES
     assert np.bincount(source.train.labels).tolist() == [3, 3, 3]
     assert np.bincount(source.test.labels).tolist() == [2, 2, 2]
+    assert source.test.positions.tolist() == list(range(9, 15))
     for split in (source.train, source.test):
         values = [split.image(i).square(2)[0, 0, 0] for i in range(len(split))]
         assert values == (10 * split.labels).tolist()
