@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -221,10 +221,14 @@ class EmbeddingCache:
         """
         embeddings = z.float().cpu()
         # Duplicates follow the images that they duplicate.
-        same = [[row, *self.duplicates.get(row, ())] for row in rows.tolist()]
-        embedded = np.array(list(chain.from_iterable(same)), dtype=np.int64)
-        counts = torch.tensor([len(images) for images in same], dtype=torch.int64)
-        place_in_batch = torch.repeat_interleave(counts)
+        positions = []
+        all_rows = []
+        for position, row in enumerate(rows.tolist()):
+            same = [row, *self.duplicates.get(row, ())]
+            all_rows += same
+            positions += [position] * len(same)
+        embedded = np.array(all_rows, dtype=np.int64)
+        place_in_batch = torch.tensor(positions)
         for label, own, places in self._by_class(embedded):
             source = place_in_batch[own]
             if label not in self._collected:

@@ -28,22 +28,23 @@ ClassOrder = int | list[int] | list[str] | None
 
 
 def order_classes(
-    names: Sequence[str], order: int | list[int] | list[str]
+    names: Sequence[str],
+    order: int | list[int] | list[str],
+    option: str = "class_order",
 ) -> list[str]:
     """Return the names in the order in which they are to be learned.
 
     Args:
-        names: classes as the source gives them.
+        names: classes, or domains, as the source gives them.
         order: a seed for ``numpy.random.default_rng(seed).permutation``; or a list of all positions
             or of all names.
+        option: what the order is called in messages.
 
     Raises:
         UsageError: a negative seed, or a list that does not hold each class once.
     """
     if isinstance(order, int):
-        check_that(
-            order >= 0, "class_order", order, "a seed of at least 0, a list, or null"
-        )
+        check_that(order >= 0, option, order, "a seed of at least 0, a list, or null")
         generator = np.random.default_rng(order)
         permutation = generator.permutation(len(names))
         return [names[i] for i in permutation]
@@ -54,7 +55,7 @@ def order_classes(
     if sorted(chosen) != sorted(names):
         odd = [*(set(chosen) ^ set(names)), *chosen]
         raise UsageError(
-            f"class_order must list each of the {len(names)} classes once, which is not so for"
+            f"{option} must list each of the {len(names)} names once, which is not so for"
             f" '{printable(odd[0])}'; --data.max_tasks learns fewer"
         )
     return chosen
@@ -425,13 +426,7 @@ class Domains(Stream):
         present = _trained(source, "domain")
         if self.order is None:
             return present
-        chosen = [class_name(str(name)) for name in self.order]
-        if sorted(chosen) != sorted(present):
-            raise UsageError(
-                f"the order of domains is {', '.join(chosen)}, expected each of"
-                f" {', '.join(present)} once"
-            )
-        return chosen
+        return order_classes(present, self.order, "the order of domains")
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the rows of the training samples of each task."""

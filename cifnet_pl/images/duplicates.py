@@ -156,13 +156,15 @@ def similar_groups(looks: Sequence[Look]) -> np.ndarray:
         (n,) int, number of each image's group from 0; -1 for images that cannot be read.
     """
     groups = np.full(len(looks), -1)
-    thumbnails = {
-        i: look.thumbnail for i, look in enumerate(looks) if look.thumbnail is not None
-    }
-    if not thumbnails:
+    readable = []
+    thumbnails = []
+    for i, look in enumerate(looks):
+        if look.thumbnail is not None:
+            readable.append(i)
+            thumbnails.append(look.thumbnail)
+    if not readable:
         return groups
-    readable = list(thumbnails)
-    pairs = _similar_pairs(standardised_thumbnails(list(thumbnails.values())))
+    pairs = _similar_pairs(standardised_thumbnails(thumbnails))
     pairs += bursts([looks[i] for i in readable], NEAR_DUPLICATE_PAUSE)
     # SciPy 1.11 finds no groups for positions of 64 bits.
     earlier, later = np.array(pairs, dtype=np.int32).reshape(-1, 2).T

@@ -405,6 +405,13 @@ def shown_path(path: Path) -> str:
     return printable(str(path))
 
 
+def missing_folder_kind(path: Path) -> str:
+    """Return the noun for a missing folder in messages: a folder, or a Zip archive."""
+    if path.suffix.lower() == ".zip":
+        return "Zip archive"
+    return "folder"
+
+
 # ---------------------------------------------------------------------- as pathlib does, with
 # archives
 
@@ -584,7 +591,7 @@ def require_folder(folder: Path, option: str, what: str) -> None:
         what: what the option should be set to, such as "a folder with images".
     """
     if not is_folder(folder):
-        kind = "Zip archive" if folder.suffix.lower() == ".zip" else "folder"
+        kind = missing_folder_kind(folder)
         raise DataError(f"no {kind} {shown_path(folder)}: set {option} to {what}")
 
 
@@ -618,7 +625,7 @@ def find_images(
         found = matching_paths(path)
         images = (file for file in found if is_image(file) and not file.is_dir())
     else:
-        kind = "Zip archive" if path.suffix.lower() == ".zip" else "file or folder"
+        kind = missing_folder_kind(path).replace("folder", "file or folder")
         raise DataError(
             f"no {kind} {shown}: give an image, a folder, a Zip archive, or a pattern in quotes"
         )

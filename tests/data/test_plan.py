@@ -88,7 +88,7 @@ def test_learned_tasks_never_move_when_classes_are_added(plan, data):
         ({"per_task": 1, "initial": 0}, "initial_classes 0: every task"),
         ({"per_task": []}, r"classes_per_task is \[\]: every task"),
         ({"order": -1}, "class_order is -1, expected a seed of at least 0"),
-        ({"order": [0, 0, 1]}, "each of the 3 classes once, which is not so for 'c'"),
+        ({"order": [0, 0, 1]}, "each of the 3 names once, which is not so for 'c'"),
         ({"order": ["a", "b", "c", "x"]}, "not so for 'x'"),
     ],
 )

@@ -64,10 +64,11 @@ def set_names() -> list[str]:
     """Return the names of torchvision's data sets."""
     from torchvision import datasets
 
-    names = {
-        name for name in datasets.__all__ if inspect.isclass(getattr(datasets, name))
-    }
-    return sorted(names - NOT_FOR_CLASSIFICATION)
+    names = []
+    for name in datasets.__all__:
+        if inspect.isclass(getattr(datasets, name)):
+            names.append(name)
+    return sorted(set(names) - NOT_FOR_CLASSIFICATION)
 
 
 def digits(options: SourceOptions) -> SampleTable:
@@ -286,8 +287,9 @@ def core50(options: SourceOptions) -> SampleTable:
     expected = "1 or more: keep every stride-th frame"
     check_that(type(stride) is int and stride > 0, "stride", stride, expected)
     root = _inner_folder(options, WHAT_CORE50, "core50_128x128", ())
-    images = root.glob("s[0-9]*/o[0-9]*/*.png")
-    found = [path.relative_to(root).as_posix() for path in images]
+    found = []
+    for path in root.glob("s[0-9]*/o[0-9]*/*.png"):
+        found.append(path.relative_to(root).as_posix())
     names = pd.Series(found, dtype=object, name="name")
     numbers = names.str.extract(FRAME).dropna().astype(int)
     frames = numbers.join(names).sort_values(["session", "object", "frame"])

@@ -119,7 +119,12 @@ def _read_data_set(dataset: Any) -> SampleTable:
         if targets is None:
             targets = [dataset[i][1] for i in range(len(dataset))]
         pillow_image(dataset[0][0], "the first item of the data set")
-    labels = [label.item() if hasattr(label, "item") else label for label in targets]
+    labels = []
+    for label in targets:
+        if hasattr(label, "item"):
+            labels.append(label.item())
+        else:
+            labels.append(label)
     return SampleTable(
         table_of(label=labels),
         partial(dataset_image, dataset),

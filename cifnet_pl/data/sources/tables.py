@@ -233,11 +233,10 @@ def _parquet(path: Path) -> ArrayFile:
 
     def read(name: str, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(first_rows[-1])
-        wanted = [
-            group
-            for group in groups
-            if first_rows[group] < stop and first_rows[group + 1] > start
-        ]
+        wanted = []
+        for group in groups:
+            if first_rows[group] < stop and first_rows[group + 1] > start:
+                wanted.append(group)
         with ParquetFile(path) as file:
             cells = file.read_row_groups(wanted, columns=[name]).column(0)
         missing = np.flatnonzero(cells.is_null())
