@@ -51,11 +51,11 @@ def model(base: Path) -> Classifier:
     return cifnet_pl.load(base / "logs" / "default", device="cpu")
 
 
-def extra(root: Path, name: str, count: int, start: int = 100) -> Path:
+def extra(root: Path, name: str, count: int) -> Path:
     """More images of a class, unlike those that ``make_images`` makes."""
-    made = make_images(root / "made", [name], start + count) / name
+    made = make_images(root / "made", [name], 10 + count) / name
     (root / "more" / name).mkdir(parents=True, exist_ok=True)
-    for i in range(start, start + count):
+    for i in range(10, 10 + count):
         shutil.copy(made / f"{i}.png", root / "more" / name / f"new{i}.png")
     return root / "more"
 
@@ -65,7 +65,7 @@ def test_duplicates_are_left_out(base: Path, model: Classifier, tmp_path: Path):
     wrong label.
     """
     images = extra(tmp_path, "ant", 2)
-    shutil.copy(images / "ant" / "new100.png", images / "ant" / "twice.png")
+    shutil.copy(images / "ant" / "new10.png", images / "ant" / "twice.png")
     for i in range(3):
         shutil.copy(
             base / "images" / "train" / "ant" / f"{i}.png",
@@ -96,15 +96,13 @@ def test_duplicates_are_left_out(base: Path, model: Classifier, tmp_path: Path):
     )
     with pytest.raises(DataError, match="nothing to learn"):
         cifnet_pl.extend(model, base / "images" / "train", more=True)
-    (wrong / "dog" / "new100.png").unlink()
-    (wrong / "dog" / "new101.png").unlink()
+    (wrong / "dog" / "new10.png").unlink()
+    (wrong / "dog" / "new11.png").unlink()
     with pytest.raises(DataError, match=r"b\.png \(learned as bee\).*cifnet forget"):
         cifnet_pl.extend(model, wrong)
 
 
-def test_forgetting_after_more_picks_the_learned_images(
-    base: Path, model: Classifier, tmp_path: Path
-):
+def test_forgetting_after_more_picks_the_learned_images(base, model, tmp_path):
     """The folder holds what fit and extend learned, and other images; without hashes that was
     refused.
     """
@@ -128,7 +126,7 @@ def test_forgetting_after_more_picks_the_learned_images(
         cifnet_pl.forget(twice, "bee", base / "images" / "train").model,
         queries(model),
     )
-    (folder / "new" / "bee" / "new100.png").unlink()
+    (folder / "new" / "bee" / "new10.png").unlink()
     with pytest.raises(
         DataError,
         match="learned from 10 images, 9 of",
@@ -164,8 +162,8 @@ def test_duplicates_within_what_is_merged_count_once(model: Classifier, tmp_path
     ).model
     dog = extra(tmp_path / "y", "dog", 5)
     elk = extra(tmp_path / "z", "elk", 4)
-    shutil.copy(dog / "dog" / "new100.png", elk / "elk" / "same.png")
-    shutil.copy(tmp_path / "x" / "more" / "ant" / "new100.png", elk / "elk" / "old.png")
+    shutil.copy(dog / "dog" / "new10.png", elk / "elk" / "same.png")
+    shutil.copy(tmp_path / "x" / "more" / "ant" / "new10.png", elk / "elk" / "old.png")
     first = cifnet_pl.extend(old, dog).model
     second = cifnet_pl.extend(old, elk).model
     assert [distinct(m) for m in (old, first, second)] == [21, 26, 21 + 5]
