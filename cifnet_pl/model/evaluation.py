@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -292,14 +292,11 @@ class Evaluation:
         for name, (correct, images) in zip(
             self.class_names, self.class_counts.T.tolist(), strict=True
         ):
-            score = ClassScore(name, images, correct)
+            confused: tuple[Any, ...] = ()
             if name in most_frequent:
-                pair = most_frequent[name]
-                score = replace(
-                    score, confused_with=pair.predicted, confusions=pair.confusions
-                )
+                confused = most_frequent[name][1:3]
             if images:
-                scores.append(score)
+                scores.append(ClassScore(name, images, correct, *confused))
         scores.sort(key=lambda score: (not score.tested, score.percent, score.name))
         return scores
 

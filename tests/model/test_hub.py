@@ -60,7 +60,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     made = FakeHub(tmp_path / "hub")
     api = SimpleNamespace()
-    for name in ("create_repo", "list_repo_files", "upload_folder", "snapshot_download"):
+    for name in (
+        "create_repo",
+        "list_repo_files",
+        "upload_folder",
+        "snapshot_download",
+    ):
         real, fake = getattr(made.real, name), getattr(made, name)
         setattr(api, name, create_autospec(real, side_effect=fake))
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
