@@ -35,7 +35,7 @@ from tests.command_line import (
 from tests.models import config_of
 
 PAGE = Path(__file__).parents[2] / "docs/how_to/plugins.md"
-MORE = '''
+MORE = """
 
 import pathlib
 
@@ -43,60 +43,48 @@ pathlib.Path(__file__).with_suffix(".imported").touch()
 
 
 class Forgetful(MyHead):
-    """One whose argument is no attribute."""
-
     def __init__(self, in_features: int, ratio: float = 0.01):
         super().__init__(in_features, ratio)
 
 
 class Fails(MyHead):
-    """One that cannot solve."""
-
     def _solve(self):
         raise ZeroDivisionError("no such ridge")
 
 
 class Misshaped(MyHead):
-    """One whose scores have a column too many."""
-
     def _scores(self, z):
         return super()._scores(z)[:, [0, *range(len(self.classes))]]
 
 
 class Narrow(MyNet):
-    """A network with fewer features than it says."""
-
     def forward(self, x):
         return x.flatten(1)
 
 
 class Constant(MyNet):
-    """A network that looks at nothing."""
-
     def forward(self, x):
         return torch.ones(len(x), self.features)
 
 
 class Broken(MyNet):
-    """A network that cannot embed."""
-
     def forward(self, x):
         raise KeyError("layer")
 
 
 def empty(options):
-    """A source that fails."""
     return options.own["count"]
 
 
 class Nameless(nn.Module):
-    """A network that does not say what it expects."""
-
+    pass
 
 class Plain:
-    """Not a network, and not a head."""
-'''
-"""What no user would write, below the file of the page."""
+    pass
+"""
+"""What no user would write, below the file of the page: heads that keep an argument elsewhere,
+cannot solve, and give a score too many; networks that embed otherwise than they say, or not at all.
+"""
 HEAD = ["--model.head", "my_parts.MyHead", "--model.head.share", "0.1"]
 NETWORK = ["--model.backbone", "import:my_parts.MyNet"]
 TORCH = ["--model.engine", "torch"]  # an export to ONNX takes seconds
