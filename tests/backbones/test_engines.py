@@ -31,14 +31,7 @@ from cifnet_pl.backbones.engines import piece_ends
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from tests.command_line import (
-    assert_same_model,
-    learned,
-    make_images,
-    run_cifnet,
-)
-
-SHAPE = Preprocessing(16)
+from tests.command_line import assert_same_model, learned, make_images, run_cifnet
 
 
 class Small(nn.Module):
@@ -64,20 +57,14 @@ class Stubborn(Small):
         return -z
 
 
-class OneSize(nn.Module):
+def one_size() -> nn.Module:
     """One that takes its own size only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(3 * 16 * 16, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.flatten(1))
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 12))
 
 
-def built(network: type[nn.Module], *_: object) -> tuple[nn.Module, int, Preprocessing]:
-    return network(), 12, SHAPE
+def built(network, *_) -> tuple[nn.Module, int, Preprocessing]:
+    return network(), 12, Preprocessing(16)
 
 
 SHARED_CACHE = os.environ[engines.CACHE_VARIABLE]
@@ -87,7 +74,7 @@ SHARED_CACHE = os.environ[engines.CACHE_VARIABLE]
 @pytest.fixture(scope="module", autouse=True)
 def small_networks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Networks that are exported in a second, by name, and once for all of these tests."""
-    networks = {"small": Small, "stubborn": Stubborn, "one_size": OneSize}
+    networks = {"small": Small, "stubborn": Stubborn, "one_size": one_size}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(engines.CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
         for name, network in networks.items():
@@ -108,9 +95,8 @@ def threads_of_torch(count: int) -> Iterator[None]:
 
 def images(count: int = 5, side: int = 16) -> Tensor:
     draw = torch.Generator().manual_seed(count * side)
-    return torch.randint(
-        0, 256, (count, 3, side, side), generator=draw, dtype=torch.uint8
-    )
+    pixels = torch.randint(0, 256, (count, 3, side, side), generator=draw)
+    return pixels.byte()
 
 
 def assert_agree(backbone: Backbone, side: int = 16, count: int = 5) -> None:
