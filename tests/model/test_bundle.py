@@ -25,7 +25,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:17\n"
 
 @pytest.mark.parametrize("head", MAKERS)
 def test_round_trip_is_bit_identical_and_goes_on_learning(head: str, tmp_path: Path):
-    model = learned(head)
+    model = learned(head, [["ant", "bee"], ["cat"]])
     model.save(tmp_path / "b")
     again = cifnet_pl.load(tmp_path / "b", device="cpu")
     z = torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(3))

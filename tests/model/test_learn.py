@@ -40,9 +40,9 @@ def classes_of(
 
 
 def test_the_accuracy_on_new_classes_is_that_of_the_stored_model(tmp_path: Path):
-    """On average over ten draws, on images that nobody learned."""
+    """On average over six draws, on images that nobody learned."""
     differences = []
-    for seed in range(10):
+    for seed in range(6):
         buffer = CalibrationBuffer(2000)
         head = RidgeHead(40, decision="auto")
         none = Classifier(build_backbone("none:40"), head, buffer, calibrated=True)
