@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -292,11 +292,12 @@ class Evaluation:
         for name, (correct, images) in zip(
             self.class_names, self.class_counts.T.tolist(), strict=True
         ):
-            confused: tuple[Any, ...] = ()
+            score = ClassScore(name, images, correct)
             if name in most_frequent:
-                confused = most_frequent[name][1:3]
+                _, predicted, confusions, _ = most_frequent[name]
+                score = ClassScore(name, images, correct, predicted, confusions)
             if images:
-                scores.append(ClassScore(name, images, correct, *confused))
+                scores.append(score)
         scores.sort(key=lambda score: (not score.tested, score.percent, score.name))
         return scores
 
