@@ -334,12 +334,16 @@ def check_difference(
         )
 
 
-def natural_images(side: int) -> Tensor:
-    """Return two photographs, (2, 3, ``side``, ``side``) uint8."""
+def photographs() -> np.ndarray:
+    """Return two photographs, (2, h, w, 3) uint8."""
     from sklearn.datasets import load_sample_images
 
-    photographs = np.stack(load_sample_images().images)
-    images = torch.from_numpy(photographs).permute(0, 3, 1, 2).float()
+    return np.stack(load_sample_images().images)
+
+
+def natural_images(side: int) -> Tensor:
+    """Return the two photographs as squares, (2, 3, ``side``, ``side``) uint8."""
+    images = torch.from_numpy(photographs()).permute(0, 3, 1, 2).float()
     scaled = nn.functional.interpolate(
         images, size=(side, side), mode="bilinear", antialias=True
     )

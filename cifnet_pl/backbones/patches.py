@@ -25,9 +25,17 @@ WHITENING_REGULARISATION = 0.1
 THRESHOLD = 0.25
 """Responses to a centre that are smaller than this count as none."""
 
-
 DRAWN_PATCHES = 100_000
 """Patches from which the dictionary is learned."""
+
+ITERATIONS = 10
+"""Passes over the patches to find the centres."""
+
+COMPARED_ROWS = 10_000
+"""Patches that are compared with the centres at once."""
+
+STANDARDISED_BY = 1000
+"""Images by which the features are standardised."""
 
 
 class Patches(nn.Module):
@@ -97,18 +105,12 @@ class Patches(nn.Module):
         return pooled.flatten(1).sqrt()
 
     @torch.inference_mode()
-    def learn_from(
-        self,
-        images: Tensor,
-        seed: int,
-        standardised_by: int = 1000,
-    ) -> None:
+    def learn_from(self, images: Tensor, seed: int) -> None:
         """Learn the dictionary, and the scale of the features, from images without labels.
 
         Args:
             images: (n, 3, h, w) uint8; h and w at least 5 pixels more than the number of cells.
             seed: of the draw of patches and of the first centres.
-            standardised_by: images by which the features are standardised.
 
         Raises:
             CifnetError: there are no images, they are smaller, or they have no contrast.
@@ -142,7 +144,7 @@ class Patches(nn.Module):
         offset = white_mean @ centres.T
         self.offset.copy_(offset)
         order = torch.randperm(len(images), generator=generator)
-        self._standardise(images[order[:standardised_by]])
+        self._standardise(images[order[:STANDARDISED_BY]])
 
     def _standardise(self, images: Tensor) -> None:
         """Measure the mean and deviation of the features on images."""
@@ -180,21 +182,13 @@ def normalised(patches: Tensor) -> Tensor:
     return centred / regularised.sqrt()
 
 
-def spherical_k_means(
-    x: Tensor,
-    centres: int,
-    generator: torch.Generator,
-    iterations: int = 10,
-    batch: int = 10_000,
-) -> Tensor:
+def spherical_k_means(x: Tensor, centres: int, generator: torch.Generator) -> Tensor:
     """Cluster rows by direction; a row and its negative count as the same direction.
 
     Args:
         x: (n, p) rows.
         centres: number of centres.
         generator: draws the first ones.
-        iterations: passes over the rows.
-        batch: rows that are compared with the centres at once.
 
     Returns:
         (centres, p) of length 1.
@@ -205,9 +199,9 @@ def spherical_k_means(
     noise = torch.randn(centres, width, generator=generator)
     start = x[first] + 1e-3 * noise
     found = functional.normalize(start)
-    for _ in range(iterations):
+    for _ in range(ITERATIONS):
         total = torch.zeros_like(found)
-        for part in torch.split(x, batch):
+        for part in torch.split(x, COMPARED_ROWS):
             response = part @ found.T
             nearest = response.abs().argmax(dim=1)
             column = nearest[:, None]

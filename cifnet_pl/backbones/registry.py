@@ -499,15 +499,19 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
 
 def _declared_preprocessing(network: Any) -> tuple[int, Preprocessing]:
     """Return the feature width and the preprocessing that a network's attributes name."""
-    mean_red, mean_green, mean_blue = map(float, network.mean)
-    std_red, std_green, std_blue = map(float, network.std)
     preprocessing = Preprocessing(
         int(network.image_size),
         float(getattr(network, "crop_ratio", 1.0)),
-        (mean_red, mean_green, mean_blue),
-        (std_red, std_green, std_blue),
+        _of_channels(network.mean),
+        _of_channels(network.std),
     )
     return int(network.features), preprocessing
+
+
+def _of_channels(values: Any) -> tuple[float, float, float]:
+    """Return a number for each channel; ValueError or TypeError if these are no three numbers."""
+    red, green, blue = map(float, values)
+    return red, green, blue
 
 
 def learned_backbone(

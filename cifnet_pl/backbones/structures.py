@@ -292,16 +292,15 @@ class TracedLayers(nn.Module):
 
     Args:
         network: (n, 3, h, w) → (n, d).
-        names: its sub-modules that are late layers.
+        steps: its sub-modules that are late layers, and the step that gives the embedding.
     """
 
-    def __init__(self, network: nn.Module, names: Sequence[str]):
+    def __init__(self, network: nn.Module, steps: Sequence[str]):
         from torchvision.models.feature_extraction import create_feature_extractor
 
         super().__init__()
-        nodes = _traced(network)
         self.layered: Any = create_feature_extractor(
-            network, [*names, nodes[-1]], suppress_diff_warning=True
+            network, steps, suppress_diff_warning=True
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -311,14 +310,6 @@ class TracedLayers(nn.Module):
             if output.ndim == 3:  # of torchvision's vision transformer
                 outputs[position] = self.layered.encoder.ln(output)
         return torch.cat([z, *map(pooled, outputs)], dim=1)
-
-
-def _traced(network: nn.Module) -> list[str]:
-    """Return the names of all steps of a network in evaluation mode, the last its embedding."""
-    from torchvision.models.feature_extraction import get_graph_node_names
-
-    _, nodes = get_graph_node_names(network, suppress_diff_warning=True)
-    return list(nodes)
 
 
 class Mirrored(nn.Module):
@@ -351,6 +342,8 @@ def layers(network: nn.Module, features: int, side: int) -> tuple[nn.Module, int
     Raises:
         UsageError: the late layers of this network cannot be found.
     """
+    from torchvision.models.feature_extraction import get_graph_node_names
+
     network.eval()
     black = torch.zeros(1, 3, side, side)
     layered: nn.Module
@@ -362,23 +355,27 @@ def layers(network: nn.Module, features: int, side: int) -> tuple[nn.Module, int
             _, outputs = cast(Any, network).forward_intermediates(black)
             layered = TimmLayers(network, late_layers(outputs, features))
         else:
+            _, steps = get_graph_node_names(network, suppress_diff_warning=True)
             names = getattr(network, "late_layers", None)
-            names = names or _late_modules(network, features, black)
-            layered = TracedLayers(network, names)
+            names = names or _late_modules(network, steps, features, black)
+            layered = TracedLayers(network, [*names, steps[-1]])
         return layered, layered(black).shape[1]
 
 
-def _late_modules(network: nn.Module, width: int, image: Tensor) -> list[str]:
+def _late_modules(
+    network: nn.Module, steps: Sequence[str], width: int, image: Tensor
+) -> list[str]:
     """Return the names of the sub-modules that are late layers.
 
     Args:
         network: the network.
+        steps: all of its steps, as torch.fx names them.
         width: of its embeddings.
         image: (1, 3, s, s) that it can take.
     """
     from torchvision.models.feature_extraction import create_feature_extractor
 
-    stages = [found[0] for found in map(STAGE.match, _traced(network)) if found]
+    stages = [found[0] for found in map(STAGE.match, steps) if found]
     if not stages:
         kind = type(network).__name__
         raise UsageError(f"+layers is for networks with stages or blocks, not {kind}")

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from cifnet_pl.backbones import Backbone
-from cifnet_pl.backbones.engines import exclusive_export, import_onnxruntime
+from cifnet_pl.backbones.engines import (
+    exclusive_export,
+    import_onnxruntime,
+    photographs,
+)
 from cifnet_pl.heads import Head
 from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import CifnetError, explained
@@ -298,12 +302,10 @@ def check_onnx(content: bytes, graph: HeadGraph) -> ExportCheck:
 
 def _natural_images() -> Iterator[np.ndarray]:
     """Yield batches (n, h, w, 3) uint8: two images, a tall part of one, and every ninth pixel."""
-    from sklearn.datasets import load_sample_images
-
-    first, second = load_sample_images().images
-    yield np.stack([first, second])
-    yield np.ascontiguousarray(first[None, 30:230, 50:170])
-    yield np.ascontiguousarray(second[None, ::9, ::9])
+    images = photographs()
+    yield images
+    yield np.ascontiguousarray(images[:1, 30:230, 50:170])
+    yield np.ascontiguousarray(images[1:, ::9, ::9])
 
 
 def _embeddings(width: int) -> Iterator[np.ndarray]:

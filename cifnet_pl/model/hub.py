@@ -54,11 +54,6 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]()#+!|<>~&$-])", r"\\\1", printable(text))
 
 
-def is_hub_name(place: str) -> bool:
-    """Return whether ``place`` means a model of the hub."""
-    return place.startswith(SCHEME)
-
-
 def fetch(name: str, download: bool) -> Path:
     """Return the folder of a bundle of the hub.
 

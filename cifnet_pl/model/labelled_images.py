@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -290,17 +291,12 @@ def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[
         Content hash → positions in ``names``.
     """
     position = {name: i for i, name in enumerate(names)}
-    positions = {
-        label: position[name]
-        for label, name in model.name_of.items()
-        if name in position
-    }
-    labels = model.images.image_labels
-    is_own = np.isin(labels, list(positions))
-    hashes = model.images.hashes[is_own].tolist()
-    classes: dict[int, set[int]] = {}
-    for label, content_hash in zip(labels[is_own].tolist(), hashes, strict=True):
-        classes.setdefault(content_hash, set()).add(positions[label])
+    name_of = model.name_of
+    classes = defaultdict[int, set[int]](set)
+    for label, content_hash in model.images.images():
+        name = name_of[label]
+        if name in position:
+            classes[content_hash].add(position[name])
     return classes
 
 
@@ -308,13 +304,13 @@ class DuplicatesFound(NamedTuple):
     """Images that a model has learned, that occur twice, or that lie in two classes.
 
     Attributes:
-        duplicates: (m,) positions of images that were learned or occur twice, ascending.
+        duplicates: positions of images that were learned or occur twice, ascending.
         undecided: positions of images in two classes. They are learned as neither, as it is not
             known which label is wrong; one that was learned in another class before stays there.
         messages: sentences for the user.
     """
 
-    duplicates: np.ndarray
+    duplicates: list[int]
     undecided: list[int]
     messages: list[str]
 
@@ -349,11 +345,8 @@ def duplicates_among(
         image_duplicates.conflicting_labels_message(ambiguous, treatment),
         image_duplicates.duplicates_message(repeated, treatment),
     ]
-    return DuplicatesFound(
-        np.array(rows, dtype=np.int64),
-        list(in_two_classes),
-        [text for text in messages if text],
-    )
+    said = [text for text in messages if text]
+    return DuplicatesFound(rows, list(in_two_classes), said)
 
 
 def _shown(images: LabelledImages, row: int) -> str:

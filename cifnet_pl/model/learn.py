@@ -237,7 +237,7 @@ def learn(
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
         warnings=found.messages,
-        duplicates=[images.files.file(row) for row in found.duplicates.tolist()],
+        duplicates=[images.files.file(row) for row in found.duplicates],
         undecided=[images.files.file(row) for row in found.undecided],
     )
 

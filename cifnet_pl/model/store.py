@@ -22,7 +22,7 @@ from cifnet_pl.model.bundle import (
     read_bundle,
 )
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.hub import fetch, is_hub_name
+from cifnet_pl.model.hub import SCHEME, fetch
 from cifnet_pl.utilities.errors import CheckpointError, explained
 from cifnet_pl.utilities.files import expanded, refuse_pointer
 from cifnet_pl.utilities.growing_tensors import chosen_device
@@ -57,7 +57,7 @@ def load(
             version.
         CifnetError: its backbone cannot be built on this machine.
     """
-    if is_hub_name(str(path)):
+    if str(path).startswith(SCHEME):
         location = fetch(str(path), download)
     else:
         location = expanded(path)
@@ -109,12 +109,11 @@ def load_bundle(
 
 def _is_zipped_bundle(path: Path) -> bool:
     """Return whether a file is a zipped bundle, as the page sends it, and not a checkpoint."""
-    if not path.is_file() or not zipfile.is_zipfile(path):
-        return False
     try:
         with zipfile.ZipFile(path) as archive:
             return CONFIG in archive.namelist()
-    except Exception:  # damaged: the error comes when it is read as a checkpoint
+    # No archive, or a damaged one: the error comes when it is read as a checkpoint.
+    except Exception:
         return False
 
 

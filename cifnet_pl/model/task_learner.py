@@ -165,8 +165,7 @@ class ModelLearner:
         Raises:
             UsageError: no task has begun.
         """
-        if self._waiting is None:
-            raise UsageError("no task has begun: call begin_task() first")
+        waiting = self._samples_of_task()
         device = self.device
         samples = ungrouped(z.to(device), y.to(device), key.to(device))
         if group is not None:
@@ -178,11 +177,16 @@ class ModelLearner:
             # Small tensors that stay would keep the memory of large ones from being used again.
             labels, hashes = zip(*self._observed, strict=True)
             self._observed = [(torch.cat(labels), torch.cat(hashes))]
-        self._waiting.append(samples)
+        waiting.append(samples)
         # Each update reads and writes a whole Gram matrix, and a GPU is waited for.
-        waiting = sum(len(batch.y) for batch in self._waiting)
-        if waiting >= EMBEDDED_BATCH:
+        if sum(len(batch.y) for batch in waiting) >= EMBEDDED_BATCH:
             self._update_statistics()
+
+    def _samples_of_task(self) -> list[BufferSamples]:
+        """Return the samples that wait to be added up; UsageError if no task has begun."""
+        if self._waiting is None:
+            raise UsageError("no task has begun: call begin_task() first")
+        return self._waiting
 
     def check_same_buffer(self, other: ModelLearner) -> None:
         """Raise UsageError unless another learner has a buffer with the same settings, or none."""
@@ -201,8 +205,7 @@ class ModelLearner:
         Raises:
             UsageError: a head or buffer with other settings, or no task has begun.
         """
-        if self._waiting is None:
-            raise UsageError("no task has begun: call begin_task() first")
+        self._samples_of_task()
         self.check_same_buffer(other)
         label_of = self.label_of
         labels = {label: label_of[name] for name, label in other.label_of.items()}
@@ -264,8 +267,7 @@ class ModelLearner:
             UsageError: no task has begun.
             DataError: a class of which no sample was observed.
         """
-        if self._waiting is None:
-            raise UsageError("no task has begun: call begin_task() first")
+        self._samples_of_task()
         self.add_up(reduce)
         counts = self.head.class_counts().values()
         for name, count in zip(self.class_names, counts, strict=True):

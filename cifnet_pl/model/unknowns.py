@@ -82,7 +82,7 @@ class OpenSetPredictor:
                 head.require("leaves_one_out")
         self.head = head
         self.class_names = tuple(class_names)
-        self.unknown = unknown
+        self.unknown = unknown or 0.0
         self.reference = None
         self.sets = None
         if unknown is None and coverage is None:
@@ -101,7 +101,7 @@ class OpenSetPredictor:
     @property
     def limit(self) -> float | None:
         """Largest novelty of a known sample; None if no sample is called unknown."""
-        if self.reference is None or self.unknown is None:
+        if self.reference is None:
             return None
         limit = self.reference.threshold(1 - self.unknown)
         if limit < float("inf"):
@@ -111,7 +111,7 @@ class OpenSetPredictor:
     @property
     def warning(self) -> str | None:
         """Warning about too few calibration samples to call any sample unknown; None if enough."""
-        if self.reference is None or self.unknown is None:
+        if self.reference is None:
             return None
         scores = self.reference.scores
         infinite = scores.new_tensor([torch.inf])
@@ -145,7 +145,6 @@ class OpenSetPredictor:
             columns["set_size"] = members.sum(dim=1)
         if novelty is not None:
             assert self.reference is not None
-            assert self.unknown is not None
             columns["unknown"] = self.reference.p_values(novelty) <= self.unknown
         return columns
 
@@ -157,7 +156,7 @@ class OpenSetPredictor:
             probabilities: (n, C) of their classes.
         """
         columns: dict[str, list[Any]] = {}
-        if self.reference is not None and self.unknown is not None:
+        if self.reference is not None:
             novelty = self.head.novelty(z)
             p_values = self.reference.p_values(novelty)
             columns["known"] = (p_values > self.unknown).tolist()
@@ -191,13 +190,12 @@ class Detection(NamedTuple):
     fpr95: float
 
 
-def detection(known: Tensor, unknown: Tensor, kept: float = 0.95) -> Detection:
+def detection(known: Tensor, unknown: Tensor) -> Detection:
     """Compute how well novelty separates unknown samples from known ones.
 
     Args:
         known: (n,) novelty of samples of known classes, at least one.
         unknown: (m,) novelty of unknown samples, at least one.
-        kept: share of the known samples that are kept where FPR95 is measured.
     """
     # Imported here: to classify needs none of it.
     from sklearn.metrics import roc_auc_score, roc_curve
@@ -206,7 +204,7 @@ def detection(known: Tensor, unknown: Tensor, kept: float = 0.95) -> Detection:
     likelihood = -novelty.cpu().numpy()
     is_known = np.arange(len(likelihood)) < len(known)
     taken, found, _ = roc_curve(is_known, likelihood, drop_intermediate=False)
-    enough_kept = found >= kept
+    enough_kept = found >= 0.95
     fpr95 = taken[enough_kept].min()
     auroc = roc_auc_score(is_known, likelihood)
     return Detection(100 * float(auroc), 100 * float(fpr95))

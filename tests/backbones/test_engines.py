@@ -5,6 +5,7 @@ them.
 import itertools
 import json
 import logging
+import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import cifnet_pl
-from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import (
     BACKBONES,
     Backbone,
@@ -28,11 +28,10 @@ from cifnet_pl.backbones import (
     engines,
 )
 from cifnet_pl.backbones.engines import piece_ends
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import CifnetError, UsageError
-from tests.command_line import assert_same_model, learned, make_images
-from tests.models import config_of
-
-SHAPE = Preprocessing(16)
+from tests.command_line import assert_same_model, learned, make_images, run_cifnet
 
 
 class Small(nn.Module):
@@ -58,36 +57,29 @@ class Stubborn(Small):
         return -z
 
 
-class OneSize(nn.Module):
+def one_size() -> nn.Module:
     """One that takes its own size only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(3 * 16 * 16, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.flatten(1))
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 12))
 
 
-def built(network: type[nn.Module], *_: object) -> tuple[nn.Module, int, Preprocessing]:
-    return network(), 12, SHAPE
+def built(network, *_) -> tuple[nn.Module, int, Preprocessing]:
+    return network(), 12, Preprocessing(16)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder of these tests' own: each network is exported once."""
-    return tmp_path_factory.mktemp("cache")
+SHARED_CACHE = os.environ[engines.CACHE_VARIABLE]
+"""Where a network is exported once for all runs of the tests."""
 
 
-@pytest.fixture(autouse=True)
-def small_networks(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks that are exported in a second, by name."""
-    monkeypatch.setenv(engines.CACHE_VARIABLE, str(cache))
-    networks = {"small": Small, "stubborn": Stubborn, "one_size": OneSize}
-    for name, network in networks.items():
-        builder = partial(built, network)
-        monkeypatch.setitem(BACKBONES, name, builder)
+@pytest.fixture(scope="module", autouse=True)
+def small_networks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Networks that are exported in a second, by name, and once for all of these tests."""
+    networks = {"small": Small, "stubborn": Stubborn, "one_size": one_size}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(engines.CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        for name, network in networks.items():
+            patch.setitem(BACKBONES, name, partial(built, network))
+        yield
 
 
 @contextmanager
@@ -103,9 +95,8 @@ def threads_of_torch(count: int) -> Iterator[None]:
 
 def images(count: int = 5, side: int = 16) -> Tensor:
     draw = torch.Generator().manual_seed(count * side)
-    return torch.randint(
-        0, 256, (count, 3, side, side), generator=draw, dtype=torch.uint8
-    )
+    pixels = torch.randint(0, 256, (count, 3, side, side), generator=draw)
+    return pixels.byte()
 
 
 def assert_agree(backbone: Backbone, side: int = 16, count: int = 5) -> None:
@@ -117,9 +108,8 @@ def assert_agree(backbone: Backbone, side: int = 16, count: int = 5) -> None:
 def test_engines_agree_for_any_number_and_size_of_images():
     backbone = build_backbone("small")
     assert backbone.engine() == "onnxruntime"
-    for side in (16, 9, 40):
-        for count in (1, 2, 7):
-            assert_agree(backbone, side, count)
+    for side, count in ((16, 1), (9, 2), (40, 7)):
+        assert_agree(backbone, side, count)
     assert backbone(images(0)).shape == (0, 12)
 
 
@@ -147,7 +137,7 @@ def test_embeddings_do_not_depend_on_how_the_images_are_divided(
 def test_a_real_network_gives_the_same_bits_with_any_number_of_threads_and_images(
     monkeypatch,
 ):
-    monkeypatch.undo()  # exported once for all runs of the tests
+    monkeypatch.setenv(engines.CACHE_VARIABLE, SHARED_CACHE)
     backbone = build_backbone("embedded:efficientnet_lite0", engine="onnxruntime")
     batch = images(6, 64)
     results = []
@@ -230,23 +220,33 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("folders")
     make_images(root / "all", ["ant", "bee", "cow", "dog"])
     make_images(root / "without_bee", ["ant", "cow", "dog"])
-    make_images(root / "new", ["elk"])
     return root
 
 
-@pytest.fixture
-def fit(folders: Path, tmp_path: Path):
-    """A function that learns the images of a folder, and returns the run."""
+@pytest.fixture(scope="module")
+def fit(folders: Path, tmp_path_factory: pytest.TempPathFactory):
+    """A function that learns all images, and returns the run."""
 
-    def run(name: str, *options: str, folder: str = "all") -> Path:
-        source = ["--data.source", "folder", "--data.root", str(folders / folder)]
-        return learned(tmp_path / name, *SMALL.split(), *source, *options)
+    def run(*options: str) -> Path:
+        source = ["--data.source", "folder", "--data.root", str(folders / "all")]
+        logs = tmp_path_factory.mktemp("logs")
+        return learned(logs, *SMALL.split(), *source, *options)
 
     return run
 
 
-def gram(model: Path) -> Tensor:
-    return cifnet_pl.load(model, "cpu").tensors()["head.sums.packed_gram"]
+@pytest.fixture(scope="module")
+def runs(fit) -> dict[str, Path]:
+    """A run by each engine, with a checkpoint of each task."""
+    every_task = ["--checkpoint.every_task", "true"]
+    return {
+        "torch": fit(*TORCH, *every_task),
+        "onnxruntime": fit(*RUNTIME, *every_task),
+    }
+
+
+def gram(model: Classifier) -> Tensor:
+    return model.tensors()["head.sums.packed_gram"]
 
 
 def gap(one: Tensor, other: Tensor) -> float:
@@ -255,9 +255,7 @@ def gap(one: Tensor, other: Tensor) -> float:
     return float(norm(one.double() - other.double()) / norm(other.double()))
 
 
-def test_a_run_says_what_embedded_and_the_engines_agree(fit, capsys):
-    runs = {"torch": fit("a", *TORCH), "onnxruntime": fit("b", *RUNTIME)}
-    assert "engine onnxruntime" in capsys.readouterr().err
+def test_a_run_says_what_embedded_and_the_engines_agree(runs):
     accuracies = set()
     tensors = []
     for engine, run in runs.items():
@@ -273,62 +271,59 @@ def test_a_run_says_what_embedded_and_the_engines_agree(fit, capsys):
         assert same or gap(tensor, other[key]) <= 1e-5, key
 
 
-def test_resuming_is_bit_identical_and_another_engine_may_go_on(fit, tmp_path):
-    whole = fit("whole", *RUNTIME)
-    first, rest = ["--data.max_tasks", "1"], ["--data.max_tasks", "2"]
-    fit("parts", *RUNTIME, *first)
-    resumed = fit("parts", *RUNTIME, *rest, "--ckpt_path", "last")
+def test_resuming_is_bit_identical_and_another_engine_may_go_on(fit, runs, capsys):
+    after_one = {
+        name: run / "checkpoints" / "task_1.ckpt" for name, run in runs.items()
+    }
+    whole = runs["onnxruntime"]
+    resumed = fit(*RUNTIME, "--ckpt_path", str(after_one["onnxruntime"]))
+    assert "engine onnxruntime" in capsys.readouterr().err
     assert_same_model(whole, resumed)
-    fit("mixed", *TORCH, *first)
-    mixed = fit("mixed", *RUNTIME, *rest, "--ckpt_path", "last")
-    assert cifnet_pl.load(mixed, "cpu").engines == ["torch", "onnxruntime"]
-    assert gap(gram(mixed), gram(whole)) <= 1e-5
+    mixed = cifnet_pl.load(fit(*RUNTIME, "--ckpt_path", str(after_one["torch"])), "cpu")
+    assert mixed.engines == ["torch", "onnxruntime"]
+    assert gap(gram(mixed), gram(cifnet_pl.load(whole, "cpu"))) <= 1e-5
 
 
-def test_the_cache_keeps_engines_apart(fit, tmp_path):
-    cache = tmp_path / "embeddings"
-    cached = ["--data.cache", "true", "--data.cache_folder", str(cache)]
-    by_torch = fit("a", *cached, *TORCH)
-    fit("b", *cached, *RUNTIME)
-    again = fit("c", *cached, *TORCH)
-    assert len(list(cache.iterdir())) == 2
-    assert_same_model(by_torch, again)
+def test_the_cache_keeps_engines_apart(fit, runs, tmp_path):
+    cached = ["--data.cache", "true", "--data.cache_folder", str(tmp_path)]
+    fit(*cached, *RUNTIME)
+    by_torch = fit(*cached, *TORCH)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert_same_model(by_torch, runs["torch"])
 
 
-def test_another_engine_may_extend_and_classify(fit, folders, tmp_path):
-    run = fit("run", *TORCH)
-    new, target = str(folders / "new"), str(tmp_path / "more")
-    extend = ["extend", "--model", str(run), "--images", new, "--output", target]
-    assert main([*extend, "--engine", "onnxruntime"]) == 0
-    assert config_of(Path(target))["engines"] == ["torch", "onnxruntime"]
-    classify = ["classify", "--model", target, "--images", str(folders / "all")]
+def test_another_engine_may_extend_and_classify(runs, folders, tmp_path):
+    new = make_images(tmp_path / "new", ["elk"])
+    given = {"model": runs["torch"], "images": new, "output": tmp_path / "more"}
+    assert run_cifnet("extend", **given, engine="onnxruntime") == 0
     answers = []
     for engine in ("torch", "onnxruntime"):
-        table = tmp_path / f"{engine}.csv"
-        assert main([*classify, "--output", str(table), "--engine", engine]) == 0
-        lines = table.read_text().splitlines()
-        answers.append([line.split(",")[:2] for line in lines])
+        model = cifnet_pl.load(tmp_path / "more", "cpu", engine=engine)
+        predictions = model.classify(folders / "all")
+        answers.append([prediction.classes[0] for prediction in predictions])
+        assert model.engines == ["torch", "onnxruntime"]
     assert answers[0] == answers[1]
 
 
-def test_forgetting_by_another_engine_says_how_exact_it_is(
-    fit, folders, tmp_path, capsys
-):
-    images_of_bee = str(folders / "all" / "bee")
-    forget = ["forget", "--model", str(fit("run", *RUNTIME)), "--class", "bee"]
-    forget += ["--images", images_of_bee, "--output"]
-    targets = {"auto": tmp_path / "auto", "torch": tmp_path / "torch"}
-    for engine, target in targets.items():
-        assert main([*forget, str(target), "--engine", engine]) == 0
+def test_forgetting_by_another_engine_says_how_exact_it_is(folders, tmp_path, capsys):
+    empty = Classifier(build_backbone("small", engine="onnxruntime"), RidgeHead(12))
+    whole = cifnet_pl.extend(empty, folders / "all").model
+    never = cifnet_pl.extend(empty, folders / "without_bee").model
+    whole.save(tmp_path / "whole")
+    grams = {}
+    for engine in ("auto", "torch"):
+        output = tmp_path / engine
+        given = {"class_": "bee", "images": folders / "all" / "bee", "output": output}
+        code = run_cifnet("forget", model=tmp_path / "whole", **given, engine=engine)
+        assert code == 0
+        grams[engine] = gram(cifnet_pl.load(output, "cpu"))
     assert "not to 1e-8" in capsys.readouterr().out
-    three = ["--data.classes_per_task", "3"]
-    never = gram(fit("never", *RUNTIME, *three, folder="without_bee"))
-    assert gap(gram(targets["auto"]), never) <= 1e-8
-    assert 1e-12 < gap(gram(targets["torch"]), never) <= 1e-5
+    assert gap(grams["auto"], gram(never)) <= 1e-8
+    assert 1e-12 < gap(grams["torch"], gram(never)) <= 1e-5
 
 
-def test_a_model_is_pickled_before_and_after_a_prediction(fit, folders):
-    model = cifnet_pl.load(fit("run", *RUNTIME), "cpu")
+def test_a_model_is_pickled_before_and_after_a_prediction(runs, folders):
+    model = cifnet_pl.load(runs["onnxruntime"], "cpu")
     files = sorted((folders / "all").rglob("*.png"))[:3]
     before = pickle.loads(pickle.dumps(model))
     expected = list(model.classify(files))

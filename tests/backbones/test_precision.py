@@ -14,48 +14,52 @@ from cifnet_pl.backbones.engines import FLOAT32, REDUCED, autocast
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.export import Graph, Square, check_onnx
+from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UsageError
 from tests.backbones.test_engines import Small
 from tests.cli.test_extend import assert_same_scores, fit
-from tests.command_line import assert_ends, make_images
-from tests.models import learned
+from tests.command_line import assert_ends, make_images, run_cifnet
 
-NETWORK = ["--model.backbone", "small", "--model.head", "RidgeHead"]
-TORCH = ["--model.engine", "torch"]
-BF16 = ["--trainer.precision", "bf16-mixed"]
-SIZES = ["--data.initial_classes", "3", "--data.classes_per_task", "1"]
+BF16 = "bf16-mixed"
+CLASSES = ["ant", "bee", "cat", "dog"]
 
 
 def small(*_: object) -> tuple[Small, int, Preprocessing]:
     return Small(), 12, Preprocessing(16)
 
 
+def empty(precision: str) -> Classifier:
+    """A model that knows nothing, on a small network in torch."""
+    backbone = build_backbone("small", engine="torch")
+    model = Classifier(backbone, RidgeHead(12), image_size=4, precision=precision)
+    model.record_engines(["torch"])
+    return model
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Images of three and of four classes; runs over either in bf16, and over three in float32."""
+    """Images of three classes and of one more; a run over three in bf16, and a model of four."""
     root = tmp_path_factory.mktemp("made")
-    classes = ["ant", "bee", "cat", "dog"]
+    make_images(root / "three" / "train", CLASSES[:3], 8)
+    make_images(root / "three" / "val", CLASSES[:3], 2)
+    make_images(root / "four", CLASSES, 8)
     make_images(root / "new", ["dog"], 8)
+    network = ["--model.backbone", "small", "--model.head", "RidgeHead"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BACKBONES, "small", small)
-        for name, count in (("three", 3), ("four", 4)):
-            make_images(root / name / "train", classes[:count], 8)
-            make_images(root / name / "val", classes[:count], 2)
-            fit(root / name, root / "runs" / name, *NETWORK, *SIZES, *BF16)
-        fit(root / "three", root / "runs" / "float32", *NETWORK, *SIZES, *TORCH)
+        fit(root / "three", root / "runs", *network, "--trainer.precision", BF16)
+        four = cifnet_pl.extend(empty(BF16), root / "four").model
+        four.save(root / "bundle")
         yield root
 
 
-def load(made: Path, run: str) -> Classifier:
-    return cifnet_pl.load(made / "runs" / run / "default", device="cpu")
+def load(path: Path) -> Classifier:
+    return cifnet_pl.load(path, device="cpu")
 
 
 @pytest.mark.parametrize("precision", [FLOAT32, *REDUCED])
-def test_the_network_computes_in_it(precision: str):
-    model = learned()
-    model.backbone = build_backbone("embedded:efficientnet_lite0")
-    model.precision = precision
-    model.head = RidgeHead(model.backbone.features)
+def test_the_network_computes_in_it(made: Path, precision: str):
+    model = empty(precision)
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
     exact = model.backbone(images)
     z = model.embed(images)
@@ -66,54 +70,46 @@ def test_the_network_computes_in_it(precision: str):
         assert torch.equal(z, model.backbone(images))
 
 
-def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(
-    made: Path, tmp_path: Path, capsys
-):
-    before = load(made, "three")
-    both = load(made, "four")
-    assert before.precision == both.precision == "bf16-mixed"
-    model = str(made / "runs" / "three" / "default")
-    new = str(made / "new")
-    more = str(tmp_path / "more")
-    assert main(["extend", "--model", model, "--images", new, "--output", more]) == 0
-    extended = cifnet_pl.load(tmp_path / "more", device="cpu")
+def test_a_run_in_bf16_is_extended_and_forgotten_in_bf16(made, tmp_path, capsys):
+    run = made / "runs" / "default"
+    more, less = tmp_path / "more", tmp_path / "less"
+    assert run_cifnet("extend", model=run, images=made / "new", output=more) == 0
     z = torch.randn(30, 12, generator=torch.Generator().manual_seed(0)).relu()
-    assert extended.precision == "bf16-mixed"
-    assert_same_scores(extended, both, z, 1e-2)
-    model = str(made / "runs" / "four" / "default")
-    dog = ["--class", "dog", "--images", str(made / "four" / "train" / "dog")]
-    less = str(tmp_path / "less")
-    assert main(["forget", "--model", model, *dog, "--output", less]) == 0
+    extended = load(more)
+    assert extended.precision == BF16
+    assert_same_scores(extended, load(made / "bundle"), z, 1e-2)
+    dog = {"class_": "dog", "images": made / "new", "output": less}
+    assert run_cifnet("forget", model=more, **dog) == 0
     said = capsys.readouterr().out
     assert "to about 1e-2 of its share, not to 1e-8 (engine torch: " in said
-    assert_same_scores(cifnet_pl.load(tmp_path / "less", device="cpu"), before, z, 1e-2)
-    code = main(["info", "--model", less])
+    assert_same_scores(load(less), load(run), z, 1e-2)
+    code = run_cifnet("info", model=less)
     assert_ends(code, 0, "embedded in bf16-mixed", capsys)
 
 
-def test_models_of_two_precisions_are_not_merged(made: Path, tmp_path: Path, capsys):
-    runs = [str(made / "runs" / name / "default") for name in ("float32", "three")]
-    assert main(["merge", *runs, "--output", str(tmp_path / "b")]) == 2
-    assert "precision: 32-true, and bf16-mixed" in capsys.readouterr().err
+def test_models_of_two_precisions_are_not_merged(made: Path):
+    exact = cifnet_pl.extend(empty(FLOAT32), made / "new").model
+    with pytest.raises(UsageError, match="precision: 32-true, and bf16-mixed"):
+        merge([exact, load(made / "bundle")])
 
 
 def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
-    line = ["classify", "--model", str(made / "runs" / "four" / "default")]
-    line += ["--images", str(made / "four" / "val"), "--engine", "torch", "--output"]
+    given = {"model": made / "bundle", "images": made / "four", "engine": "torch"}
     tables = {}
-    for name in ("own", "bf16-mixed", FLOAT32):
-        more = [] if name == "own" else ["--precision", name]
-        assert main([*line, str(tmp_path / name), *more]) == 0
-        tables[name] = (tmp_path / name).read_text()
-    assert tables["own"] == tables["bf16-mixed"] != tables[FLOAT32]
-    assert main([*line, str(tmp_path / "x"), "--precision", "half"]) == 2
-    assert "precision half" in capsys.readouterr().err
+    for name in (None, BF16, FLOAT32):
+        output = tmp_path / f"{name}.csv"
+        chosen = {} if name is None else {"precision": name}
+        assert run_cifnet("classify", **given, output=output, **chosen) == 0
+        tables[name] = output.read_text()
+    assert tables[None] == tables[BF16] != tables[FLOAT32]
+    code = run_cifnet("classify", **given, output=tmp_path / "x", precision="half")
+    assert_ends(code, 2, "precision half", capsys)
 
 
 @pytest.mark.system
 def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, capsys):
-    model = load(made, "three")
-    assert model.precision == "bf16-mixed"
+    model = load(made / "runs" / "default")
+    assert model.precision == BF16
     model.save(tmp_path / "b")
     target = tmp_path / "b.onnx"
     line = ["export", "--model", str(tmp_path / "b"), "--format", "onnx"]

@@ -3,7 +3,7 @@ checked strictly.
 """
 
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,14 @@ from cifnet_pl.utilities.errors import (
     DataError,
     UsageError,
 )
-from tests.models import MAKERS, WIDTH, learn_task, learned
+from tests.models import MAKERS, WIDTH, learn_task, learned, tensors_equal
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:17\n"
 
 
 @pytest.mark.parametrize("head", MAKERS)
 def test_round_trip_is_bit_identical_and_goes_on_learning(head: str, tmp_path: Path):
-    model = learned(head)
+    model = learned(head, [["ant", "bee"], ["cat"]])
     model.save(tmp_path / "b")
     again = cifnet_pl.load(tmp_path / "b", device="cpu")
     z = torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(3))
@@ -31,10 +33,7 @@ def test_round_trip_is_bit_identical_and_goes_on_learning(head: str, tmp_path: P
     assert again.describe() == model.describe()
     assert again.tasks == model.tasks
     assert again.counts == model.counts
-    ours = model.tensors()
-    theirs = again.tensors()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert tensors_equal(again.tensors(), model.tensors())
     for either in (model, again):
         learn_task(either, ["gnu"])
     assert torch.equal(again.head(z), model.head(z))
@@ -63,24 +62,28 @@ def test_a_bundle_of_format_2_as_it_was_written_gives_the_scores_it_gave():
 
 
 def test_content_decides_the_file(tmp_path: Path):
-    for name in ("a", "b"):
-        learned().save(tmp_path / name)
-    assert (tmp_path / "a" / CONFIG).read_bytes() == (
-        tmp_path / "b" / CONFIG
-    ).read_bytes()
-    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted(
-        p.name for p in (tmp_path / "b").iterdir()
-    )
-
-
-def test_existing_bundles_are_kept_unless_asked(tmp_path: Path):
-    learned("ridge").save(tmp_path / "b")
-    with pytest.raises(UsageError, match="--overwrite true"):
-        learned("ncm").save(tmp_path / "b")
-    assert type(load_bundle(tmp_path / "b").head).__name__ == "RidgeHead"
-    learned("ncm").save(tmp_path / "b", overwrite=True)
-    assert type(load_bundle(tmp_path / "b").head).__name__ == "NCMHead"
-    assert len(list((tmp_path / "b").iterdir())) == 2  # the old tensors are gone
+    """The same model may be saved again; another one takes the place only of a bundle, and only
+    where that is asked for.
+    """
+    bundle = tmp_path / "b"
+    learned("ridge").save(bundle)
+    learned("ridge").save(tmp_path / "same")
+    files = {path.name: path.read_bytes() for path in bundle.iterdir()}
+    assert files == {
+        path.name: path.read_bytes() for path in (tmp_path / "same").iterdir()
+    }
+    with pytest.raises(AlreadyThere) as caught:
+        learned("ridge").save(bundle)
+    assert caught.value.exit_code == 0
+    renamed = learned("ridge")
+    renamed.class_names[0] = "other"
+    for other in (renamed, learned("ncm")):
+        with pytest.raises(UsageError, match="--overwrite true"):
+            other.save(bundle)
+    assert type(load_bundle(bundle).head).__name__ == "RidgeHead"
+    learned("ncm").save(bundle, overwrite=True)
+    assert type(load_bundle(bundle).head).__name__ == "NCMHead"
+    assert len(list(bundle.iterdir())) == 2  # the old tensors are gone
 
 
 def test_foreign_folders_are_never_overwritten(tmp_path: Path):
@@ -94,66 +97,37 @@ def test_foreign_folders_are_never_overwritten(tmp_path: Path):
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["a.jpg", "file", "images"]
 
 
-@pytest.mark.parametrize("name", ["../up", "/root", "a\nb", "a\x1b[31m", "", "a//b"])
+@pytest.mark.parametrize("name", ["../up", "a\nb", ""])
 def test_names_that_are_no_names_are_not_stored(name: str, tmp_path: Path):
     with pytest.raises(DataError, match="class name"):
         learned(tasks=[["ant", name]]).save(tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
-def cut_tensors(bundle: Path) -> None:
-    (tensors,) = bundle.glob("tensors-*")
-    tensors.write_bytes(tensors.read_bytes()[:-1])
-
-
-def flip_bit(bundle: Path) -> None:
-    (tensors,) = bundle.glob("tensors-*")
-    content = tensors.read_bytes()
-    tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-
-def remove_tensors(bundle: Path) -> None:
-    (tensors,) = bundle.glob("tensors-*")
-    tensors.unlink()
-
-
-def remove_config(bundle: Path) -> None:
-    (bundle / CONFIG).unlink()
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that nobody changes."""
+    folder = tmp_path_factory.mktemp("bundle") / "b"
+    learned("ridge").save(folder)
+    return folder
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    ("pattern", "change", "reason"),
     [
-        (cut_tensors, "checksum is wrong"),
-        (flip_bit, "checksum is wrong"),
-        (remove_tensors, "not whole"),
-        (remove_config, "not a bundle"),
+        ("tensors-*", lambda content: content[:-1] + b"x", "checksum is wrong"),
+        ("tensors-*", None, "not whole"),
+        (CONFIG, None, "not a bundle"),
+        ("tensors-*", lambda _: POINTER, "tensors-.*: .*git lfs pull"),
+        (CONFIG, lambda _: POINTER, "config.json: .*git lfs pull"),
     ],
 )
-def test_damaged_bundles_are_refused(
-    damage: Callable[[Path], None], reason: str, tmp_path: Path
-):
-    learned().save(tmp_path / "b")
-    damage(tmp_path / "b")
+def test_damaged_bundles_are_refused(pattern, change, reason, bundle, tmp_path):
+    damaged = Path(shutil.copytree(bundle, tmp_path / "b"))
+    (file,) = damaged.glob(pattern)
+    if change is None:
+        file.unlink()
+    else:
+        file.write_bytes(change(file.read_bytes()))
     with pytest.raises(CheckpointError, match=reason):
-        load_bundle(tmp_path / "b")
-
-
-@pytest.mark.parametrize("pattern", ["config.json", "tensors-*"])
-def test_pointers_of_git_lfs_are_named(pattern: str, tmp_path: Path):
-    learned().save(tmp_path / "b")
-    (file,) = (tmp_path / "b").glob(pattern)
-    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:17\n")
-    with pytest.raises(CheckpointError, match=f"{file.name}: .*git lfs pull"):
-        cifnet_pl.load(tmp_path / "b")
-
-
-def test_the_same_model_is_there_already(tmp_path: Path):
-    learned().save(tmp_path / "b")
-    with pytest.raises(AlreadyThere) as caught:
-        learned().save(tmp_path / "b")
-    assert caught.value.exit_code == 0
-    renamed = learned()
-    renamed.class_names[0] = "other"
-    with pytest.raises(UsageError, match="holds a bundle already"):
-        renamed.save(tmp_path / "b")
+        load_bundle(damaged)

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from cifnet_pl.model.drawing import (
+    MAX_NUMBERED_CLASSES,
     MAX_NUMBERED_TASKS,
     clustered,
     draw_calibration,
@@ -82,9 +83,7 @@ def confusions(classes: int) -> Axes:
 @pytest.mark.parametrize(
     "axes",
     [
-        lambda: confusions(10),
-        lambda: confusions(30),
-        lambda: accuracy_matrix(5),
+        lambda: confusions(MAX_NUMBERED_CLASSES),
         lambda: accuracy_matrix(MAX_NUMBERED_TASKS),
     ],
 )

@@ -4,7 +4,6 @@ changed.
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,9 +21,7 @@ from tests.data.layouts import vectors
 from tests.models import learn_task, learned, samples, tensors_equal
 
 
-@pytest.mark.parametrize(
-    "head", ["cifnet", "ridge", "slda", "knn", "logistic", "acil", "dsal"]
-)
+@pytest.mark.parametrize("head", ["cifnet", "ridge", "knn", "logistic", "dsal"])
 def test_removal_leaves_the_others_alone(head: str):
     model = learned(head)
     kept = [i for i, name in enumerate(model.class_names) if name != "dog"]
@@ -32,7 +29,7 @@ def test_removal_leaves_the_others_alone(head: str):
     model.remove_classes(["dog"])
     assert model.class_names == ["ant", "bee", "cat", "elk", "fox"]
     assert model.tasks == [["ant", "bee"], ["cat"], ["elk", "fox"]]
-    if head not in ("knn", "slda", "acil", "dsal"):
+    if head not in ("knn", "dsal"):
         torch.testing.assert_close(model.head(queries()), before, rtol=0, atol=1e-12)
     if model.buffer is not None:
         assert set(model.buffer.y.tolist()) <= set(model.head.classes)
@@ -64,39 +61,29 @@ def test_merge_changes_none_of_its_models():
 
 
 @pytest.mark.parametrize("remember", [True, False])
-def test_a_forgotten_class_leaves_all_statistics_as_if_it_had_never_been_there(
-    remember: bool, tmp_path: Path
-):
+def test_a_forgotten_class_leaves_statistics_as_if_it_had_never_been_there(remember):
     """Also where most of its images are duplicates: each of 50 is there three times."""
-    z, _ = vectors(210, width=6, classes=2)
+    z = torch.tensor(vectors(210, width=6, classes=2)[0])
     z[50:100] = z[100:150] = z[:50]
-    y = np.array([0] * 150 + [1] * 60)
-    hashes = np.concatenate([np.tile(np.arange(50), 3), 50 + np.arange(60)])
-
-    def model_of(rows: np.ndarray, names: list[str]) -> Classifier:
-        model = Classifier(
-            build_backbone("none:6"), RidgeHead(6, remember=remember), None
-        )
-        labels = np.unique(y[rows], return_inverse=True)[1]
-        columns = (z[rows], labels, hashes[rows])
-        model.learn_embeddings(names, ungrouped(*map(torch.tensor, columns)))
-        return model
-
-    both = model_of(np.arange(210), ["a", "b"])
-    never = model_of(np.arange(150, 210), ["b"])
+    y = torch.tensor([0] * 150 + [1] * 60)
+    hashes = torch.cat([torch.arange(50).repeat(3), 50 + torch.arange(60)])
+    samples = ungrouped(z, y, hashes)
+    empty = Classifier(build_backbone("none:6"), RidgeHead(6, remember=remember))
+    never = empty.clone()
+    later = samples.at(slice(150, None))
+    never.learn_embeddings(["b"], later._replace(y=later.y - 1))
+    forgotten = empty.clone()
+    forgotten.learn_embeddings(["a", "b"], samples)
     if remember:
-        forgotten = cifnet_pl.forget(both, "a").model
+        forgotten = cifnet_pl.forget(forgotten, "a").model
     else:
-        share = {key: torch.tensor(z[key]) for key in range(50)}
-        forgotten = both.clone()
-        _subtract_images(forgotten, "a", share)
+        _subtract_images(forgotten, "a", dict(enumerate(z[:50])))
         forgotten.remove_classes(["a"])
     assert int(forgotten.head.sums.seen) == 60
     ours = forgotten.tensors()
     for name, tensor in never.tensors().items():
-        if name.endswith("labels"):
-            continue  # the label of a class never changes
-        torch.testing.assert_close(ours[name], tensor, rtol=1e-9, atol=1e-9)
+        if not name.endswith("labels"):  # the label of a class never changes
+            torch.testing.assert_close(ours[name], tensor, rtol=1e-9, atol=1e-9)
 
 
 def test_nothing_in_a_bundle_identifies_an_image_of_a_forgotten_class(tmp_path: Path):

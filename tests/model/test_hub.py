@@ -1,18 +1,17 @@
 """Models on the Hugging Face hub: pushed, fetched, refused, offline."""
 
-import inspect
 import shutil
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from unittest.mock import create_autospec
 
 import pytest
 import yaml
 
 import cifnet_pl
-from cifnet_pl.__main__ import main
 from cifnet_pl.model.hub import escaped, model_card, push
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
+from tests.command_line import assert_ends, run_cifnet
 from tests.models import learned, tensors_equal
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -21,58 +20,55 @@ NAME = "hf:someone/animals"
 
 
 class FakeHub:
-    """Repositories as folders below one; calls have the arguments that the package knows."""
+    """Repositories as folders below one."""
 
     def __init__(self, root: Path):
         self.root = root
         self.real = huggingface_hub.HfApi()
-        self.is_online = True
 
-    def _bound(self, method: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        signature = inspect.signature(getattr(self.real, method))
-        return signature.bind(*args, **kwargs).arguments
+    def create_repo(self, repo_id, **_):
+        (self.root / repo_id).mkdir(parents=True, exist_ok=True)
+        return f"https://hub/{repo_id}"
 
-    def repository(self, name: str) -> Path:
-        return self.root / name
+    def list_repo_files(self, repo_id):
+        return [path.name for path in (self.root / repo_id).iterdir()]
 
-    def create_repo(self, *args: Any, **kwargs: Any) -> str:
-        given = self._bound("create_repo", *args, **kwargs)
-        self.repository(given["repo_id"]).mkdir(parents=True, exist_ok=True)
-        return f"https://hub/{given['repo_id']}"
+    def upload_folder(self, *, repo_id, folder_path, delete_patterns, **_):
+        target = self.root / repo_id
+        for path in target.glob(delete_patterns):
+            path.unlink()
+        shutil.copytree(folder_path, target, dirs_exist_ok=True)
 
-    def list_repo_files(self, *args: Any, **kwargs: Any) -> list[str]:
-        given = self._bound("list_repo_files", *args, **kwargs)
-        return [path.name for path in self.repository(given["repo_id"]).iterdir()]
-
-    def upload_folder(self, *args: Any, **kwargs: Any) -> None:
-        given = self._bound("upload_folder", *args, **kwargs)
-        target = self.repository(given["repo_id"])
-        for path in target.iterdir():
-            if fnmatch(path.name, given["delete_patterns"]):
-                path.unlink()
-        shutil.copytree(given["folder_path"], target, dirs_exist_ok=True)
-
-    def snapshot_download(self, *args: Any, **kwargs: Any) -> str:
-        given = self._bound("snapshot_download", *args, **kwargs)
-        if given["local_files_only"] or given["revision"]:
-            return str(self.real.snapshot_download(*args, **kwargs))
-        source = self.repository(given["repo_id"])
+    def snapshot_download(self, repo_id, *, local_files_only, **options):
+        if local_files_only:
+            return self.real.snapshot_download(
+                repo_id, local_files_only=True, **options
+            )
         snapshot = self.root / "snapshot"
         shutil.rmtree(snapshot, ignore_errors=True)
         snapshot.mkdir()
-        for path in source.iterdir():
-            if any(fnmatch(path.name, pattern) for pattern in given["allow_patterns"]):
+        for pattern in options["allow_patterns"]:
+            for path in (self.root / repo_id).glob(pattern):
                 shutil.copy(path, snapshot)
         return str(snapshot)
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
-    """A hub without models, and an empty cache."""
+    """A hub without models, whose calls have the arguments of the package; and an empty cache."""
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     made = FakeHub(tmp_path / "hub")
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: made)
+    api = SimpleNamespace()
+    for name in (
+        "create_repo",
+        "list_repo_files",
+        "upload_folder",
+        "snapshot_download",
+    ):
+        real, fake = getattr(made.real, name), getattr(made, name)
+        setattr(api, name, create_autospec(real, side_effect=fake))
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
     return made
 
 
@@ -82,7 +78,7 @@ def test_a_model_comes_back_as_it_was(hub: FakeHub):
     result = cifnet_pl.load(NAME, device="cpu", download=True)
     assert result.describe() == model.describe()
     assert tensors_equal(result.tensors(), model.tensors())
-    card = (hub.repository("someone/animals") / "README.md").read_text()
+    card = (hub.root / "someone/animals" / "README.md").read_text()
     assert card == model_card(model, "someone/animals")
     _, about, body = card.split("---\n", 2)
     assert yaml.safe_load(about)["pipeline_tag"] == "image-classification"
@@ -95,22 +91,20 @@ def test_a_model_comes_back_as_it_was(hub: FakeHub):
 
 
 def test_the_commands(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    bundle = str(tmp_path / "bundle")
-    copy = str(tmp_path / "copy")
-    learned("ridge").save(bundle)
-    assert main(["export", "--model", bundle, "--push", NAME]) == 0
-    assert "6 classes on the hub, https://hub/" in capsys.readouterr().out
-    assert main(["export", "--model", NAME, "--output", copy]) == 1
-    assert "not on this machine" in capsys.readouterr().err
-    assert main(["export", "--model", NAME, "--output", copy, "--download"]) == 0
-    assert cifnet_pl.load(copy).class_names == cifnet_pl.load(bundle).class_names
-    assert main(["export", "--model", copy]) == 2
-    onnx = ["--push", NAME, "--format", "onnx"]
-    assert main(["export", "--model", copy, *onnx]) == 2
+    copy = tmp_path / "copy"
+    learned("ridge").save(tmp_path / "b")
+    code = run_cifnet("export", model=tmp_path / "b", push=NAME)
+    assert_ends(code, 0, "6 classes on the hub, https://hub/", capsys)
+    code = run_cifnet("export", model=NAME, output=copy)
+    assert_ends(code, 1, "not on this machine", capsys)
+    assert run_cifnet("export", model=NAME, output=copy, download=True) == 0
+    assert cifnet_pl.load(copy).class_names == learned("ridge").class_names
+    assert run_cifnet("export", model=copy) == 2
+    assert run_cifnet("export", model=copy, push=NAME, format="onnx") == 2
 
 
 def test_what_is_wrong(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
-    repository = hub.repository("someone/animals")
+    repository = hub.root / "someone/animals"
     repository.mkdir(parents=True)
     (repository / "model.safetensors").write_bytes(b"x")
     with pytest.raises(CheckpointError, match="is no model of this package"):
