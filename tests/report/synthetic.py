@@ -1,21 +1,18 @@
 """Run folders in the exact format of a run, with numbers chosen by the test instead of measured."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 import yaml
 
-from cifnet_pl import heads
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.utilities.files import write_json, write_text
 
+FEATURES = 512
 SOURCE = "cpu estimated (cpu_load), ram estimated"
-PROJECTED = {"width": 8192, "ridge": 0.1, "seed": 1}
 HEADS: dict[str, dict[str, Any]] = {
     "CIFNetHead": {
         "ridge": 0.01,
@@ -24,10 +21,8 @@ HEADS: dict[str, dict[str, Any]] = {
         "weighting": "derivative",
     },
     "RidgeHead": {"ridge": "gcv", "epsilon": 0.05},
-    "ACILHead": PROJECTED,
-    "DSALHead": PROJECTED | {"compensation_ratio": 0.6},
+    "ACILHead": {"width": 8192, "ridge": 0.1, "seed": 1},
     "NCMHead": {},
-    "KNNHead": {"neighbours": 5},
     "LogisticHead": {},
     "SGDHead": {},
 }
@@ -54,7 +49,6 @@ def write_run(
     classes: int = 10,
     minutes: float = 1.5,
     kwh: float | None = 0.06,
-    features: int = 512,
     about: dict[str, Any] | None = None,
     activations: bool = False,
     backbone: str = "file:resnet18.pth",
@@ -72,11 +66,11 @@ def write_run(
     used = kept is not None and head in ("CIFNetHead", "LogisticHead", "SGDHead")
     classes_learned = tasks * classes
     components = state_components(
-        head, options_of_head, features, tasks, classes_learned
+        head, options_of_head, FEATURES, tasks, classes_learned
     )
     components["buffer"] = 0
     if used and kept is not None:
-        components["buffer"] = kept["capacity"] * features
+        components["buffer"] = kept["capacity"] * FEATURES
     record = RunRecord()
     for k in range(tasks):
         share = k / max(1, tasks - 1)
@@ -129,7 +123,7 @@ def write_run(
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     record.write_tables(folder, tasks=[])
     settings = {
-        "in_features": features,
+        "in_features": FEATURES,
         **options_of_head,
         **({"projection": f"seed {seed}"} if "width" in options_of_head else {}),
     }
@@ -159,34 +153,13 @@ def write_run(
     return folder
 
 
-@cache
-def component_names(head: str) -> tuple[str, ...]:
-    """The components that the head itself names, after it learned one task; a projection only where
-    it is stored.
-    """
-    real = getattr(heads, head)(
-        4, **({"width": 6} if head in ("ACILHead", "DSALHead") else {})
-    )
-    real.begin_task([0, 1])
-    real.observe(torch.eye(4), torch.tensor([0, 1, 0, 1]))
-    real.solve()
-    return tuple(name for name, count in real.state_elements().items() if count)
-
-
 def state_components(
     head: str, options: dict[str, Any], d: int, tasks: int, classes: int
 ) -> dict[str, int]:
-    """Numbers kept by a head at any size, under the names of a real one."""
-    streams = 2 if head == "DSALHead" else 1
-    if head in ("ACILHead", "DSALHead"):
-        width = options["width"]
-    else:
-        width = d + 1
-    grams = tasks if head == "CIFNetHead" else streams
-    sizes = {
-        "factors": grams * width * (width + 1) // 2,
-        "moments": streams * classes * width,
-        "weights": streams * classes * width,
-        "embeddings": 100 * d,
-    }
-    return {name: sizes[name] for name in component_names(head)}
+    """Numbers kept by a head at any size."""
+    width = options.get("width", d + 1)
+    sums = {"moments": classes * width, "weights": classes * width}
+    if head in ("CIFNetHead", "RidgeHead", "ACILHead"):
+        grams = tasks if head == "CIFNetHead" else 1
+        sums["factors"] = grams * width * (width + 1) // 2
+    return sums
