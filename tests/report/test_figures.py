@@ -16,7 +16,7 @@ from cifnet_pl.report.figures import (
     trajectories,
     value_curve,
 )
-from cifnet_pl.report.results import Results, read_results
+from cifnet_pl.report.results import read_results
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
 
@@ -76,16 +76,6 @@ def test_areas_are_proportional_to_energy_and_unlike_conditions_have_panels_apar
     assert sorted(sizes) == pytest.approx(wanted)
 
 
-def legends(results: Results) -> dict[str, set[str]]:
-    """Name of each figure of A_k → the names of its lines."""
-    shown = {}
-    for picture in trajectories(results):
-        (legend,) = picture.figure.legends
-        texts = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
-        shown[picture.name] = set(texts)
-    return shown
-
-
 def test_one_figure_has_all_methods_of_its_data_and_one_those_on_each_network(
     tmp_path: Path,
 ) -> None:
@@ -100,7 +90,13 @@ def test_one_figure_has_all_methods_of_its_data_and_one_those_on_each_network(
     path = tmp_path / "external.csv"
     path.write_text("\n".join(["method,seed,task,A_k,seconds,kWh,backbone", *lines]))
     name = "trajectory_cifar_100_10_cls_task"
-    assert legends(read_results([tmp_path], path)) == {
+    shown = {}
+    for picture in trajectories(read_results([tmp_path], path)):
+        assert picture is not None
+        (legend,) = picture.figure.legends
+        texts = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
+        shown[picture.name] = set(texts)
+    assert shown == {
         name: {"CIFNet", "Exact ridge", "NCM", "DER (external)"},
         f"{name}_file_a_pth_resnet18_224_px": {"CIFNet", "Exact ridge"},
         f"{name}_random_r_224_px": {"NCM", "DER (external)"},

@@ -10,7 +10,7 @@ from PIL import Image
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.report.figures import Picture, all_pictures
-from cifnet_pl.report.results import Results, read_results
+from cifnet_pl.report.results import read_results
 from tests.command_line import assert_ends, rows
 from tests.report.labels import assert_labels_are_readable
 from tests.report.synthetic import write_run
@@ -64,13 +64,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(runs: Path) -> Results:
-    return read_results([runs], runs / "external.csv")
-
-
-@pytest.fixture(scope="module")
-def sections(results: Results) -> dict[str, list[Picture]]:
-    return all_pictures(results)
+def sections(runs: Path) -> dict[str, list[Picture]]:
+    return all_pictures(read_results([runs], runs / "external.csv"))
 
 
 @pytest.fixture(scope="module")
