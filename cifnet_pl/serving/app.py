@@ -264,7 +264,6 @@ def summary(service: AskedService) -> inspection.ModelSummary:
         photo_side=round(inspection.PHOTO_SCALE * model.image_size / model.crop_ratio),
         classes=len(model.class_names),
         images=sum(model.counts.values()),
-        state_mb=sum(tensor.nbytes for tensor in model.tensors().values()) / 1e6,
         history=model.history,
         accuracy=inspection.AccuracyEstimate.from_model(model),
     )

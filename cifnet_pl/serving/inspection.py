@@ -100,8 +100,6 @@ class ModelSummary(ApiObject):
     """Bytes of a file that a request can hold."""
     classes: int
     images: int
-    state_mb: float
-    """Size of the head and its calibration buffer in MB; without the frozen backbone."""
     history: list[Event]
     accuracy: AccuracyEstimate
 

@@ -12,19 +12,13 @@ from cifnet_pl.utilities.errors import (
     UnsupportedError,
     UsageError,
 )
+from cifnet_pl.utilities.files import DISK_ERRORS
 from cifnet_pl.utilities.text import printable
 
 SHOWN_NAMES = 3
 """Class names in one sentence; others are counted."""
 
-DISK_ERRORS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EIO,
-)
+NOT_STORED = (*DISK_ERRORS, errno.EFBIG, errno.EACCES)
 """Error numbers of a system that cannot store a change."""
 
 DISK_FULL = (
@@ -78,7 +72,7 @@ def has_disk_error(error: BaseException) -> bool:
     while cause is not None and not isinstance(cause, RequestError):
         if isinstance(cause, sqlite3.OperationalError):
             return True
-        if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
+        if isinstance(cause, OSError) and cause.errno in NOT_STORED:
             return True
         cause = cause.__cause__ or cause.__context__
     return False

@@ -445,9 +445,7 @@ def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
         UsageError: another process is writing it.
         CifnetError: the folder that holds it cannot be written.
     """
-    place = output
-    if output.name in ("", ".."):  # "." has no name
-        place = output.resolve()
+    place = Path(os.path.abspath(output))  # "." has no name
     lock_file = hidden_beside(place, "lock")
     # Others that remove leftovers hold it for a moment.
     patience = -1.0 if wait else SWEEP_SECONDS

@@ -1,21 +1,18 @@
 """Run folders in the exact format of a run, with numbers chosen by the test instead of measured."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 import yaml
 
-from cifnet_pl import heads
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.model.metrics import average_accuracy, forgetting
 from cifnet_pl.utilities.files import write_json, write_text
 
+FEATURES = 512
 SOURCE = "cpu estimated (cpu_load), ram estimated"
-PROJECTED = {"width": 8192, "ridge": 0.1, "seed": 1}
 HEADS: dict[str, dict[str, Any]] = {
     "CIFNetHead": {
         "ridge": 0.01,
@@ -24,10 +21,8 @@ HEADS: dict[str, dict[str, Any]] = {
         "weighting": "derivative",
     },
     "RidgeHead": {"ridge": "gcv", "epsilon": 0.05},
-    "ACILHead": PROJECTED,
-    "DSALHead": PROJECTED | {"compensation_ratio": 0.6},
+    "ACILHead": {"width": 8192, "ridge": 0.1, "seed": 1},
     "NCMHead": {},
-    "KNNHead": {"neighbours": 5},
     "LogisticHead": {},
     "SGDHead": {},
 }
@@ -45,7 +40,7 @@ def write_run(
     *,
     head: str = "CIFNetHead",
     head_options: dict[str, Any] | None = None,
-    buffer: dict[str, Any] | str | None = "default",
+    buffer: dict[str, Any] | None = BUFFER,
     data: dict[str, Any] | None = None,
     seed: int = 1,
     final: float = 59.6,
@@ -54,7 +49,6 @@ def write_run(
     classes: int = 10,
     minutes: float = 1.5,
     kwh: float | None = 0.06,
-    features: int = 512,
     about: dict[str, Any] | None = None,
     activations: bool = False,
     backbone: str = "file:resnet18.pth",
@@ -63,20 +57,23 @@ def write_run(
     whole run.
     """
     draw = np.random.default_rng(seed)
-    options_of_head = {**HEADS[head], "dtype": "float64", **(head_options or {})}
-    if "seed" in options_of_head:
-        options_of_head["seed"] = seed
+    options = {**HEADS[head], "dtype": "float64", **(head_options or {})}
+    if "seed" in options:
+        options["seed"] = seed
     kept = None
+    used = None
     if buffer is not None:
-        kept = {**BUFFER, **(buffer if isinstance(buffer, dict) else {})}
-    used = kept is not None and head in ("CIFNetHead", "LogisticHead", "SGDHead")
-    classes_learned = tasks * classes
-    components = state_components(
-        head, options_of_head, features, tasks, classes_learned
-    )
-    components["buffer"] = 0
-    if used and kept is not None:
-        components["buffer"] = kept["capacity"] * features
+        kept = BUFFER | buffer
+        if head in ("CIFNetHead", "LogisticHead", "SGDHead"):
+            used = kept
+    width = options.get("width", FEATURES + 1)
+    weights = tasks * classes * width
+    components = {"moments": weights, "weights": weights, "buffer": 0}
+    if head in ("CIFNetHead", "RidgeHead", "ACILHead"):
+        grams = tasks if head == "CIFNetHead" else 1
+        components["factors"] = grams * width * (width + 1) // 2
+    if used is not None:
+        components["buffer"] = used["capacity"] * FEATURES
     record = RunRecord()
     for k in range(tasks):
         share = k / max(1, tasks - 1)
@@ -98,45 +95,34 @@ def write_run(
             nll=1.5,
         )
         record.rows.append(row)
-    learner = {"class_path": f"cifnet_pl.heads.{head}", "init_args": options_of_head}
+    learner = {"class_path": f"cifnet_pl.heads.{head}", "init_args": options}
     stored = {"class_path": "cifnet_pl.CalibrationBuffer", "init_args": kept}
+    arguments = {
+        "backbone": backbone,
+        "head": learner,
+        "buffer": None if kept is None else stored,
+        "architecture": "resnet18" if backbone.startswith("file:") else None,
+        "download": False,
+    }
+    tasks_of = {"classes_per_task": classes, "initial_classes": None, "max_tasks": None}
+    images = {"image_size": 224, "batch_size": 64}
+    source = {"source": "cifar100", "root": "data", "class_order": seed}
     config = {
         "seed_everything": seed,
         "trainer": {"accelerator": "auto", "precision": None, "callbacks": None},
-        "model": {
-            "class_path": "cifnet_pl.CIFNetModule",
-            "init_args": {
-                "backbone": backbone,
-                "head": learner,
-                "buffer": None if kept is None else stored,
-                "architecture": "resnet18" if backbone.startswith("file:") else None,
-                "download": False,
-            },
-        },
-        "data": {
-            "source": "cifar100",
-            "root": "data",
-            "classes_per_task": classes,
-            "initial_classes": None,
-            "class_order": seed,
-            "max_tasks": None,
-            "image_size": 224,
-            "batch_size": 64,
-            **(data or {}),
-        },
+        "model": {"class_path": "cifnet_pl.CIFNetModule", "init_args": arguments},
+        "data": {**source, **tasks_of, **images, **(data or {})},
         "energy": {"enabled": True, "country_iso_code": "USA"},
     }
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     record.write_tables(folder, tasks=[])
-    settings = {
-        "in_features": features,
-        **options_of_head,
-        **({"projection": f"seed {seed}"} if "width" in options_of_head else {}),
-    }
+    settings = {"in_features": FEATURES, **options}
+    if "width" in options:
+        settings["projection"] = f"seed {seed}"
     summary = record.summary(
         head=head,
         head_settings=settings,
-        buffer_settings=kept if used else None,
+        buffer_settings=used,
         backbone=backbone,
         backbone_params=11_170_000,
         seed=seed,
@@ -148,45 +134,8 @@ def write_run(
     )
     write_json(folder / "summary.json", summary)
     if activations:
-        strong = 0.1 if kept is not None else 0.7
         means = np.full((tasks, tasks), 0.15)
-        means[np.triu_indices(tasks, 1)] = strong
+        means[np.triu_indices(tasks, 1)] = 0.7 if kept is None else 0.1
         np.fill_diagonal(means, 0.9)
-        index = pd.RangeIndex(1, tasks + 1, name="image_task")
-        columns = [f"neurons_{task}" for task in index]
-        table = pd.DataFrame(means, index, columns)
-        table.to_csv(folder / "activations.csv")
+        pd.DataFrame(means).to_csv(folder / "activations.csv")
     return folder
-
-
-@cache
-def component_names(head: str) -> tuple[str, ...]:
-    """The components that the head itself names, after it learned one task; a projection only where
-    it is stored.
-    """
-    real = getattr(heads, head)(
-        4, **({"width": 6} if head in ("ACILHead", "DSALHead") else {})
-    )
-    real.begin_task([0, 1])
-    real.observe(torch.eye(4), torch.tensor([0, 1, 0, 1]))
-    real.solve()
-    return tuple(name for name, count in real.state_elements().items() if count)
-
-
-def state_components(
-    head: str, options: dict[str, Any], d: int, tasks: int, classes: int
-) -> dict[str, int]:
-    """Numbers kept by a head at any size, under the names of a real one."""
-    streams = 2 if head == "DSALHead" else 1
-    if head in ("ACILHead", "DSALHead"):
-        width = options["width"]
-    else:
-        width = d + 1
-    grams = tasks if head == "CIFNetHead" else streams
-    sizes = {
-        "factors": grams * width * (width + 1) // 2,
-        "moments": streams * classes * width,
-        "weights": streams * classes * width,
-        "embeddings": 100 * d,
-    }
-    return {name: sizes[name] for name in component_names(head)}

@@ -84,6 +84,7 @@ def test_external_runs_with_missing_cells(tmp_path: Path) -> None:
     rows = read(tmp_path, HEADER, *lines, "WA,,,51.9,600,0.3")
     der = rows.loc["DER"]
     assert list(der["A_K"]) == [62, 61]
+    assert list(der["max_drop"]) == [3, 3]
     assert list(der["energy_kwh"]) == pytest.approx([0.3, 0.3])
     assert list(der["train_seconds"]) == [600, 600]
     assert list(der["A_K_per_kwh"]) == pytest.approx([62 / 0.3, 61 / 0.3])

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,168 +21,114 @@ from cifnet_pl.report.tables import (
     number_text,
     report_notes,
 )
-from tests.report.synthetic import write_run
+from tests.report.synthetic import SOURCE, write_run
 
 HERE = {"machine": "some CPU"}
-THERE = {"machine": "a server"}
-SETTING = "digits, 2 cls/task"
+SETTING = "digits, 10 cls/task"
+RUNS: list[tuple[str, int, float, dict[str, Any], dict[str, Any]]] = [
+    ("CIFNetHead", 1, 89.0, {"minutes": 1, "kwh": 0.06}, HERE),
+    ("CIFNetHead", 2, 90.0, {"minutes": 2, "kwh": 0.08}, HERE),
+    ("CIFNetHead", 3, 91.0, {"minutes": 4}, {**HERE, "cached_images": 900}),
+    ("RidgeHead", 1, 92.3, {}, HERE),
+    ("RidgeHead", 2, 92.7, {}, {"machine": "a server"}),
+    ("ACILHead", 1, 95.2, {"head_options": {"width": 256}}, HERE),
+    ("ACILHead", 1, 85.0, {"head_options": {"width": 64}}, HERE),
+    ("ACILHead", 2, 87.0, {"head_options": {"width": 64}}, HERE),
+    ("NCMHead", 1, 71.1, {"kwh": None, "buffer": None}, HERE),
+]
+"""Head, seed, accuracy, further options and circumstances: a seed with the cache, two widths, two
+machines, energy that was not measured.
+"""
+EXTERNAL = """method,seed,task,A_k,seconds,kWh
+"Other, tuned",1,1,78,1500,0.005
+"Other, tuned",2,1,77,1500,0.005
+Energy alone,1,,,,0.02
+"""
 Row = dict[str, str]
+Rows = dict[str, list[Row]]
 
 
 def rows_of(table: ReportTable) -> list[Row]:
     return list(csv.DictReader(io.StringIO(table.values.to_csv(index=False))))
 
 
-def make(root: Path) -> None:
-    """A killed seed, a seed with the cache, two widths, two machines, energy not measured."""
-    plan: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
-        ("CIFNetHead", 1, {"final": 89.0, "minutes": 1.1, "kwh": 0.06}, HERE),
-        ("CIFNetHead", 2, {"final": 90.0, "minutes": 1.3, "kwh": 0.07}, HERE),
-        ("CIFNetHead", 3, {"final": 91.0}, {**HERE, "cached_images": 900}),
-        ("RidgeHead", 1, {"final": 92.3, "kwh": 0.05}, HERE),
-        ("RidgeHead", 2, {"final": 92.6, "kwh": 0.06}, THERE),
-        ("ACILHead", 1, {"final": 95.2, "head_options": {"width": 256}}, HERE),
-        ("ACILHead", 1, {"final": 85.9, "head_options": {"width": 64}}, HERE),
-        ("ACILHead", 2, {"final": 86.8, "head_options": {"width": 64}}, HERE),
-        ("NCMHead", 1, {"final": 71.1, "kwh": None, "buffer": None}, HERE),
-    ]
-    for number, (head, seed, options, about) in enumerate(plan):
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """The rows of each table by name, of runs of one task, whose accuracy is Ā and A_K."""
+    root = tmp_path_factory.mktemp("study")
+    data = {"source": "digits", "root": None, "image_size": 8}
+    for number, (head, seed, accuracy, options, about) in enumerate(RUNS):
         write_run(
             root / f"{number}" / "version_0",
             head=head,
             seed=seed,
-            data={"source": "digits", "root": None, "image_size": 8},
+            first=accuracy,
+            data=data,
             backbone="pixels:8",
-            tasks=5,
-            classes=2,
-            about={**about, "epochs": 1},
+            tasks=1,
+            about=about,
             **options,
         )
-    lines = ["method,seed,task,A_k,seconds,kWh"]
-    for seed in (1, 2):
-        for k in range(5):
-            lines.append(f'"Other, tuned",{seed},{k + 1},{95 - 4 * k - seed},300,0.001')
-    lines.append("Energy alone,1,,,,0.02")
-    (root / "external.csv").write_text("\n".join(lines))
-
-
-def raw(folder: Path) -> dict[str, Any]:
-    """What one run measured, from its rows."""
-    summary = json.loads((folder / "summary.json").read_text())
-    tasks = list(csv.DictReader((folder / "tasks.csv").open(newline="")))
-    accuracies = [float(row["A_k"]) for row in tasks]
-    kwh = None
-    if tasks[0]["energy_kwh"]:
-        kwh = sum(float(row["energy_kwh"]) for row in tasks)
-    parts = {name: n for name, n in summary["state_components"].items() if n}
-    return {
-        "head": summary["head"],
-        "width": summary["head_settings"].get("width"),
-        "machine": summary["machine"],
-        "cached": bool(summary.get("cached_images")),
-        "Ā (%)": statistics.fmean(accuracies),
-        "A_K (%)": accuracies[-1],
-        "ECE (%)": float(tasks[-1]["ece"]),
-        "training (min)": sum(float(row["train_seconds"]) for row in tasks) / 60,
-        "energy (kWh)": kwh,
-        "A_K per kWh": kwh and accuracies[-1] / kwh,
-        "total (M)": sum(parts.values()) / 1e6,
-        **{f"{name} (M)": count / 1e6 for name, count in parts.items()},
-    }
-
-
-METHODS: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "CIFNet": lambda run: run["head"] == "CIFNetHead",
-    "Exact ridge": lambda run: run["head"] == "RidgeHead",
-    "ACIL": lambda run: run["width"] == 64,
-    "ACIL, width 256": lambda run: run["width"] == 256,
-    "NCM": lambda run: run["head"] == "NCMHead",
-}
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list]:
-    """The tables by name, and what each run measured."""
-    root = tmp_path_factory.mktemp("study")
-    make(root)
-    tables = {}
+    (root / "external.csv").write_text(EXTERNAL)
+    rows = {}
     for section in all_tables(read_results([root], root / "external.csv")).values():
         for table in section:
-            tables[table.name] = table
-    folders = [path.parent for path in sorted(root.rglob("summary.json"))]
-    return tables, [raw(folder) for folder in folders]
+            rows[table.name] = rows_of(table)
+    return rows
 
 
-def check(row: Row, header: str, values: list[float | None]) -> None:
+def check(row: Row, header: str, *values: float) -> None:
     """Compare mean, deviation and number of seeds of one cell."""
-    known = [value for value in values if value is not None]
-    cell = [row[header], row[f"{header} sd"], row[f"{header} n"]]
-    if not known:
-        assert cell[:2] == ["", ""]
-        return
-    assert float(cell[0]) == pytest.approx(statistics.fmean(known))
-    assert float(cell[2]) == len(known)
-    if len(known) > 1:
-        assert float(cell[1]) == pytest.approx(statistics.stdev(known), abs=1e-12)
+    assert float(row[header]) == pytest.approx(statistics.fmean(values))
+    assert float(row[f"{header} n"]) == len(values)
+    if len(values) > 1:
+        deviation = pytest.approx(statistics.stdev(values), abs=1e-12)
+        assert float(row[f"{header} sd"]) == deviation
 
 
 def test_accuracies_are_means_over_seeds(study) -> None:
-    tables, runs = study
-    measured = [r for r in rows_of(tables["accuracy"]) if r["origin"] == "measured"]
-    assert [row["method"] for row in measured] == [
-        "CIFNet",
-        "Exact ridge",
-        "ACIL",
-        "NCM",
-    ]
-    for row in measured:
-        own = [run for run in runs if METHODS[row["method"]](run)]
-        assert row["seeds"] == str(len(own))
-        for header in ("Ā (%)", "A_K (%)"):
-            check(row, f"{SETTING}: {header}", [run[header] for run in own])
-    every = rows_of(tables["results_digits_2_cls_task"])
-    assert [row["method"] for row in every[:5]] == list(METHODS)
-    for row in every[:5]:
-        own = [run for run in runs if METHODS[row["method"]](run)]
-        for header in ("Ā (%)", "A_K (%)", "ECE (%)"):
-            check(row, header, [run[header] for run in own])
-    (other,) = [row for row in every if row["method"] == "Other, tuned"]
-    check(other, "A_K (%)", [78.0, 77.0])
-    check(other, "largest drop (%)", [4.0, 4.0])
+    cifnet, ridge, acil, ncm = (
+        row for row in study["accuracy"] if row["origin"] == "measured"
+    )
+    methods = [row["method"] for row in (cifnet, ridge, acil, ncm)]
+    assert methods == ["CIFNet", "Exact ridge", "ACIL", "NCM"]
+    for header in (f"{SETTING}: Ā (%)", f"{SETTING}: A_K (%)"):
+        check(cifnet, header, 89, 90, 91)
+        check(ridge, header, 92.3, 92.7)
+        check(acil, header, 85, 87)
+        check(ncm, header, 71.1)
+    assert [row["seeds"] for row in (cifnet, ridge, ncm)] == ["3", "2", "1"]
+    every = {row["method"]: row for row in study["results_digits_10_cls_task"]}
+    assert list(every)[:5] == [*methods[:3], "ACIL, width 256", "NCM"]
+    check(every["CIFNet"], "A_K (%)", 89, 90, 91)
+    check(every["CIFNet"], "ECE (%)", 30, 30, 30)
+    check(every["ACIL, width 256"], "A_K (%)", 95.2)
+    check(every["Other, tuned"], "A_K (%)", 78, 77)
+    by_width = {row["head.width"]: row for row in study["head_width"]}
+    assert list(by_width) == ["64", "256"]
+    check(by_width["64"], f"{SETTING}: ACIL: A_K (%)", 85, 87)
+    check(by_width["256"], f"{SETTING}: ACIL: A_K (%)", 95.2)
 
 
 def test_costs_are_not_averaged_over_machines_or_with_the_cache(study) -> None:
-    tables, runs = study
-    rows = rows_of(tables["efficiency_digits_2_cls_task"])
+    rows = study["efficiency_digits_10_cls_task"]
     measured = [row for row in rows if row["origin"] == "measured"]
     assert len(measured) == 7
-    for row in measured:
-        own = []
-        for run in runs:
-            same = METHODS[row["method"]](run) and run["machine"] == row["machine"]
-            if same and run["cached"] == ("cache" in row["energy from"]):
-                own.append(run)
-        for header in ("training (min)", "energy (kWh)", "A_K (%)", "A_K per kWh"):
-            check(row, header, [run[header] for run in own])
-        estimated = "cpu estimated (cpu_load), ram estimated"
-        assert row["energy from"].startswith((estimated, "not measured"))
-    external = {row["method"]: row for row in rows if row["origin"] == "external"}
-    check(external["Other, tuned"], "energy (kWh)", [0.005, 0.005])
-    check(external["Other, tuned"], "training (min)", [25.0, 25.0])
-    check(external["Energy alone"], "energy (kWh)", [0.02])
-
-
-def test_memory_and_values_of_a_setting(study) -> None:
-    tables, runs = study
-    for row in rows_of(tables["memory_digits_2_cls_task"]):
-        own = [run for run in runs if METHODS[row["method"]](run)]
-        for header in ("factors (M)", "buffer (M)", "total (M)"):
-            check(row, header, [run.get(header) for run in own])
-    rows = rows_of(tables["head_width"])
-    assert [row["head.width"] for row in rows] == ["64", "256"]
-    for row in rows:
-        own = [run["A_K (%)"] for run in runs if run["width"] == int(row["head.width"])]
-        check(row, f"{SETTING}: ACIL: A_K (%)", own)
+    (cached,) = (row for row in measured if "the cache" in row["energy from"])
+    check(cached, "training (min)", 4)
+    (cifnet,) = (row for row in measured if row["method"] == "CIFNet" and row != cached)
+    assert cifnet["energy from"] == SOURCE
+    check(cifnet, "training (min)", 1, 2)
+    check(cifnet, "energy (kWh)", 0.06, 0.08)
+    check(cifnet, "A_K per kWh", 89 / 0.06, 90 / 0.08)
+    machines = [row["machine"] for row in measured if row["method"] == "Exact ridge"]
+    assert machines == ["some CPU", "a server"]
+    by_method = {row["method"]: row for row in rows}
+    assert by_method["NCM"]["energy (kWh)"] == ""
+    assert by_method["NCM"]["energy from"] == "not measured"
+    check(by_method["Other, tuned"], "energy (kWh)", 0.005, 0.005)
+    check(by_method["Other, tuned"], "training (min)", 25, 25)
+    check(by_method["Energy alone"], "energy (kWh)", 0.02)
 
 
 def test_a_row_is_one_configuration_in_every_setting(tmp_path: Path) -> None:
@@ -210,19 +155,13 @@ def test_a_row_is_one_configuration_in_every_setting(tmp_path: Path) -> None:
     assert found["ACIL"] == {81.92}
 
 
-def test_costs_that_count_other_processes_are_said(tmp_path: Path) -> None:
-    about = {"energy_counts_other_processes": True}
-    write_run(tmp_path / "e" / "version_0", tasks=2, about=about)
-    results = read_results([tmp_path])
-    (row, *_) = rows_of(efficiency_table(results, results.data[0]))
-    assert row["energy from"].endswith("; other processes counted")
-
-
 def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path: Path) -> None:
-    write_run(tmp_path / "a" / "version_0", backbone="timm:vit")
+    about = {"energy_counts_other_processes": True}
+    write_run(tmp_path / "a" / "version_0", backbone="timm:vit", about=about)
     write_run(tmp_path / "b" / "version_0", backbone="pixels", head="NCMHead")
     results = read_results([tmp_path])
     rows = rows_of(efficiency_table(results, *results.data))
+    assert rows[0]["energy from"].endswith("; other processes counted")
     measured = {r["method"]: r["backbone"] for r in rows if r["origin"] == "measured"}
     assert measured == {"CIFNet": "timm:vit, 224 px", "NCM": "pixels, 224 px"}
     published = [row["method"] for row in rows if row["origin"] == "published"]
@@ -248,16 +187,10 @@ def test_a_trained_network_is_counted_without_one_backbone(
     path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
     results = read_results([tmp_path])
     (row, *_) = rows_of(memory_table(results, results.settings[0]))
-    shown = {name: float(row[name]) for name in row if name.endswith(("(M)", "(MB)"))}
-    assert shown == pytest.approx(
-        {
-            "parameters (M)": kept,
-            "buffer (M)": 6.0,
-            "total (M)": kept + 6,
-            "stored (MB)": 4 * kept + 6,
-            "backbone (M)": 11.0,
-        }
-    )
+    assert float(row["parameters (M)"]) == pytest.approx(kept)
+    assert float(row["total (M)"]) == pytest.approx(kept + 6)
+    assert float(row["stored (MB)"]) == pytest.approx(4 * kept + 6)
+    assert float(row["backbone (M)"]) == pytest.approx(11)
 
 
 @pytest.mark.parametrize(
@@ -279,8 +212,6 @@ def test_what_deviations_are_over_is_said(orders, said, tmp_path: Path) -> None:
 
 
 def test_numbers_and_deviations() -> None:
-    assert number_text(59.256, 0.504, is_percentage=True) == "59.26 ± 0.50"
-    assert number_text(0.0603, 0.00112) == "0.0603 ± 0.0011"
     assert number_text(1611.2, 85.4) == "1,611 ± 85"
     assert number_text(0.0) == "0.00"
 
@@ -312,11 +243,10 @@ def test_a_cell_says_its_seeds_where_it_has_fewer_than_its_row(tmp_path: Path) -
 MARKUP = "<script>alert('1')</script> & \"x\""
 
 
-@pytest.mark.parametrize(("inches", "kind"), [(6.4, "small"), (21.0, "wide")])
-def test_a_picture_is_as_large_as_it_was_drawn_for(inches: float, kind: str) -> None:
-    figure = Figure(figsize=(inches, 2), dpi=130)
+def test_a_picture_is_as_large_as_it_was_drawn_for() -> None:
+    figure = Figure(figsize=(21, 2), dpi=130)
     page = audit_page("Audit", [], [Section("Confused", [], figure)])
-    assert f'<img class="{kind}" style="width: {inches}in"' in page
+    assert '<img class="wide" style="width: 21.0in"' in page
 
 
 def test_whatever_images_and_classes_are_called_is_text() -> None:

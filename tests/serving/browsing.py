@@ -24,7 +24,10 @@ if CHROMIUM is None:
     pytest.skip(
         "no Chromium is installed: apt-get install chromium", allow_module_level=True
     )
-WIDTHS = {"desktop": (1280, 900), "phone": (375, 800)}
+WIDTHS = {
+    "desktop": {"width": 1280, "height": 900},
+    "phone": {"width": 375, "height": 800},
+}
 ARGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -52,9 +55,10 @@ def page_of(
     """The open page; at its end, nothing was asked of anyone else and no script or style was
     refused.
     """
-    size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
+    size = WIDTHS[width]
+    is_phone = width == "phone"
     context = browser.new_context(
-        viewport=size, color_scheme=scheme, has_touch=width == "phone"
+        viewport=size, color_scheme=scheme, has_touch=is_phone
     )
     context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
@@ -62,21 +66,18 @@ def page_of(
     faults = []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on(
-        "console",
-        lambda message: (
-            faults.append(message.text) if "Security Policy" in message.text else None
-        ),
-    )
+
+    def hear(message) -> None:
+        if "Security Policy" in message.text:
+            faults.append(message.text)
+
+    page.on("console", hear)
     page.goto(f"{server.url}/{path}")
     if not path:
         sync_api.expect(page.locator("#state")).to_contain_text("classes")
     yield page
-    assert [
-        url
-        for url in asked
-        if not url.startswith((server.url, "blob:http://localhost:"))
-    ] == []
+    own = (server.url, "blob:http://localhost:")
+    assert [url for url in asked if not url.startswith(own)] == []
     assert faults == []
     context.close()
 
@@ -88,13 +89,13 @@ def drop(page, place: str, files: dict[str, bytes]) -> None:
     )
 
 
-def until(page, condition: str) -> None:
-    """Wait for an expression; Playwright's own way needs `eval`, which the page's policy
-    forbids.
+def until(page, condition: str, wanted: object = True) -> None:
+    """Wait until an expression has a value; Playwright's own way needs `eval`, which the page's
+    policy forbids.
     """
     end = time.monotonic() + PATIENCE
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, condition
+    while (found := page.evaluate(condition)) != wanted:
+        assert time.monotonic() < end, (condition, found)
         page.wait_for_timeout(50)
 
 
@@ -121,10 +122,9 @@ def picture(page, name: str) -> None:
 
 def check_looks(page, name: str) -> None:
     """Nothing is wider than the screen, every text can be read, and a screenshot is kept."""
-    assert page.evaluate(
-        "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-    )
-    assert page.evaluate(CONTRAST) == [], name
+    root = "document.documentElement"
+    until(page, f"{root}.scrollWidth <= {root}.clientWidth")
+    until(page, CONTRAST, [])
     picture(page, name)
 
 
@@ -134,13 +134,6 @@ def choose(page, place: str, files: dict[str, bytes]) -> None:
     for name, buffer in files.items():
         chosen.append({"name": name, "mimeType": "image/jpeg", "buffer": buffer})
     page.locator(place).set_input_files(chosen)
-
-
-def focused(page) -> str:
-    """What has the focus: its id, or its class."""
-    return page.evaluate(
-        "document.activeElement.id || document.activeElement.className"
-    )
 
 
 CONTRAST = """() => {

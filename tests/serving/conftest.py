@@ -1,11 +1,29 @@
-"""A browser and a service for the tests of the page."""
+"""A browser and services for these tests."""
 
+import sqlite3
 from collections.abc import Iterator
+from functools import partial
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
 from tests.serving.services import PATIENCE, ThreadServer, client
+
+
+class QuickJournal(sqlite3.Connection):
+    """A journal that does not wait for the disk, as no test cuts the power."""
+
+    def executescript(self, script):
+        return super().executescript(script.replace("FULL", "OFF"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_journals() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        quick = partial(sqlite3.connect, factory=QuickJournal)
+        patch.setattr(sqlite3, "connect", quick)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -32,4 +50,11 @@ def http(tmp_path) -> Iterator[TestClient]:
 def server(tmp_path) -> Iterator[ThreadServer]:
     """A service that knows red and green."""
     with ThreadServer(tmp_path / "w") as made:
+        yield made
+
+
+@pytest.fixture
+def patient(server) -> Iterator[httpx.Client]:
+    """A client of the server, which waits for it as long as a busy machine needs."""
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as made:
         yield made

@@ -30,19 +30,12 @@ IMAGES = [
 
 @st.composite
 def mutated(draw: st.DrawFn, source: st.SearchStrategy[bytes]) -> bytes:
-    """A file with some bytes changed, cut off or put in between."""
+    """A file of which some parts are replaced or cut out."""
     content = bytearray(draw(source))
     for _ in range(draw(st.integers(0, 4))):
-        place = draw(st.integers(0, max(0, len(content) - 1)))
-        change = draw(st.sampled_from(["set", "cut", "insert", "drop"]))
-        if change == "set" and content:
-            content[place] = draw(st.integers(0, 255))
-        elif change == "cut":
-            del content[place:]
-        elif change == "drop":
-            del content[place : place + draw(st.integers(1, 20))]
-        else:
-            content[place:place] = draw(st.binary(max_size=20))
+        start = draw(st.integers(0, len(content)))
+        length = draw(st.sampled_from([0, 1, 20, len(content)]))
+        content[start : start + length] = draw(st.binary(max_size=20))
     return bytes(content)
 
 
@@ -56,26 +49,13 @@ UPLOADS = st.lists(
     max_size=4,
 )
 VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=20)
-    | st.sampled_from(["red", "green"]),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.text(max_size=8), inner, max_size=4)
-    ),
+    st.none() | st.integers() | st.floats() | st.text() | st.just("red"),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=8,
 )
 FIELDS = ("name", "old", "new", "into", "names", "images")
-BODIES = (
-    st.binary(max_size=300)
-    | VALUES.map(lambda value: json.dumps(value).encode())
-    | st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4).map(
-        lambda value: json.dumps(value).encode()
-    )
-)
+OBJECTS = st.dictionaries(st.sampled_from(FIELDS), VALUES)
+BODIES = st.binary() | (VALUES | OBJECTS).map(json.dumps).map(str.encode)
 PARTS = (
     st.text(max_size=12)
     | st.integers(-1, 10**20).map(str)
@@ -98,21 +78,14 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     return {"method": method, "url": path, "content": draw(BODIES)}
 
 
-def assert_refused_well(http: httpx.Client, request: dict[str, Any]) -> int:
-    """An answer, or one sentence with its status; never a fault of the service. Gives the
-    status.
-    """
+def assert_refused_well(http: httpx.Client, request: dict[str, Any]) -> None:
+    """An answer, or one sentence with its status; never a fault of the service."""
     answer = http.request(**request)
-    assert answer.status_code < 500 or answer.status_code in (503, 507), (
-        request,
-        answer.text,
-    )
+    said = (request, answer.text)
+    assert answer.status_code < 500 or answer.status_code in (503, 507), said
     if answer.status_code >= 400:
-        content = answer.json()
-        assert set(content) == {"error"}, (request, content)
-        sentence = content["error"]
-        assert isinstance(sentence, str), (request, content)
-        assert 0 < len(sentence) < 1000, (request, content)
-        assert all(c.isprintable() for c in sentence), (request, content)
-        assert "Traceback" not in sentence, (request, content)
-    return answer.status_code
+        ((key, sentence),) = answer.json().items()
+        assert key == "error", said
+        assert 0 < len(sentence) < 1000, said
+        assert sentence.isprintable(), said
+        assert "Traceback" not in sentence, said

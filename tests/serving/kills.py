@@ -81,6 +81,15 @@ def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
         os.write(log, json.dumps(state).encode() + b"\n")
 
 
+def assert_versions_whole(workspace: Workspace) -> None:
+    """All versions that the journal names can be read, and there are no others."""
+    stored = workspace.stored_versions
+    folders = {path.name for path in (workspace.folder / "versions").iterdir()}
+    assert folders == {f"{number:06d}" for number in stored}
+    for number in stored:
+        assert workspace.load(number).counts == workspace.versions[number].counts
+
+
 def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
     """What was acknowledged is in the journal, every version is whole, and nothing else is left;
     number of changes.
@@ -89,27 +98,20 @@ def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
     try:
         served = serves(folder)
         versions = workspace.versions
+        states = [{"changes": 1, "classes": versions[1].counts, "waiting": []}]
         if acknowledged.exists():
-            lines = acknowledged.read_bytes().splitlines()
-        else:
-            lines = []
-        for state in map(json.loads, lines):
+            states += map(json.loads, acknowledged.read_bytes().splitlines())
+        for state in states:
             assert versions[served[state["changes"] - 1]].counts == state["classes"]
-        last = {"changes": 1, "waiting": []}
-        if lines:
-            last = json.loads(lines[-1])
+        last = states[-1]
         # One change may have been stored but not acknowledged.
         assert last["changes"] <= len(served) <= last["changes"] + 1
         assert workspace.current == served[-1]
-        stored = workspace.stored_versions
-        folders = {path.name for path in (folder / "versions").iterdir()}
-        assert folders == {f"{number:06d}" for number in stored}
-        for number in stored:
-            assert workspace.load(number).counts == versions[number].counts
+        assert_versions_whole(workspace)
         present = tree(folder / "images")
         assert present >= set().union(*workspace.kept_images().values())
-        for line in lines:
-            assert present.issuperset(json.loads(line)["waiting"])
+        for state in states:
+            assert present.issuperset(state["waiting"])
         learned = set().union(*(one.learned_files for one in versions.values()))
         waiting = {one.file for one in workspace.waiting()}
         assert waiting | learned >= set(last["waiting"])

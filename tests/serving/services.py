@@ -1,14 +1,13 @@
 """Small services on classes of coloured squares, in this process and in another one."""
 
 import io
-import json
 import socket
 import threading
 import time
-import urllib.request
 import zipfile
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from cifnet_pl.serving.app import make_app
 from cifnet_pl.serving.gate import Access
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
+from tests.models import learn_embeddings
 
 PATIENCE = 300
 """Seconds that a test waits for an answer at most: a busy machine is slow to give it."""
@@ -126,13 +126,11 @@ def becomes(true: Callable[[], Any], seconds: float = PATIENCE) -> Any:
 
 def assert_same_model(one: Classifier, other: Classifier, atol: float = 1e-7) -> None:
     """Both give the same scores to the same classes, to rounding."""
-    images = torch.randint(0, 256, (5, 3, SIDE, SIDE), dtype=torch.uint8)
+    squares = torch.randint(0, 256, (5, 3, SIDE, SIDE), dtype=torch.uint8)
     order = [other.class_names.index(name) for name in one.class_names]
-    assert torch.allclose(
-        one.head(one.embed(images)),
-        other.head(other.embed(images))[:, order],
-        atol=atol,
-    )
+    ours = one.head(one.embed(squares))
+    theirs = other.head(other.embed(squares))
+    assert torch.allclose(ours, theirs[:, order], atol=atol)
 
 
 def zipped(files: dict[str, bytes]) -> bytes:
@@ -145,36 +143,34 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 def model(
-    names: tuple[str, ...] = ("red", "green"), head: Head | None = None, count: int = 12
+    names: tuple[str, ...] = ("red", "green"), head: Head | None = None
 ) -> Classifier:
-    """A model that knows a few colours."""
+    """A model that knows a few colours, twelve images of each."""
+    if head is None:
+        return learned_once(names).clone()
+    return learned_by(head, names)
+
+
+@cache
+def learned_once(names: tuple[str, ...]) -> Classifier:
+    return learned_by(RidgeHead(3 * SIDE**2), names)
+
+
+def learned_by(head: Head, names: tuple[str, ...]) -> Classifier:
     backbone = build_backbone(f"pixels:{SIDE}")
-    head = head or RidgeHead(3 * SIDE**2)
     made = Classifier(backbone, head, CalibrationBuffer(100), [], SIDE)
     if not names:
         return made
-    made.begin_task(list(names), [count] * len(names))
-    for label, name in enumerate(names):
-        squares = np.stack(
-            [
-                np.asarray(Image.fromarray(pixels(name, i)).resize((SIDE, SIDE)))
-                for i in range(count)
-            ]
-        )
-        z = made.embed(torch.from_numpy(squares).permute(0, 3, 1, 2))
-        made.observe(z, torch.full((count,), label), torch.arange(count) + 1000 * label)
-    made.finish_task()
-    made.history.append(
-        Event(
-            "task",
-            len(names),
-            None,
-            95.0,
-            seconds=0.1,
-            energy_kwh=1e-6,
-            energy_source="estimated",
-        )
-    )
+    squares = []
+    for name in names:
+        for i in range(12):
+            small = Image.fromarray(pixels(name, i)).resize((SIDE, SIDE))
+            squares.append(np.asarray(small))
+    z = made.embed(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2))
+    keys = torch.arange(len(z))
+    learn_embeddings(made, names, z, keys // 12, keys)
+    cost = {"seconds": 0.1, "energy_kwh": 1e-6, "energy_source": "estimated"}
+    made.history.append(Event("task", len(names), None, 95.0, **cost))
     return made
 
 
@@ -212,8 +208,7 @@ class Address:
 
     def get(self, path: str) -> Any:
         """A JSON answer."""
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=PATIENCE) as answer:
-            return json.loads(answer.read())
+        return httpx.get(self.url + path, timeout=PATIENCE).raise_for_status().json()
 
     def __enter__(self) -> Any:
         return self

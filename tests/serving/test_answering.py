@@ -63,7 +63,7 @@ def test_a_small_request_does_not_wait_for_a_large_one(server, monkeypatch):
     go_on = threading.Event()
     decode = answering_module.decoded
     decoding = server.app.state.decoding
-    count = decoding._value + 6 * answering_module.LARGEST_BATCH
+    count = decoding._value + 3 * answering_module.LARGEST_BATCH
     decoded: list[bytes] = []
 
     def slow(content: bytes, *sizes: float):

@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
-import pytest
-
 from cifnet_pl.serving import workspace as workspaces
+from cifnet_pl.serving.messages import DISK_FULL
 from cifnet_pl.utilities.errors import CifnetError
 from tests.serving.services import (
-    PATIENCE,
     becomes,
     client,
     image,
@@ -30,32 +28,28 @@ def received(http, content: bytes) -> list[str]:
     return answer.json()["images"] if answer.status_code == 200 else []
 
 
-def test_a_purge_deletes_nothing_that_is_acknowledged(server):
+def test_a_purge_deletes_nothing_that_is_acknowledged(server, patient):
     """Three clients send images while a fourth deletes all that neither waits nor was learned."""
     acknowledged: list[str] = []
     purging = threading.Event()
 
     def send(number: int) -> None:
-        with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
-            for i in range(15):
-                acknowledged.extend(received(http, image("blue", 1000 * number + i)))
+        for i in range(6):
+            acknowledged.extend(received(patient, image("blue", 100 * number + i)))
 
     def purge() -> None:
-        with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
-            while not purging.is_set():
-                http.post("/purge", json={"images": "all"})
+        while not purging.is_set():
+            patient.post("/purge", json={"images": "all"})
 
-    senders = [threading.Thread(target=send, args=(number,)) for number in range(3)]
     purger = threading.Thread(target=purge)
-    for thread in (purger, *senders):
-        thread.start()
-    for thread in senders:
-        thread.join()
+    purger.start()
+    with ThreadPoolExecutor(3) as senders:
+        list(senders.map(send, range(3)))
     purging.set()
     purger.join()
-    assert len(acknowledged) == 45
+    assert len(acknowledged) == 18
     assert set(acknowledged) <= tree(server.folder / "images")
-    assert len(server.service.workspace.waiting()) == 45
+    assert len(server.service.workspace.waiting()) == 18
 
 
 def test_a_purge_leaves_temporary_files_of_others_alone(tmp_path):
@@ -69,64 +63,54 @@ def test_a_purge_leaves_temporary_files_of_others_alone(tmp_path):
         assert not other.exists()
 
 
-def test_while_another_program_holds_the_journal_requests_are_refused(
-    server, monkeypatch
-):
+def test_while_another_program_holds_the_journal_requests_are_refused(server, patient):
     """Reads and changes answer 507; afterwards all goes on, what waits is embedded, too."""
     other = sqlite3.connect(server.folder / "journal.sqlite", isolation_level=None)
     server.service.workspace._database.execute("PRAGMA busy_timeout = 50")
-    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
-        other.execute("BEGIN EXCLUSIVE")
-        answers = [
-            http.get("/versions"),
-            http.post("/rename", json={"old": "red", "new": "a"}),
-            http.post("/inbox", files=images("blue", 1)),
-        ]
-        assert [answer.status_code for answer in answers] == [507] * 3
-        assert http.post("/classify", files=images("red", 1)).status_code == 200
-        other.execute("ROLLBACK")
-        assert http.post("/inbox", files=images("blue", 2)).status_code == 200
-        assert becomes(lambda: http.get("/inbox").json()["seen"] == 2)
-        assert http.post("/rename", json={"old": "red", "new": "a"}).status_code == 200
+    other.execute("BEGIN EXCLUSIVE")
+    rename = {"old": "red", "new": "a"}
+    answers = [
+        patient.get("/versions"),
+        patient.post("/rename", json=rename),
+        patient.post("/inbox", files=images("blue", 1)),
+    ]
+    assert [answer.status_code for answer in answers] == [507] * 3
+    assert patient.post("/classify", files=images("red", 1)).status_code == 200
+    other.execute("ROLLBACK")
+    assert patient.post("/inbox", files=images("blue", 2)).status_code == 200
+    assert becomes(lambda: patient.get("/inbox").json()["seen"] == 2)
+    assert patient.post("/rename", json=rename).status_code == 200
     other.close()
 
 
 # ---------------------------------------------------------------------- full and damaged disks
 
 
-class FullDisk:
-    """A disk that has room again once the reserve of a workspace is given up."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
-        self.reserve = folder / workspaces.RESERVE
-        self._write = workspaces.write_bytes
-        self.error = OSError(errno.ENOSPC, "No space left on device")
-        self._begin = workspaces.Workspace._transaction
-        monkeypatch.setattr(workspaces, "write_bytes", self.write)
-        monkeypatch.setattr(
-            workspaces.Workspace,
-            "_transaction",
-            lambda workspace: self.transaction(workspace),
-        )
-
-    def write(self, path: Path, content: bytes) -> None:
-        """Refuse to write."""
-        raise CifnetError("cannot write") from self.error
-
-    def transaction(self, workspace):
-        """Refuse a transaction unless the reserve was given up."""
-        if self.reserve.exists():
-            raise CifnetError("cannot write") from self.error
-        return self._begin(workspace)
-
-
 def test_a_full_disk_can_be_freed_from_the_page(tmp_path, monkeypatch):
-    """Images are refused with 507; purge and undo go on, and take the reserve again afterwards."""
+    """Images and changes are refused with 507; purge and undo go on, and take the reserve again
+    afterwards.
+    """
+    error = OSError(errno.ENOSPC, "No space left on device")
+    begin = workspaces.Workspace._transaction
+
+    def write(path, content):
+        raise CifnetError("cannot write") from error
+
+    def transaction(workspace):
+        """There is room once the reserve is given up."""
+        if (workspace.folder / workspaces.RESERVE).exists():
+            raise CifnetError("cannot write") from error
+        return begin(workspace)
+
     with client(tmp_path / "w") as http:
         teach(http, images("blue", 3), "blue")
         with monkeypatch.context() as patch:
-            FullDisk(tmp_path / "w", patch)
+            patch.setattr(workspaces, "write_bytes", write)
+            patch.setattr(workspaces.Workspace, "_transaction", transaction)
             assert http.post("/inbox", files=images("yellow", 1)).status_code == 507
+            refused = http.post("/rename", json={"old": "red", "new": "a"})
+            assert (refused.status_code, refused.json()["error"]) == (507, DISK_FULL)
+            assert http.post("/classify", files=images("red", 1)).status_code == 200
             assert http.post("/undo").status_code == 200
             assert not (tmp_path / "w" / "reserve").exists()
             assert http.post("/purge", json={}).status_code == 200
@@ -151,25 +135,17 @@ def damage(folder: Path, name: str) -> None:
     (folder / "images" / name).write_bytes(content[:-20])
 
 
-def test_a_damaged_image_does_not_block_forgetting(tmp_path):
+def test_damaged_images_are_not_learned_and_do_not_block_forgetting(tmp_path):
     """The class is forgotten from the predictions."""
-    with client(tmp_path / "w") as http:
-        teach(http, images("blue", 4), "blue")
-        damage(tmp_path / "w", kept(http)["blue"][0])
-        answer = http.post("/forget", json={"name": "blue"})
-        assert (answer.status_code, answer.json()["exact"]) == (200, False)
-
-
-def test_images_that_are_gone_or_changed_are_not_learned(tmp_path):
     with client(tmp_path / "w") as http:
         files = http.post("/inbox", files=images("blue", 5)).json()["images"]
         assert becomes(lambda: http.get("/inbox").json()["seen"] == 5)
         damage(tmp_path / "w", files[0])
-        answer = http.post(
-            "/inbox/learn", json={"names": dict.fromkeys(files[:1], "blue")}
-        )
+        names = dict.fromkeys(files, "blue")
+        answer = http.post("/inbox/learn", json={"names": {files[0]: "blue"}})
         assert (answer.status_code, "disk" in answer.json()["error"]) == (409, True)
-        update = http.post(
-            "/inbox/learn", json={"names": dict.fromkeys(files, "blue")}
-        ).json()
+        update = http.post("/inbox/learn", json={"names": names}).json()
         assert (update["learned"], len(update["unreadable"])) == ({"blue": 4}, 1)
+        damage(tmp_path / "w", kept(http)["blue"][0])
+        answer = http.post("/forget", json={"name": "blue"})
+        assert (answer.status_code, answer.json()["exact"]) == (200, False)

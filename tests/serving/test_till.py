@@ -72,16 +72,15 @@ def ask(page, content: bytes) -> None:
 
 
 @pytest.mark.system
-def test_the_till_keeps_what_it_says(browser, server):
+def test_the_till_keeps_what_it_says(browser, server, patient):
     """The name of a photo that waits is changed, a learned one is offered to be moved; a tap counts
     once and can be taken back; an answer is sure of one class or names several.
     """
     ((_, (_, learned)),) = images("blue", 1)
     ((_, (_, waits)),) = images("yellow", 1)
-    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
-        teach(http, images("blue", 1), "blue")
-        (file,) = http.post("/inbox", files=images("yellow", 1)).json()["images"]
-        http.post("/inbox/names", json={"names": {file: "banana"}})
+    teach(patient, images("blue", 1), "blue")
+    (file,) = patient.post("/inbox", files=images("yellow", 1)).json()["images"]
+    patient.post("/inbox/names", json={"names": {file: "banana"}})
     with page_of(browser, server, "phone", path="till") as page:
         said = page.locator("#message-text")
         answer = page.locator("#till-answer")
@@ -139,7 +138,7 @@ def test_the_page_behind_a_folder_of_another_server(browser, tmp_path):
             )
             page.get_by_role("link", name="For the till").click()
             expect(page.locator("#till-answer")).to_have_text("Not known")
-        assert httpx.get(f"{server.url}/docs").status_code == 200
+        assert httpx.get(f"{server.url}/docs", timeout=PATIENCE).status_code == 200
 
 
 def test_a_public_address_is_answered_and_others_are_not(tmp_path):

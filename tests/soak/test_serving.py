@@ -21,7 +21,7 @@ import pytest
 from cifnet_pl.__main__ import main
 from cifnet_pl.serving.workspace import Workspace
 from tests.killing import ended, start
-from tests.serving.kills import KEPT, NAMES, rows_of, serves
+from tests.serving.kills import KEPT, NAMES, assert_versions_whole, rows_of, serves
 from tests.serving.services import becomes, image, model, saved
 from tests.soak.disks import SmallDisk, small_disk
 
@@ -98,11 +98,8 @@ def change(url: str, draw: random.Random) -> int | None:
         ]
         arrived = sent(url, "/inbox", files=files)
         bodies[what] = {"names": dict.fromkeys((arrived or {}).get("images", []), name)}
-    answer = sent(
-        url,
-        "/inbox/learn" if what == "learn" else f"/{what}",
-        json=bodies.get(what, {}),
-    )
+    path = "/inbox/learn" if what == "learn" else f"/{what}"
+    answer = sent(url, path, json=bodies.get(what, {}))
     if answer is None:
         return None
     return int(answer["version"])
@@ -179,11 +176,7 @@ class Acknowledged:
 
 def assert_whole(workspace: Workspace, told: Acknowledged) -> None:
     """All versions and all images that were acknowledged are there."""
-    stored = [number for number, one in workspace.versions.items() if one.stored]
-    folders = {path.name for path in (workspace.folder / "versions").iterdir()}
-    assert folders == {f"{number:06d}" for number in stored}
-    for number in stored:
-        assert workspace.load(number).counts == workspace.versions[number].counts
+    assert_versions_whole(workspace)
     waiting = {one.file for one in workspace.waiting()}
     assert told.received <= waiting
     # As it was typed, whatever became of the class since.

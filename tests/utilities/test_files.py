@@ -70,9 +70,7 @@ def test_readable_as_the_umask_says(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("a fault"), KeyboardInterrupt(), RuntimeError("a fault")]
-)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a fault")])
 def test_failing_writer_leaves_the_old_file(target: Path, error: BaseException) -> None:
     def write(file: IO[bytes]) -> None:
         file.write(b"half of it")
@@ -88,18 +86,15 @@ def test_failing_writer_leaves_the_old_file(target: Path, error: BaseException) 
 def test_disk_that_refuses_at_the_end(
     target: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        os, call, Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
-    )
-    with pytest.raises(
-        CifnetError,
-        match=r"cannot write .*file.bin: Input/output error; nothing was changed",
-    ):
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
+    monkeypatch.setattr(os, call, Mock(side_effect=error))
+    refused = r"cannot write .*file.bin: Input/output error; nothing was changed"
+    with pytest.raises(CifnetError, match=refused):
         write_atomic(target, lambda file: file.write(b"new"))
     assert untouched(target)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.EBADF])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL])
 def test_a_folder_that_cannot_be_flushed_leaves_the_new_file(
     target: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,11 +119,10 @@ def test_a_folder_that_cannot_be_flushed_leaves_the_new_file(
     assert target.read_bytes() == b"new"
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
 def test_a_lock_where_the_file_system_has_none(
-    target: Path, number: int, monkeypatch: pytest.MonkeyPatch
+    target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusal = Mock(side_effect=OSError(number, os.strerror(number)))
+    refusal = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     monkeypatch.setattr("fcntl.flock", refusal)
     with exclusive(target):
         with pytest.raises(UsageError, match="another process"), exclusive(target):
@@ -163,15 +157,12 @@ def test_a_file_that_another_program_has_open(
 
 
 def test_strict_json(target: Path) -> None:
-    write_json(target, {"a": None, "b": [1.5, "ü"]})
-    assert json.loads(target.read_text(encoding="utf-8")) == {
-        "a": None,
-        "b": [1.5, "ü"],
-    }
+    content = {"a": None, "b": [1.5, "ü"]}
+    write_json(target, content)
     before = target.read_bytes()
-    for value in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="JSON compliant"):
-            write_json(target, {"a": value})
+    assert json.loads(before) == content
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(target, {"a": float("nan")})
     assert target.read_bytes() == before
 
 

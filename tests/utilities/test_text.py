@@ -19,23 +19,15 @@ from cifnet_pl.utilities.text import (
 )
 
 
-@pytest.mark.parametrize(
-    ("count", "words", "expected"),
-    [
-        (1, ("image",), "1 image"),
-        (2, ("class",), "2 classes"),
-        (1234, ("other image",), "1,234 other images"),
-        (3, ("image has", "images have"), "3 images have"),
-    ],
-)
-def test_a_count_and_its_noun(count, words, expected):
-    assert number_of(count, *words) == expected
+def test_a_count_and_its_noun():
+    assert number_of(1, "image") == "1 image"
+    assert number_of(2, "class") == "2 classes"
+    assert number_of(1234, "image has", "images have") == "1,234 images have"
 
 
 @pytest.mark.parametrize(
     ("names", "known", "pairs"),
     [
-        (["cup", "Cup"], [], ["'cup' and 'Cup'"]),
         (["fish"], ["Fish", "cup"], ["'Fish' and 'fish'"]),
         (["a b", "a_b", "A-B "], [], ["'a b' and 'a_b'", "'a b' and 'A-B '"]),
         (
