@@ -23,12 +23,10 @@ CLASSES = ["ant", "bee <b>&", "cat"]
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A bundle, and its images with a wrong label and one that lies in two classes; alike as they
-    are, none is a near-duplicate.
-    """
+    """A bundle, and alike images of which one has a wrong label, and one lies in two classes."""
     monkeypatch.setattr(near_duplicates, "NEAR_DUPLICATE", 1.1)
     images = make_images(tmp_path / "images", CLASSES, 14)
-    bundle(tmp_path / "m", images, CLASSES, 14)
+    bundle(tmp_path / "m", images)
     (images / "ant" / "3.png").rename(images / "cat" / "moved <i>.png")
     shutil.copy(images / "ant" / "7.png", images / "cat" / "again.png")
     return tmp_path

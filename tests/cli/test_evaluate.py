@@ -14,54 +14,39 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 import cifnet_pl
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.images.image import read_square
 from cifnet_pl.model.evaluation import Evaluation
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.recalibration import NewSamples, evaluated
 from tests.command_line import assert_ends, make_images, rows, run_cifnet
-from tests.models import empty, learn_embeddings
+from tests.models import empty
 
 CLASSES = ["ant", "bee", "cat"]
 
 
-def bundle(
-    place: Path, images: Path, names: list[str], count: int, buffer: int | None = None
-) -> None:
-    """A model of ``count`` images of each class, whose content hashes are made up, and of a
-    buffer.
-    """
+def bundle(place: Path, images: Path, buffer: int | None = None) -> None:
+    """A model of the images in class folders, and of a buffer."""
     model = empty("ridge")
     model.buffer = CalibrationBuffer(buffer) if buffer else None
-    files = [
-        path for name in names for path in sorted((images / name).iterdir())[:count]
-    ]
-    z = model.embed(
-        torch.stack(
-            [torch.from_numpy(read_square(f, 2).copy()).permute(2, 0, 1) for f in files]
-        )
-    )
-    learn_embeddings(
-        model, names, z, torch.tensor([names.index(f.parent.name) for f in files])
-    ).save(place)
+    cifnet_pl.extend(model, images).model.save(place)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle, and images of which some have wrong labels, were learned or stand there twice; with
-    an unknown class, a class of few images, a broken file and two empty ones.
-    """
+    """A bundle, and images: wrong, learned, twice, of an unknown class, few, broken and empty."""
     root = tmp_path_factory.mktemp("made")
     learned = make_images(root / "learned", CLASSES, 6)
-    cifnet_pl.extend(empty("ridge"), learned).model.save(root / "m")
+    bundle(root / "m", learned)
     images = make_images(root / "images", [*CLASSES, "dog"], 16)
-    for name in CLASSES:
-        for i in range(5):
-            # Of each class only the sixth was learned.
+    # Of each class only the sixth was learned.
+    for name, gone in (
+        ("ant", range(5)),
+        ("bee", range(5)),
+        ("cat", [*range(5), *range(7, 16)]),
+    ):
+        for i in gone:
             (images / name / f"{i}.png").unlink()
     for i in (14, 15):
         (images / "ant" / f"{i}.png").rename(images / "bee" / f"wrong {i}.png")
-    for i in range(7, 16):
-        (images / "cat" / f"{i}.png").unlink()
     for i in (8, 9):
         shutil.copy(images / "ant" / f"{i}.png", images / "ant" / f"renamed {i}.png")
     shutil.copy(images / "ant" / "7.png", images / "bee" / "both.png")
@@ -72,9 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_what_it_says_and_writes(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys):
     given = {"model": made / "m", "images": made / "images", "output": tmp_path / "out"}
     assert run_cifnet("evaluate", **given) == 0
     shown = capsys.readouterr().out
@@ -142,7 +125,7 @@ def shifted(tmp_path_factory):
     model = replace(empty("ridge-auto"), buffer=CalibrationBuffer(75), calibrated=True)
     cifnet_pl.extend(model, images).model.save(root / "m")
     draw = np.random.default_rng(0)
-    for path in make_images(root / "new", CLASSES, 40).rglob("*.png"):
+    for path in sorted(make_images(root / "new", CLASSES, 40).rglob("*.png")):
         with Image.open(path) as image:
             pixels = 0.6 * np.asarray(image) + draw.normal(0, 25, (12, 10, 3))
         Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path)
@@ -164,27 +147,13 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "1 image that the model has learned is left out\n" in said
     old, new = (cifnet_pl.load(path) for path in (shifted / "m", tmp_path / "m2"))
-    event = new.history[-1]
-    assert (event.kind, event.parents) == ("recalibrate", [old.identity])
+    assert new.history[-1].parents == [old.identity]
     assert len(new.calibration.y) == 120
     images = LabelledImages.find(shifted / "new", "--images").of_classes(set(CLASSES))
     samples = NewSamples.embed(old, images, []).samples
     before = Evaluation.of(old.class_names, [evaluated(old, samples)])
-    likelihood = []
-    for model in (old, new):
-        probabilities = model.head.probabilities(samples.z)
-        own = probabilities.gather(1, model.head._columns(samples.y)[:, None])
-        likelihood.append(float(own.log().mean()))
-    assert likelihood[1] > likelihood[0]
-    files = [shifted / "new" / "ant" / f"{i}.png" for i in range(40)]
-    predictions = list(old.classify(files, unknown=0.05, coverage=0.95))
-    confidences = {round(p.probabilities[0], 9) for p in predictions}
-    assert confidences <= {round(value, 9) for value in before.confidence.tolist()}
-    table = [
-        re.findall(r"│ +([\d.]+) (?=│)", line)
-        for line in said.splitlines()
-        if line.startswith("│")
-    ]
+    lines = [line for line in said.splitlines() if line.startswith("│")]
+    table = [re.findall(r"│ +([\d.]+) (?=│)", line) for line in lines]
     keys = "accuracy ece confident_errors set_coverage mean_set_size called_unknown"
     expected = [getattr(before, key) for key in keys.split()]
     shown = [float(row[0]) for row in table if row]
@@ -192,9 +161,8 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     *_, covered, _, unknown = [float(row[1]) for row in table if row]
     assert covered >= 90
     assert unknown <= 10
-    assert_ends(
-        recalibrate(shifted, "--output", str(tmp_path / "m2")), 2, "--overwrite", capsys
-    )
+    code = recalibrate(shifted, "--output", str(tmp_path / "m2"))
+    assert_ends(code, 2, "--overwrite", capsys)
 
 
 def test_what_does_not_fit(shifted, tmp_path, capsys):

@@ -1,6 +1,4 @@
-"""Extending a model: the same numbers as one run that learned everything, scores before it learns,
-clear refusals.
-"""
+"""Extending a model: the numbers of one run over everything, its scores, clear refusals."""
 
 import re
 import shutil
@@ -48,9 +46,7 @@ NEW = ["elk", "fox"]
 
 
 def test_equal_to_the_next_task_of_the_run(tmp_path: Path):
-    """Images of uneven classes; the buffer is smaller than what was seen, so that it is oversampled
-    and shrinks.
-    """
+    """Uneven classes; the buffer is smaller than what was seen: it is oversampled and shrinks."""
     root = make_images(tmp_path / "all" / "train", [*OLD, *NEW], 9)
     for i in range(5, 9):
         (root / "elk" / f"{i}.png").unlink()
@@ -92,9 +88,7 @@ def extend(bundle: Path, images: Path, output: Path, *options: str) -> int:
     return run_cifnet("extend", *options, model=bundle, images=images, output=output)
 
 
-def test_scores_are_shown_and_kept(
-    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_scores_are_shown_and_kept(bundle: Path, tmp_path: Path, capsys):
     images = make_images(tmp_path / "new", NEW, 10)
     check = ["--check", str(bundle.parent / "checked")]
     assert extend(bundle, images, tmp_path / "c", *check) == 0
@@ -114,9 +108,7 @@ def test_scores_are_shown_and_kept(
 
 
 def test_a_folder_with_train_and_val_has_the_classes_within(bundle, tmp_path, capsys):
-    """Those of ``train`` are learned, those of ``val`` checked with; an image beside the classes is
-    left out. Of a class with one image the accuracy is not known.
-    """
+    """``train`` is learned, ``val`` checked with; of one image no accuracy is known."""
     nest = tmp_path / "nest"
     make_images(nest / "train", ["elk"], 1)
     shutil.copy(nest / "train" / "elk" / "0.png", nest / "train" / "loose.png")

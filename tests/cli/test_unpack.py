@@ -14,9 +14,7 @@ def unpack(**options: object) -> int:
     return run_cifnet("unpack", **{"source": "digits", **options})
 
 
-def test_digits_come_back_from_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_digits_come_back_from_files(tmp_path: Path, capsys):
     target = tmp_path / "d"
     assert unpack(output=target, classes=["8", "9"], size=8) == 0
     images, labels = load_digits(return_X_y=True)

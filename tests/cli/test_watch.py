@@ -1,6 +1,4 @@
-"""``cifnet watch``: a row and a JSON object for each new image, none lost, none twice, and nothing
-anywhere else.
-"""
+"""``cifnet watch``: a row and a JSON object for each image, none twice, and nothing elsewhere."""
 
 import json
 import re
@@ -124,9 +122,7 @@ def test_each_image_has_one_row_also_after_a_new_start(place):
 
 
 def test_what_is_refused_is_sent_again_and_nothing_twice(place, impatient, capsys):
-    """Refused twice, then a receiver that is gone, then one that takes the rest: each image once,
-    in order, with its link.
-    """
+    """A receiver that refuses, one that is gone, one that takes: each image once, in order."""
     link = ("--link", "https://shop.example/images/")
     with Receiver(500, 503) as receiver:
         hook = ("--webhook", f"{receiver.url}/hook")
@@ -150,9 +146,7 @@ def test_what_is_refused_is_sent_again_and_nothing_twice(place, impatient, capsy
 
 
 def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
-    """Images that arrive while it runs are answered and wait; after a kill they are sent, each
-    once.
-    """
+    """Images that arrive while it runs wait; after a kill they are sent, each once."""
     output = place / "output"
     output.touch()
     given = {"webhook": "http://127.0.0.1:1/", **options_of(place)}
@@ -217,9 +211,7 @@ def test_wrong_options(options, sentence, place, capsys, monkeypatch):
 
 
 def test_the_examples_of_the_documentation_work(place):
-    """The trigger's names for Home Assistant are those of the JSON, and curl sends what a receiver
-    gets.
-    """
+    """Names of the trigger are those of the JSON, and curl sends what a receiver gets."""
     text = DOCS.read_text(encoding="utf-8")
     (curl,) = re.findall(r"^curl .*--data .*$", text, re.MULTILINE)
     (words,) = re.findall(r"^cifnet watch --model MODEL .*$", text, re.MULTILINE)
