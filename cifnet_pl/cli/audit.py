@@ -206,11 +206,7 @@ def summary_lines(audited: AuditedImages) -> list[str]:
         lines.append(f"{count} not judged ({reason}): {_listed(list(result.unjudged))}")
     copied = int(result.images["near_duplicate"].sum())
     if copied:
-        line = f"{number_of(copied, 'near-duplicate')} within a class"
-        without = result.accuracy_without_duplicates
-        if without is not None:
-            line += f"; accuracy on the other images {without:.1f} %"
-        lines.append(line)
+        lines.append(f"{number_of(copied, 'near-duplicate')} within a class")
     return lines
 
 
@@ -295,14 +291,17 @@ def images_csv(result: Audit) -> str:
     rows = []
     for image in images.to_dict("records"):
         near_duplicate = str(image["near_duplicate"]).lower()
-        row = [str(image["file"]), image["class"], "", "", "", "", near_duplicate, ""]
+        verdict = ["", "", "", ""]
+        novelty = ""
         if image["judged"]:
-            row[2] = f"{image['probability_of_class']:.6f}"
-            row[3] = image["predicted"]
-            row[4] = f"{image['probability']:.6f}"
-            row[5] = str(image["label_error"]).lower()
-            row[7] = f"{image['novelty']:.6g}"
-        rows.append(row)
+            verdict = [
+                f"{image['probability_of_class']:.6f}",
+                image["predicted"],
+                f"{image['probability']:.6f}",
+                str(image["label_error"]).lower(),
+            ]
+            novelty = f"{image['novelty']:.6g}"
+        rows.append([image["file"], image["class"], *verdict, near_duplicate, novelty])
     return to_csv(IMAGE_COLUMNS, rows)
 
 

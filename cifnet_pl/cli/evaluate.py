@@ -266,12 +266,12 @@ def write_class_tables(
         evaluation: of a model.
         unjudged: class → number of its images, for classes that could not be judged.
     """
-    rows: list[list[Any]] = []
+    rows = []
     for score in evaluation.class_scores():
-        bounds = score.interval
-        accuracy = f"{score.percent or 0.0:.2f}"
-        row = [score.name, score.images, score.correct, accuracy]
-        row += [f"{bounds.low:.2f}", f"{bounds.high:.2f}", str(score.tested).lower()]
+        percentages = (score.percent or 0.0, *score.interval)
+        row: list[Any] = [score.name, score.images, score.correct]
+        row += [f"{value:.2f}" for value in percentages]
+        row.append(str(score.tested).lower())
         if score.confused_with is not None:
             row += [score.confused_with, score.confusions]
         rows.append(row)

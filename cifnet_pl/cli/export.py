@@ -12,7 +12,6 @@ from cifnet_pl.utilities.text import number_of, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
-    from cifnet_pl.model.export import ExportCheck
 
 
 def export(
@@ -83,15 +82,11 @@ def export(
 
 
 def _export_graph(model: Classifier, target: Path, overwrite: bool) -> None:
-    """Write one ONNX file."""
+    """Write one ONNX file, and print what it takes and gives."""
     content, check = model.to_onnx()
     if target.is_file() and not overwrite:
         refuse_other(target, target.read_bytes() == content)
     write_bytes(target, content)
-    _print_graph(model, target, check)
-
-
-def _print_graph(model: Classifier, target: Path, check: ExportCheck) -> None:
     inputs = f"embeddings (n, {model.head.in_features}) float32"
     samples = "random embeddings"
     if model.backbone.takes_images:

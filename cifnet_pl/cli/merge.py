@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
 
 from cifnet_pl.cli.outputs import refuse_other, warn, writing
@@ -52,9 +51,6 @@ def merge(
     if files:
         merge_sums(files, target, overwrite, trust)
         return
-    for one, again in combinations(paths, 2):
-        if one.resolve() == again.resolve():
-            raise UsageError(f"{again} is given twice: its images would count twice")
     with writing(target, overwrite, "merge"):
         loaded = [load(path, trust=trust) for path in models]
         ancestor = load(base, trust=trust) if base is not None else None

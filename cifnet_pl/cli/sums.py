@@ -74,7 +74,6 @@ def sums(
         DataError: samples that cannot be read.
         CifnetError: shards failed despite the retries.
     """
-    from cifnet_pl.model.bundle import plugin_imports
     from cifnet_pl.model.partition import Shard
 
     if (shards is None) == (not shard):
@@ -101,10 +100,7 @@ def sums(
             " stay, and the same command goes on"
         )
     print_text(f"{shards} shards in {folder}")
-    given = {plain(name): value for name, value in overrides}
-    parts = [f"model.{part}" for part in ("head", "backbone", "architecture")]
-    trust = bool(plugin_imports(*[given.get(part, "") for part in parts]))
-    print_text(next_command("merge", str(folder), "--output", "MODEL", trust=trust))
+    print_text(next_command("merge", str(folder), "--output", "MODEL"))
 
 
 def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
@@ -198,7 +194,8 @@ def is_finished(folder: Path, plan: SetPlan, shard: Shard) -> bool:
         header, _ = read_tensors(file_of(folder, shard))
     except CheckpointError:
         return False
-    return [stored.place for stored in header.shards] == [wanted.place]
+    wanted.learned = header.shards[0].learned
+    return header.shards == [wanted]
 
 
 # ---------------------------------------------------------------------- options and plan

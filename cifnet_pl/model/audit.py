@@ -7,7 +7,7 @@ or learned twice; a learning curve fits one classifier per size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from cifnet_pl.buffer import ungrouped
 from cifnet_pl.data.embedding_cache import EmbeddingCache, log, pipeline_folder
@@ -28,7 +27,6 @@ from cifnet_pl.model.calibration import Calibration, Interval
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import Evaluation, judge
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
-from cifnet_pl.model.metrics import MIN_TEST_IMAGES
 from cifnet_pl.model.more_images import gain_of_more_images
 from cifnet_pl.model.unknowns import COVERAGE
 from cifnet_pl.statistics import near_duplicates, to_probabilities
@@ -140,15 +138,6 @@ class Audit:
         classes = self.images.loc[~self.images["judged"], "class"]
         counts: dict[str, int] = classes.value_counts(sort=False).to_dict()
         return counts
-
-    @property
-    def accuracy_without_duplicates(self) -> float | None:
-        """Accuracy in percent on images without near-duplicates; None if these are too few."""
-        images = self.images
-        others = images[images["judged"] & ~images["near_duplicate"]]
-        if len(others) < MIN_TEST_IMAGES:
-            return None
-        return 100 * float((others["class"] == others["predicted"]).mean())
 
     def label_errors(self) -> pd.DataFrame:
         """Return the images with a probable label error, the most probable first."""
@@ -309,15 +298,14 @@ def _mean_accuracy(
         groups: (n,) int64 images that are left out together.
         measured: (C,) bool, the classes of the mean.
     """
-    classes = len(measured)
-    head = fitted_head(z, labels, classes)
+    from sklearn.metrics import recall_score
+
+    head = fitted_head(z, labels, len(measured))
     scores = head.leave_one_out(*map(torch.from_numpy, (z, labels, groups)))
     predicted = scores.argmax(dim=1).numpy()
-    is_correct = predicted == labels
-    correct = np.bincount(labels[is_correct], minlength=classes)
-    images = np.bincount(labels, minlength=classes)
-    shares = correct[measured] / images[measured]
-    return 100 * float(shares.mean())
+    classes = np.flatnonzero(measured)
+    recall = recall_score(labels, predicted, labels=classes, average="macro")
+    return 100 * float(recall)
 
 
 # ---------------------------------------------------------------------- embeddings
@@ -375,15 +363,23 @@ def embeddings_of(
     embeddings = []
     tables = []
     for name, samples in (("train", source.train), ("val", source.test)):
-        images = LabelledImages(source.class_names, samples)
-        cache = None
+        folder = None
         if pipeline is not None:
-            cache = EmbeddingCache(samples, source.class_names, pipeline / name)
+            folder = pipeline / name
+        cache = EmbeddingCache(samples, source.class_names, folder)
+        readable = cache.known(np.arange(len(samples)))
         z = np.empty((len(samples), model.backbone.features), np.float32)
-        readable = np.zeros(len(samples), dtype=bool)
-        for batch, batch_z in _embedded(model, images, cache, unreadable, progress):
-            z[batch] = batch_z.cpu().numpy()
-            readable[batch] = True
+        missing = np.flatnonzero(~readable)
+        if readable.any():
+            z[readable] = cache.get(np.flatnonzero(readable))
+        others = LabelledImages(source.class_names, samples.subset(missing))
+        for batch, batch_z in others.embedded(model, "embedding", unreadable, progress):
+            embedded = missing[batch]
+            hashes = others.files.hashes(batch)
+            samples.hash_of[embedded] = hashes
+            cache.collect(torch.from_numpy(embedded), torch.from_numpy(hashes), batch_z)
+            z[embedded] = batch_z.cpu().numpy()
+            readable[embedded] = True
         rows = np.flatnonzero(readable)
         table = pd.DataFrame({"label": samples.labels[rows]})
         table["hash"] = samples.hashes(rows)
@@ -402,28 +398,3 @@ def embeddings_of(
     decided = ~table.index.isin(list(repeats.undecided))
     z = np.concatenate(embeddings)[decided]
     return EmbeddedImages(z, labels[decided], list(table["file"][decided]), undecided)
-
-
-def _embedded(
-    model: Classifier,
-    images: LabelledImages,
-    cache: EmbeddingCache | None,
-    unreadable: list[Unreadable],
-    progress: bool,
-) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Yield rows and embeddings of images: those that are in the cache, then the others."""
-    rows = np.arange(len(images.files))
-    known = np.zeros(len(rows), dtype=bool)
-    if cache is not None:
-        known = cache.known(rows)
-        if known.any():
-            yield rows[known], cache.get(rows[known])
-    missing = rows[~known]
-    others = images.select(~known)
-    for batch, z in others.embedded(model, "embedding", unreadable, progress):
-        embedded = missing[batch]
-        hashes = others.files.hashes(batch)
-        images.files.hash_of[embedded] = hashes
-        if cache is not None:
-            cache.collect(torch.from_numpy(embedded), torch.from_numpy(hashes), z)
-        yield embedded, z

@@ -2,8 +2,7 @@
 
 A file is safetensors: the statistics of a head that is not solved yet, the candidates of the
 calibration buffer, the content hashes of the samples in them, and a description that is checked as
-a bundle's is. Parts of one set record the positions that they cover; parts of different sets are
-compared by the hashes.
+a bundle's is. Parts record the positions of their set that they cover.
 
 To merge parts is to finish one task: each adds its statistics and candidates to what is observed,
 and the task ends as in ``fit``.
@@ -12,13 +11,12 @@ and the task ends as in ``fit``.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -29,7 +27,7 @@ from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.buffer.calibration_buffer import STREAMING
 from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, ImageLoader
 from cifnet_pl.model.assembly import assemble
-from cifnet_pl.model.bundle import Description, StoredModel, StoredRecord, parse
+from cifnet_pl.model.bundle import StoredModel, StoredRecord, parse
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import check_same_embeddings
 from cifnet_pl.model.partition import SetPlan, Shard, ShardRecord, TrainingSet
@@ -55,12 +53,12 @@ class SumsRecord(StoredRecord):
 
 @dataclass
 class PartialSums:
-    """The statistics of one or more parts of training sets.
+    """The statistics of one or more parts of a training set.
 
     Attributes:
         model: its head is not solved; its buffer holds candidates; ``images`` are the content
             hashes of the samples.
-        shards: positions in the sums, by set, ascending, without overlap.
+        shards: positions in the sums, ascending, without overlap.
         name: what errors call it.
     """
 
@@ -71,36 +69,21 @@ class PartialSums:
     @property
     def learned(self) -> str:
         """How many of the samples at these positions are in the sums, in words."""
-        learned = sum(self.model.counts.values())
+        learned = sum(shard.learned for shard in self.shards)
         samples = sum(shard.stop - shard.start for shard in self.shards)
         return f"learned {learned:,} of {number_of(samples, 'sample')}"
 
     @property
-    def missing(self) -> list[ShardRecord]:
-        """Positions of the same sets that are not in the sums."""
+    def missing(self) -> list[str]:
+        """Positions of the set that are not in the sums, in words."""
+        total = self.shards[0].total
+        ends = [0, *(shard.stop for shard in self.shards)]
+        starts = [*(shard.start for shard in self.shards), total]
         missing = []
-        for before, after in self._neighbours():
-            if before.stop < after.start:
-                missing.append(before.between(before.stop, after.start))
+        for end, start in zip(ends, starts, strict=True):
+            if end < start:
+                missing.append(f"samples {end} to {start - 1} of {total}")
         return missing
-
-    def _neighbours(self) -> Iterator[tuple[ShardRecord, ShardRecord]]:
-        """Yield each two shards of a set that follow each other, from its start to its end."""
-        for _, of_set in groupby(self.shards, lambda shard: shard.set_hash):
-            shards = list(of_set)
-            total = shards[0].total
-            start = shards[0].between(0, 0)
-            end = shards[0].between(total, total)
-            yield from pairwise([start, *shards, end])
-
-    def check_overlap(self) -> None:
-        """Raise UsageError where two of the shards have a position in common."""
-        for before, after in self._neighbours():
-            if after.start < before.stop:
-                both = before.between(after.start, min(before.stop, after.stop))
-                raise UsageError(
-                    f"{self.name}: two have {both}, which would count twice"
-                )
 
     def solved(self) -> Classifier:
         """Return the model of all samples; the sums must not be used afterwards.
@@ -110,9 +93,9 @@ class PartialSums:
             DataError: a class without samples.
         """
         if self.missing:
-            missing = listed([str(shard) for shard in self.missing])
             raise UsageError(
-                f"not all sums are there: {missing} are missing; make those shards first"
+                f"not all sums are there: {listed(self.missing)} are missing; make those shards"
+                " first"
             )
         self.model.finish_task()
         self.model.history.clear()
@@ -200,20 +183,21 @@ class ShardLearner:
         model.record_engines([model.engine])
         # The counts of all parts, so that these agree.
         model.begin_task(self.plan.class_names, self.plan.counts)
-        for piece in self.training_set.pieces(self.plan, record.start, record.stop):
+        labels = torch.arange(len(self.plan.class_names))
+        pieces = self.training_set.pieces(self.plan, record.start, record.stop)
+        for samples, rows in pieces:
             loader = ImageLoader(
-                piece.samples,
+                samples,
                 model.image_size,
                 model.crop_ratio,
                 self.workers,
                 model.device.type,
             )
             batch_size = EMBEDDED_BATCH
-            if piece.samples.are_images:
+            if samples.are_images:
                 batch_size = self.batch_size
-            labels = torch.from_numpy(piece.labels)
             model.observe_all(
-                Batches(loader, piece.rows, labels, batch_size, self.skip_unreadable)
+                Batches(loader, rows, labels, batch_size, self.skip_unreadable)
             )
         sums = PartialSums(model, [record], shard.name).end()
         record.learned = sum(model.counts.values())
@@ -229,50 +213,42 @@ def add_up(files: Sequence[Path], trust: bool = False) -> PartialSums:
     They are the observations of one task, which is still to be finished.
 
     Args:
-        files: of parts that do not overlap.
+        files: of parts of one set that do not overlap.
         trust: whether custom heads and backbones may be imported.
 
     Raises:
-        UsageError: a sample that is in two parts, or other backbones, image sizes, precisions,
-            heads or settings.
+        UsageError: a sample that is in two parts, parts of different sets, or other backbones,
+            image sizes, precisions, heads or settings.
         CheckpointError: a file that is damaged, or of an earlier version.
     """
-    headers = {path: read_header(path) for path in files}
-    in_order = sorted(
-        files, key=lambda path: (headers[path].shards[0].place, path.name)
-    )
-    names: dict[str, None] = {}
-    for path in in_order:
-        description = parse(Description, headers[path].model, str(path))
-        names |= dict.fromkeys(description.class_names)
-    part = read_sums(in_order[0], trust)
-    total = PartialSums(emptied(part.model), [], in_order[0].name)
-    total.model.begin_task(list(names))
-    hashes_of_set: dict[str, list[np.ndarray]] = {}
+    shards_of = {path: read_header(path).shards for path in files}
+    in_order = sorted(files, key=lambda path: shards_of[path][0].start)
+    shards = list(chain.from_iterable(shards_of[path] for path in files))
+    shards.sort(key=lambda shard: shard.start)
+    _check_parts(shards)
+    first = read_sums(in_order[0], trust)
+    total = PartialSums(emptied(first.model), shards, first.name)
+    total.model.begin_task(first.model.class_names)
     for path in in_order:
         part = read_sums(path, trust, total.model.backbone)
         with prefixed(f"cannot add {part.name} to {total.name}"):
             check_same_embeddings(total.model, part.model)
             total.model.observe_sums(part.model)
         total.model.record_engines(part.model.engines)
-        total.shards += part.shards
-        hashes = hashes_of_set.setdefault(part.shards[0].set_hash, [])
-        hashes.append(part.model.images.hashes)
-    total.shards.sort(key=lambda shard: shard.place)
-    total.check_overlap()
-    if len(hashes_of_set) > 1:
-        _check_sets([np.concatenate(hashes) for hashes in hashes_of_set.values()])
     return total
 
 
-def _check_sets(hashes_of_sets: Sequence[np.ndarray]) -> None:
-    """Raise UsageError where two sets have samples in common, by their content hashes."""
-    together = np.concatenate([np.unique(hashes) for hashes in hashes_of_sets])
-    common = len(together) - len(np.unique(together))
-    if common:
-        raise UsageError(
-            f"they have {common} samples in common, which would count twice"
-        )
+def _check_parts(shards: Sequence[ShardRecord]) -> None:
+    """Raise UsageError unless shards, ascending, are of one set and have no sample in common."""
+    for before, after in pairwise(shards):
+        if after.set_hash != before.set_hash:
+            raise UsageError(
+                "these are sums of different sets: merge each set into a model, then the models"
+            )
+        if after.start < before.stop:
+            raise UsageError(
+                f"two have sample {after.start} of {after.total}, which would count twice"
+            )
 
 
 # ---------------------------------------------------------------------- files
@@ -315,19 +291,12 @@ def read_sums(
         backbone: one that is in memory already, as for :func:`~cifnet_pl.model.assembly.assemble`.
 
     Raises:
-        CheckpointError: there is no such file, or it is damaged, of another version, or does not
-            hold as many samples as it says.
+        CheckpointError: there is no such file, or it is damaged, or of another version.
     """
     header, tensors = read_tensors(path)
     stored = StoredModel(str(path), header.model, tensors)
     model = assemble(stored, trust=trust, solved=False, backbone=backbone)
     model.calibrated = header.calibrated
-    learned = sum(model.counts.values())
-    if learned != sum(shard.learned for shard in header.shards):
-        raise CheckpointError(
-            f"{path.name} has {number_of(learned, 'sample')}, not as many as it says: make"
-            " it again"
-        )
     return PartialSums(model, header.shards, path.name)
 
 

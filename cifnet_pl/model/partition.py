@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
-import pandas as pd
 from pydantic import Field, Strict
 
 from cifnet_pl.data.duplicates import find_duplicates
@@ -53,18 +52,6 @@ class ShardRecord(StoredRecord):
     stop: Count
     total: Count
     learned: Count = 0
-
-    def __str__(self) -> str:
-        return f"samples {self.start} to {self.stop - 1} of {self.total}"
-
-    @property
-    def place(self) -> tuple[str, int, int]:
-        """Sorts positions by set, ascending; equal for the same positions."""
-        return self.set_hash, self.start, self.stop
-
-    def between(self, start: int, stop: int) -> ShardRecord:
-        """Return other positions of the same set."""
-        return self.model_copy(update={"start": start, "stop": stop})
 
 
 @dataclass(frozen=True)
@@ -150,20 +137,6 @@ class SetPlan(StoredRecord):
         )
 
 
-class Piece(NamedTuple):
-    """The samples of a part that lie in one unit.
-
-    Attributes:
-        samples: of the whole unit.
-        rows: (n,) those of the part.
-        labels: (classes,) the plan's label of each class of the unit.
-    """
-
-    samples: SampleTable
-    rows: np.ndarray
-    labels: np.ndarray
-
-
 @dataclass(eq=False)
 class TrainingSet:
     """The training samples of a source, without its test split.
@@ -184,11 +157,13 @@ class TrainingSet:
         return build_source(self.source, self.options)
 
     @cached_property
-    def _columns(self) -> dict[str, str]:
+    def _columns(self) -> dict[str, Any]:
+        """Names of the columns of embeddings, by what is in them."""
         return {key: str(value) for key, value in self.options.own.items()}
 
     @cached_property
     def _blocks(self) -> list[ArrayFile]:
+        """Blocks of rows of all files of embeddings."""
         found = find_files(self.options.root, "*", tuple(READERS))
         files: list[Path | None] = [*training_files(found)]
         blocks: list[ArrayFile] = []
@@ -199,25 +174,21 @@ class TrainingSet:
     def units(self) -> tuple[list[str], list[str]]:
         """Return the names of all units in the order of the samples, and sentences about them."""
         if self.source == "embeddings":
-            return [str(number) for number in range(len(self._blocks))], []
+            return list(map(str, range(len(self._blocks)))), []
         if self.source != "webdataset":
             return [""], list(self.whole.notes)
         found = find_shards(self.options)
         return list(map(str, training_files(found))), list(found.notes)
 
-    def read(self, unit: str) -> SampleTable:
-        """Return the training samples of a unit."""
-        if self.source == "embeddings":
-            return training(self._blocks[int(unit)].samples(**self._columns))
+    def read(self, unit: str, with_numbers: bool = True) -> SampleTable:
+        """Return the training samples of a unit; of embeddings the labels alone if wanted."""
         if self.source == "webdataset":
             return webdataset(replace(self.options, root=Path(unit)))
-        return replace(self.whole.train, class_names=self.whole.class_names)
-
-    def read_labels(self, unit: str) -> SampleTable:
-        """Return the training samples of a unit; embeddings without their numbers."""
         if self.source != "embeddings":
-            return self.read(unit)
+            return replace(self.whole.train, class_names=self.whole.class_names)
         block = self._blocks[int(unit)]
+        if with_numbers:
+            return training(block.samples(**self._columns))
         size = block.rows.stop - block.rows.start
         columns = {**self._columns, "ids": None}
         columns.pop("embeddings", None)
@@ -247,18 +218,17 @@ class TrainingSet:
         counts: Counter[Any] = Counter()
         first = 0
         for name in names:
-            samples = self.read_labels(name)
+            samples = self.read(name, with_numbers=False)
             positions = first + np.arange(len(samples))
             first += len(samples)
             labels = samples.table["label"]
-            is_learned = pd.Series(~np.isin(positions, left_out))
-            by_class = is_learned.groupby(labels.to_numpy(), sort=False, dropna=False)
-            counts.update(by_class.sum().to_dict())
+            counts.update(dict.fromkeys(labels, 0))  # of all classes, in their order
+            counts.update(labels[~np.isin(positions, left_out)])
             if len(samples):
-                unit_digest = digest(samples)
-                units.append(
-                    UnitRecord(name=name, samples=len(samples), digest=unit_digest)
+                unit = UnitRecord(
+                    name=name, samples=len(samples), digest=digest(samples)
                 )
+                units.append(unit)
         distinct = table_of(label=list(counts), count=list(counts.values()))
         class_names, classes = labelled(
             replace(samples, table=distinct, hash_of=np.zeros(0))
@@ -287,12 +257,17 @@ class TrainingSet:
             content += map(str, ends.tolist())
         return _digest(content)
 
-    def pieces(self, plan: SetPlan, start: int, stop: int) -> Iterator[Piece]:
+    def pieces(
+        self, plan: SetPlan, start: int, stop: int
+    ) -> Iterator[tuple[SampleTable, np.ndarray]]:
         """Read the samples at positions ``start`` to ``stop`` (exclusive), unit by unit.
 
         Args:
             plan: of this set.
             start, stop: positions among all training samples.
+
+        Yields:
+            The samples of a unit, labelled as in the plan, and the rows (n,) that are learned.
 
         Raises:
             DataError: a unit has changed since it was planned.
@@ -301,8 +276,8 @@ class TrainingSet:
         first = 0
         for record in plan.units:
             end = first + record.samples
-            rows = np.arange(max(start, first), min(stop, end))
-            if len(rows):
+            positions = np.arange(max(start, first), min(stop, end))
+            if len(positions):
                 samples = self.read(record.name)
                 if digest(samples) != record.digest:
                     raise DataError(
@@ -310,17 +285,16 @@ class TrainingSet:
                     )
                 names, samples = labelled(samples)
                 labels = np.array([label_of[name] for name in names])
-                learned = rows[~np.isin(rows, plan.left_out)]
-                yield Piece(samples, learned - first, labels)
+                learned = positions[~np.isin(positions, plan.left_out)]
+                labelled_samples = samples.with_columns(label=labels[samples.labels])
+                yield labelled_samples, learned - first
             first = end
 
 
 def training_files(found: SplitFiles) -> list[Path]:
     """Return the files of the training split; all of them where there are no splits."""
-    if not found.splits:
-        return found.files
-    pairs = zip(found.files, found.splits, strict=True)
-    return [file for file, split in pairs if split == "train"]
+    splits = np.array(found.splits or ["train"] * len(found.files))
+    return [found.files[i] for i in np.flatnonzero(splits == "train")]
 
 
 def training(samples: SampleTable) -> SampleTable:

@@ -5,124 +5,99 @@ import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
+import cifnet_pl
+from cifnet_pl.cli.audit import _images_to_audit
+from cifnet_pl.data.samples import Source, SourceOptions
+from cifnet_pl.data.sources import build_source
+from cifnet_pl.model.audit import EmbeddedImages, embeddings_of
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.statistics import groups as near_duplicates
 from tests.cli.test_evaluate import bundle
-from tests.command_line import assert_ends, learned, make_images, rows, run_cifnet
+from tests.command_line import assert_ends, make_images, rows, run_cifnet
 
 CLASSES = ["ant", "bee <b>&", "cat"]
 
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A bundle, and its images with a wrong label and a broken file; alike as they are, none is a
-    near-duplicate.
-    """
+    """A bundle, and alike images of which one has a wrong label, and one lies in two classes."""
     monkeypatch.setattr(near_duplicates, "NEAR_DUPLICATE", 1.1)
     images = make_images(tmp_path / "images", CLASSES, 14)
-    bundle(tmp_path / "m", images, CLASSES, 14)
+    bundle(tmp_path / "m", images)
     (images / "ant" / "3.png").rename(images / "cat" / "moved <i>.png")
-    (images / "cat" / "5.png").write_bytes(b"no image")
+    shutil.copy(images / "ant" / "7.png", images / "cat" / "again.png")
     return tmp_path
 
 
-def run(made: Path, *options: str) -> int:
-    given = {"model": made / "m", "images": made / "images", "output": made / "out"}
-    return run_cifnet("audit", *options, **given, cache_folder=made / "cache")
+def run(made: Path, **options: object) -> int:
+    given = {"model": made / "m", "output": made / "out"}
+    return run_cifnet("audit", **given, cache_folder=made / "cache", **options)
+
+
+def source_of(made: Path) -> Source:
+    return build_source("folder", SourceOptions(made / "images"))
+
+
+def embedded(made: Path) -> EmbeddedImages:
+    model = cifnet_pl.load(made / "m")
+    return embeddings_of(model, source_of(made), made / "cache", [])
 
 
 def test_the_page_and_its_tables(made: Path, capsys: pytest.CaptureFixture[str]):
-    assert run(made) == 0
+    """The image in two classes is judged in neither: by itself, each would be a label error."""
+    (made / "images" / "cat" / "5.png").write_bytes(b"no image")
+    assert run(made, images=made / "images") == 0
     shown = capsys.readouterr()
-    assert "Leave-one-out accuracy 97.6 % (41 images, 3 classes" in shown.out
+    assert "Leave-one-out accuracy 97.5 % (40 images, 3 classes" in shown.out
+    assert "2 images in two classes, not judged" in shown.out
     assert "1 probable label error\n" in shown.out
+    assert "5.png" in shown.err
     page = (made / "out" / "audit.html").read_text(encoding="utf-8")
     assert "<i>" not in page
     assert re.findall(r"(?:src|href)=\"(?!data:)", page) == []
     assert "http" not in page
     images = rows(made / "out" / "images.csv")
-    assert len(images) == 41
-    assert [
-        Path(row["file"]).name for row in images if row["label_error"] == "true"
-    ] == ["moved <i>.png"]
+    files = [Path(row["file"]).name for row in images]
+    assert len(images) == 40
+    assert "again.png" not in files
+    wrong = [row["label_error"] for row in images]
+    assert (files[wrong.index("true")], wrong.count("true")) == ("moved <i>.png", 1)
     assert (images[0]["class"], images[0]["predicted"]) == ("cat", "ant")
     names = {path.name for path in (made / "out").iterdir()}
-    assert {
-        "confusion.png",
-        "learning_curve.png",
-        "classes.csv",
-        "confusion.csv",
-    } < names
-    assert_ends(run(made), 2, "exists already", capsys)
+    tables = {"classes.csv", "confusion.csv"}
+    assert {"confusion.png", "learning_curve.png", *tables} < names
+    assert_ends(run(made, images=made / "images"), 2, "exists already", capsys)
 
 
-def test_images_in_two_classes_are_judged_in_neither(
-    made: Path, capsys: pytest.CaptureFixture[str]
-):
-    """By itself in the other class, each would be a label error."""
-    shutil.copy(
-        made / "images" / "ant" / "7.png", made / "images" / "cat" / "again.png"
-    )
-    assert_ends(
-        run(made),
-        0,
-        "2 images in two classes, not judged",
-        capsys,
-    )
-    judged = {
-        (row["class"], Path(row["file"]).name): row["label_error"]
-        for row in rows(made / "out" / "images.csv")
-    }
-    assert not {("ant", "7.png"), ("cat", "again.png")} & judged.keys()
-    assert [
-        name for (_, name), label_errors in judged.items() if label_errors == "true"
-    ] == ["moved <i>.png"]
-    assert len(judged) == 40
-
-
-def test_single_images_alone_are_refused(
-    made: Path, capsys: pytest.CaptureFixture[str]
-):
-    shutil.rmtree(made / "images")
-    make_images(made / "images", ["ant", "cat"], 1)
-    assert run(made) == 1
-    assert "each class has one image" in capsys.readouterr().err
+def test_single_images_alone_are_refused(made: Path, capsys):
+    images = make_images(made / "single", ["ant", "cat"], 1)
+    assert_ends(run(made, images=images), 1, "each class has one image", capsys)
 
 
 def test_the_network_is_not_touched_again(made: Path, monkeypatch: pytest.MonkeyPatch):
-    (made / "images" / "cat" / "5.png").unlink()
-    assert run(made) == 0
-    first = (made / "out" / "images.csv").read_bytes()
+    first = embedded(made)
     monkeypatch.setattr(Classifier, "embed", Mock(side_effect=AssertionError))
-    assert run(made, "--overwrite") == 0
-    assert (made / "out" / "images.csv").read_bytes() == first
+    again = embedded(made)
+    assert np.array_equal(again.z, first.z)
+    assert (again.files, len(again.files)) == (first.files, 41)
 
 
-def test_a_cache_that_cannot_be_written_is_a_warning(
-    made: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_cache_that_cannot_be_written_is_a_warning(made: Path, caplog):
     (made / "cache").write_text("no folder")
-    assert run(made) == 0
-    shown = capsys.readouterr()
-    assert "Leave-one-out accuracy 97.6 % (41 images, 3 classes" in shown.out
-    assert shown.err.count("no embeddings are cached: cannot write") == 1
+    assert len(embedded(made).files) == 41
+    assert caplog.text.count("no embeddings are cached: cannot write") == 1
 
 
-def test_images_of_a_run_and_of_none(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    (made / "images" / "cat" / "5.png").unlink()
-    cache = ["--data.cache", "true", "--data.cache_folder", str(made / "cache")]
-    images = f"--data.source folder --data.root {made}/images --model.head RidgeHead"
-    folder = learned(tmp_path / "logs", *images.split(), *cache)
-    common = ["--cache_folder", str(made / "cache")]
-    capsys.readouterr()
-    assert run_cifnet("audit", *common, model=folder, output=tmp_path / "a") == 0
-    assert "(41 images, 3 classes" in capsys.readouterr().out
-    given = {"model": made / "m", "output": tmp_path / "b"}
-    assert run_cifnet("audit", *common, **given) == 2
-    assert "give them with --images" in capsys.readouterr().err
-    assert run_cifnet("audit", *common, **given, images="none") == 2
-    assert "no folder none: give the images with --images" in capsys.readouterr().err
+def test_images_of_a_run_and_of_none(made: Path, capsys: pytest.CaptureFixture[str]):
+    assert_ends(run(made), 2, "give them with --images", capsys)
+    missing = "no folder none: give the images with --images"
+    assert_ends(run(made, images="none"), 2, missing, capsys)
+    data = f"data:\n  source: folder\n  root: {made / 'images'}\n"
+    (made / "m" / "config.yaml").write_text(data)
+    found = _images_to_audit(cifnet_pl.load(made / "m"), str(made / "m"), None)
+    expected = source_of(made)
+    assert found.train.names == expected.train.names
+    assert found.test.names == expected.test.names

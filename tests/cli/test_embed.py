@@ -1,6 +1,6 @@
 """Images to vectors: the same as a run computes, in files that ``fit`` and other programs read."""
 
-import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import cifnet_pl
-from cifnet_pl.__main__ import main
+from cifnet_pl.data.samples import SourceOptions
+from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.image import read_square
 from tests.command_line import assert_ends, make_images, run_cifnet
-
-NETWORK = ["--backbone", "pixels:4"]
 
 
 @pytest.fixture
@@ -34,13 +33,11 @@ def read(path):
 @pytest.mark.parametrize("ending", ["npz", "parquet"])
 def test_what_the_file_holds(images, tmp_path, capsys, ending):
     target = tmp_path / f"v.{ending}"
-    assert (
-        main(["embed", "--images", str(images), "--output", str(target), *NETWORK]) == 0
-    )
-    assert (
-        f"16 embeddings with 48 features in {target}: embeddings, ids, labels, split"
-        in capsys.readouterr().out
-    )
+    given = {"images": images, "output": target, "backbone": "pixels:4"}
+    code = run_cifnet("embed", **given)
+    columns = "embeddings, ids, labels, split"
+    said = f"16 embeddings with 48 features in {target}: {columns}"
+    assert_ends(code, 0, said, capsys)
     found = read(target)
     assert found["embeddings"].shape == (16, 48)
     assert found["embeddings"].dtype == np.float32
@@ -49,57 +46,32 @@ def test_what_the_file_holds(images, tmp_path, capsys, ending):
         pixels = torch.from_numpy(read_square(images / name, 4).copy()).permute(2, 0, 1)
         assert np.array_equal(z, network(pixels[None])[0].numpy())
         assert name.split("/")[:2] == [split, label]
-    assert (
-        main(["embed", "--images", str(images), "--output", str(target), *NETWORK]) == 2
-    )
-    assert "--overwrite true" in capsys.readouterr().err
-    # A model of these vectors is that of the images.
-    (images / "train" / "ant" / "broken.png").unlink()
-    learn = (
-        "fit --model.head RidgeHead --energy.enabled false --data.classes_per_task 1"
-    )
-    given = f"--data.source embeddings --data.root {target} --logs {tmp_path}/a"
-    assert main(f"{learn} {given}".split()) == 0
-    given = f"--data.root {images} --data.source folder --model.backbone pixels:4"
-    given += f" --data.image_size 4 --logs {tmp_path}/b"
-    assert main(f"{learn} {given}".split()) == 0
-    ours, theirs = (cifnet_pl.load(tmp_path / name / "default") for name in "ab")
-    z = torch.randn(9, 48, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(ours.head(z), theirs.head(z), rtol=1e-9, atol=1e-9)
+    assert_ends(run_cifnet("embed", **given), 2, "--overwrite true", capsys)
+    learned = build_source("embeddings", SourceOptions(target))
+    assert learned.class_names == ["ant", "bee 猫"]
+    assert (len(learned.train), len(learned.test)) == (12, 4)
 
 
 def test_images_without_classes_and_refusals(images, tmp_path, capsys):
-    for path in (images / "val" / "ant").iterdir():
-        shutil.copy(path, tmp_path / f"loose {path.name}")
-    given = ["--images", str(tmp_path / "loose *"), "--output"]
-    assert main(["embed", *given, str(tmp_path / "v.npz"), *NETWORK]) == 0
-    assert set(read(tmp_path / "v.npz")) == {"embeddings", "ids"}
-    assert (
-        run_cifnet(
-            "embed", *NETWORK, images=images / "val" / "ant", output=tmp_path / "w.npz"
-        )
-        == 0
-    )
-    assert set(read(tmp_path / "w.npz")["ids"]) == {"0.png", "1.png"}
-    for words, code, reason in (
-        ([*given, str(tmp_path / "v.csv")], 2, "known are: .npz, .parquet"),
-        (
-            [*given, str(tmp_path / "x.npz"), "--backbone", "pixel"],
-            2,
-            "did you mean pixels",
-        ),
-        (
-            [*given, str(tmp_path / "x.npz"), *NETWORK, "--image_size", "1000000"],
-            2,
-            "expected 1 to 2048 pixels",
-        ),
-        (
-            f"--images {images}/train/ant/broken.png --output {tmp_path}/x.npz".split(),
-            1,
-            "can be read",
-        ),
+    folder = images / "val" / "ant"
+    loose = str(folder / "*.png")
+    for given, name in ((loose, "v.npz"), (folder, "w.npz")):
+        options = {"images": given, "output": tmp_path / name, "backbone": "pixels:4"}
+        assert run_cifnet("embed", **options) == 0
+        found = read(tmp_path / name)
+        assert set(found) == {"embeddings", "ids"}
+        assert {Path(file).name for file in found["ids"]} == {"0.png", "1.png"}
+    assert set(found["ids"]) == {"0.png", "1.png"}
+    broken = images / "train" / "ant" / "broken.png"
+    for options, code, reason in (
+        ({"output": "v.csv"}, 2, "known are: .npz, .parquet"),
+        ({"backbone": "pixel"}, 2, "did you mean pixels"),
+        ({"image_size": 1000000}, 2, "expected 1 to 2048 pixels"),
+        ({"images": broken}, 1, "can be read"),
     ):
-        assert_ends(main(["embed", *words]), code, reason, capsys)
+        given = {"images": loose, "output": "x.npz", "backbone": "pixels:4", **options}
+        given["output"] = tmp_path / given["output"]
+        assert_ends(run_cifnet("embed", **given), code, reason, capsys)
     assert not (tmp_path / "x.npz").exists()
 
 

@@ -92,7 +92,7 @@ def test_a_run_goes_on_with_the_same_tasks_only(tmp_path, capsys):
 @pytest.fixture
 def model(tmp_path) -> Path:
     images = make_images(tmp_path / "images", ["ant", "bee"], 6)
-    bundle(tmp_path / "model", images, ["ant", "bee"], 6)
+    bundle(tmp_path / "model", images)
     return tmp_path / "model"
 
 

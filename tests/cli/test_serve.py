@@ -5,6 +5,8 @@ import signal
 import socket
 import tempfile
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -12,7 +14,6 @@ from threading import Thread
 import pytest
 import uvicorn
 
-from cifnet_pl.__main__ import main
 from cifnet_pl.cli import serve as starting
 from cifnet_pl.cli.serve import empty_model
 from cifnet_pl.heads import RidgeHead
@@ -21,40 +22,30 @@ from cifnet_pl.serving.gate import Limits
 from cifnet_pl.serving.service import Service
 from cifnet_pl.serving.workspace import Workspace
 from cifnet_pl.utilities.errors import CifnetError
-from tests.command_line import assert_ends
+from tests.command_line import assert_ends, run_cifnet
 from tests.killing import ended, start
 from tests.serving.services import PATIENCE, Address, becomes, image, model, saved
 
+TOKEN = "a" * 20
 BACKBONE = "embedded:efficientnet_lite0+layers+mirror"
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (
-            ["--host", "0.0.0.0"],
-            "can be reached from other machines: give a --token or --token_file",
-        ),
-        (["--token", "short"], "16 or more plain characters"),
-        (["--token", "a" * 20, "--token_file", "x"], "give one of them"),
-        (["--token_file", "missing"], "cannot read --token_file missing"),
-        (["--port", "99999"], "--port is 99999, expected 0 to 65535"),
-        (
-            ["--host", "nowhere.invalid", "--token", "a" * 20],
-            "cannot listen on nowhere.invalid",
-        ),
-        (["--keep_versions", "1"], "expected at least 2"),
-        (["--unknown", "1.5"], "--unknown is 1.5, expected a share between 0 and 1"),
+        ("--host 0.0.0.0", "other machines: give a --token or --token_file"),
+        ("--token short", "16 or more plain characters"),
+        (f"--token {TOKEN} --token_file x", "give one of them"),
+        ("--token_file missing", "cannot read --token_file missing"),
+        ("--port 99999", "--port is 99999, expected 0 to 65535"),
+        (f"--host nowhere.invalid --token {TOKEN}", "cannot listen on nowhere.invalid"),
+        ("--keep_versions 1", "expected at least 2"),
+        ("--unknown 1.5", "--unknown is 1.5, expected a share between 0 and 1"),
     ],
 )
 def test_refused_before_anything_is_written(options, sentence, tmp_path, capsys):
-    saved(tmp_path / "bundle")
-    assert_ends(
-        main(["serve", "--model", str(tmp_path / "bundle"), *options]),
-        2,
-        sentence,
-        capsys,
-    )
+    code = run_cifnet("serve", *options.split(), model=saved(tmp_path / "bundle"))
+    assert_ends(code, 2, sentence, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
@@ -62,11 +53,9 @@ def test_a_port_that_is_taken(tmp_path, capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        assert (
-            main(["serve", "--model", str(saved(tmp_path / "bundle")), "--port", port])
-            == 2
-        )
+        port = taken.getsockname()[1]
+        given = {"model": saved(tmp_path / "bundle"), "port": port}
+        assert run_cifnet("serve", **given) == 2
     said = capsys.readouterr().err
     assert "Address already in use" in said
     assert "choose another --port" in said
@@ -85,9 +74,7 @@ def test_without_a_model_it_begins_with_the_recommended_one():
 
 
 def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
-    """In the sub-folder whose name may be their class; one whose disk is full for a moment is tried
-    again.
-    """
+    """With the sub-folder, which may be their class; where the disk is full, tried again."""
     monkeypatch.setattr(starting, "WATCH_SECONDS", 0.05)
     begun = model()
     folder = tmp_path / "photos"
@@ -95,9 +82,8 @@ def test_new_images_of_a_watched_folder_wait(tmp_path, monkeypatch):
     (folder / "blue").mkdir(parents=True)
     monkeypatch.setattr(gate, "LIMITS", Limits(image_bytes=5000))
     service = Service(Workspace(tmp_path / "w", begun), begun)
-    (folder / "a.png").write_bytes(
-        image("red", 1, 200)
-    )  # too large: it does not hold up the others
+    # Too large: it does not hold up the others.
+    (folder / "a.png").write_bytes(image("red", 1, 200))
     (folder / os.fsdecode(b"\xff.png")).write_bytes(image("red", 2))
     receive = service.inbox.receive
 
@@ -127,53 +113,40 @@ def test_where_ctrl_c_is_ignored_at_the_start_its_exit_code_is_the_same(
     monkeypatch.setattr(uvicorn.Server, "run", lambda *args, **options: None)
     monkeypatch.setattr(tempfile, "tempdir", None)
     with pytest.raises(SystemExit) as end:
-        main(["serve", "--model", str(saved(tmp_path / "bundle")), "--port", "0"])
+        run_cifnet("serve", model=saved(tmp_path / "bundle"), port=0)
     assert end.value.code == 130
 
 
-class Server(Address):
-    """A service in a process of its own."""
-
-    def __init__(self, bundle: Path, output: Path):
-        """Serve a bundle, and write to the file ``output``."""
-        self.output = output
-        self.output.touch()
-        words = ["serve", "--model", str(bundle), "--port", "0"]
-        self.process = start(partial(main, words), output)
-        becomes(lambda: " at http://" in self.said or not self.process.is_alive())
-        if " at http://" not in self.said:
-            self.process.kill()
-            raise AssertionError(self.said)
-        self.url = self.said.split(" at ")[-1].split(" ")[0]
-
-    @property
-    def said(self) -> str:
-        """All that it wrote."""
-        return self.output.read_text(encoding="utf-8")
-
-    def stop(self) -> int:
-        """End it as Ctrl-C does; its exit code."""
-        os.kill(self.process.pid, signal.SIGINT)
-        return ended(self.process)
+@contextmanager
+def served(bundle: Path, output: Path) -> Iterator[Address]:
+    """A service in a process of its own, which writes to a file, and which Ctrl-C ends."""
+    output.touch()
+    process = start(partial(run_cifnet, "serve", model=bundle, port=0), output)
+    try:
+        assert becomes(lambda: " at http://" in output.read_text())
+        server = Address()
+        server.url = output.read_text().split(" at ")[-1].split(" ")[0]
+        yield server
+    finally:
+        os.kill(process.pid, signal.SIGINT)
+        assert ended(process) == 130
 
 
 @pytest.mark.system
 def test_from_start_to_end(tmp_path):
-    """It says where it is, answers, ends with Ctrl-C, and goes on at the version that was
-    served.
-    """
+    """It says where it is, answers, ends with Ctrl-C, and goes on at the version of then."""
     bundle = saved(tmp_path / "bundle")
-    server = Server(bundle, tmp_path / "first")
-    greeting = f"2 classes at {server.url} (the API: /docs); Ctrl-C ends it\n"
-    assert server.said == greeting
-    content = b'{"old": "red", "new": "crimson"}'
-    request = urllib.request.Request(
-        f"{server.url}/rename", content, {"Content-Type": "application/json"}
-    )
-    assert urllib.request.urlopen(request, timeout=PATIENCE).status == 200
-    assert server.stop() == 130
-    assert "Traceback" not in server.said
-    with Server(bundle, tmp_path / "second") as again:
+    output = tmp_path / "output"
+    with served(bundle, output) as server:
+        greeting = f"2 classes at {server.url} (the API: /docs); Ctrl-C ends it\n"
+        assert output.read_text() == greeting
+        content = b'{"old": "red", "new": "crimson"}'
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{server.url}/rename", content, headers)
+        assert urllib.request.urlopen(request, timeout=PATIENCE).status == 200
+    assert "Traceback" not in output.read_text()
+    output = tmp_path / "again"
+    with served(bundle, output) as server:
         greeting = f"workspace {bundle}-workspace goes on at version 2\n"
-        assert again.said.startswith(greeting)
-        assert [one["name"] for one in again.get("/classes")] == ["crimson", "green"]
+        assert output.read_text().startswith(greeting)
+        assert [one["name"] for one in server.get("/classes")] == ["crimson", "green"]

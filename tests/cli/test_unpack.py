@@ -7,26 +7,16 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from cifnet_pl.__main__ import main
-from tests.command_line import assert_ends
+from tests.command_line import assert_ends, run_cifnet
 
 
-def test_digits_come_back_from_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def unpack(**options: object) -> int:
+    return run_cifnet("unpack", **{"source": "digits", **options})
+
+
+def test_digits_come_back_from_files(tmp_path: Path, capsys):
     target = tmp_path / "d"
-    options = [
-        "--source",
-        "digits",
-        "--output",
-        str(target),
-        "--classes",
-        "8",
-        "9",
-        "--size",
-        "8",
-    ]
-    assert main(["unpack", *options]) == 0
+    assert unpack(output=target, classes=["8", "9"], size=8) == 0
     images, labels = load_digits(return_X_y=True)
     files = sorted(target.rglob("*.png"))
     assert len(files) == int(np.isin(labels, (8, 9)).sum())
@@ -39,26 +29,15 @@ def test_digits_come_back_from_files(
     assert f"{len(files)} images of 2 classes" in capsys.readouterr().out
 
 
-REFUSED = [
-    (["--classes", "11"], "unknown class '11'"),
-    (["--source", "digit"], "did you mean digits?"),
-    (["--size", "0"], "--size"),
-    (["--size", "100000000"], "expected 1 to 2048 pixels"),
-    (["--output", "{tmp}"], "not an empty folder"),
-]
-
-
-@pytest.mark.parametrize(("options", "reason"), REFUSED)
-def test_refusals(
-    options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "mine").touch()
-    arguments = [
-        "--source",
-        "digits",
-        "--output",
-        str(tmp_path / "d"),
-        *(o.format(tmp=tmp_path) for o in options),
-    ]
-    assert_ends(main(["unpack", *arguments]), 2, reason, capsys)
+    for options, reason in (
+        ({"classes": "11"}, "unknown class '11'"),
+        ({"source": "digit"}, "did you mean digits?"),
+        ({"size": 0}, "--size"),
+        ({"size": 100000000}, "expected 1 to 2048 pixels"),
+        ({"output": tmp_path}, "not an empty folder"),
+    ):
+        code = unpack(**{"output": tmp_path / "d", **options})
+        assert_ends(code, 2, reason, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -1,6 +1,4 @@
-"""``cifnet watch``: a row and a JSON object for each new image, none lost, none twice, and nothing
-anywhere else.
-"""
+"""``cifnet watch``: a row and a JSON object for each image, none twice, and nothing elsewhere."""
 
 import json
 import re
@@ -12,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cifnet_pl.__main__ import main
 from cifnet_pl.cli.watch import COLUMNS, Sender
 from cifnet_pl.utilities.files import list_cell
 from tests.command_line import rows as rows_of
+from tests.command_line import run_cifnet
 from tests.killing import ended, start
 from tests.serving.services import becomes, client, image, saved
 
@@ -41,11 +39,10 @@ class Receiver:
                 )
                 self.authorised.append(handler.headers["authorization"])
                 status = answers.pop(0) if answers else 200
-                (
+                if status == 200:
                     self.got.append((handler.path, content))
-                    if status == 200
-                    else self.refused.append(content)
-                )
+                else:
+                    self.refused.append(content)
                 handler.send_response(status)
                 if elsewhere:
                     handler.send_header("location", elsewhere)
@@ -57,7 +54,9 @@ class Receiver:
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        # Without a pause of half a second at its end.
+        serve = partial(self.server.serve_forever, 0.01)
+        threading.Thread(target=serve, daemon=True).start()
 
     def __enter__(self):
         return self
@@ -79,19 +78,23 @@ def place(tmp_path):
     """A model, and a folder with a red and a blue image and one that cannot be read."""
     saved(tmp_path / "model")
     (tmp_path / "images" / "day").mkdir(parents=True)
-    for name, content in {
-        "day/red.png": image("red", 60),
-        "blue.png": image("blue", 60),
-        "bad.png": b"no",
-    }.items():
-        (tmp_path / "images" / name).write_bytes(content)
+    (tmp_path / "images" / "day" / "red.png").write_bytes(image("red", 60))
+    (tmp_path / "images" / "blue.png").write_bytes(image("blue", 60))
+    (tmp_path / "images" / "bad.png").write_bytes(b"no")
     return tmp_path
 
 
+def options_of(place: Path) -> dict[str, object]:
+    images, table = place / "images", place / "a.csv"
+    return {"images": images, "output": table, "every": 0.1, "model": place / "model"}
+
+
 def watched(place: Path, *options: str) -> int:
-    words = f"watch --model {place}/model --images {place}/images --every 0.1"
-    words += f" --output {place}/a.csv --once"
-    return main([*words.split(), *options])
+    """Watch the images of a place, by its model unless a workspace is given."""
+    given = options_of(place)
+    if "--workspace" in options:
+        del given["model"]
+    return run_cifnet("watch", "--once", *options, **given)
 
 
 def rows(place: Path) -> dict[str, dict[str, str]]:
@@ -113,46 +116,41 @@ def test_each_image_has_one_row_also_after_a_new_start(place):
     (place / "images" / "copy.png").write_bytes(image("red", 60))
     (place / "images" / "green.png").write_bytes(image("green", 60))
     assert watched(place) == 0
-    assert rows(place).keys() == {"red.png", "blue.png", "bad.png", "green.png"}
-    assert {
-        name: row for name, row in rows(place).items() if name != "green.png"
-    } == found
+    again = rows(place)
+    assert again.pop("green.png")["class"] == "green"
+    assert again == found
 
 
 def test_what_is_refused_is_sent_again_and_nothing_twice(place, impatient, capsys):
-    """Refused twice, then a receiver that is gone, then one that takes the rest: each image once,
-    in order.
-    """
+    """A receiver that refuses, one that is gone, one that takes: each image once, in order."""
+    link = ("--link", "https://shop.example/images/")
     with Receiver(500, 503) as receiver:
-        assert watched(place, "--webhook", f"{receiver.url}/hook") == 0
+        hook = ("--webhook", f"{receiver.url}/hook")
+        assert watched(place, *hook, *link) == 0
         assert [path for path, _ in receiver.got] == ["/hook"] * 3
         assert len({content["id"] for _, content in receiver.got}) == 3
         assert [one["id"] for one in receiver.refused] == [receiver.got[0][1]["id"]] * 2
         red = next(content for _, content in receiver.got if content["class"] == "red")
         assert (red["known"], red["prediction_set"]) == (True, ["red"])
         assert red["probability"] > 0.9
-        assert watched(place, "--webhook", f"{receiver.url}/hook") == 0
+        assert red["link"] == "https://shop.example/images/day/red.png"
+        assert watched(place, *hook) == 0
         assert len(receiver.got) == 3
     (place / "images" / "green.png").write_bytes(image("green", 60))
     assert watched(place) == 0  # answered while nobody received anything
     with Receiver() as receiver:
         assert watched(place, "--webhook", receiver.url) == 0
         assert [content["class"] for _, content in receiver.got] == ["green"]
-    assert (
-        "500: Internal Server Error; 3 predictions not sent yet"
-        in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert "500: Internal Server Error; 3 predictions not sent yet" in said
 
 
 def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
-    """Images that arrive while it runs are answered and wait; after a kill they are sent, each
-    once.
-    """
-    words = f"--model {place}/model --images {place}/images --every 0.1"
-    words += f" --output {place}/a.csv --webhook http://127.0.0.1:1/"
+    """Images that arrive while it runs wait; after a kill they are sent, each once."""
     output = place / "output"
     output.touch()
-    process = start(partial(main, ["watch", *words.split()]), output)
+    given = {"webhook": "http://127.0.0.1:1/", **options_of(place)}
+    process = start(partial(run_cifnet, "watch", **given), output)
     try:
         assert becomes(lambda: "watching" in output.read_text())
         (place / "images" / "late.png").write_bytes(image("green", 61))
@@ -162,23 +160,24 @@ def test_killed_while_nobody_receives_it_sends_all_afterwards(place):
         ended(process)
     with Receiver() as receiver:
         assert watched(place, "--webhook", receiver.url) == 0
-        assert sorted(
-            Path(content["file"]).name for _, content in receiver.got
-        ) == sorted(rows(place))
-        assert "late.png" in rows(place)
+    sent = [Path(content["file"]).name for _, content in receiver.got]
+    assert sorted(sent) == sorted(rows(place))
+    assert "late.png" in sent
 
 
-@pytest.mark.parametrize("names", [["bolt; M4", "nut"], ["a\\", ";", " b"], []])
-def test_prediction_sets_stay_lists(place, names):
+def test_prediction_sets_stay_lists(tmp_path):
     """Also those whose class names hold what separates the names in the table."""
-    row = {**ROW, "prediction_set": list_cell(names), "known": "true"}
-    row["probability"] = "0.5"
+    sets = [["bolt; M4", "nut"], ["a\\", ";", " b"], []]
+    table = []
+    for names in sets:
+        known = {"prediction_set": list_cell(names), "known": "true"}
+        table.append({**ROW, **known, "probability": "0.5"})
     with Receiver() as receiver:
-        Sender(receiver.url, place / "a.sent", [row], place).send()
-        ((_, content),) = receiver.got
-    assert (content["prediction_set"], content["known"]) == (names, True)
-    assert content["probability"] == 0.5
-    assert content["unreadable"] is None
+        Sender(receiver.url, tmp_path / "a.sent", table, tmp_path).send()
+    contents = [content for _, content in receiver.got]
+    assert [content["prediction_set"] for content in contents] == sets
+    assert (contents[0]["known"], contents[0]["probability"]) == (True, 0.5)
+    assert contents[0]["unreadable"] is None
 
 
 def test_nothing_goes_where_it_was_not_sent(place, impatient, monkeypatch):
@@ -195,94 +194,52 @@ def test_nothing_goes_where_it_was_not_sent(place, impatient, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--webhook", "file:///etc/passwd"], "an http or https address"),
-        (["--every", "0"], "--every is 0, expected more than 0"),
-        (["--unknown", "2"], "unknown is 2"),
-        (["--output", "other.csv"], "other.csv is no table of watch"),
-        (["--output", "."], "is a folder, expected a file"),
-        (["--output", "1.png"], "is named as an image"),
+        ("--webhook file:///etc/passwd", "an http or https address"),
+        ("--every 0", "--every is 0, expected more than 0"),
+        ("--unknown 2", "unknown is 2"),
+        ("--output other.csv", "other.csv is no table of watch"),
+        ("--output 1.png", "is named as an image"),
+        ("--model model --workspace w", "give one of --model and --workspace"),
+        ("--workspace .", "journal.sqlite"),
     ],
 )
 def test_wrong_options(options, sentence, place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     (place / "other.csv").write_text("a,b\n1,2\n")
-    assert watched(place, *options) in (1, 2)
+    assert watched(place, *options.split()) in (1, 2)
     assert sentence in capsys.readouterr().err
 
 
 def test_the_examples_of_the_documentation_work(place):
-    """The trigger's names for Home Assistant are those of the JSON, and curl sends what a receiver
-    gets.
-    """
+    """Names of the trigger are those of the JSON, and curl sends what a receiver gets."""
     text = DOCS.read_text(encoding="utf-8")
+    (curl,) = re.findall(r"^curl .*--data .*$", text, re.MULTILINE)
+    (words,) = re.findall(r"^cifnet watch --model MODEL .*$", text, re.MULTILINE)
+    option, address = words.split()[-2:]
+    assert option == "--webhook"
     with Receiver() as receiver:
-        (line,) = re.findall(r"^curl .*--data .*$", text, re.MULTILINE)
-        shell = line.replace("http://homeassistant.local:8123", receiver.url)
-        subprocess.run(
-            ["sh", "-c", f"{shell} --silent --show-error --noproxy '*'"],
-            check=True,
-        )
-        (words,) = re.findall(r"^cifnet watch --model MODEL .*$", text, re.MULTILINE)
-        assert words.split()[-2] == "--webhook"
-        address = words.split()[-1].replace(
-            "http://homeassistant.local:8123", receiver.url
-        )
-        assert watched(place, "--webhook", address) == 0
-        assert {path for path, _ in receiver.got} == {"/api/webhook/cifnet-door"}
-        assert {tuple(content) for _, content in receiver.got[1:]} == {
-            tuple(receiver.got[1][1])
-        }
-        named = set(re.findall(r"trigger\.json\.(\w+)|trigger\.json\['(\w+)'\]", text))
+        home = ("http://homeassistant.local:8123", receiver.url)
+        shell = f"{curl.replace(*home)} --silent --show-error --noproxy '*'"
+        subprocess.run(["sh", "-c", shell], check=True)
+        assert watched(place, option, address.replace(*home)) == 0
+    assert {path for path, _ in receiver.got} == {"/api/webhook/cifnet-door"}
+    (_, shown), *sent = receiver.got
+    (keys,) = {tuple(content) for _, content in sent}
+    named = set(re.findall(r"trigger\.json\.(\w+)|trigger\.json\['(\w+)'\]", text))
     assert named
-    assert {first or second for first, second in named} <= receiver.got[1][1].keys()
-    assert set(receiver.got[0][1]) <= receiver.got[1][1].keys()
-
-
-# ---------------------------------------------------------------------- a living model
-
-
-def rows_watched(place, *options):
-    """Run ``watch --once`` on the images of a place; the rows."""
-    table = place / "predictions.csv"
-    words = ["watch", "--images", str(place / "images"), "--once", "true"]
-    assert main([*words, "--output", str(table), *options]) == 0
-    return rows_of(table)
+    assert {first or second for first, second in named} | set(shown) <= set(keys)
 
 
 def test_the_version_that_a_workspace_serves_classifies(place):
     """Also after it changed, while the service has the workspace open."""
     with client(place / "w") as http:
         options = ("--workspace", str(place / "w"))
-        (before,) = [
-            row for row in rows_watched(place, *options) if "red" in row["file"]
-        ]
-        assert before["class"] == "red"
+        assert watched(place, *options) == 0
+        assert rows(place)["red.png"]["class"] == "red"
         http.post("/rename", json={"old": "red", "new": "crimson"})
         (place / "images" / "more.png").write_bytes(image("red", 61))
-        (after,) = [
-            row for row in rows_watched(place, *options) if "more" in row["file"]
-        ]
-        assert after["class"] == "crimson"
-
-
-@pytest.mark.parametrize("options", [[], ["--model", "m", "--workspace", "w"]])
-def test_one_of_a_model_and_a_workspace_is_needed(options, place, capsys):
-    assert main(["watch", "--images", str(place / "images"), *options]) == 2
-    assert "--workspace" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_no_workspace_is_refused(place, capsys):
-    words = ["watch", "--images", str(place / "images"), "--workspace", str(place)]
-    assert main(words) == 1
-    assert "journal.sqlite" in capsys.readouterr().err
-
-
-def test_each_event_has_the_link_of_its_image(place):
-    with Receiver() as receiver:
-        options = ["--model", str(place / "model"), "--webhook", receiver.url]
-        rows_watched(place, *options, "--link", "https://shop.example/images/")
-    links = sorted(content["link"] for _, content in receiver.got)
-    assert links[-1] == "https://shop.example/images/day/red.png"
+        assert watched(place, *options) == 0
+        assert rows(place)["more.png"]["class"] == "crimson"
 
 
 def test_a_password_is_sent_as_a_header_and_shown_nowhere(place, impatient, capfd):
