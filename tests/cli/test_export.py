@@ -145,7 +145,7 @@ def test_network_and_head_in_one_graph(
         ("dsal", ["probabilities", "novelty"]),
         ("ncm", ["probabilities"]),
         ("knn", ["probabilities"]),
-        ("ridge-fixed", ["probabilities", "novelty"]),
+        ("ridge", ["probabilities", "novelty"]),
         ("ridge-products", ["probabilities", "novelty"]),
         ("acil-float32", ["probabilities", "novelty"]),
     ],

@@ -134,7 +134,7 @@ def test_three_sites_of_which_one_has_a_buffer_for_calibration(tmp_path: Path):
     [
         ("cifnet", "cifnet", "cannot merge"),
         ("ridge", "ncm", "cannot combine RidgeHead with NCMHead"),
-        ("ridge", "ridge-fixed", "cannot combine heads with different"),
+        ("ridge", "ridge-float32", "cannot combine heads with different"),
         ("dsal", "dsal", "cannot merge"),
     ],
 )

@@ -20,10 +20,7 @@ from cifnet_pl.heads import (
     CIFNetHead,
     DSALHead,
     Head,
-    KNNHead,
-    NCMHead,
     RidgeHead,
-    SLDAHead,
 )
 from cifnet_pl.statistics import draw_projection
 from cifnet_pl.testing import Case
@@ -59,8 +56,6 @@ VARIANTS = [
         lambda d: CIFNetHead(d, ridge=1.0, dtype="float32"),
         tolerance=1e-4,
     ),
-    head("ridge-fixed", lambda d: RidgeHead(d, ridge=1.0)),
-    head("ridge-discriminant", lambda d: RidgeHead(d, decision="discriminant")),
     head("ridge-auto", lambda d: RidgeHead(d, decision="auto")),
     head(
         "ridge-products", lambda d: RidgeHead(d, decision="auto", product_features=1.5)
@@ -71,7 +66,6 @@ VARIANTS = [
         lambda d: RidgeHead(d, ridge=1.0, dtype="float32"),
         tolerance=1e-4,
     ),
-    head("acil-gcv", lambda d: ACILHead(d, width=40, ridge="gcv")),
     head(
         "acil-given", lambda d: ACILHead(d, projection=draw_projection(40, d, seed=7))
     ),
@@ -81,9 +75,6 @@ VARIANTS = [
         tolerance=1e-4,
     ),
     head("dsal-gcv", lambda d: DSALHead(d, width=40, ridge="gcv")),
-    head("ncm-euclidean", lambda d: NCMHead(d, metric="euclidean")),
-    head("slda-fixed", lambda d: SLDAHead(d, shrinkage=0.1)),
-    head("knn-euclidean", lambda d: KNNHead(d, metric="euclidean", dtype="float64")),
 ]
 HEADS = [*DEFAULTS, *VARIANTS]
 
