@@ -55,31 +55,26 @@ def images(spread: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return z, y, days
 
 
-def learned(z: Tensor, y: Tensor) -> RidgeHead:
-    return teach(RidgeHead(WIDTH, ridge=RIDGE), z, y)
-
-
-def left_out(head: RidgeHead, z: Tensor, y: Tensor) -> LeftOut:
-    (rule,) = head.rules_left_out(z, y)
+def left_out(z: Tensor, y: Tensor) -> LeftOut:
+    (rule,) = teach(RidgeHead(WIDTH, ridge=RIDGE), z, y).rules_left_out(z, y)
     return rule
 
 
 def evidence(z: Tensor, y: Tensor, rule: LeftOut | None = None) -> Evidence:
-    rule = rule or left_out(learned(z, y), z, y)
     counts = torch.ones(len(y), dtype=torch.float64)
     clusters = Clusters(z, y)
     similar = clusters.similar()
-    return group_evidence(similar, clusters.dealt(similar), y, rule, counts)
+    dealt = clusters.dealt(similar)
+    return group_evidence(similar, dealt, y, rule or left_out(z, y), counts)
 
 
 def test_days_are_found_in_any_order() -> None:
     z, y, days = images(spread=0.3)
-    head = learned(z, y)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
     for rows in (torch.arange(len(y)), order):
         own = z[rows]
         labels = y[rows]
-        assert evidence(own, labels, left_out(head, own, labels)).dependent
+        assert evidence(own, labels).dependent
         groups = Clusters(own, labels).groups()
         together = groups[:, None] == groups
         assert together[days[rows, None] == days[rows]].all()
@@ -89,13 +84,12 @@ def test_days_are_found_in_any_order() -> None:
 def test_as_with_refits_instead_of_closed_forms() -> None:
     z, y, _ = images(spread=0.4)
 
-    def refitted(groups: Tensor | None) -> Tensor:
-        if groups is None:
-            groups = torch.arange(len(y))
+    def refitted(groups: Tensor) -> Tensor:
         scores = torch.zeros(len(y), CLASSES, dtype=torch.float64)
         for group in groups.unique():
-            head = learned(z[groups != group], y[groups != group])
-            scores[groups == group] = head(z[groups == group])
+            out = groups == group
+            head = teach(RidgeHead(WIDTH, ridge=RIDGE), z[~out], y[~out])
+            scores[out] = head(z[out])
         return scores
 
     found = evidence(z, y)
@@ -103,17 +97,15 @@ def test_as_with_refits_instead_of_closed_forms() -> None:
     assert found == evidence(z, y, refitted)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_independent_images_are_left_alone(seed: int) -> None:
     """As different from each other within a day as between days; and where each image is of a day
     of its own.
     """
     z, y, _ = images(spread=3.0, seed=seed)
     draw = torch.Generator().manual_seed(seed)
-    single = (
-        torch.randn(CLASSES, WIDTH, generator=draw).double()[y]
-        + torch.randn(z.shape, generator=draw).double()
-    )
+    classes = torch.randn(CLASSES, WIDTH, generator=draw).double()
+    single = classes[y] + torch.randn(z.shape, generator=draw).double()
     for each in (z, single):
         assert not evidence(each, y).dependent
 
