@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chi2
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from cifnet_pl.buffer import (
     STRATEGIES,
@@ -242,39 +242,12 @@ def test_pruning_keeps_some_classes_whole() -> None:
 # ---------------------------------------------------------------------- randomness
 
 
-def test_seeds_give_different_samples_and_the_same_seed_the_same() -> None:
+def test_seeds_give_different_samples() -> None:
     kept = []
-    for seed in (0, 1, 2, 0):
+    for seed in (0, 1):
         buffer = filled(CalibrationBuffer(capacity=20, seed=seed), TASKS[0])
-        kept.append(frozenset(buffer.key.tolist()))
-    assert kept[0] == kept[3]
-    assert len(set(kept)) == 3
-
-
-@pytest.mark.parametrize("step", [-1, 2**32])
-def test_every_sample_is_as_likely_as_every_other(step: int) -> None:
-    """Chi-square tests, at a false alarm rate of 1e-4 each, of single samples and of neighbours
-    kept together.
-    """
-    n = 50
-    quota = 10
-    trials = 3000
-    share = quota / n
-    keys = step * torch.arange(n)
-    hashes = torch.stack([mix_keys(keys, seed) for seed in range(trials)])
-    ranks = hashes.argsort(dim=1)[:, :quota]
-    kept = torch.zeros(trials, n, dtype=torch.float64).scatter_(1, ranks, 1)
-    # Drawn without replacement the counts are negatively correlated, hence the factor.
-    squares = (kept.sum(0) - trials * share).square().sum()
-    statistic = squares / (trials * share * (1 - share)) * (n - 1) / n
-    assert chi2.ppf(1e-4, n - 1) < statistic < chi2.ppf(1 - 1e-4, n - 1)
-    together = (kept[:, ::2] * kept[:, 1::2]).sum().item()
-    expected = trials * n / 2 * quota * (quota - 1) / (n * (n - 1))
-    assert abs(together - expected) < 4 * expected**0.5
-    # Sets of neighbouring seeds overlap by chance only.
-    in_seeds = (kept[:-1] * kept[1:]).sum().item()
-    expected = (trials - 1) * n * share**2
-    assert abs(in_seeds - expected) < 4 * expected**0.5
+        kept.append(set(buffer.key.tolist()))
+    assert kept[0] != kept[1]
 
 
 # ---------------------------------------------------------------------- oversampling
@@ -319,12 +292,19 @@ def test_removed_classes_are_gone_and_may_come_back() -> None:
     assert sizes(filled(buffer, TASKS[0])) == {-2: 9, 7: 13}
 
 
-def test_hashes_of_distinct_keys_are_distinct_and_fixed() -> None:
-    keys = torch.arange(-10_000, 10_000)
-    assert len(torch.unique(mix_keys(keys, 0))) == len(keys)
-    # SplitMix64 with state 0 gives this first number: the kept set must not change between
-    # versions.
-    assert mix_keys(torch.tensor([0]), 0).item() == 0xE220A8397B1DCDAF - 2**64
+def test_hashes_are_those_of_split_mix_64() -> None:
+    """So each sample is as likely as every other, and the kept set never changes."""
+    draw = np.random.default_rng(0)
+    for seed in (0, 1, 2**31):
+        keys = draw.integers(-(2**63), 2**63 - 1, 50)
+        hashes = []
+        for key in keys.tolist():
+            x = key + (seed + 1) * 0x9E3779B97F4A7C15 & 2**64 - 1
+            x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & 2**64 - 1
+            x = (x ^ x >> 27) * 0x94D049BB133111EB & 2**64 - 1
+            hashes.append(x ^ x >> 31)
+        found = mix_keys(torch.from_numpy(keys), seed).numpy().astype(np.uint64)
+        assert found.tolist() == hashes
 
 
 # ---------------------------------------------------------------------- strategies
@@ -359,20 +339,14 @@ def test_herding_is_the_greedy_search_written_out() -> None:
 
 
 def test_kmeans_takes_one_of_each_cluster_the_largest_first() -> None:
-    centres = torch.tensor([[0.0, 0.0], [100.0, 0.0], [0.0, 100.0], [100.0, 100.0]])
-    sizes = [5, 20, 10, 15]
-    parts = [
-        c + embeddings(n, 2, seed=i)
-        for i, (c, n) in enumerate(zip(centres, sizes, strict=True))
-    ]
-    label = torch.repeat_interleave(torch.arange(4), torch.tensor(sizes))
-    z = torch.cat(parts)
-    rows = select_kmeans(z, torch.arange(len(z)), 0, 4)
+    label = torch.arange(4).repeat_interleave(torch.tensor([5, 20, 10, 15]))
+    z = embeddings(50) + 100 * one_hot(label, 5)
+    rows = select_kmeans(z, torch.arange(50), 0, 4).tolist()
     assert label[rows].tolist() == [1, 3, 2, 0]
-    for part, row in zip(label[rows].tolist(), rows.tolist(), strict=True):
-        own = parts[part]
-        nearest = (own - own.mean(dim=0)).norm(dim=1).argmin()
-        assert torch.equal(z[row], own[nearest])
+    for row in rows:
+        own = (label == label[row]).nonzero().flatten()
+        distance = (z[own] - z[own].mean(dim=0)).norm(dim=1)
+        assert row == own[distance.argmin()]
 
 
 @pytest.mark.parametrize("select", STRATEGIES.values(), ids=STRATEGIES)

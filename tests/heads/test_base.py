@@ -10,7 +10,7 @@ import torch
 
 from cifnet_pl.heads import HEADS, ACILHead, CIFNetHead, Head, RidgeHead
 from cifnet_pl.heads.trial import WIDTH
-from cifnet_pl.testing import QUERIES, Case, assert_same_state, snapshot
+from cifnet_pl.testing import Case, assert_same_state, snapshot
 from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
 
 
@@ -51,13 +51,6 @@ def test_a_ridge_that_is_not_positive_is_refused(make: Callable[..., Head]) -> N
             make(WIDTH, ridge=ridge)
 
 
-def test_probabilities_are_the_softmax_of_scores_over_temperature() -> None:
-    head = Case(RidgeHead).learned()
-    head.temperature.fill_(2.5)
-    tempered = torch.softmax(head(QUERIES) / 2.5, dim=1)
-    assert torch.allclose(head.probabilities(QUERIES), tempered, rtol=1e-12)
-
-
 # ---------------------------------------------------------------------- arrays
 
 
@@ -65,10 +58,9 @@ def test_probabilities_are_the_softmax_of_scores_over_temperature() -> None:
     "given",
     [
         np.ndarray.tolist,
-        lambda array: array[::-1].copy()[::-1],
-        lambda array: array.astype(f"{array.dtype.kind}4"),
+        lambda array: array[::-1].astype(f"{array.dtype.kind}4")[::-1],
     ],
-    ids=["list", "reversed", "32 bits"],
+    ids=["list", "32 bits, reversed"],
 )
 def test_arrays_and_lists_are_taken_as_tensors_are(
     given: Callable[[np.ndarray], Any],

@@ -1,4 +1,4 @@
-"""Ridge solves, generalised cross-validation, and scores without a group."""
+"""Ridge solves and generalised cross-validation."""
 
 from typing import Any
 
@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import one_hot
 
 from cifnet_pl.statistics import (
-    LearnedRows,
-    Ridge,
     RidgeChoice,
     augment,
     gcv_ridge,
     gcv_ridge_of_free_bias,
     solve_ridge,
-    whitened_rows,
 )
 from cifnet_pl.utilities.errors import CifnetError
 
@@ -80,101 +77,29 @@ def test_gcv_of_embeddings_that_are_all_alike() -> None:
     assert choice.ridge > 0
 
 
-def test_a_large_group_is_left_out_as_a_refit_gives() -> None:
-    draw = torch.Generator().manual_seed(1)
-    x = torch.randn(600, 4, generator=draw).double()
-    y = torch.randn(600, 3, generator=draw).double()
-    groups = torch.arange(600).clamp_max(200)  # the last 400 are one
-    penalty = torch.full((4,), 0.3, dtype=torch.float64)
-    half = whitened_rows(x.T @ x, penalty, x)
-    scores = x @ solve_ridge(x.T @ x, x.T @ y, penalty)
-    result = LearnedRows(half).scores(scores, y, groups)
-    expected = x[200:] @ solve_ridge(x[:200].T @ x[:200], x[:200].T @ y[:200], penalty)
-    torch.testing.assert_close(result[200:], expected, rtol=0, atol=1e-9)
+def normal(n: int, width: int) -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(n, width, generator=draw, dtype=torch.float64)
 
 
-# ---------------------------------------------------------------------- near-duplicates
-
-CLASSES = 12
-PER_CLASS = 25
-WIDTH = 400
-"""Fewer samples than features, as when a shop has learned a few classes."""
-
-
-def draw(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Embeddings of overlapping classes whose spectrum falls as that of images does, and their
-    classes.
-    """
-    rng = np.random.default_rng(0)
-    centres = rng.normal(size=(CLASSES, WIDTH)) * 0.35
-    scale = np.arange(1, WIDTH + 1) ** -0.5
-    rng = np.random.default_rng(seed)
-    y = np.repeat(np.arange(CLASSES), per_class)
-    z = (centres[y] + rng.normal(size=(len(y), WIDTH))) * scale
-    return torch.from_numpy(z), torch.from_numpy(y)
-
-
-def learn(z: Tensor, y: Tensor, ridge: Ridge = "gcv") -> tuple[Tensor, RidgeChoice]:
-    """Weights and λ of ridge regression on ±1 targets."""
+def choose(z: Tensor, y: Tensor) -> RidgeChoice:
+    """The ridge of regression on class indicators."""
     x = augment(z)
-    target = 2 * one_hot(y, CLASSES).double() - 1
-    gram = x.T @ x
-    moment = x.T @ target
-    choice = RidgeChoice(ridge)
-    if ridge == "gcv":
-        choice = gcv_ridge_of_free_bias(gram, moment, target.square().sum(), len(z))
-    penalty = torch.full_like(gram[0], choice.ridge)
-    penalty[0] = 0
-    return solve_ridge(gram, moment, penalty), choice
-
-
-def accuracy(weights: Tensor) -> float:
-    z, y = draw(200, seed=1)
-    return 100 * ((augment(z) @ weights).argmax(1) == y).double().mean().item()
-
-
-def near(rows: Tensor) -> Tensor:
-    """Copies of ``rows`` with 5 % of noise."""
-    draw = torch.Generator().manual_seed(2)
-    noise = torch.randn(rows.shape, generator=draw, dtype=torch.float64)
-    return rows + 0.05 * normalize(noise) * rows.norm(dim=1, keepdim=True)
-
-
-Z, Y = draw(PER_CLASS, seed=0)
-ORDER = torch.randperm(len(Z), generator=torch.Generator().manual_seed(3))
-DISTINCT = learn(Z, Y)
-
-
-@pytest.mark.parametrize(("kind", "count"), [("near", 3), ("near", 60), ("bursts", 60)])
-def test_copies_do_not_collapse_the_ridge(kind: str, count: int) -> None:
-    rows = ORDER[:count]
-    if kind == "bursts":
-        rows = ORDER[: -(-count // 9)].repeat_interleave(9)[:count]
-    z = torch.cat([Z, near(Z[rows])])
-    y = torch.cat([Y, Y[rows]])
-    weights, choice = learn(z, y)
-    # An image that counts ten times costs accuracy at any ridge.
-    best = max(
-        accuracy(learn(z, y, ridge=DISTINCT[1].ridge * factor)[0])
-        for factor in (0.3, 1, 3, 10, 30)
-    )
-    assert accuracy(weights) > best - 1
-    assert choice.ridge > 0.01 * DISTINCT[1].ridge
+    target = one_hot(y).double()
+    energy = target.square().sum()
+    return gcv_ridge_of_free_bias(x.T @ x, x.T @ target, energy, len(z))
 
 
 def test_with_nothing_to_learn_the_largest_ridge_is_chosen_and_said() -> None:
-    z = torch.randn(
-        300, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    assert learn(z, torch.arange(300) % CLASSES)[1].at_limit
+    assert choose(normal(300, 20), torch.arange(300) % 12).at_limit
 
 
 def test_few_easy_samples_have_half_as_many_degrees_of_freedom() -> None:
-    z = Z[::8] + 5 * one_hot(Y[::8], WIDTH)
-    y = Y[::8]
-    _, choice = learn(z, y)
+    """So that copies that are not counted, which look like them, do not collapse the ridge."""
+    y = torch.arange(38) % 12
+    z = normal(38, 400) + 50 * one_hot(y, 400)
     values = torch.linalg.eigvalsh((z - z.mean(0)) @ (z - z.mean(0)).T).clamp_min(0)
-    freedom = 1 + (values / (values + choice.ridge)).sum()
+    freedom = 1 + (values / (values + choose(z, y).ridge)).sum()
     assert 0.45 * len(z) < freedom <= 0.5 * len(z) + 1e-9
 
 
