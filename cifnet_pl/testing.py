@@ -140,8 +140,9 @@ def scores_any_embeddings(case: Case) -> None:
     no_scores = head(QUERIES[:0])
     same = no_scores.shape == expected[:0].shape
     assert same, "scores of no embedding have another shape"
-    alone = torch.cat([head(z[None]) for z in QUERIES])
-    error = difference(alone, expected)
+    some = QUERIES[::4]
+    alone = torch.cat([head(z[None]) for z in some])
+    error = difference(alone, head(some))
     assert error <= case.tolerance, f"an embedding alone has scores {error:.1g} apart"
 
 
@@ -169,28 +170,23 @@ def order_does_not_matter(case: Case) -> None:
     """Scores do not depend on the order of samples, or on the sizes of batches."""
     expected = case.learned()
     generator = torch.Generator().manual_seed(1)
-    for batch in (1, 3):
-        shuffled = []
-        for task in TASKS:
-            order = torch.randperm(len(task.y), generator=generator)
-            shuffled.append(task.part(order))
-        head = learn(case.make(WIDTH), shuffled, batch)
-        case.must_agree(head, expected, f"another order in batches of {batch}")
+    shuffled = []
+    for task in TASKS:
+        order = torch.randperm(len(task.y), generator=generator)
+        shuffled.append(task.part(order))
+    head = learn(case.make(WIDTH), shuffled, batch=1)
+    case.must_agree(head, expected, "another order in batches of 1")
 
 
 def surroundings_do_not_matter(case: Case) -> None:
-    """Autocast does not round sums, and a cast of the module does not change their types."""
+    """Autocast does not round sums, and a cast of the module does not change what is stored."""
     expected = case.learned()(QUERIES)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         head = case.learned()
         assert torch.equal(head(QUERIES), expected), "autocast changes scores"
     assert not head(QUERIES).requires_grad, "scores have gradients"
-    types = _types(head)
-    assert _types(head.half()) == types, "half() changes the type of what is stored"
-
-
-def _types(head: Head) -> list[torch.dtype]:
-    return [value.dtype for value in head.state_dict().values()]
+    before = snapshot(head)
+    assert_same_state(head.half(), before)
 
 
 def state_survives_a_file(case: Case) -> None:

@@ -25,9 +25,8 @@ Samples = tuple[Tensor, Tensor, Tensor]
 def samples(counts: dict[int, int], seed: int = 0) -> Samples:
     """Embeddings, labels and distinct keys of ``counts[label]`` samples of each class, shuffled."""
     generator = torch.Generator().manual_seed(seed)
-    y = torch.repeat_interleave(
-        torch.tensor(list(counts)), torch.tensor(list(counts.values()))
-    )
+    repeats = torch.tensor(list(counts.values()))
+    y = torch.tensor(list(counts)).repeat_interleave(repeats)
     y = y[torch.randperm(len(y), generator=generator)]
     key = torch.randint(-(2**62), 2**62, (len(y),), generator=generator)
     return torch.randn(len(y), 3, generator=generator), y, key
@@ -48,9 +47,8 @@ def filled(buffer: CalibrationBuffer, *tasks: Samples) -> CalibrationBuffer:
 
 def content(buffer: CalibrationBuffer) -> list[list[float]]:
     """Everything stored, in its order."""
-    return torch.cat(
-        [buffer.z.double(), buffer.y[:, None], buffer.key[:, None]], dim=1
-    ).tolist()
+    numbers = [buffer.z.double(), buffer.y[:, None], buffer.key[:, None]]
+    return torch.cat(numbers, dim=1).tolist()
 
 
 def sizes(buffer: CalibrationBuffer) -> dict[int, int]:
@@ -104,16 +102,14 @@ def test_a_capacity_below_the_number_of_classes_is_refused() -> None:
 def test_items_are_those_of_past_tasks_until_commit() -> None:
     buffer = CalibrationBuffer(capacity=100)
     offer(buffer, TASKS[0])
-    assert sizes(buffer) == {}
+    assert len(buffer.items()[1]) == 0
     buffer.commit()
-    z, y = buffer.items()
+    before = content(buffer)
     offer(buffer, TASKS[1])
-    assert torch.equal(buffer.items()[0], z)
-    assert torch.equal(buffer.items()[1], y)
-    assert buffer.z.numel() == 39 * 3
+    assert content(buffer) == before
     buffer.discard_pending()
     buffer.commit()
-    assert sizes(buffer) == {7: 30, -2: 9}
+    assert content(buffer) == before
 
 
 # ---------------------------------------------------------------------- order, duplicates, pruning

@@ -115,7 +115,7 @@ def test_leaving_a_group_out_is_learning_without_it(case: Case) -> None:
 @telling
 def test_novelty_follows_every_change(case: Case) -> None:
     """Merge and subtract: as if learned at once, and never what was before."""
-    head = case.make(WIDTH)
+    head = case.learned()
     if not head.merges:
         return
     parts = [halves(task) for task in TASKS]
@@ -123,7 +123,7 @@ def test_novelty_follows_every_change(case: Case) -> None:
     alone = one.novelty(QUERIES)
     one.merge_(other)
     one.solve()
-    assert_near(one.novelty(QUERIES), case.learned().novelty(QUERIES), case)
+    assert_near(one.novelty(QUERIES), head.novelty(QUERIES), case)
     if head.subtracts:
         one.subtract_(other)
         one.solve()

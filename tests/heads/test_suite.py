@@ -50,9 +50,7 @@ def test_inference_mode_may_come_and_go(case: Case) -> None:
 
 
 def test_a_task_under_way(case: Case) -> None:
-    """It is counted, it must be solved before scores and the next task, and a class without samples
-    can be mended. A state of another width is refused.
-    """
+    """It is counted, it must be solved first, and a class without samples can be mended."""
     head = case.learned(TASKS[:1])
     with pytest.raises(CifnetError):
         case.make(WIDTH + 1).load_state_dict(head.state_dict())

@@ -8,7 +8,6 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.statistics import (
     Clusters,
     Evidence,
-    LeftOut,
     group_evidence,
     near_duplicates,
 )
@@ -33,7 +32,6 @@ CLASSES = 5
 DAYS = 6
 EACH = 4
 WIDTH = 24
-RIDGE = 3.0
 
 
 def images(spread: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,17 +53,12 @@ def images(spread: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return z, y, days
 
 
-def left_out(z: Tensor, y: Tensor) -> LeftOut:
-    (rule,) = teach(RidgeHead(WIDTH, ridge=RIDGE), z, y).rules_left_out(z, y)
-    return rule
-
-
-def evidence(z: Tensor, y: Tensor, rule: LeftOut | None = None) -> Evidence:
+def evidence(z: Tensor, y: Tensor) -> Evidence:
+    (rule,) = teach(RidgeHead(WIDTH, ridge=3.0), z, y).rules_left_out(z, y)
     counts = torch.ones(len(y), dtype=torch.float64)
     clusters = Clusters(z, y)
     similar = clusters.similar()
-    dealt = clusters.dealt(similar)
-    return group_evidence(similar, dealt, y, rule or left_out(z, y), counts)
+    return group_evidence(similar, clusters.dealt(similar), y, rule, counts)
 
 
 def test_days_are_found_in_any_order() -> None:
@@ -79,22 +72,6 @@ def test_days_are_found_in_any_order() -> None:
         together = groups[:, None] == groups
         assert together[days[rows, None] == days[rows]].all()
         assert 0.2 < together.sum(dim=1).double().mean() / (DAYS * EACH) < 0.3
-
-
-def test_as_with_refits_instead_of_closed_forms() -> None:
-    z, y, _ = images(spread=0.4)
-
-    def refitted(groups: Tensor) -> Tensor:
-        scores = torch.zeros(len(y), CLASSES, dtype=torch.float64)
-        for group in groups.unique():
-            out = groups == group
-            head = teach(RidgeHead(WIDTH, ridge=RIDGE), z[~out], y[~out])
-            scores[out] = head(z[out])
-        return scores
-
-    found = evidence(z, y)
-    assert found.dependent
-    assert found == evidence(z, y, refitted)
 
 
 @pytest.mark.parametrize("seed", range(2))
