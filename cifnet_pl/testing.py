@@ -56,12 +56,7 @@ def assert_same_state(head: Head, before: dict[str, Tensor]) -> None:
         head: that is checked.
         before: an earlier :func:`snapshot`.
     """
-    state = head.state_dict()
-    assert state.keys() == before.keys(), "other tensors are stored"
-    for name, value in before.items():
-        same_type = state[name].dtype == value.dtype
-        same = same_type and torch.equal(state[name], value)
-        assert same, f"{name} is {state[name]}, not {value}"
+    torch.testing.assert_close(head.state_dict(), before, rtol=0, atol=0)
 
 
 def difference(scores: Tensor, expected: Tensor) -> float:

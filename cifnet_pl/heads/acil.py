@@ -368,11 +368,10 @@ class DSALHead(ACILHead):
 
     def _keep(self, columns: Tensor) -> None:
         # Nothing is folded: the residual targets of a task that is under way are still to be made.
-        self.sums.keep(columns)
-        self.compensation.keep(columns)
-        for increment in (self.increment, self.compensation_increment):
-            if increment is not None:
-                increment.keep(columns)
+        increments = (self.increment, self.compensation_increment)
+        for sums in (self.sums, self.compensation, *increments):
+            if sums is not None:
+                sums.keep(columns)
         self.residual_energy = self.residual_energy[columns]
         self.weights = kept_weights(self.weights, columns)
         self.compensation_weights = kept_weights(self.compensation_weights, columns)

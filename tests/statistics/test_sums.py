@@ -60,6 +60,8 @@ def test_the_gram_matrix_is_whole_whenever_it_is_read() -> None:
     reduced.reduce(lambda tensor: tensor.mul_(2))
     for sums, times in ((merged, 2), (shown, 2), (taken, 0), (loaded, 1), (reduced, 2)):
         assert torch.allclose(sums.gram, times * expected, rtol=1e-12, atol=1e-12)
+        assert sums.mass.item() == pytest.approx(times * added.mass.item(), abs=1e-12)
+        assert sums.seen == times * 9
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 300, 301])
