@@ -56,12 +56,7 @@ def assert_same_state(head: Head, before: dict[str, Tensor]) -> None:
         head: that is checked.
         before: an earlier :func:`snapshot`.
     """
-    state = head.state_dict()
-    assert state.keys() == before.keys(), "other tensors are stored"
-    for name, value in before.items():
-        same_type = state[name].dtype == value.dtype
-        same = same_type and torch.equal(state[name], value)
-        assert same, f"{name} is {state[name]}, not {value}"
+    torch.testing.assert_close(head.state_dict(), before, rtol=0, atol=0)
 
 
 def difference(scores: Tensor, expected: Tensor) -> float:
@@ -140,8 +135,9 @@ def scores_any_embeddings(case: Case) -> None:
     no_scores = head(QUERIES[:0])
     same = no_scores.shape == expected[:0].shape
     assert same, "scores of no embedding have another shape"
-    alone = torch.cat([head(z[None]) for z in QUERIES])
-    error = difference(alone, expected)
+    some = QUERIES[::4]
+    alone = torch.cat([head(z[None]) for z in some])
+    error = difference(alone, head(some))
     assert error <= case.tolerance, f"an embedding alone has scores {error:.1g} apart"
 
 
@@ -169,28 +165,23 @@ def order_does_not_matter(case: Case) -> None:
     """Scores do not depend on the order of samples, or on the sizes of batches."""
     expected = case.learned()
     generator = torch.Generator().manual_seed(1)
-    for batch in (1, 3):
-        shuffled = []
-        for task in TASKS:
-            order = torch.randperm(len(task.y), generator=generator)
-            shuffled.append(task.part(order))
-        head = learn(case.make(WIDTH), shuffled, batch)
-        case.must_agree(head, expected, f"another order in batches of {batch}")
+    shuffled = []
+    for task in TASKS:
+        order = torch.randperm(len(task.y), generator=generator)
+        shuffled.append(task.part(order))
+    head = learn(case.make(WIDTH), shuffled, batch=1)
+    case.must_agree(head, expected, "another order in batches of 1")
 
 
 def surroundings_do_not_matter(case: Case) -> None:
-    """Autocast does not round sums, and a cast of the module does not change their types."""
+    """Autocast does not round sums, and a cast of the module does not change what is stored."""
     expected = case.learned()(QUERIES)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         head = case.learned()
         assert torch.equal(head(QUERIES), expected), "autocast changes scores"
     assert not head(QUERIES).requires_grad, "scores have gradients"
-    types = _types(head)
-    assert _types(head.half()) == types, "half() changes the type of what is stored"
-
-
-def _types(head: Head) -> list[torch.dtype]:
-    return [value.dtype for value in head.state_dict().values()]
+    before = snapshot(head)
+    assert_same_state(head.half(), before)
 
 
 def state_survives_a_file(case: Case) -> None:
@@ -209,8 +200,11 @@ def state_survives_a_file(case: Case) -> None:
         for step in steps:
             step(head)
             step(reloaded)
-            reloaded = case.reloaded(reloaded)
+            state = snapshot(reloaded)
+            reloaded = case.make(WIDTH)
+            reloaded.load_state_dict(state)
             assert_same_state(reloaded, head.state_dict())
+        reloaded = case.reloaded(reloaded)
         same = torch.equal(reloaded(QUERIES), head(QUERIES))
         assert same, f"after reloads in task {k + 1} scores have other bits"
 

@@ -17,13 +17,13 @@ from cifnet_pl.heads import Head
 from cifnet_pl.model.bundle import CONFIG, Event
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.task_learner import observe_buffer
-from tests.heads.suite import HEADS
+from tests.heads import suite
 
 SIDE = 2
 WIDTH = 3 * SIDE**2
 
 MAKERS: dict[str, Callable[[], Head]] = {
-    case.id: partial(case.values[0].make, WIDTH) for case in HEADS
+    name: partial(make, WIDTH) for name, make in suite.MAKERS.items()
 }
 """Every head, and every setting that changes which tensors it keeps."""
 

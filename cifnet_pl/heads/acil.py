@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from cifnet_pl.heads.base import Dtype, scalar
+from cifnet_pl.heads.base import Dtype, check_count, scalar
 from cifnet_pl.heads.sums import SumsHead, kept_weights
 from cifnet_pl.statistics import (
     ClassDistances,
@@ -72,7 +72,7 @@ class ACILHead(SumsHead):
                     f" {in_features})"
                 )
             width = len(projection)
-        check_that(width >= 1, "width", width, "at least 1")
+        check_count("width", width)
         super().__init__(in_features, width, dtype)
         self.width = width
         self.ridge = check_ridge(ridge)
@@ -368,11 +368,10 @@ class DSALHead(ACILHead):
 
     def _keep(self, columns: Tensor) -> None:
         # Nothing is folded: the residual targets of a task that is under way are still to be made.
-        self.sums.keep(columns)
-        self.compensation.keep(columns)
-        for increment in (self.increment, self.compensation_increment):
-            if increment is not None:
-                increment.keep(columns)
+        increments = (self.increment, self.compensation_increment)
+        for sums in (self.sums, self.compensation, *increments):
+            if sums is not None:
+                sums.keep(columns)
         self.residual_energy = self.residual_energy[columns]
         self.weights = kept_weights(self.weights, columns)
         self.compensation_weights = kept_weights(self.compensation_weights, columns)

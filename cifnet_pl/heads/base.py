@@ -23,12 +23,7 @@ from cifnet_pl.utilities.errors import (
     check_that,
     explained,
 )
-from cifnet_pl.utilities.growing_tensors import (
-    make_room,
-    moved,
-    no_rows,
-    state_of,
-)
+from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 
 ACTIONS: dict[str, str] = {
     "merges": "merge, or add samples to a class that is learned already",
@@ -110,6 +105,16 @@ def as_labels(values: Numbers, device: torch.device | str = "cpu") -> Tensor:
     return labels.long()
 
 
+def check_count(name: str, count: int) -> None:
+    """Check an argument that is a number of something: UsageError below 1."""
+    check_that(count >= 1, name, count, "at least 1")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Check an argument that is a number: UsageError unless it is positive and finite."""
+    check_that(0 < value < float("inf"), name, value, "a positive number")
+
+
 class CheckedSamples(NamedTuple):
     """Samples that were checked at the boundary.
 
@@ -129,7 +134,7 @@ def scalar(value: float) -> Tensor:
     return nn.Buffer(torch.tensor(value, dtype=torch.float64))
 
 
-class Head(nn.Module, ABC):
+class Head(GrowingModule, ABC):
     """A classifier that learns classes task by task from embeddings, without gradients.
 
     Protocol per task: ``begin_task(classes)``, then ``observe`` for every batch, then
@@ -199,7 +204,7 @@ class Head(nn.Module, ABC):
 
     def __init__(self, in_features: int, dtype: Dtype = "float64"):
         super().__init__()
-        check_that(in_features >= 1, "in_features", in_features, "at least 1")
+        check_count("in_features", in_features)
         check_choice("dtype of the statistics", dtype, Dtype)
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -439,8 +444,7 @@ class Head(nn.Module, ABC):
                 f"labels have shape {tuple(y.shape)}, expected ({len(z)},)"
             )
         if weight is None:
-            ones = torch.ones_like(y, dtype=torch.float64)
-            return CheckedSamples(z, self._columns(y), ones)
+            weight = torch.ones_like(y, dtype=torch.float64)
         weight = as_tensor(weight, z.device)
         if weight.shape != (len(z),):
             raise UsageError(
@@ -895,20 +899,7 @@ class Head(nn.Module, ABC):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._statistics_changed()
-        return cast(Any, super())._apply(functools.partial(moved, fn), recurse)
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        state = state_of(state_dict, prefix)
-        self._before_load(state)
-        make_room(self, state, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        return super()._apply(fn, recurse)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
-        """Create the children that ``state`` has tensors for.
-
-        Args:
-            state: this head's part of the state, without prefix.
-        """
         self._statistics_changed()

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from cifnet_pl.heads.base import Dtype, Head
 from cifnet_pl.statistics import (
@@ -21,7 +22,6 @@ from cifnet_pl.statistics import (
     augment,
     check_ridge,
     gcv_ridge_of_free_bias,
-    signed_targets,
     solve_ridge,
     squared_slopes,
     target_limit,
@@ -239,22 +239,23 @@ class CIFNetHead(Head):
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         scores = self._scores(z)
         x = augment(z)
-        targets = signed_targets(columns, len(self.labels), self.limit)
+        is_own = one_hot(columns, len(self.labels)).double()
+        targets = self.limit * (2 * is_own - 1)
         positive, negative = self.slopes
         parts: list[LeftOut] = []
         start = 0
         for cohort in self._cohorts:
             stop = start + len(cohort.sums.counts)
             # Of each class: of earlier tasks, of this one, and of later ones.
-            own_weight = cohort.past_weight.new_ones(stop - start)
-            later = len(self.labels) - stop
-            later_weight = own_weight.new_full((later,), float(self.update_past))
-            weights = torch.cat([cohort.past_weight, own_weight, later_weight])
+            weights = scores.new_ones(len(self.labels))
+            weights[:start] = cohort.past_weight
+            weights[stop:] = float(self.update_past)
             for own, gram in self._gram_per_columns(cohort):
                 ridge = cohort.ridge_used[own][0].item()
                 whitened = whitened_rows(gram, self._penalty(gram, ridge), x)
-                own_scores = scores[:, start:stop][:, own]
-                own_targets = targets[:, start:stop][:, own]
+                own_columns = torch.arange(start, stop)[own]
+                own_scores = scores[:, own_columns]
+                own_targets = targets[:, own_columns]
                 # Both slopes are equal unless each class has a system of its own, of one column.
                 is_positive = (own_targets[:, 0] > 0).double()
                 slope = negative + (positive - negative) * is_positive

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from cifnet_pl.heads.acil import ACILHead
-from cifnet_pl.heads.base import Dtype, Metric, in_full_precision, scalar
+from cifnet_pl.heads.base import (
+    Dtype,
+    Metric,
+    check_count,
+    check_positive,
+    in_full_precision,
+    scalar,
+)
 from cifnet_pl.heads.sums import SumsHead
 from cifnet_pl.statistics import (
     ClassDistances,
@@ -237,8 +244,8 @@ class KLDAHead(SLDAHead):
         seed: int = 0,
         dtype: Dtype = "float64",
     ):
-        check_that(width >= 1, "width", width, "at least 1")
-        check_that(0 < gamma < float("inf"), "gamma", gamma, "a positive number")
+        check_count("width", width)
+        check_positive("gamma", gamma)
         super().__init__(in_features, shrinkage, dtype)
         self.sums = Sums(width + 1, dtype=self.dtype)
         self.weights = self.weights.new_zeros(width + 1, 0)
@@ -295,9 +302,7 @@ class FeCAMHead(SumsHead):
             in_features, in_features + 1, dtype, gram=False, per_class=True
         )
         check_that(0 < power <= 1, "power", power, "a positive number of at most 1")
-        check_that(
-            0 < shrinkage < float("inf"), "shrinkage", shrinkage, "a positive number"
-        )
+        check_positive("shrinkage", shrinkage)
         self.power = float(power)
         self.shrinkage = float(shrinkage)
         self._inverses: Tensor | None = None  # (C, d, d), since the sums changed

@@ -8,7 +8,6 @@ from cifnet_pl.statistics.groups import near_duplicates as near_duplicates
 from cifnet_pl.statistics.leaving_out import LearnedRows as LearnedRows
 from cifnet_pl.statistics.leaving_out import LeftOut as LeftOut
 from cifnet_pl.statistics.leaving_out import ScatteredRows as ScatteredRows
-from cifnet_pl.statistics.leaving_out import equal_groups as equal_groups
 from cifnet_pl.statistics.projections import check_projection as check_projection
 from cifnet_pl.statistics.projections import draw_normal as draw_normal
 from cifnet_pl.statistics.projections import draw_phases as draw_phases
@@ -40,7 +39,6 @@ from cifnet_pl.statistics.sums import augment as augment
 from cifnet_pl.statistics.targets import OddsAndShares as OddsAndShares
 from cifnet_pl.statistics.targets import Slopes as Slopes
 from cifnet_pl.statistics.targets import Weighting as Weighting
-from cifnet_pl.statistics.targets import signed_targets as signed_targets
 from cifnet_pl.statistics.targets import squared_slopes as squared_slopes
 from cifnet_pl.statistics.targets import target_limit as target_limit
 from cifnet_pl.statistics.targets import to_probabilities as to_probabilities

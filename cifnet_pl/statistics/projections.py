@@ -20,10 +20,8 @@ from cifnet_pl.utilities.growing_tensors import fingerprint
 
 def random_bits(generator: np.random.PCG64, *shape: int) -> np.ndarray:
     """Return random whole numbers below 2⁵³, as float64 of the given shape."""
-    digits = np.finfo(np.float64).nmant + 1
     words = generator.random_raw(shape)
-    surplus = np.iinfo(np.uint64).bits - digits
-    leading = words >> np.uint64(surplus)
+    leading = words >> np.uint64(64 - 53)
     return leading.astype(np.float64)
 
 

@@ -122,12 +122,6 @@ def whiten(factor: Tensor, x: Tensor) -> Tensor:
     return whitened.T
 
 
-def solve_back(factor: Tensor, x: Tensor) -> Tensor:
-    """Return ``L⁻ᵀx`` for rows x (n, p), with a lower Cholesky factor L (p, p)."""
-    solved: Tensor = torch.linalg.solve_triangular(factor.T, x.T, upper=True)
-    return solved.T
-
-
 def whitened_rows(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
     """Compute the rows B with ``B Bᵀ = X(gram + diag(penalty))⁻¹Xᵀ``.
 

@@ -19,7 +19,6 @@ from cifnet_pl.statistics.ridge import (
     RidgeChoice,
     factorise,
     gcv_ridge,
-    solve_back,
     whiten,
 )
 
@@ -164,7 +163,10 @@ class RidgeFactor:
 
     def _weights(self, whitened: Tensor, centre: Tensor) -> Tensor:
         """Return weights of ``[1; x]`` from whitened directions (C, p) and scores (C,) of μ."""
-        directions = self.system.factors * solve_back(self.factor, whitened)
+        # L⁻ᵀ of each row.
+        upper = self.factor.T
+        solved = torch.linalg.solve_triangular(upper, whitened.T, upper=True)
+        directions = self.system.factors * solved.T
         bias = centre - directions @ self.system.mean.double()
         # Row-major, as after loading: products round differently otherwise.
         return torch.cat([bias[:, None], directions], dim=1).T.contiguous()

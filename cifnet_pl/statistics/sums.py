@@ -222,11 +222,19 @@ class Sums(GrowingModule):
 
     def grow(self, classes: int) -> None:
         """Make room for ``classes`` more classes, at the end, with zero sums."""
+
+        def with_new(known: Tensor) -> Tensor:
+            new = known.new_zeros(classes, *known.shape[1:])
+            return torch.cat([known, new])
+
+        self._change_classes(with_new)
+
+    def _change_classes(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace every buffer that has a row for each class."""
         for name in PER_CLASS:
             known = getattr(self, name)
             if known is not None:
-                new = known.new_zeros(classes, *known.shape[1:])
-                setattr(self, name, torch.cat([known, new]))
+                setattr(self, name, change(known))
 
     def add(self, x: Tensor, index: Tensor, weight: Tensor) -> None:
         """Add rows.
@@ -288,10 +296,7 @@ class Sums(GrowingModule):
 
     def keep(self, columns: Tensor) -> None:
         """Drop all classes but those in ``columns``; their rows stay in ``gram``, without class."""
-        for name in PER_CLASS:
-            known = getattr(self, name)
-            if known is not None:
-                setattr(self, name, known[columns])
+        self._change_classes(lambda known: known[columns])
 
     def reduce(self, sum_in_place: Callable[[Tensor], object]) -> None:
         """Sum over processes.

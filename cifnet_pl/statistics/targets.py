@@ -7,31 +7,12 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, one_hot
+from torch.nn.functional import logsigmoid
 
 from cifnet_pl.utilities.errors import check_choice, check_that
 
 Weighting = Literal["derivative", "released"]
 """The paper's formula, or the authors' released code."""
-
-
-def signed_targets(columns: Tensor, classes: int, limit: float) -> Tensor:
-    """Compute the targets of the regression.
-
-    Args:
-        columns: (n,) int64 column of each sample's class.
-        classes: number of columns C.
-        limit: the target of a positive.
-
-    Returns:
-        (n, C) float64: ``limit`` in the column of each sample's class, ``−limit`` elsewhere.
-
-    Example:
-        >>> signed_targets(torch.tensor([1]), 3, 2.0).tolist()
-        [[-2.0, 2.0, -2.0]]
-    """
-    is_own = one_hot(columns, classes).double()
-    return limit * (2 * is_own - 1)
 
 
 def target_limit(epsilon: float) -> float:

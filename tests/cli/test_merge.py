@@ -65,7 +65,7 @@ def test_equals_one_model_of_all(head: str, tmp_path: Path, capsys):
     [
         ("cifnet", "cifnet", "cannot merge"),
         ("ridge", "ncm", "cannot combine RidgeHead with NCMHead"),
-        ("ridge", "ridge-fixed", "cannot combine heads with different"),
+        ("ridge", "ridge-float32", "cannot combine heads with different"),
     ],
 )
 def test_refused(head: str, other: str, reason: str, tmp_path: Path, capsys):

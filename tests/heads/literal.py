@@ -92,8 +92,6 @@ def dense_ridge(
 
 
 def distance(ours: Any, theirs: Any) -> float:
-    """‖ours − theirs‖ / ‖theirs‖ in the Frobenius norm; by symmetry weights may be zero, so this
-    norm counts as 1e-3 at least.
-    """
+    """‖ours − theirs‖ / ‖theirs‖; as weights may be zero, this norm counts as 1e-3 at least."""
     difference = np.linalg.norm(np.asarray(ours) - np.asarray(theirs))
-    return float(difference / max(np.linalg.norm(np.asarray(theirs)), 1e-3))
+    return float(difference / max(np.linalg.norm(theirs), 1e-3))

@@ -2,7 +2,7 @@
 streams that they learn.
 
 A head that is imported in ``cifnet_pl/heads/__init__.py`` is tested with its default arguments; add
-a line to ``VARIANTS`` for each other set of arguments that changes what it keeps or can do.
+a line to ``MAKERS`` for each other set of arguments that changes what it keeps or can do.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,10 @@ from cifnet_pl.heads import (
     CIFNetHead,
     DSALHead,
     Head,
-    KNNHead,
-    NCMHead,
     RidgeHead,
-    SLDAHead,
 )
 from cifnet_pl.statistics import draw_projection
 from cifnet_pl.testing import Case
-
-
-def head(name: str, make: Callable[[int], Head], **promises: Any) -> Any:
-    """One case of the suite."""
-    return pytest.param(Case(make, **promises), id=name)
-
 
 QUICK = {
     name: {"width": 40} for name in ("ACILHead", "DSALHead", "RanPACHead", "KLDAHead")
@@ -42,50 +33,34 @@ QUICK = {
 TOLERANCES = {"KNNHead": 1e-4}
 """Of heads that compute in float32 unless told otherwise."""
 
-DEFAULTS = [
-    head(
-        name.removesuffix("Head").lower(),
-        partial(kind, **QUICK.get(name, {})),
-        tolerance=TOLERANCES.get(name, Case.tolerance),
-    )
+FLOAT32: dict[str, Any] = {"ridge": 1.0, "dtype": "float32"}
+MAKERS: dict[str, Callable[[int], Head]] = {
+    name.removesuffix("Head").lower(): partial(kind, **QUICK.get(name, {}))
     for name, kind in REGISTERED.items()
+} | {
+    "cifnet-locked": partial(CIFNetHead, update_past=False),
+    "cifnet-gcv": partial(CIFNetHead, ridge="gcv"),
+    "cifnet-released": partial(CIFNetHead, weighting="released"),
+    "cifnet-float32": partial(CIFNetHead, **FLOAT32),
+    "ridge-auto": partial(RidgeHead, decision="auto"),
+    "ridge-products": partial(RidgeHead, decision="auto", product_features=1.5),
+    "ridge-remember": partial(RidgeHead, remember=True),
+    "ridge-float32": partial(RidgeHead, **FLOAT32),
+    "acil-given": lambda d: ACILHead(d, projection=draw_projection(40, d, seed=7)),
+    "acil-float32": partial(ACILHead, width=40, **FLOAT32),
+    "dsal-gcv": partial(DSALHead, width=40, ridge="gcv"),
+}
+HEADS = [
+    pytest.param(
+        Case(
+            make,
+            locked=name == "cifnet-locked",
+            tolerance=1e-9 if make(1).dtype == torch.float64 else 1e-4,
+        ),
+        id=name,
+    )
+    for name, make in MAKERS.items()
 ]
-VARIANTS = [
-    head("cifnet-locked", lambda d: CIFNetHead(d, update_past=False), locked=True),
-    head("cifnet-gcv", lambda d: CIFNetHead(d, ridge="gcv")),
-    head("cifnet-released", lambda d: CIFNetHead(d, weighting="released")),
-    head(
-        "cifnet-float32",
-        lambda d: CIFNetHead(d, ridge=1.0, dtype="float32"),
-        tolerance=1e-4,
-    ),
-    head("ridge-fixed", lambda d: RidgeHead(d, ridge=1.0)),
-    head("ridge-discriminant", lambda d: RidgeHead(d, decision="discriminant")),
-    head("ridge-auto", lambda d: RidgeHead(d, decision="auto")),
-    head(
-        "ridge-products", lambda d: RidgeHead(d, decision="auto", product_features=1.5)
-    ),
-    head("ridge-remember", lambda d: RidgeHead(d, remember=True)),
-    head(
-        "ridge-float32",
-        lambda d: RidgeHead(d, ridge=1.0, dtype="float32"),
-        tolerance=1e-4,
-    ),
-    head("acil-gcv", lambda d: ACILHead(d, width=40, ridge="gcv")),
-    head(
-        "acil-given", lambda d: ACILHead(d, projection=draw_projection(40, d, seed=7))
-    ),
-    head(
-        "acil-float32",
-        lambda d: ACILHead(d, width=40, ridge=1.0, dtype="float32"),
-        tolerance=1e-4,
-    ),
-    head("dsal-gcv", lambda d: DSALHead(d, width=40, ridge="gcv")),
-    head("ncm-euclidean", lambda d: NCMHead(d, metric="euclidean")),
-    head("slda-fixed", lambda d: SLDAHead(d, shrinkage=0.1)),
-    head("knn-euclidean", lambda d: KNNHead(d, metric="euclidean", dtype="float64")),
-]
-HEADS = [*DEFAULTS, *VARIANTS]
 
 
 def scans() -> tuple[Tensor, Tensor]:

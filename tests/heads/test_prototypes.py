@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
@@ -25,15 +24,15 @@ from cifnet_pl.heads import (
 from cifnet_pl.heads.trial import learn, queries, stream
 from cifnet_pl.statistics import draw_normal
 from cifnet_pl.utilities.errors import CifnetError
-from tests.heads.suite import teach, teach_pairs
+from tests.heads.suite import scans, teach, teach_pairs
 
-_images, _targets = load_digits(return_X_y=True)
+X, DIGITS = scans()
 # Forty of each digit, so that equal priors and pooled covariances mean the same to scikit-learn and
 # to us.
-ROWS = np.concatenate([np.flatnonzero(_targets == c)[:40] for c in range(10)])
-Z = torch.from_numpy(_images[ROWS] / 16)
-Y = torch.from_numpy(_targets[ROWS]).long()
-REST = torch.from_numpy(np.delete(_images, ROWS, axis=0) / 16)
+ROWS = torch.cat([DIGITS.eq(c).nonzero().flatten()[:40] for c in range(10)])
+Z = X[ROWS]
+Y = DIGITS[ROWS]
+REST = X[~torch.isin(torch.arange(len(X)), ROWS)]
 
 
 def learned(head: Head) -> Any:
@@ -49,23 +48,17 @@ def test_ncm_scores() -> None:
     assert torch.allclose(
         euclidean, -(REST[:, None] - means).square().sum(dim=2), rtol=1e-12, atol=1e-12
     )
-    cosine = learned(NCMHead(64))(REST)
-    assert torch.allclose(
-        cosine, torch.cosine_similarity(REST[:, None], means, dim=2), rtol=1e-12
-    )
-
-
-def test_ncm_keeps_one_vector_a_class_and_no_gram_matrix() -> None:
     head = learned(NCMHead(64))
+    cosine = torch.cosine_similarity(REST[:, None], means, dim=2)
+    assert torch.allclose(head(REST), cosine, rtol=1e-12)
     assert head.state_elements() == {"moments": 10 * 65}
-    assert "sums.packed_gram" not in head.state_dict()
 
 
 # ---------------------------------------------------------------------- linear discriminant
 # analysis
 
 
-@pytest.mark.parametrize("shrinkage", [0.05, 0.5, 1.0])
+@pytest.mark.parametrize("shrinkage", [0.05, 1.0])
 def test_slda_is_linear_discriminant_analysis(shrinkage: float) -> None:
     reference = LinearDiscriminantAnalysis(
         solver="lsqr", shrinkage=shrinkage, priors=np.full(10, 0.1)
@@ -108,18 +101,6 @@ def test_gcv_gives_the_directions_of_the_ridge_regression_it_was_chosen_for() ->
     assert residual.norm() < 1e-8 * ours.norm()
 
 
-def test_slda_of_classes_of_one_sample_is_the_nearest_mean() -> None:
-    head = SLDAHead(64, shrinkage=0.5)
-    nearest = NCMHead(64, metric="euclidean")
-    for each in (head, nearest):
-        teach(each, Z[[0, 80]], torch.tensor([3, 5]))
-    scores = nearest(REST)
-    apart = (scores[:, 0] - scores[:, 1]).abs() > 1e-9  # some are as near to both
-    assert apart.float().mean() > 0.95
-    found = head.predict(REST[apart])
-    assert torch.equal(found, nearest.predict(REST[apart]))
-
-
 def test_a_removed_class_leaves_only_its_scatter() -> None:
     head = learned(SLDAHead(64, shrinkage=0.1))
     scatter = head.within_scatter()
@@ -154,27 +135,13 @@ def test_ranpac_is_ridge_regression_of_indicators_on_its_projection() -> None:
 
 
 def test_kldas_features_approximate_the_gaussian_kernel() -> None:
-    heads = [KLDAHead(D, width=400, gamma=0.7, seed=seed) for seed in range(100)]
-    products = torch.stack(
-        [x @ x.T for x in (head._features(QUERIES)[:, 1:] for head in heads)]
-    )
-    distance = torch.cdist(normalize(QUERIES, dim=1), normalize(QUERIES, dim=1))
-    assert torch.allclose(
-        products.mean(dim=0), torch.exp(-0.7 * distance.square()), atol=0.03
-    )
-
-
-def test_klda_is_linear_discriminant_analysis_on_them() -> None:
-    head = learn(KLDAHead(D, width=20, shrinkage=0.3), TASKS)
-    x, q = (head._features(z)[:, 1:] for z in (SAMPLES, QUERIES))
-    means = torch.stack([x[c == LABELS].mean(dim=0) for c in range(6)])
-    within = (x - means[LABELS]).T @ (x - means[LABELS]) / len(x)
-    inverse = torch.linalg.inv(
-        0.7 * within
-        + 0.3 * within.diagonal().mean() * torch.eye(20, dtype=torch.float64)
-    )
-    expected = q @ inverse @ means.T - 0.5 * ((means @ inverse) * means).sum(dim=1)
-    assert torch.allclose(head(QUERIES), expected, rtol=1e-8, atol=1e-8)
+    products = torch.zeros(len(QUERIES), len(QUERIES), dtype=torch.float64)
+    for seed in range(50):
+        x = KLDAHead(D, width=400, gamma=0.7, seed=seed)._features(QUERIES)[:, 1:]
+        products += x @ x.T / 50
+    unit = normalize(QUERIES, dim=1)
+    kernel = torch.exp(-0.7 * torch.cdist(unit, unit).square())
+    assert torch.allclose(products, kernel, atol=0.03)
 
 
 def fecam_scores(shrinkage: float) -> Tensor:

@@ -8,7 +8,6 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.statistics import (
     Clusters,
     Evidence,
-    LeftOut,
     group_evidence,
     near_duplicates,
 )
@@ -33,7 +32,6 @@ CLASSES = 5
 DAYS = 6
 EACH = 4
 WIDTH = 24
-RIDGE = 3.0
 
 
 def images(spread: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,17 +53,8 @@ def images(spread: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return z, y, days
 
 
-def learned(z: Tensor, y: Tensor) -> RidgeHead:
-    return teach(RidgeHead(WIDTH, ridge=RIDGE), z, y)
-
-
-def left_out(head: RidgeHead, z: Tensor, y: Tensor) -> LeftOut:
-    (rule,) = head.rules_left_out(z, y)
-    return rule
-
-
-def evidence(z: Tensor, y: Tensor, rule: LeftOut | None = None) -> Evidence:
-    rule = rule or left_out(learned(z, y), z, y)
+def evidence(z: Tensor, y: Tensor) -> Evidence:
+    (rule,) = teach(RidgeHead(WIDTH, ridge=3.0), z, y).rules_left_out(z, y)
     counts = torch.ones(len(y), dtype=torch.float64)
     clusters = Clusters(z, y)
     similar = clusters.similar()
@@ -74,46 +63,26 @@ def evidence(z: Tensor, y: Tensor, rule: LeftOut | None = None) -> Evidence:
 
 def test_days_are_found_in_any_order() -> None:
     z, y, days = images(spread=0.3)
-    head = learned(z, y)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
     for rows in (torch.arange(len(y)), order):
         own = z[rows]
         labels = y[rows]
-        assert evidence(own, labels, left_out(head, own, labels)).dependent
+        assert evidence(own, labels).dependent
         groups = Clusters(own, labels).groups()
         together = groups[:, None] == groups
         assert together[days[rows, None] == days[rows]].all()
         assert 0.2 < together.sum(dim=1).double().mean() / (DAYS * EACH) < 0.3
 
 
-def test_as_with_refits_instead_of_closed_forms() -> None:
-    z, y, _ = images(spread=0.4)
-
-    def refitted(groups: Tensor | None) -> Tensor:
-        if groups is None:
-            groups = torch.arange(len(y))
-        scores = torch.zeros(len(y), CLASSES, dtype=torch.float64)
-        for group in groups.unique():
-            head = learned(z[groups != group], y[groups != group])
-            scores[groups == group] = head(z[groups == group])
-        return scores
-
-    found = evidence(z, y)
-    assert found.dependent
-    assert found == evidence(z, y, refitted)
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_independent_images_are_left_alone(seed: int) -> None:
     """As different from each other within a day as between days; and where each image is of a day
     of its own.
     """
     z, y, _ = images(spread=3.0, seed=seed)
     draw = torch.Generator().manual_seed(seed)
-    single = (
-        torch.randn(CLASSES, WIDTH, generator=draw).double()[y]
-        + torch.randn(z.shape, generator=draw).double()
-    )
+    classes = torch.randn(CLASSES, WIDTH, generator=draw).double()
+    single = classes[y] + torch.randn(z.shape, generator=draw).double()
     for each in (z, single):
         assert not evidence(each, y).dependent
 

@@ -1,4 +1,4 @@
-"""Ridge solves, generalised cross-validation, and scores without a group."""
+"""Ridge solves and generalised cross-validation."""
 
 from typing import Any
 
@@ -7,89 +7,62 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from cifnet_pl.statistics import (
-    LearnedRows,
-    Ridge,
     RidgeChoice,
     augment,
     gcv_ridge,
     gcv_ridge_of_free_bias,
     solve_ridge,
-    whitened_rows,
 )
 from cifnet_pl.utilities.errors import CifnetError
 
 
-@pytest.mark.parametrize("value", [-1.0, torch.nan, torch.inf])
-def test_what_is_not_positive_definite_is_refused(value: float) -> None:
-    gram = torch.eye(3, dtype=torch.float64)
-    gram[1, 1] = value
-    with pytest.raises(CifnetError, match="not positive definite"):
-        solve_ridge(gram, torch.ones(3, 1, dtype=torch.float64), torch.tensor(0.01))
+def test_what_is_not_positive_definite_is_refused() -> None:
+    for value in (-1.0, torch.nan, torch.inf):
+        gram = torch.diag(torch.tensor([1, value, 1], dtype=torch.float64))
+        with pytest.raises(CifnetError, match="not positive definite"):
+            solve_ridge(gram, torch.ones(3, 1).double(), torch.tensor(0.01))
 
 
-def exact_gcv(x: Any, target: Any, ridge: Any, free_bias: bool) -> Any:
-    """GCV of one ridge, from the hat matrix, in 60 digits."""
+def exact_gcv(x: Any, target: Any, ridge: Any, free: int) -> Any:
+    """GCV of one ridge, from the hat matrix of centred features, in 60 digits."""
     n = x.rows
-    features = x.cols
-    if free_bias:
-        bias = mpmath.ones(n, n) / n
-    else:
-        bias = mpmath.zeros(n, n)
-    x = x - bias * x
-    hat = bias + x * mpmath.inverse(x.T * x + ridge * mpmath.eye(features)) * x.T
+    inverse = mpmath.inverse(x.T * x + ridge * mpmath.eye(x.cols))
+    hat = free * mpmath.ones(n, n) / n + x * inverse * x.T
     residual = target - hat * target
     freedom = sum(hat[i, i] for i in range(n))
-    return (
-        n
-        * mpmath.norm(residual, 2 if target.cols == 1 else "f") ** 2
-        / (n - freedom) ** 2
-    )
+    return n * mpmath.norm(residual) ** 2 / (n - freedom) ** 2
 
 
-@pytest.mark.parametrize("free_bias", [True, False])
-@pytest.mark.parametrize("n", [5, 6, 7, 12])
-def test_gcv_is_right_with_fewer_samples_than_features_too(
-    n: int, free_bias: bool
-) -> None:
+@pytest.mark.parametrize("free", [1, 0])
+@pytest.mark.parametrize("n", [5, 7])
+def test_gcv_is_right_with_fewer_samples_than_features_too(n: int, free: int) -> None:
     # With n ≤ d both RSS and n − df vanish with the ridge; in float64 a hat matrix would leave only
     # rounding.
-    rng = np.random.default_rng(n)
-    x = rng.normal(size=(n, 6))
-    target = rng.choice([-3.0, 3.0], size=(n, 1))
-    target[:2, 0] = [-3, 3]
-
-    def centre(a: np.ndarray) -> np.ndarray:
-        if free_bias:
-            return a - a.mean(axis=0)
-        return a
-
-    z = torch.from_numpy(centre(x))
-    t = torch.from_numpy(centre(target))
+    draw = torch.Generator().manual_seed(n)
+    z = torch.randn(n, 6, generator=draw, dtype=torch.float64)
+    t = 3 * torch.randn(n, 1, generator=draw, dtype=torch.float64).sign()
+    z = z - free * z.mean(dim=0)
+    t = t - free * t.mean(dim=0)
     gram = z.T @ z
-    moment = z.T @ t
-    ridge, at_limit = gcv_ridge(gram, moment, t.square().sum(), n, int(free_bias))
-    weights = solve_ridge(gram, moment, gram.new_tensor(ridge))
-    eigenvalues = torch.linalg.eigvalsh(z.T @ z)
+    ridge, at_limit = gcv_ridge(gram, z.T @ t, t.square().sum(), n, free)
+    eigenvalues = torch.linalg.eigvalsh(gram)
 
     def freedom(ridge: float) -> float:
-        return int(free_bias) + (eigenvalues / (eigenvalues + ridge)).sum().item()
+        return free + (eigenvalues / (eigenvalues + ridge)).sum().item()
 
     assert freedom(ridge) <= n / 2
+    assert not at_limit
     with mpmath.workdps(60):
-        features = mpmath.matrix(x.tolist())
-        wanted = mpmath.matrix(target.tolist())
-        found = exact_gcv(features, wanted, ridge, free_bias)
+        features = mpmath.matrix(z.tolist())
+        wanted = mpmath.matrix(t.tolist())
+        found = exact_gcv(features, wanted, ridge, free)
         for factor in (0.5, 0.77, 1.3, 2.0):
-            if not at_limit and freedom(factor * ridge) <= n / 2:
-                other = exact_gcv(features, wanted, factor * ridge, free_bias)
+            if freedom(factor * ridge) <= n / 2:
+                other = exact_gcv(features, wanted, factor * ridge, free)
                 assert found <= other * (1 + mpmath.mpf("0.01"))
-    solution = torch.linalg.lstsq(
-        torch.cat([z, ridge**0.5 * torch.eye(6, dtype=torch.float64)]),
-        torch.cat([t, t.new_zeros(6, 1)]),
-    ).solution
-    assert torch.allclose(weights, solution, rtol=1e-7, atol=1e-10)
 
 
 def test_gcv_of_embeddings_that_are_all_alike() -> None:
@@ -104,114 +77,33 @@ def test_gcv_of_embeddings_that_are_all_alike() -> None:
     assert choice.ridge > 0
 
 
-def test_a_large_group_is_left_out_as_a_refit_gives() -> None:
-    draw = torch.Generator().manual_seed(1)
-    x = torch.randn(600, 4, generator=draw).double()
-    y = torch.randn(600, 3, generator=draw).double()
-    groups = torch.arange(600).clamp_max(200)  # the last 400 are one
-    penalty = torch.full((4,), 0.3, dtype=torch.float64)
-    half = whitened_rows(x.T @ x, penalty, x)
-    scores = x @ solve_ridge(x.T @ x, x.T @ y, penalty)
-    result = LearnedRows(half).scores(scores, y, groups)
-    expected = x[200:] @ solve_ridge(x[:200].T @ x[:200], x[:200].T @ y[:200], penalty)
-    torch.testing.assert_close(result[200:], expected, rtol=0, atol=1e-9)
+def normal(n: int, width: int) -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(n, width, generator=draw, dtype=torch.float64)
 
 
-# ---------------------------------------------------------------------- near-duplicates
-
-CLASSES = 12
-PER_CLASS = 25
-WIDTH = 400
-"""Fewer samples than features, as when a shop has learned a few classes."""
-
-
-def draw(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Embeddings of overlapping classes whose spectrum falls as that of images does, and their
-    classes.
-    """
-    rng = np.random.default_rng(0)
-    centres = rng.normal(size=(CLASSES, WIDTH)) * 0.35
-    scale = np.arange(1, WIDTH + 1) ** -0.5
-    rng = np.random.default_rng(seed)
-    y = np.repeat(np.arange(CLASSES), per_class)
-    z = (centres[y] + rng.normal(size=(len(y), WIDTH))) * scale
-    return torch.from_numpy(z), torch.from_numpy(y)
-
-
-def learn(
-    z: Tensor, y: Tensor, samples: int | None = None, ridge: Ridge = "gcv"
-) -> tuple[Tensor, RidgeChoice]:
-    """Weights and λ of ridge regression on ±1 targets; ``samples`` of them are distinct."""
+def choose(z: Tensor, y: Tensor) -> RidgeChoice:
+    """The ridge of regression on class indicators."""
     x = augment(z)
-    target = 2 * torch.nn.functional.one_hot(y, CLASSES).double() - 1
-    gram = x.T @ x
-    moment = x.T @ target
+    target = one_hot(y).double()
     energy = target.square().sum()
-    if ridge == "gcv":
-        choice = gcv_ridge_of_free_bias(gram, moment, energy, samples or len(z))
-    else:
-        choice = RidgeChoice(ridge)
-    penalty = torch.full_like(gram[0], choice.ridge)
-    penalty[0] = 0
-    return solve_ridge(gram, moment, penalty), choice
-
-
-def accuracy(weights: Tensor) -> float:
-    z, y = draw(200, seed=1)
-    return 100 * ((augment(z) @ weights).argmax(1) == y).double().mean().item()
-
-
-def near(z: Tensor, rows: Tensor, seed: int = 2) -> Tensor:
-    """Copies of ``rows`` with 5 % of noise."""
-    noise = torch.randn(
-        len(rows),
-        WIDTH,
-        generator=torch.Generator().manual_seed(seed),
-        dtype=torch.float64,
-    )
-    return z[rows] + 0.05 * noise * (z[rows].norm(dim=1) / noise.norm(dim=1))[:, None]
-
-
-Z, Y = draw(PER_CLASS, seed=0)
-ORDER = torch.randperm(len(Z), generator=torch.Generator().manual_seed(3))
-DISTINCT = learn(Z, Y)
-
-
-@pytest.mark.parametrize("count", [3, 15, 60])
-@pytest.mark.parametrize("kind", ["near", "bursts"])
-def test_copies_do_not_collapse_the_ridge(kind: str, count: int) -> None:
-    rows = ORDER[:count]
-    if kind == "bursts":
-        rows = ORDER[: -(-count // 9)].repeat_interleave(9)[:count]
-    z = torch.cat([Z, near(Z, rows)])
-    y = torch.cat([Y, Y[rows]])
-    weights, choice = learn(z, y)
-    # An image that counts ten times costs accuracy at any ridge.
-    best = max(
-        accuracy(learn(z, y, ridge=DISTINCT[1].ridge * factor)[0])
-        for factor in (0.3, 1, 3, 10, 30)
-    )
-    assert accuracy(weights) > best - 1
-    assert choice.ridge > 0.01 * DISTINCT[1].ridge
+    return gcv_ridge_of_free_bias(x.T @ x, x.T @ target, energy, len(z))
 
 
 def test_with_nothing_to_learn_the_largest_ridge_is_chosen_and_said() -> None:
-    z = torch.randn(
-        300, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    assert learn(z, torch.arange(300) % CLASSES)[1].at_limit
+    assert choose(normal(300, 20), torch.arange(300) % 12).at_limit
 
 
 def test_few_easy_samples_have_half_as_many_degrees_of_freedom() -> None:
-    z = Z[::8] + 5 * torch.nn.functional.one_hot(Y[::8], WIDTH)
-    y = Y[::8]
-    _, choice = learn(z, y)
+    """So that copies that are not counted, which look like them, do not collapse the ridge."""
+    y = torch.arange(38) % 12
+    z = normal(38, 400) + 50 * one_hot(y, 400)
     values = torch.linalg.eigvalsh((z - z.mean(0)) @ (z - z.mean(0)).T).clamp_min(0)
-    freedom = 1 + (values / (values + choice.ridge)).sum()
+    freedom = 1 + (values / (values + choose(z, y).ridge)).sum()
     assert 0.45 * len(z) < freedom <= 0.5 * len(z) + 1e-9
 
 
-@pytest.mark.parametrize("seed", [25, 46, 75, 104, 125, 264])
+@pytest.mark.parametrize("seed", [25, 104])
 def test_the_ridge_is_the_best_of_several_minima(seed: int) -> None:
     """Of spectra over several decades, where GCV has more than one minimum."""
     draw = np.random.default_rng(seed)
