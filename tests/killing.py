@@ -4,11 +4,13 @@ nothing may catch.
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
@@ -60,6 +62,17 @@ def at_call(number, function, then, after=False):
 def kill_self() -> None:
     """No clean-up of any kind runs."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """Writes past ``limit`` bytes of a file fail, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def start(work: Callable[[], int], output: Path, terminal: bool = False) -> BaseProcess:
