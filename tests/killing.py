@@ -27,6 +27,9 @@ PRELOADED = [
     "uvicorn",
     "cifnet_pl.serving.app",
     "cifnet_pl.serving.service",
+    "pytest",
+    "tests.command_line",
+    "tests.models",
 ]
 SERVER.set_forkserver_preload(PRELOADED)
 
