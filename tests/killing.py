@@ -72,9 +72,12 @@ def full_disk(limit: int) -> Iterator[None]:
     """Writes past ``limit`` bytes of a file fail, as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    # Python takes a module for compiled of which it could write a part only.
+    sys.dont_write_bytecode = True
     try:
         yield
     finally:
+        sys.dont_write_bytecode = False
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 

@@ -97,7 +97,6 @@ COMMANDS = {
         "classify --model {}/model --images {}/new"
         " --output {}/here/predictions.csv --overwrite true"
     ),
-    "audit": "audit --model {}/model --images {}/images --output {}/other/audit",
     "serve": "serve --model {}/model --port 0 --workspace {}/other/w",
 }
 
@@ -119,7 +118,6 @@ def test_a_folder_that_may_not_be_written(name: str, place: Path) -> None:
 UNREADABLE = {
     "a model": "info --model {}/shut/model",
     "images": "classify --model {}/model --images {}/shut/new --output {}/out.csv",
-    "an output": "classify --model {}/model --images {}/new --output {}/shut/out.csv",
     "images to learn": f"{FIT} --data.root {{}}/shut --logs {{}}/logs",
     "a configuration": "fit --config {}/shut/a.yaml",
     "a sweep": "sweep {}/shut/a.yaml --logs {}/logs",

@@ -43,7 +43,7 @@ def test_fit_with_a_cache_and_an_audit_name_entries_that_are_no_files(
     images = tmp_path / "images"
     for channel, name in enumerate(("red", "blue")):
         (images / name).mkdir(parents=True)
-        for seed in range(8):
+        for seed in range(4):
             pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
             pixels[..., channel] //= 8
             Image.fromarray(pixels).save(images / name / f"{seed}.png")
