@@ -373,9 +373,7 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
             raise UsageError(
                 f"axis {axis} and seeds both set seed_everything: leave one of them out"
             )
-        for name, value in values.items():
-            if not put(config, plain(name), copy.deepcopy(value)):
-                raise UsageError(f"{name} cannot be set: there is no such option")
+        _put_all(config, values)
     if seed is not None:
         config.setdefault("data", {}).setdefault("class_order", seed)
     ignored = []
@@ -410,6 +408,13 @@ def _drop_seed(config: CONFIG) -> None:
     data = config.get("data", {})
     if seed is not None and data.get("class_order") == seed:
         del data["class_order"]
+
+
+def _put_all(config: CONFIG, values: Mapping[str, Any]) -> None:
+    """Set dotted names in a configuration; UsageError where there is no such option."""
+    for name, value in values.items():
+        if not put(config, plain(name), copy.deepcopy(value)):
+            raise UsageError(f"{name} cannot be set: there is no such option")
 
 
 def put(config: CONFIG, name: str, value: Any, kind: str | None = None) -> bool:

@@ -209,14 +209,6 @@ def test_full_disk_leaves_the_last_checkpoint_as_it_was(tmp_path, capsys):
     assert config["data"]["max_tasks"] == 2  # as of the second command
 
 
-def test_class_folders_with_control_characters(tmp_path, capsys):
-    make_images(tmp_path / "images", ["ant", "a\nred\x1b[31m"])
-    assert fit(tmp_path, *of_folder(tmp_path / "images", 1)) == RUN
-    shown = one_sentence(capsys)
-    assert "\x1b" not in shown
-    assert "has control characters: rename the class" in shown
-
-
 def test_interrupted_command(monkeypatch, capsys):
     interrupt = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("cifnet_pl.cli.commands.run_command", interrupt)
