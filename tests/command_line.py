@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from PIL import Image
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.cli.lightning_cli import CIFNetCLI
+from cifnet_pl.cli.parsing import with_clean_heads, with_recommended
 
 LINE = "--model.backbone pixels:8 --data.source digits --data.image_size 8"
 LINE += " --data.num_workers 0 --data.classes_per_task 2 --energy.enabled false"
@@ -26,6 +29,21 @@ def fit(logs: Path, *options: str) -> int:
     ``options`` say otherwise.
     """
     return main(["fit", *FAST, "--logs", str(logs), *options])
+
+
+class Prepared(CIFNetCLI):
+    """Parses the options of a run, and makes nothing of them."""
+
+    def before_instantiate_classes(self) -> None:
+        pass
+
+    instantiate_classes = before_instantiate_classes
+
+
+def prepared(*words: str) -> Prepared:
+    """The options of ``fit`` as a run takes them."""
+    options = with_clean_heads(with_recommended(words))
+    return Prepared("fit", options, ExitStack())
 
 
 def run_cifnet(command: str, *words: str, **options: object) -> int:

@@ -48,8 +48,8 @@ os.fsync = lambda descriptor: None
 def quick_libraries():
     """Spare each small run what takes most of its time and is the same in all of them."""
     from lightning.fabric.utilities import registry
-    from lightning.pytorch.cli import LightningCLI
 
+    from cifnet_pl.cli.lightning_cli import CIFNetCLI
     from cifnet_pl.learning.callbacks import task_metrics
     from cifnet_pl.utilities import files, plugins
 
@@ -58,15 +58,27 @@ def quick_libraries():
         # callbacks, and each run for packages that add parts.
         for module in (registry, plugins):
             patch.setattr(module, "entry_points", functools.cache(module.entry_points))
-        # Lightning writes the configuration once more, for modules that save their
-        # hyper-parameters: none of these tests has one.
-        dumped = lambda cli: setattr(cli, "config_dump", {})  # noqa: E731
-        patch.setattr(LightningCLI, "_dump_config", dumped)
+        patch.setattr(
+            CIFNetCLI, "setup_parser", with_one_parser(CIFNetCLI.setup_parser)
+        )
         # A writer is refused at once: nothing here sweeps locks for as long as a second.
         patch.setattr(files, "SWEEP_SECONDS", 0.1)
         for drawing in ("draw_trajectory", "draw_confusion"):
             patch.setattr(task_metrics, drawing, blank)
         yield
+
+
+def with_one_parser(set_up):
+    """Build the parser of each sub-command once: it keeps nothing of the words that it parses."""
+    parsers = {}
+
+    def set_up_once(cli, *given):
+        if cli.command not in parsers:
+            set_up(cli, *given)
+            parsers[cli.command] = cli.parser
+        cli.parser = parsers[cli.command]
+
+    return set_up_once
 
 
 def blank(*_):

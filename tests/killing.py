@@ -4,11 +4,13 @@ nothing may catch.
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +27,9 @@ PRELOADED = [
     "uvicorn",
     "cifnet_pl.serving.app",
     "cifnet_pl.serving.service",
+    "pytest",
+    "tests.command_line",
+    "tests.models",
 ]
 SERVER.set_forkserver_preload(PRELOADED)
 
@@ -60,6 +65,20 @@ def at_call(number, function, then, after=False):
 def kill_self() -> None:
     """No clean-up of any kind runs."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """Writes past ``limit`` bytes of a file fail, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    # Python takes a module for compiled of which it could write a part only.
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = False
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def start(work: Callable[[], int], output: Path, terminal: bool = False) -> BaseProcess:

@@ -3,12 +3,14 @@
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cifnet_pl"
 
 
+@cache
 def classes() -> list[ast.ClassDef]:
     """Return all classes of the package."""
     return [
@@ -49,7 +51,6 @@ def test_no_module_imports_what_windows_lacks():
         r"^(?:import|from) (?:fcntl|grp|posix|pty|pwd|resource|syslog|termios|tty)\b",
         re.MULTILINE,
     )
-    assert lacking.search("import sys\nimport fcntl\n")
     assert not [
         path
         for path in PACKAGE.rglob("*.py")

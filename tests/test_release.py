@@ -42,14 +42,14 @@ def test_the_table_of_heads_is_that_of_the_code():
 
 
 def test_the_command_line_reference_is_that_of_the_parsers():
-    script = runpy.run_path(str(ROOT / ".ci/command_line.py"))
+    made = runpy.run_path(str(ROOT / ".ci/command_line.py"))["page"]()
     page = (ROOT / "docs/reference/command_line.md").read_text(encoding="utf-8")
-    assert plain(page) == plain(script["page"]()), "run python .ci/command_line.py"
-
-
-def plain(text: str) -> list[str]:
-    """Return the words of a help text without types, whose order depends on what was imported."""
-    return re.sub(r"\(type:.*?\)", "", text, flags=re.DOTALL).split()
+    # Without types, whose order depends on what was imported.
+    words, stored = (
+        re.sub(r"\(type:.*?\)", "", text, flags=re.DOTALL).split()
+        for text in (made, page)
+    )
+    assert words == stored, "run python .ci/command_line.py"
 
 
 def option_names(text: str) -> set[str]:

@@ -11,44 +11,6 @@ from tests.command_line import FAST, call_in_turn, environment, rows
 ROOT = Path(__file__).parents[1]
 SIMULATED = "from tests import simulated_windows\nsimulated_windows.simulate()\n"
 
-REFUSED = """
-import os, sys
-from cifnet_pl.utilities.files import write_text
-from pathlib import Path
-assert not hasattr(os, "fork") and sys.modules["fcntl"] is None
-for attempt in (
-    lambda: os.mkdir("aux"),
-    lambda: os.mkdir("dot."),
-    lambda: os.mkdir("A"),
-    lambda: os.replace("a", "b"),
-    lambda: os.open(".", os.O_RDONLY),
-):
-    try:
-        attempt()
-    except OSError:
-        continue
-    raise AssertionError("not refused")
-"""
-
-
-def in_simulation(code: str, folder: Path) -> None:
-    """Run code in a process as on Windows, to its good end."""
-    done = subprocess.run(
-        [sys.executable, "-c", SIMULATED + code],
-        env=environment(PYTHONPATH=str(ROOT)),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.system
-def test_the_simulation_refuses(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    in_simulation(REFUSED, tmp_path)
-
 
 @pytest.mark.system
 def test_a_model_lives_on_windows(tmp_path, monkeypatch):
@@ -148,4 +110,11 @@ while_served(again)
 @pytest.mark.system
 def test_a_service_lives_on_windows(tmp_path):
     """It learns, undoes, forgets and deletes, and goes on after Ctrl-C."""
-    in_simulation(SERVED, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", SIMULATED + SERVED],
+        env=environment(PYTHONPATH=str(ROOT)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,7 @@ def choose_backbone(config: Any) -> None:
 
 def _summary(path: Path) -> str:
     """Return the first sentence of the comment that a configuration begins with."""
-    text: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        text += line.removeprefix("#").split()
-    return " ".join(text).partition(". ")[0].rstrip(".")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = takewhile(lambda line: line.startswith("#"), lines)
+    text = " ".join(line.removeprefix("#").strip() for line in comment)
+    return text.partition(". ")[0].rstrip(".")

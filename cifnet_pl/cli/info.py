@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 REMOVED = "Images of removed classes still count in the statistics"
 
-HISTORY_COLUMNS = ("step", "date (UTC)", "classes", "acc. %", "old acc. %", "s", "kWh")
-
 
 def info(model: str, trust: bool = False) -> None:
     """Show a model's classes, history, accuracy, size, energy, backbone and versions.
@@ -83,7 +81,8 @@ def history_table(history: list[Event], samples: str) -> Table:
             number(event.energy_kwh, ".1e"),
         )
         rows.append(cells)
-    header = (*HISTORY_COLUMNS[:3], samples, *HISTORY_COLUMNS[3:])
+    scores = ("acc. %", "old acc. %")
+    header = ("step", "date (UTC)", "classes", samples, *scores, "s", "kWh")
     shown = table(header, rows, names=(0, 1, 5))
     shown.show_edge = False  # so that 80 columns are enough
     shown.pad_edge = False
@@ -170,8 +169,8 @@ def _energy(history: list[Event]) -> str:
     facts = []
     if len(measured) < len(history):
         facts.append(f"{len(measured)} of {len(history)} steps")
-    sources = {printable(event.energy_source or "") for event in history}
-    facts += sorted(sources - {""})
+    sources = {event.energy_source for event in history if event.energy_source}
+    facts += map(printable, sorted(sources))
     energy = f"{sum(measured):.1e} kWh"
     if facts:
         energy += f" ({'; '.join(facts)})"

@@ -91,6 +91,7 @@ class CIFNetCLI(LightningCLI):
             args=args,
             run=False,
             auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -112,7 +113,8 @@ class CIFNetCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and find the seeds of module, buffer and head that none names."""
         super().parse_arguments(parser, args)
-        given = parser.parse_args([f"--model={DEFAULT_MODEL}", *args], defaults=False)
+        model = [f"--model={DEFAULT_MODEL}", f"--model.head={DEFAULT_HEAD}"]
+        given = parser.parse_args([*model, *args], defaults=False)
         self._open_seeds = [
             name
             for name, _ in self.config.items()

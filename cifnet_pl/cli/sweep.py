@@ -78,10 +78,12 @@ class Option(BaseModel, extra="allow", coerce_numbers_to_str=True):
         config: a configuration file relative to the sweep's, or a pattern for several of them, each
             an option that is named as its file. A point takes its model, trainer and preparation of
             images from it, instead of from the base, and keeps its ``OWN_SETTINGS``.
+        content: of that file.
     """
 
     label: str = ""
     config: str = ""
+    content: CONFIG = {}
 
 
 class SweepBlock(BaseModel, extra="forbid", coerce_numbers_to_str=True):
@@ -339,9 +341,9 @@ def _with_files(options: Sequence[Option], folder: Path) -> Iterator[Option]:
             continue
         pattern = folder / option.config
         found = sorted(pattern.parent.glob(pattern.name))
-        for file in found or [pattern]:  # which is reported where it is read
-            names = {"label": option.label or file.stem, "config": str(file)}
-            yield option.model_copy(update=names)
+        for file in found or [pattern]:  # which cannot be read, and is named
+            label = option.label or file.stem
+            yield option.model_copy(update={"label": label, "content": read_yaml(file)})
 
 
 def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) -> Point:
@@ -359,8 +361,8 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     seed = (options["seed"].model_extra or {}).get("seed_everything")
     has_own = False
     for option in options.values():
-        if option.config:
-            config |= _own_config(option.config, config, seed is not None)
+        if option.content:
+            config |= _own_config(option.content, config, seed is not None)
             has_own = True
     labels = {}
     for axis, option in options.items():
@@ -384,15 +386,15 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     return Point(config, labels, ignored)
 
 
-def _own_config(file: str, config: CONFIG, has_seed: bool) -> CONFIG:
+def _own_config(content: CONFIG, config: CONFIG, has_seed: bool) -> CONFIG:
     """Return the configuration of an option, with the data of the base where it names none.
 
     Args:
-        file: that holds it.
+        content: of its file.
         config: the base.
         has_seed: whether the point has a seed of the sweep.
     """
-    own = read_yaml(Path(file))
+    own = copy.deepcopy(content)
     if has_seed:
         _drop_seed(own)
     own.pop("seed_everything", None)

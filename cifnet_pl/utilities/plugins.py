@@ -59,10 +59,11 @@ def defaults_of(part: Callable[..., Any]) -> dict[str, Any]:
 
 def about(part: type) -> dict[str, Any]:
     """Return the title and the defaults of a head or a method, for a run's summary."""
-    plain = {}
-    for name, value in defaults_of(part).items():
-        if isinstance(value, str | int | float | None):
-            plain[name] = value
+    plain = {
+        name: value
+        for name, value in defaults_of(part).items()
+        if isinstance(value, str | int | float | None)
+    }
     return {"title": title_of(part), "defaults": plain}
 
 

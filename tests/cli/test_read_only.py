@@ -81,23 +81,18 @@ def contents(place: Path) -> dict[Path, tuple[int, int]]:
     return found
 
 
+LEARN = f"{FIT} --data.root {{}}/images"
+CLASSIFY = "classify --model {}/model --images {}/new --overwrite true --output {}"
 COMMANDS = {
-    "fit in the current folder": f"{FIT} --data.root {{}}/images",
+    "fit in the current folder": LEARN,
     "fit with a cache": (
-        f"{FIT} --data.root {{}}/images --data.cache true"
-        f" --data.cache_folder {{}}/other --logs {{}}/logs"
+        f"{LEARN} --data.cache true --data.cache_folder {{}}/other --logs {{}}/logs"
     ),
     "extend the model itself": (
         "extend --model {}/model --images {}/new --output {}/model --overwrite true"
     ),
-    "classify into a folder": (
-        "classify --model {}/model --images {}/new --output {}/other/a.csv"
-    ),
-    "classify over a file": (
-        "classify --model {}/model --images {}/new"
-        " --output {}/here/predictions.csv --overwrite true"
-    ),
-    "audit": "audit --model {}/model --images {}/images --output {}/other/audit",
+    "classify into a folder": f"{CLASSIFY}/other/a.csv",
+    "classify over a file": f"{CLASSIFY}/here/predictions.csv",
     "serve": "serve --model {}/model --port 0 --workspace {}/other/w",
 }
 
@@ -119,7 +114,7 @@ def test_a_folder_that_may_not_be_written(name: str, place: Path) -> None:
 UNREADABLE = {
     "a model": "info --model {}/shut/model",
     "images": "classify --model {}/model --images {}/shut/new --output {}/out.csv",
-    "an output": "classify --model {}/model --images {}/new --output {}/shut/out.csv",
+    "an output": f"{CLASSIFY}/shut/out.csv",
     "images to learn": f"{FIT} --data.root {{}}/shut --logs {{}}/logs",
     "a configuration": "fit --config {}/shut/a.yaml",
     "a sweep": "sweep {}/shut/a.yaml --logs {}/logs",

@@ -43,7 +43,7 @@ def test_fit_with_a_cache_and_an_audit_name_entries_that_are_no_files(
     images = tmp_path / "images"
     for channel, name in enumerate(("red", "blue")):
         (images / name).mkdir(parents=True)
-        for seed in range(8):
+        for seed in range(4):
             pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
             pixels[..., channel] //= 8
             Image.fromarray(pixels).save(images / name / f"{seed}.png")
@@ -63,31 +63,29 @@ def test_fit_with_a_cache_and_an_audit_name_entries_that_are_no_files(
 
 
 @pytest.mark.timeout(60)
-def test_classify_waits_for_no_pipe(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("classify", ["4 unreadable", "1 file is passed over"]),
+        ("watch --once", ["pipe.png", "device.png"]),
+    ],
+)
+def test_no_command_waits_for_a_pipe(
+    command: str,
+    said: list[str],
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = make_images(tmp_path / "new", ["ant"], 3)
     special_entries(folder)
     (folder / "1.jxl").write_bytes(b"x")
     table = tmp_path / "a.csv"
-    words = ["classify", "--model", str(model), "--images", str(folder)]
-    assert main([*words, "--output", str(table)]) == 0
+    words = f"{command} --model {model} --images {folder} --output {table}"
+    assert main(words.split()) == 0
     assert len(rows(table)) == 3
-    said = capsys.readouterr()
-    assert "4 unreadable" in said.out
-    assert "1 file is passed over" in said.err
-
-
-@pytest.mark.timeout(60)
-def test_watch_waits_for_no_pipe(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = make_images(tmp_path / "new", ["ant"], 3)
-    special_entries(folder)
-    words = ["watch", "--model", str(model), "--images", str(folder), "--once"]
-    assert main([*words, "--output", str(tmp_path / "a.csv")]) == 0
-    assert len(rows(tmp_path / "a.csv")) == 3
-    assert capsys.readouterr().err.count("skipped") == 2  # the pipe and the device
+    shown = capsys.readouterr()
+    assert [part for part in said if part not in shown.out + shown.err] == []
 
 
 def test_extend_knows_a_class_in_another_unicode_form(

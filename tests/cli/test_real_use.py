@@ -12,19 +12,24 @@ from cifnet_pl.cli.classify import ClassificationTable
 from cifnet_pl.utilities.files import exclusive
 from cifnet_pl.utilities.processes import RANKS
 from cifnet_pl.utilities.run_folders import RunChoice, locked_run
-from tests.cli.test_evaluate import bundle
 from tests.command_line import assert_ends, fit, learned, make_images
+from tests.models import empty, learn_task
 
 ONE_TASK = ("--data.max_tasks", "1")
 
+SLURM_JOB = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NAME": "jupyter",
+    "SLURM_NTASKS": "8",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+"""A notebook, a shell or a batch script in a job of eight tasks runs by itself."""
+
 
 @pytest.mark.parametrize(
-    "left",
-    [
-        {"SLURM_PROCID": "2"},
-        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "2222"},
-    ],
-    ids=str,
+    "left", [SLURM_JOB, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "2222"}]
 )
 def test_one_process_is_the_first_whatever_rank_is_left(left, tmp_path, monkeypatch):
     for name in RANKS:
@@ -36,24 +41,12 @@ def test_one_process_is_the_first_whatever_rank_is_left(left, tmp_path, monkeypa
     assert {"summary.json", "config.yaml"} <= set(os.listdir(folder))
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--trainer.accumulate_grad_batches", "4"], "accumulate_grad_batches=4"),
-        (["--trainer.gradient_clip_val", "1"], "gradient_clip_val"),
-        (["--trainer.val_check_interval", "9999"], "val_check_interval is 9999"),
-        (["--trainer.devices", "99", "--trainer.accelerator", "cpu"], "cores"),
-        (["--trainer.num_nodes", "2"], "MASTER_ADDR"),
-        (["--trainer.limit_val_batches", "0"], "nothing is evaluated"),
-        (["--trainer.devices", "0", "--trainer.accelerator", "cpu"], "devices"),
-    ],
-    ids=str,
-)
-def test_options_that_lightning_refuses_are_one_sentence(
-    options, sentence, tmp_path, capsys
-):
-    assert_ends(fit(tmp_path, *options), 2, sentence, capsys)
-    assert not list(tmp_path.rglob("version_*"))
+def test_slurm_tasks_that_do_not_fit_are_one_sentence(tmp_path, monkeypatch, capsys):
+    """A step of eight tasks without --ntasks-per-node, which Lightning refuses."""
+    step = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "0"}
+    for name, value in (SLURM_JOB | step).items():
+        monkeypatch.setenv(name, value)
+    assert_ends(fit(tmp_path, *ONE_TASK), 2, "--ntasks-per-node", capsys)
 
 
 def test_no_time_to_learn_is_said(tmp_path, capsys):
@@ -62,15 +55,7 @@ def test_no_time_to_learn_is_said(tmp_path, capsys):
     assert not list(tmp_path.rglob("version_*"))
 
 
-def test_a_run_takes_the_next_version_that_is_free(tmp_path):
-    base = tmp_path / "default"
-    base.mkdir()
-    with exclusive(base / "version_0"), exclusive(base / "version_1"):
-        learned(tmp_path, *ONE_TASK, version=2)
-    assert (base / "version_2" / "summary.json").is_file()
-
-
-def test_a_new_run_keeps_the_lock_of_its_own_folder_only(tmp_path):
+def test_a_new_run_takes_the_next_free_version_and_locks_that_only(tmp_path):
     place = RunChoice(tmp_path / "version_0")
     for taken in range(3):  # by runs that began after the choice
         with locked_run(place) as folder:
@@ -79,6 +64,8 @@ def test_a_new_run_keeps_the_lock_of_its_own_folder_only(tmp_path):
             for earlier in range(taken):
                 with exclusive(tmp_path / f"version_{earlier}"):
                     pass
+    with exclusive(tmp_path / "version_3"), locked_run(place) as folder:
+        assert folder.name == "version_4"
 
 
 def test_a_run_goes_on_with_the_same_tasks_only(tmp_path, capsys):
@@ -91,8 +78,8 @@ def test_a_run_goes_on_with_the_same_tasks_only(tmp_path, capsys):
 
 @pytest.fixture
 def model(tmp_path) -> Path:
-    images = make_images(tmp_path / "images", ["ant", "bee"], 6)
-    bundle(tmp_path / "model", images)
+    make_images(tmp_path / "images", ["ant", "bee"], 6)
+    learn_task(empty("ridge"), ["ant", "bee"]).save(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -112,9 +99,8 @@ def test_classify_writes_to_the_standard_output(model, tmp_path, capfd):
 
 
 def test_other_commands_refuse_the_standard_output(model, capsys):
-    for name in ("evaluate", "extend", "audit"):
-        code = main([name, *options_of(model, "-")])
-        assert_ends(code, 2, "--output - is for a table", capsys)
+    code = main(["evaluate", *options_of(model, "-")])
+    assert_ends(code, 2, "--output - is for a table", capsys)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

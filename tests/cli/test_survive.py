@@ -3,11 +3,10 @@ the same result.
 """
 
 import os
-import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,12 +17,10 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import load_bundle
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
-from cifnet_pl.utilities.files import exclusive, new_folder
+from cifnet_pl.utilities.files import exclusive
 from tests.command_line import assert_ends, make_images
-from tests.killing import at_call, in_a_process, kill_self, start
+from tests.killing import at_call, full_disk, in_a_process, kill_self, start
 from tests.models import learned
-
-pytestmark = pytest.mark.usefixtures("true_fsync")
 
 STEPS = ["replace", "fsync", "unlink", "mkdir"]
 """Functions of ``os`` through which every write goes."""
@@ -77,15 +74,9 @@ def test_killed_at_every_step_of_a_write(step: str, old: bool, tmp_path: Path):
 
 
 def hold(target: Path, ready: Path) -> int:
-    """Take the lock of ``target``, say so and keep it."""
-    with exclusive(target):
-        ready.touch()
-        time.sleep(600)
-    return 0
-
-
-def hold_with_a_worker(target: Path, ready: Path) -> int:
-    """The same, with a forked process as those that decode images."""
+    """Take the lock of ``target``, say so and keep it, with a forked process as those that decode
+    images.
+    """
     with exclusive(target):
         get_context("fork").Process(target=time.sleep, args=(5,)).start()
         ready.touch()
@@ -93,25 +84,11 @@ def hold_with_a_worker(target: Path, ready: Path) -> int:
     return 0
 
 
-def test_what_a_killed_writer_leaves_running_does_not_hold_its_place(tmp_path: Path):
-    writer = another_writer(tmp_path / "b", tmp_path, hold_with_a_worker)
-    with (
-        writer,
-        pytest.raises(UsageError, match="another process"),
-        exclusive(tmp_path / "b"),
-    ):
-        pass
-    with exclusive(tmp_path / "b"):
-        pass
-
-
 @contextmanager
-def another_writer(
-    target: Path, folder: Path, work: Callable[[Path, Path], int] = hold
-) -> Iterator[None]:
+def another_writer(target: Path, folder: Path) -> Iterator[None]:
     """A process that is writing ``target``, killed at the end."""
     ready = folder / "ready"
-    process = start(partial(work, target, ready), folder / "output")
+    process = start(partial(hold, target, ready), folder / "output")
     while not ready.exists():
         assert process.is_alive(), (folder / "output").read_text()
         time.sleep(0.01)
@@ -122,27 +99,23 @@ def another_writer(
         process.join()
 
 
-@pytest.mark.parametrize("name", ["forget", "classify"])
+@pytest.mark.parametrize("command", ["forget --class ant", "classify --images new"])
 def test_the_second_writer_is_refused(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     """Of a bundle and of a table."""
-    learned("ridge").save(tmp_path / "b")
-    make_images(tmp_path / "new", ["yak"], 2)
-    target = tmp_path / "out"
-    options = {
-        "forget": ["--class", "ant"],
-        "classify": ["--images", f"{tmp_path}/new"],
-    }
-    model = ["--model", str(tmp_path / "b"), "--output", str(target)]
-    given_options = [name, *options[name], *model]
-    with another_writer(target, tmp_path):
-        assert_ends(
-            main(given_options), 2, f"another process is writing {target}", capsys
-        )
-        assert not target.exists()
-    # The process is gone, and its lock with it.
-    assert main(given_options) == 0
+    monkeypatch.chdir(tmp_path)
+    learned("ridge").save(Path("b"))
+    make_images(Path("new"), ["yak"], 2)
+    words = f"{command} --model b --output out".split()
+    with another_writer(tmp_path / "out", tmp_path):
+        assert_ends(main(words), 2, "another process is writing out", capsys)
+        assert not Path("out").exists()
+    # The process is gone, and its lock with it, whatever it left running.
+    assert main(words) == 0
     assert not list(tmp_path.glob(".*.lock"))
 
 
@@ -177,32 +150,6 @@ def test_a_link_that_leads_nowhere_is_no_place_for_a_bundle(
     )
 
 
-def test_a_lock_is_given_back(tmp_path: Path):
-    target = tmp_path / "deep" / "out"
-    with (
-        exclusive(target),
-        pytest.raises(UsageError, match="another process"),
-        exclusive(target),
-    ):
-        pass
-    with pytest.raises(KeyError), exclusive(target):
-        raise KeyError
-    with exclusive(target):
-        pass
-    assert list((tmp_path / "deep").iterdir()) == []
-
-
-@contextmanager
-def full_disk(limit: int) -> Iterator[None]:
-    """Writes past ``limit`` bytes of a file fail, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def test_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     learned("ridge").save(tmp_path / "b")
     make_images(tmp_path / "new", ["yak"], 60)
@@ -226,15 +173,3 @@ def test_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
     } == before
     assert not (tmp_path / "fresh").exists()
-
-
-def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path: Path):
-    with suppress(KeyError), new_folder(tmp_path / "f") as folder:
-        (folder / "a").touch()
-        raise KeyError
-    assert list(tmp_path.iterdir()) == []
-    with new_folder(tmp_path / "f") as folder:
-        (folder / "a").touch()
-        assert not (tmp_path / "f").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["f"]
-    assert [path.name for path in (tmp_path / "f").iterdir()] == ["a"]
