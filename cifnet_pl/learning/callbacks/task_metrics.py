@@ -161,14 +161,14 @@ def predictions_table(
     image = [utf8(images[row]) for row in samples["row"]]
     table = pd.DataFrame({"task": task, "image": image})
     table["label"] = names[samples["target"]]
+    # Fewer classes than five may be known.
+    no_label = pd.Series(-1, samples.index)
+    no_probability = pd.Series(np.nan, samples.index)
     for k in range(1, TOP_K + 1):
-        name = pd.array([None] * len(table), dtype="string")
-        probability = np.full(len(table), np.nan, dtype=np.float32)
-        if f"top_{k}" in samples:
-            name = names[samples[f"top_{k}"]]
-            probability = samples[f"probability_{k}"].to_numpy(np.float32)
-        table[f"top_{k}"] = name
-        table[f"probability_{k}"] = probability
+        labels = samples.get(f"top_{k}", no_label)
+        probabilities = samples.get(f"probability_{k}", no_probability)
+        table[f"top_{k}"] = names.take(labels, allow_fill=True)
+        table[f"probability_{k}"] = probabilities.to_numpy(np.float32)
     return table
 
 
