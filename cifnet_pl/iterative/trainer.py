@@ -784,8 +784,7 @@ class IterativeModule(TaskModule):
             # A custom method whose network cannot be stored; its figures count all the same.
             rank_zero_warn(f"what was learned is not stored as a model: {error}")
             return
-        if self.trainer.is_global_zero:
-            model.save(folder / COMPLETE, overwrite=True)
+        model.save(folder / COMPLETE, overwrite=True)
 
     def settings(self) -> dict[str, Any]:
         """Return everything that weights and exemplars depend on."""

@@ -50,7 +50,7 @@ class DuplicatesReport(Callback):
                 messages.append(spellings)
         for message in messages:
             rank_zero_info(message)
-        if not (trainer.is_global_zero and data.duplicates and data.found_duplicates):
+        if not (data.duplicates and data.found_duplicates):
             return
         for sentence in data.found_duplicates.sentences(data.duplicates):
             rank_zero_info(sentence)
@@ -288,7 +288,7 @@ class RunTable(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the rest of the table, the summary, where the run is, and what comes next."""
-        folder = run_folder(trainer)  # all processes have to ask for it
+        folder = run_folder(trainer)
         if not trainer.is_global_zero:
             return
         module = cast(TaskModule, pl_module)
