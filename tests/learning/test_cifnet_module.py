@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 import cifnet_pl.backbones
@@ -52,30 +52,22 @@ class LastSeen(Callback):
         self.rows.append(len(pl_module.record.rows))
 
 
-class TestMonitor:
-    def test_model_checkpoint(self, tmp_path):
-        every = {"monitor": "A_k", "mode": "max", "save_top_k": -1}
-        best = ModelCheckpoint(tmp_path, "{A_k:.2f}", **every)
-        learner = module()
-        run = trainer(tmp_path, best)
-        run.fit(learner, datamodule=digits(max_tasks=3))
-        names = {path.stem.split("-")[0] for path in tmp_path.glob("A_k=*.ckpt")}
-        assert names == {f"A_k={row.A_k:.2f}" for row in learner.record.rows}
-        accuracies = [row.A_k for row in learner.record.rows]
-        assert float(best.best_model_score) == pytest.approx(max(accuracies))
-        assert float(run.callback_metrics["A_k"]) == pytest.approx(accuracies[-1])
-        # The checkpoint can be gone on from.
-        again = module()
-        path = best.best_model_path
-        trainer(tmp_path).fit(again, datamodule=digits(max_tasks=2), ckpt_path=path)
-        assert len(again.record.rows) == 2
-
-    def test_early_stopping(self, tmp_path):
-        learner = module()
-        # The threshold is reached at once.
-        stop = EarlyStopping("A_k", stopping_threshold=1.0, mode="max")
-        trainer(tmp_path, stop).fit(learner, datamodule=digits())
-        assert len(learner.record.rows) == 1
+def test_model_checkpoint_monitors_the_accuracy(tmp_path):
+    every = {"monitor": "A_k", "mode": "max", "save_top_k": -1}
+    best = ModelCheckpoint(tmp_path, "{A_k:.2f}", **every)
+    learner = module()
+    run = trainer(tmp_path, best)
+    run.fit(learner, datamodule=digits(max_tasks=3))
+    names = {path.stem.split("-")[0] for path in tmp_path.glob("A_k=*.ckpt")}
+    assert names == {f"A_k={row.A_k:.2f}" for row in learner.record.rows}
+    accuracies = [row.A_k for row in learner.record.rows]
+    assert float(best.best_model_score) == pytest.approx(max(accuracies))
+    assert float(run.callback_metrics["A_k"]) == pytest.approx(accuracies[-1])
+    # The checkpoint can be gone on from.
+    again = module()
+    path = best.best_model_path
+    trainer(tmp_path).fit(again, datamodule=digits(max_tasks=2), ckpt_path=path)
+    assert len(again.record.rows) == 2
 
 
 class TestBackbone:

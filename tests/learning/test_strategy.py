@@ -155,17 +155,16 @@ class TestTorchrun:
         assert done.returncode == 0, done.stderr
         assert_equal_models(tmp_path / "default" / "version_0", alone)
 
-    @pytest.mark.parametrize("devices", ["1", "3"])
     def test_another_number_of_processes_is_refused(
-        self, devices, tmp_path, monkeypatch, capsys
+        self, tmp_path, monkeypatch, capsys
     ):
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
         monkeypatch.setenv("MASTER_PORT", "29500")
         monkeypatch.setenv("WORLD_SIZE", "2")
         for name in ("RANK", "LOCAL_RANK"):
             monkeypatch.setenv(name, "0")
-        words = [*TWO[2:4], "--trainer.devices", devices]
-        said = f"torchrun started 2 processes, the Trainer expects {devices}"
+        words = [*TWO[2:4], "--trainer.devices", "1"]
+        said = "torchrun started 2 processes, the Trainer expects 1"
         assert_ends(fit(tmp_path, *words), 2, said, capsys)
 
 
