@@ -233,7 +233,7 @@ def energy_source(hardware: Sequence[Any]) -> str:
     Args:
         hardware: components that CodeCarbon's tracker reads.
     """
-    sources = []
+    sources: list[str] = []
     for part in hardware:
         kind = type(part).__name__
         if kind == "GPU":
