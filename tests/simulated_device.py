@@ -101,9 +101,7 @@ class There(Tensor):
 
     def numpy(self, *_: Any, **__: Any) -> Any:
         """Refused, as by a GPU's tensor."""
-        raise TypeError(
-            "can't convert a tensor on the simulated device to numpy: use .cpu() first"
-        )
+        raise TypeError("no numpy of a tensor on the simulated device: use .cpu()")
 
 
 @contextmanager
@@ -138,11 +136,8 @@ def simulated_device() -> Iterator[torch.device]:
         pytest.skip("this version of torch cannot simulate a device")
     torch._C._ensureCUDADeviceGuardSet()
     _configure(True)
-    refused = mock.Mock(
-        side_effect=AssertionError(
-            "a network is embedded by torch where a device is simulated"
-        )
-    )
+    error = AssertionError("torch embeds by a network where a device is simulated")
+    refused = mock.Mock(side_effect=error)
     try:
         with (
             mock.patch.multiple(torch.cuda, **DRIVER),
@@ -157,36 +152,28 @@ def simulated_device() -> Iterator[torch.device]:
 
 
 def _configure(simulated: bool) -> None:
-    torch._C._set_only_lift_cpu_tensors(
-        simulated
-    )  # torch.tensor(…, device=…) makes it here, and moves it
-    torch.__future__.set_overwrite_module_params_on_conversion(
-        simulated
-    )  # not .data, which would stay here
+    # torch.tensor(…, device=…) makes it here, and moves it.
+    torch._C._set_only_lift_cpu_tensors(simulated)
+    # Not .data, which would stay here.
+    torch.__future__.set_overwrite_module_params_on_conversion(simulated)
     torch.backends.cudnn.enabled = not simulated  # operations that the CPU knows too
 
 
 class _Mode(TorchDispatchMode):
-    _mode_key = (
-        torch._C._TorchDispatchModeKey.FAKE
-    )  # torch then does not look for a driver
+    # torch then does not look for a driver.
+    _mode_key = torch._C._TorchDispatchModeKey.FAKE
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = {
-            name: value
-            for name, value in (kwargs or {}).items()
-            if name != "pin_memory"
-        }
-        if torch._C._dispatch_has_kernel_for_dispatch_key(
-            operator.name(), "CompositeImplicitAutograd"
-        ):
+        kwargs = dict(kwargs or {})
+        kwargs.pop("pin_memory", None)
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        if has_kernel(operator.name(), "CompositeImplicitAutograd"):
             with self:  # in inference mode these arrive whole
                 return operator.decompose(*args, **kwargs)
-        if any(issubclass(kind, There) for kind in types) or _is_there(
-            kwargs.get("device")
-        ):
+        holds = any(issubclass(kind, There) for kind in types)
+        if holds or _is_there(kwargs.get("device")):
             return _run(operator, args, kwargs)
         return operator(*args, **kwargs)
 
@@ -197,18 +184,14 @@ def _is_there(device: Any) -> bool:
 
 def _run(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The operation on what the tensors hold, and its results where they would be."""
-    tensors = [
-        part for part in tree_flatten((args, kwargs))[0] if isinstance(part, Tensor)
-    ]
+    parts = tree_flatten((args, kwargs))[0]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
     _check_devices(operator, tensors)
     device = kwargs.get("device")
     copied = operator is aten._to_copy.default and device is not None
     if operator in READS or (copied and not kwargs.get("non_blocking")):
         WAITS.append(str(operator))
-    if device is not None:
-        there = _is_there(device)
-    else:
-        there = isinstance(tensors[0], There)
+    there = isinstance(tensors[0], There) if device is None else _is_there(device)
     if _is_there(device):
         kwargs = {**kwargs, "device": torch.device("cpu")}
     parts, tree = tree_flatten((args, kwargs))
@@ -234,10 +217,10 @@ def _check_devices(operator: Any, tensors: Sequence[Tensor]) -> None:
     if operator in MAY_MIX:
         mixed = operator is aten.index.Tensor and not isinstance(tensors[0], There)
     else:
+        # Scalars may be anywhere.
         mixed = (
             len({isinstance(tensor, There) for tensor in tensors if tensor.ndim}) > 1
-        )  # scalars may be anywhere
-    if mixed and any(isinstance(tensor, There) for tensor in tensors):
-        raise RuntimeError(
-            f"{operator} of tensors on two devices: {[str(tensor.device) for tensor in tensors]}"
         )
+    if mixed and any(isinstance(tensor, There) for tensor in tensors):
+        devices = [str(tensor.device) for tensor in tensors]
+        raise RuntimeError(f"{operator} of tensors on two devices: {devices}")

@@ -4,6 +4,7 @@ is no GPU.
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,46 +43,28 @@ def device() -> Iterator[torch.device]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_buffer(strategy, device):
     draw = torch.Generator().manual_seed(0)
-    buffers = [
-        CalibrationBuffer(7, strategy=strategy),
-        CalibrationBuffer(7, strategy=strategy).to(device),
-    ]
+    here = CalibrationBuffer(7, strategy=strategy)
+    there = CalibrationBuffer(7, strategy=strategy).to(device)
     for k in range(3):
         z = torch.randn(20, 4, generator=draw)
         y = torch.tensor([2 * k, 2 * k + 1]).repeat(10)
-        for buffer in buffers:
+        keys = torch.arange(20 * k, 20 * k + 20)
+        for buffer in (here, there):
             where = buffer.y.device
-            buffer.add(
-                z.to(where),
-                y.to(where),
-                torch.arange(20 * k, 20 * k + 20, device=where),
-            )
+            buffer.add(z.to(where), y.to(where), keys.to(where))
             buffer.commit()
-    here, there = buffers
-    assert {tensor.device for tensor in there.items()} == {device}
-    assert all(
-        torch.equal(mine, yours.cpu())
-        for mine, yours in zip(here.items(), there.items(), strict=True)
-    )
+    for mine, yours in zip(here.items(), there.items(), strict=True):
+        assert yours.device == device
+        assert torch.equal(mine, yours.cpu())
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "pixels:4",
-        "embedded:efficientnet_lite0",
-        "embedded:efficientnet_lite0+layers+mirror",
-    ],
+    ["pixels:4", "embedded:efficientnet_lite0+layers+mirror"],
 )
 def test_backbones(name, device):
     side = 4 if name == "pixels:4" else 32
-    images = torch.randint(
-        0,
-        256,
-        (2, 3, side, side),
-        dtype=torch.uint8,
-        generator=torch.Generator().manual_seed(0),
-    )
+    images = torch.randint(0, 256, (2, 3, side, side), dtype=torch.uint8)
     backbone = build_backbone(name)
     here = backbone.embed(images)
     there = backbone.to(device)(images.to(device))
@@ -110,43 +93,43 @@ def test_what_a_network_is_given_on_a_gpu(device, monkeypatch):
     assert torch.backends.cudnn.allow_tf32 == before
 
 
-@pytest.mark.parametrize(
+both = pytest.mark.parametrize(
     "there", [gpu, pytest.param(device_without_float64, marks=simulation_only)]
 )
-def test_a_run_and_its_resumption(there, tmp_path):
+RUN = (
+    "--model.calibrate true --data.num_workers 1 --data.cache true --data.batch_size 64"
+)
+RUN += " --trainer.callbacks+=cifnet_pl.learning.callbacks.ActivationTable"
+RUN += " --data.max_tasks 2 --data.cache_folder"
+
+
+@pytest.fixture(scope="module")
+def run_here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("here")
+    return learned(folder, *BUFFER, *RUN.split(), str(folder))
+
+
+@both
+def test_a_run_and_its_resumption(there, run_here, tmp_path):
     """With everything that a run does: buffer, calibration, metrics, activations, cache, tables,
     predictions.
     """
-    words = (
-        "--model.calibrate true --data.num_workers 1 --data.cache true"
-        " --trainer.callbacks+=cifnet_pl.learning.callbacks.ActivationTable"
-        f" --data.cache_folder {tmp_path}"
-    )
-    options = [*BUFFER, *words.split()]
-    one = learned(tmp_path / "one", *options, "--data.max_tasks", "3")
-    other = tmp_path / "other"
-    options[-1] = str(tmp_path / "own")
-    three = [*THERE, "--data.max_tasks", "3", *LAST]
+    options = [*BUFFER, *RUN.split(), str(tmp_path), *THERE, *LAST]
     with there():
-        assert fit(other, *options, *THERE, "--data.max_tasks", "2") == 0
-        assert fit(other, *options, *three) == 0
-        arguments = [*FAST, *options, "--logs", str(other), *three]
-        assert main(["predict", *arguments]) == 0
-    run = other / "default" / "version_0"
-    for kind in ("tasks", "activations"):
-        assert (run / f"{kind}.csv").is_file()
+        assert fit(tmp_path, *options, "--data.max_tasks", "1") == 0
+        assert fit(tmp_path, *options) == 0
+        assert main(["predict", *FAST, *options, "--logs", str(tmp_path)]) == 0
+    run = tmp_path / "default" / "version_0"
+    assert (run / "activations.csv").is_file()
     name = json.loads((run / "summary.json").read_text())["device"]
     assert name == "a simulated GPU" or IS_REAL
-    rounded = [
-        [
-            [round(float(cell or -1), 6) for cell in row]
-            for row in measurements(each)[1:]
-        ]
-        for each in (one, run)
-    ]
+    rounded = []
+    for each in (run_here, run):
+        cells = [cell for row in measurements(each)[1:] for cell in row]
+        rounded.append([round(float(cell or -1), 6) for cell in cells])
     assert rounded[0] == rounded[1]
     assert len((run / "predictions.csv").read_text().splitlines()) > 100
-    assert_close(cifnet_pl.load(one, "cpu"), cifnet_pl.load(run, "cpu"))
+    assert_close(cifnet_pl.load(run_here, "cpu"), cifnet_pl.load(run, "cpu"))
 
 
 @simulation_only
@@ -159,16 +142,15 @@ def test_trained_methods_refuse_a_device_without_float64(tmp_path, capsys):
     assert "needs float64, which cuda has not" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "there", [gpu, pytest.param(device_without_float64, marks=simulation_only)]
-)
-def test_the_life_of_a_model(there, tmp_path, monkeypatch, capsys):
-    """The commands take the first GPU where there is one."""
-    images = make_images(tmp_path / "images", ["ant", "bee", "cow"])
-    more = make_images(tmp_path / "more", ["dog", "elk"])
+@pytest.fixture(scope="module")
+def life_here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[str]]]:
+    """A folder, and the commands that made what is in it."""
+    root = tmp_path_factory.mktemp("life")
+    images = make_images(root / "images", ["ant", "bee", "cow"])
+    more = make_images(root / "more", ["dog", "elk"])
     options = f"--data.source folder --data.root {images} --model.head RidgeHead"
     calibrated = [*options.split(), *BUFFER, "--model.calibrate", "true"]
-    run = learned(tmp_path / "logs", *calibrated)
+    run = learned(root / "logs", *calibrated)
     extend = f"extend --images {more} --model"
     # The images of the last command were learned before.
     lines = [
@@ -179,34 +161,32 @@ def test_the_life_of_a_model(there, tmp_path, monkeypatch, capsys):
         f"{extend} extended --output again --more --duplicates keep",
     ]
     commands = [line.split() for line in lines]
-    written = {}
-    for where in ("here", "there"):
-        folder = tmp_path / where
-        folder.mkdir()
-        monkeypatch.chdir(folder)
-        if where == "here":
-            assert [main(command) for command in commands] == [0] * len(commands)
-        else:
-            with there():
-                loaded = cifnet_pl.load("../here/extended")
-                assert loaded.backbone.device.type == "cuda"
-                assert [main(command) for command in commands] == [0] * len(commands), (
-                    capsys.readouterr().err
-                )
-        written[where] = sorted(
-            path.name for path in folder.iterdir() if not path.name.startswith(".")
-        )
-    assert written["here"] == written["there"]
-    assert (tmp_path / "here" / "classes.csv").read_text() == (
-        tmp_path / "there" / "classes.csv"
-    ).read_text()
-    for name in set(written["here"]) - {"classes.csv"}:
-        assert_close(
-            *(
-                cifnet_pl.load(tmp_path / where / name, "cpu")
-                for where in ("here", "there")
-            )
-        )
+    run_in(root / "here", commands)
+    return root / "here", commands
+
+
+def run_in(folder: Path, commands: list[list[str]]) -> None:
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        assert [main(command) for command in commands] == [0] * len(commands)
+
+
+@both
+def test_the_life_of_a_model(there, life_here, tmp_path):
+    """The commands take the first GPU where there is one."""
+    here, commands = life_here
+    made = tmp_path / "there"
+    with there():
+        assert cifnet_pl.load(here / "extended").backbone.device.type == "cuda"
+        run_in(made, commands)
+    table = (made / "classes.csv").read_text()
+    assert table == (here / "classes.csv").read_text()
+    models = ("extended", "forgot", "merged", "again")
+    names = {path.name for path in made.iterdir() if not path.name.startswith(".")}
+    assert names == {"classes.csv", *models}
+    for name in models:
+        assert_close(*(cifnet_pl.load(folder / name, "cpu") for folder in (here, made)))
 
 
 def assert_close(one: Classifier, other: Classifier) -> None:
@@ -244,33 +224,26 @@ def test_no_step_of_a_pass_waits_for_the_device(tmp_path, monkeypatch):
     copies = waits_of(monkeypatch, CIFNetDataModule, "transfer_batch_to_device")
     ends = waits_of(monkeypatch, CIFNetModule, "complete_batches")
     with gpu():
-        assert fit(tmp_path, *PASS, *THERE, "--data.max_tasks", "2") == 0
+        assert fit(tmp_path, *PASS, *THERE, "--data.max_tasks", "1") == 0
     assert steps == copies == []
     assert ends
 
 
 def test_an_embedding_that_is_not_finite_is_named_before_it_is_learned(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, watch, capsys
 ):
-    real = Classifier.embed_unchecked
-    calls = []
+    calls = watch(Classifier, "embed_unchecked", lambda self, images: len(images))
+    counted = Classifier.embed_unchecked
 
     def embed(self: Classifier, images: torch.Tensor) -> torch.Tensor:
-        z = real(self, images)
-        calls.append(len(z))
+        z = counted(self, images)
         if len(calls) == 3:
             z = z.clone()
             z[5] = float("nan")
         return z
 
     monkeypatch.setattr(Classifier, "embed_unchecked", embed)
-    observed = []
-    observe = Classifier.observe
-    monkeypatch.setattr(
-        Classifier,
-        "observe",
-        lambda self, z, *rest: (observed.append(len(z)), observe(self, z, *rest)),
-    )
+    observed = watch(Classifier, "observe", lambda self, z, *rest: len(z))
     options = ["--data.batch_size", "16", "--data.max_tasks", "1"]
     with gpu():
         assert fit(tmp_path, *PASS, *THERE, *options) == 1

@@ -31,15 +31,15 @@ def learned_name(structure: str, name: str, architecture: str | None) -> str:
         'learned:plain:random:resnet18'
     """
     family, _, rest = name.partition(":")
-    if family == "file":
-        start = f"random:{architecture}"
-    elif family == "timm":
-        start = f"random:timm:{rest}"
-    elif family == "torchvision":
-        start = f"random:{rest.partition('.')[0].removesuffix('_Weights').lower()}"
-    else:
-        start = name
-    return f"learned:{structure}:{start}"
+    of_torchvision = rest.partition(".")[0].removesuffix("_Weights").lower()
+    random = {
+        "file": architecture,
+        "timm": f"timm:{rest}",
+        "torchvision": of_torchvision,
+    }
+    if family in random:
+        name = f"random:{random[family]}"
+    return f"learned:{structure}:{name}"
 
 
 def learned_model(module: Any) -> Classifier:
@@ -99,9 +99,8 @@ def _linear_model(
 ) -> Classifier:
     """Return a model that predicts by a linear classifier."""
     names = module.class_names
-    sizes = [len(task) for task in module.learned_tasks]
-    parts = [module.data.task(number).rows for number in range(len(sizes))]
-    rows = np.concatenate(parts)
+    tasks = range(len(module.learned_tasks))
+    rows = np.concatenate([module.data.task(number).rows for number in tasks])
     labels = module.labels_of(rows)
     hashes = ImageHashes()
     hashes.add(labels.numpy(), module.data.source.train.hashes(rows))
@@ -110,7 +109,7 @@ def _linear_model(
     state = {
         **head.state_dict(),
         "labels": torch.arange(len(names)),
-        "task_of": torch.repeat_interleave(torch.tensor(sizes)),
+        "task_of": module.task_of_label,
         "counts": labels.bincount(),
         "weights": weights.detach().cpu().to(head.dtype),
     }
@@ -132,12 +131,11 @@ def _nearest_mean_model(
     length = exemplars.z.norm(dim=1).mean()
     unit = functional.normalize(exemplars.z, dim=1)
     z = length * unit
-    end = 0
-    for names in module.learned_tasks:
-        start = end
-        end += len(names)
-        own = (exemplars.y >= start) & (exemplars.y < end)
+    start = 0
+    for task, names in enumerate(module.learned_tasks):
+        own = module.task_of_label[exemplars.y] == task
         samples = ungrouped(z, exemplars.y - start, exemplars.key)
         model.learn_embeddings(names, samples.at(own))
+        start += len(names)
     model.head.temperature.fill_(0.5)  # −‖φ − μ‖² = 2φ·μ − 2 is twice the cosine
     return model

@@ -6,7 +6,7 @@ A method overrides the methods under "for subclasses to override"; the rest is t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -50,7 +50,6 @@ from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
     check_that,
-    explained,
     explaining_full_memory,
     no_images,
 )
@@ -146,6 +145,7 @@ class IterativeModule(TaskModule):
         steps_done: number of steps taken, in this run and before it.
         parts: modules that learn now.
         phase_number: number of the current phase in the task, from 0; −1 before the first.
+        current_phase: its name.
         descent: SGD of the current or the last phase; None before the first.
         untrained, before: copies of all parts from before the first task and from before the open
             one, to which a checkpoint and an aborted task go back; in dictionaries, so that they
@@ -229,6 +229,7 @@ class IterativeModule(TaskModule):
         self.before: Parts = {}
         self.descent: Descent | None = None
         self.phase_number = -1
+        self.current_phase = ""
         self.steps: list[Step] = []
         self.steps_done = 0
         self.image_counts = torch.zeros(0, dtype=torch.int64)
@@ -331,11 +332,6 @@ class IterativeModule(TaskModule):
     def is_first_task(self) -> bool:
         """Whether the current task is the first."""
         return not self.old_classes
-
-    @property
-    def current_phase(self) -> str:
-        """Name of the current phase."""
-        return self.phases()[self.phase_number].name
 
     def phase(
         self,
@@ -570,8 +566,9 @@ class IterativeModule(TaskModule):
         )
         self.phase_number = -1
         self.steps_done = 0
-        self._resume_at(self.position)
-        self.position = None
+        if self.position is not None:
+            self._resume_at(self.position)
+            self.position = None
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Take the next step of the plan, and those after it that have no new images."""
@@ -633,10 +630,12 @@ class IterativeModule(TaskModule):
         """Begin phase ``number``, and all earlier ones that were not begun."""
         while self.phase_number < number:
             self.phase_number += 1
+            phase = self.phases()[self.phase_number]
+            self.current_phase = phase.name
             with self.seeded(2, len(self.learned_tasks), self.phase_number):
                 self.begin_phase()
             self.to(self.device)
-            self.begin_descent(self.phases()[self.phase_number])
+            self.begin_descent(phase)
 
     def begin_descent(self, phase: Phase) -> None:
         """Let only ``learning_parts()`` learn from here on."""
@@ -785,8 +784,7 @@ class IterativeModule(TaskModule):
             # A custom method whose network cannot be stored; its figures count all the same.
             rank_zero_warn(f"what was learned is not stored as a model: {error}")
             return
-        if self.trainer.is_global_zero:
-            model.save(folder / COMPLETE, overwrite=True)
+        model.save(folder / COMPLETE, overwrite=True)
 
     def settings(self) -> dict[str, Any]:
         """Return everything that weights and exemplars depend on."""
@@ -836,10 +834,8 @@ class IterativeModule(TaskModule):
             "steps": len(self.steps),
         }
 
-    def _resume_at(self, position: dict[str, Any] | None) -> None:
-        """Go on at a position, if there is one; the network has its structure already."""
-        if position is None:
-            return
+    def _resume_at(self, position: dict[str, Any]) -> None:
+        """Go on at a position; the network has its structure already."""
         self.steps_done = position["step"]
         self.image_counts = position["counts"].to(self.device)
         if self.steps_done:
@@ -871,23 +867,11 @@ class IterativeModule(TaskModule):
         self.untrained = self.untrained or copy.deepcopy(self._modules)
         self._put_back(self.untrained)
         self.n_classes = 0
-        finished = self.learned_tasks[: self.tasks_finished]
         with self.seeded(3):
-            self.rebuild([len(names) for names in finished])
+            self.rebuild(self.task_sizes[: self.tasks_finished])
         self.to(self.device)
 
     def _put_back(self, parts: Parts) -> None:
         """Replace all parts by copies of those that were kept; parts that came later go."""
         for name in list(self._modules):
             setattr(self, name, copy.deepcopy(parts.get(name)))
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load all weights.
-
-        Raises:
-            CheckpointError: they do not fit the classes that the checkpoint names.
-        """
-        with explained(CheckpointError, "the checkpoint does not fit the network"):
-            return super().load_state_dict(state_dict, strict=strict, assign=assign)

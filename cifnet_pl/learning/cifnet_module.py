@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -350,17 +350,6 @@ class CIFNetModule(TaskModule):
         self.model.class_names = list(self.class_names)
         self.model.engines = list(about.engines)
         self.model.history = list(about.history)
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load all tensors but those of a fixed backbone.
-
-        Raises:
-            CheckpointError: tensors are missing, of another shape, or do not fit each other.
-        """
-        with explained(CheckpointError, "the checkpoint does not fit the head"):
-            return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
 
 def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:

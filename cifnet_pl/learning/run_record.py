@@ -25,12 +25,16 @@ from cifnet_pl.utilities.files import to_csv, write_text
 
 
 def run_folder(trainer: Trainer) -> Path | None:
-    """Return the run's folder, or None for a Trainer without a logger.
+    """Return the run's folder in the first process, which writes it; None in all others.
 
-    All processes must call it, as it asks the first one.
+    All processes must call it, as Lightning asks the first one. A Trainer without a logger has
+    none.
     """
-    if trainer.loggers and trainer.log_dir:
-        return Path(trainer.log_dir)
+    if not trainer.loggers:
+        return None
+    folder = trainer.log_dir
+    if folder and trainer.is_global_zero:
+        return Path(folder)
     return None
 
 

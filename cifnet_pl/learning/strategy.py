@@ -35,6 +35,18 @@ LOST_PROCESS_SIGNS = (
 """Parts of a RuntimeError's message where another process ended."""
 
 
+REFUSED_STRATEGIES = (
+    "spawn",
+    "fork",
+    "notebook",
+    "fsdp",
+    "deepspeed",
+    "xla",
+    "model_parallel",
+)
+"""Parts of the names of strategies whose processes cannot learn together."""
+
+
 MEETING_SECONDS = 120
 """How long the processes of a run wait for each other at its start."""
 
@@ -224,17 +236,13 @@ def check_strategy(strategy: Any) -> None:
         UsageError: it spawns or forks processes, whose results the parent would never see, or it
             shards gradients.
     """
-    if isinstance(strategy, str):
-        name = strategy
-    else:
+    name = strategy
+    if not isinstance(strategy, str):
         name = getattr(strategy, "strategy_name", type(strategy).__name__)
-    if "spawn" in name or "fork" in name or "notebook" in name:
+    if any(word in name for word in REFUSED_STRATEGIES):
         raise UsageError(
-            f"strategy '{name}' would lose the results of its processes: use auto or ddp"
-        )
-    if any(word in name for word in ("fsdp", "deepspeed", "xla", "model_parallel")):
-        raise UsageError(
-            f"strategy '{name}' shards gradients that do not exist here: use auto or ddp"
+            f"strategy '{name}' would lose the results of its processes, or shard gradients that do"
+            " not exist here: use auto or ddp"
         )
 
 

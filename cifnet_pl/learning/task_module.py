@@ -26,7 +26,12 @@ from cifnet_pl.learning.run_state import read_run_state, require_same
 from cifnet_pl.learning.strategy import evaluate_task, take_tasks_as_epochs
 from cifnet_pl.model.bundle import FORMAT
 from cifnet_pl.model.evaluation import Evaluation, judge, table_of
-from cifnet_pl.utilities.errors import UsageError, explaining_full_memory
+from cifnet_pl.utilities.errors import (
+    CheckpointError,
+    UsageError,
+    explained,
+    explaining_full_memory,
+)
 from cifnet_pl.utilities.growing_tensors import float64_device
 from cifnet_pl.utilities.processes import of_all_processes
 
@@ -148,6 +153,16 @@ class TaskModule(LightningModule):
         return [name for names in self.learned_tasks for name in names]
 
     @property
+    def task_sizes(self) -> list[int]:
+        """Number of classes of each task."""
+        return [len(names) for names in self.learned_tasks]
+
+    @property
+    def task_of_label(self) -> Tensor:
+        """(C,) int64 task of each label, from 0."""
+        return torch.repeat_interleave(torch.tensor(self.task_sizes))
+
+    @property
     def tasks_finished(self) -> int:
         """Number of tasks that are learned completely."""
         return len(self.learned_tasks) - self._under_way
@@ -241,9 +256,7 @@ class TaskModule(LightningModule):
             probabilities = self.probabilities(batch)
         domains = self.data.evaluated
         if domains is None:
-            sizes = [len(names) for names in self.learned_tasks]
-            task_of_label = torch.repeat_interleave(torch.tensor(sizes))
-            task = task_of_label.to(label.device)[label]
+            task = self.task_of_label.to(label.device)[label]
         else:
             codes = domains.codes[batch.row.cpu().numpy()]
             task = torch.from_numpy(codes).to(label.device, torch.int64)
@@ -325,7 +338,7 @@ class TaskModule(LightningModule):
             "under_way": self._under_way,
             "solving": self._solving,
             "class_names": list(self.class_names),
-            "task_sizes": [len(names) for names in self.learned_tasks],
+            "task_sizes": self.task_sizes,
             "settings": self.settings(),
             "images": self.data.describe_images(self.backbone.preprocessing),
             "precision": str(self.trainer.precision),
@@ -346,3 +359,15 @@ class TaskModule(LightningModule):
         if resumes:
             self.record = state.measurements()
             state.resume(checkpoint, str(self.trainer.precision))
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load all tensors.
+
+        Raises:
+            CheckpointError: tensors are missing, of another shape, or do not fit each other or the
+                classes that the checkpoint names.
+        """
+        with explained(CheckpointError, "the checkpoint does not fit the model"):
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)

@@ -17,7 +17,8 @@ IMAGES = torch.randint(
 
 
 def changed(images=IMAGES, **options):
-    return Augmentation(**{"flip": False, **options})(images, KEYS, (0,))
+    keys = KEYS[: len(images)]
+    return Augmentation(**{"flip": False, **options})(images, keys, (0,))
 
 
 def test_draws_are_uniform_and_independent():
@@ -34,9 +35,7 @@ def test_draws_are_uniform_and_independent():
 @pytest.mark.parametrize(
     "given",
     [
-        {},
-        {"crop_padding": 2},
-        {"brightness": 0.3, "contrast": 0.2, "saturation": 0.1},
+        {"crop_padding": 2, "brightness": 0.3, "contrast": 0.2, "saturation": 0.1},
         {"resized_crop": True},
         {"autoaugment": "cifar10", "cutout": 0.5},
     ],
@@ -44,12 +43,14 @@ def test_draws_are_uniform_and_independent():
 )
 def test_of_one_image_does_not_depend_on_the_others(given):
     change = Augmentation(**given)
-    together = change(IMAGES, KEYS, (7, 1))
-    order = torch.randperm(200, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(change(IMAGES[order], KEYS[order], (7, 1)), together[order])
-    assert torch.equal(change(IMAGES[3:4], KEYS[3:4], (7, 1)), together[3:4])
-    assert not torch.equal(change(IMAGES, KEYS, (7, 2)), together)
-    assert (together.dtype, together.shape) == (torch.uint8, IMAGES.shape)
+    images = IMAGES[:30]
+    keys = KEYS[:30]
+    together = change(images, keys, (7, 1))
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(change(images[order], keys[order], (7, 1)), together[order])
+    assert torch.equal(change(images[3:4], keys[3:4], (7, 1)), together[3:4])
+    assert not torch.equal(change(images, keys, (7, 2)), together)
+    assert (together.dtype, together.shape) == (torch.uint8, images.shape)
 
 
 def test_flip():
@@ -95,7 +96,7 @@ def test_cutout_is_a_black_square_that_may_reach_over_the_edge():
 
 
 def test_resized_crop_is_a_part_of_the_image():
-    ramp = torch.arange(64, dtype=torch.uint8).expand(200, 3, 64, 64)
+    ramp = torch.arange(64, dtype=torch.uint8).expand(60, 3, 64, 64)
     seen = changed(ramp, resized_crop=True).float()
     assert (seen[..., 1:] >= seen[..., :-1]).all()
     widths = seen[:, 0, 0, -1] - seen[:, 0, 0, 0]

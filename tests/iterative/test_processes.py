@@ -40,20 +40,13 @@ def losses_of(
     Descent._average = average
     try:
         # Batch statistics are those of each process, as everywhere; fixed ones are the same in all.
-        made = learner(
-            method,
-            epochs=1,
-            learning_rate=0.01,
-            batch_statistics="fixed",
-            weight_decay=1e-4,
-        )
+        settings = {"batch_statistics": "fixed", "weight_decay": 1e-4}
+        made = learner(method, epochs=1, learning_rate=0.01, **settings)
+        options = {}
         if processes > 1:
             options = {"devices": processes, "strategy": StatisticsDDPStrategy()}
-        else:
-            options = {}
-        trainer(folder, **options).fit(
-            made, datamodule=data(batch_size=BATCH // processes)
-        )
+        fed = data(batch_size=BATCH // processes)
+        trainer(folder, **options).fit(made, datamodule=fed)
     finally:
         Descent._average = real
     return values, made
@@ -61,10 +54,8 @@ def losses_of(
 
 def rank(number: int, port: int, folder: Path) -> int:
     """One of two processes: learns with every method, one after the other."""
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", NODE_RANK="0"
-    )
-    os.environ.update(LOCAL_RANK=str(number))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NODE_RANK="0")
+    os.environ.update(WORLD_SIZE="2", LOCAL_RANK=str(number))
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
@@ -86,9 +77,8 @@ def pair(tmp_path_factory):
             for number in range(2)
         ]
         codes = [ended(process) for process in processes]
-    assert codes == [0, 0], "".join(
-        (folder / f"output_{number}").read_text() for number in range(2)
-    )
+    shown = [path.read_text() for path in folder.glob("output_*")]
+    assert codes == [0, 0], shown
     return folder
 
 
@@ -100,9 +90,8 @@ def test_the_same_as_one(method, pair, tmp_path):
         result = json.loads((pair / f"{method.__name__}_{number}.json").read_text())
         assert len(result) == len(wanted)
         assert result == pytest.approx(wanted, rel=1e-4)
-        states.append(
-            torch.load(pair / f"{method.__name__}_{number}.pt", weights_only=True)
-        )
+        state = pair / f"{method.__name__}_{number}.pt"
+        states.append(torch.load(state, weights_only=True))
     for key, value in alone.state_dict().items():
         assert torch.equal(states[0][key], states[1][key]), key
         if value.is_floating_point():

@@ -2,13 +2,14 @@
 precision.
 """
 
+from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.iterative import METHODS, FinetuneModule, ReplayModule, WAModule
+from cifnet_pl.iterative import METHODS, ReplayModule, WAModule
 from cifnet_pl.iterative.descent import Descent, Phase
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
@@ -19,25 +20,21 @@ from tests.lightning_runs import trainer
 pytestmark = pytest.mark.system
 
 
-def go_on(folder, path):
-    made = learner(ReplayModule, epochs=1)
-    larger = data(batch_size=64)
-    trainer(folder).fit(made, datamodule=larger, ckpt_path=path)
-    return made
-
-
-def test_another_batch_size_is_refused_inside_a_task(tmp_path):
-    path = tmp_path / "mid.ckpt"
-    run(ReplayModule, tmp_path, save_at(path, task=1, batches=5), epochs=1)
-    with pytest.raises(CheckpointError, match=r"\d+ steps, .* --data\.batch_size"):
-        go_on(tmp_path, path)
-
-
-def test_another_batch_size_is_welcome_between_tasks(tmp_path):
-    path = tmp_path / "it.ckpt"
+def test_another_batch_size_is_welcome_between_tasks_alone(tmp_path):
+    inside = tmp_path / "inside.ckpt"
+    between = tmp_path / "between.ckpt"
+    run(ReplayModule, tmp_path, save_at(inside, task=1, batches=5), epochs=1)
     one, _ = run(ReplayModule, tmp_path, given={"max_tasks": 1}, epochs=1)
-    one.trainer.save_checkpoint(path)
-    assert go_on(tmp_path, path).tasks_finished == 2
+    one.trainer.save_checkpoint(between)
+    for path in (inside, between):
+        made = learner(ReplayModule, epochs=1)
+        fit = partial(trainer(tmp_path).fit, made, data(batch_size=64), ckpt_path=path)
+        if path == inside:
+            with pytest.raises(CheckpointError, match=r"\d+ steps, .*data\.batch_size"):
+                fit()
+        else:
+            fit()
+            assert made.tasks_finished == 2
 
 
 # ---------------------------------------------------------------------- steps of few images
@@ -51,11 +48,6 @@ def sizes(watch):
         "step",
         lambda self, batch, _: (len(self._module.learned_tasks), len(batch.labels)),
     )
-
-
-def test_batches_of_one_image_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"set --data\.batch_size to 2 or more"):
-        run(FinetuneModule, tmp_path, given={"batch_size": 1})
 
 
 def test_one_image_is_normalised_by_the_running_statistics(

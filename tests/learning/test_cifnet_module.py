@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 import cifnet_pl.backbones
 import cifnet_pl.learning.callbacks
-from cifnet_pl import CalibrationBuffer, CIFNetModule
+from cifnet_pl import CalibrationBuffer
 from cifnet_pl.backbones import Preprocessing
-from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.command_line import fit
@@ -40,8 +39,8 @@ class Recorder(Callback):
 def test_callbacks_of_a_user_come_last(tmp_path, monkeypatch):
     monkeypatch.setattr(LastSeen, "rows", [], raising=False)
     last_seen = ["--trainer.callbacks", "tests.learning.test_cifnet_module.LastSeen"]
-    assert fit(tmp_path, "--data.max_tasks", "2", *last_seen) == 0
-    assert LastSeen.rows == [1, 2]
+    assert fit(tmp_path, "--data.max_tasks", "1", *last_seen) == 0
+    assert LastSeen.rows == [1]
 
 
 class LastSeen(Callback):
@@ -53,36 +52,22 @@ class LastSeen(Callback):
         self.rows.append(len(pl_module.record.rows))
 
 
-class TestMonitor:
-    def test_model_checkpoint(self, tmp_path):
-        best = ModelCheckpoint(
-            tmp_path, "{A_k:.2f}", monitor="A_k", mode="max", save_top_k=-1
-        )
-        learner = module()
-        run = trainer(tmp_path, best)
-        run.fit(learner, datamodule=digits())
-        names = {path.stem.split("-")[0] for path in tmp_path.glob("A_k=*.ckpt")}
-        assert names == {f"A_k={row.A_k:.2f}" for row in learner.record.rows}
-        accuracies = [row.A_k for row in learner.record.rows]
-        assert float(best.best_model_score) == pytest.approx(max(accuracies))
-        assert float(run.callback_metrics["A_k"]) == pytest.approx(accuracies[-1])
-
-    def test_from_the_command_line(self, tmp_path):
-        words = "--trainer.callbacks ModelCheckpoint --trainer.callbacks.monitor A_k"
-        words += " --trainer.callbacks.mode max --trainer.callbacks.dirpath"
-        options = [*words.split(), str(tmp_path / "best")]
-        assert fit(tmp_path, "--data.max_tasks", "2", *options) == 0
-        (best,) = (tmp_path / "best").iterdir()
-        # Task 1 is the easiest, and the checkpoint can be gone on from.
-        assert torch.load(best, weights_only=True)["cifnet"]["task_sizes"] == [2]
-        assert fit(tmp_path, "--data.max_tasks", "2", "--ckpt_path", str(best)) == 0
-
-    def test_early_stopping(self, tmp_path):
-        learner = module()
-        # The threshold is reached at once.
-        stop = EarlyStopping("A_k", stopping_threshold=1.0, mode="max")
-        trainer(tmp_path, stop).fit(learner, datamodule=digits())
-        assert len(learner.record.rows) == 1
+def test_model_checkpoint_monitors_the_accuracy(tmp_path):
+    every = {"monitor": "A_k", "mode": "max", "save_top_k": -1}
+    best = ModelCheckpoint(tmp_path, "{A_k:.2f}", **every)
+    learner = module()
+    run = trainer(tmp_path, best)
+    run.fit(learner, datamodule=digits(max_tasks=3))
+    names = {path.stem.split("-")[0] for path in tmp_path.glob("A_k=*.ckpt")}
+    assert names == {f"A_k={row.A_k:.2f}" for row in learner.record.rows}
+    accuracies = [row.A_k for row in learner.record.rows]
+    assert float(best.best_model_score) == pytest.approx(max(accuracies))
+    assert float(run.callback_metrics["A_k"]) == pytest.approx(accuracies[-1])
+    # The checkpoint can be gone on from.
+    again = module()
+    path = best.best_model_path
+    trainer(tmp_path).fit(again, datamodule=digits(max_tasks=2), ckpt_path=path)
+    assert len(again.record.rows) == 2
 
 
 class TestBackbone:
@@ -92,17 +77,14 @@ class TestBackbone:
         training mode.
         """
         torch.manual_seed(0)
-        first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
-        network = nn.Sequential(
-            *first, nn.Dropout(0.5), nn.AdaptiveAvgPool2d(2), nn.Flatten()
-        )
-        shape = Preprocessing(8, mean=(0.5,) * 3, std=(0.5,) * 3)
+        first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5)
+        network = nn.Sequential(*first, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        built = network, 32, Preprocessing(8, mean=(0.5,) * 3, std=(0.5,) * 3)
         known = cifnet_pl.backbones.BACKBONES
-        built = (network, 32, shape)
         monkeypatch.setitem(known, "convolutional", lambda *_: built)
         return network
 
-    def test_never_moves(self, convolutional, tmp_path):
+    def test_never_moves_and_is_not_in_the_checkpoint(self, convolutional, tmp_path):
         before = copy.deepcopy(convolutional.state_dict())
         learner = module(backbone="convolutional", engine="torch")
         recorder = Recorder()
@@ -110,18 +92,14 @@ class TestBackbone:
         learner.train()
         learner.backbone.train(True)
         assert not any(split.training for split in learner.backbone.modules())
-        trainer(tmp_path, recorder).fit(learner, datamodule=digits(max_tasks=2))
+        run = trainer(tmp_path, recorder)
+        run.fit(learner, datamodule=digits(max_tasks=2))
         assert recorder.count
         for key, value in convolutional.state_dict().items():
             assert torch.equal(value, before[key]), key
         shape = learner.backbone.preprocessing
         again = cifnet_pl.backbones.Backbone("", convolutional, 32, shape)
         assert digest == again.sha256
-
-    def test_is_not_in_the_checkpoint(self, convolutional, tmp_path):
-        learner = module(backbone="convolutional", engine="torch")
-        run = trainer(tmp_path)
-        run.fit(learner, datamodule=digits(max_tasks=2))
         run.save_checkpoint(tmp_path / "it.ckpt")
         content = torch.load(tmp_path / "it.ckpt", weights_only=True)
         assert not [key for key in content["state_dict"] if "backbone" in key]
@@ -135,13 +113,14 @@ class TestBackbone:
 
 
 class TestWithoutTheCommandLine:
-    def test_defaults_of_the_trainer_are_put_right(self, tmp_path):
+    def test_defaults_of_the_trainer_are_put_right(self, tmp_path, caplog):
         learner = module(head=RidgeHead, buffer=None)
-        data = digits()
+        data = digits(max_tasks=2)
         wrong = {"num_sanity_val_steps": 2, "check_val_every_n_epoch": 1}
         run = trainer(tmp_path, max_epochs=1, **wrong)
         run.fit(learner, datamodule=data)
-        assert len(learner.learned_tasks) == 5
+        assert "max_epochs is 1, but" in caplog.text
+        assert len(learner.learned_tasks) == 2
         learned = learner.evaluation
         run.validate(learner, datamodule=data, verbose=False)
         assert learner.evaluation.task_accuracy == learned.task_accuracy
@@ -149,24 +128,24 @@ class TestWithoutTheCommandLine:
     def test_a_second_fit_learns_what_is_left(self, tmp_path):
         whole = module()
         learner = module()
-        trainer(tmp_path).fit(whole, datamodule=digits())
+        trainer(tmp_path).fit(whole, datamodule=digits(max_tasks=3))
         trainer(tmp_path).fit(learner, datamodule=digits(max_tasks=2))
         run = trainer(tmp_path)
-        run.fit(learner, datamodule=digits())
-        assert run.global_step == run.current_epoch == 5
+        run.fit(learner, datamodule=digits(max_tasks=3))
+        assert run.global_step == run.current_epoch == 3
         assert learner.class_names == whole.class_names
         for key, value in learner.state_dict().items():
             assert torch.equal(value, whole.state_dict()[key]), key
-        assert [row.task for row in learner.record.rows] == [1, 2, 3, 4, 5]
+        assert [row.task for row in learner.record.rows] == [1, 2, 3]
 
     def test_evaluation_before_any_task(self, tmp_path):
         with pytest.raises(UsageError, match="nothing is learned yet"):
             trainer(tmp_path).validate(module(), datamodule=digits(), verbose=False)
 
     def test_a_run_is_this_loop(self, tmp_path):
-        """The paper's Algorithm 1 in plain torch, with the same images in the same batches."""
+        """The paper's Algorithm 1 in plain torch, with the same images."""
         learner = module()
-        data = digits(class_order=3, batch_size=50)
+        data = digits(class_order=3, batch_size=50, max_tasks=3)
         trainer(tmp_path).fit(learner, datamodule=data)
         head = CIFNetHead(192)
         buffer = CalibrationBuffer(300)
@@ -174,21 +153,13 @@ class TestWithoutTheCommandLine:
         for task, names in enumerate(learner.learned_tasks):
             positions = [data.source.class_names.index(name) for name in names]
             labels = {position: 2 * task + i for i, position in enumerate(positions)}
-            rows = [row for position in labels for row in images.rows_of[position]]
+            rows = np.concatenate([images.rows_of[position] for position in labels])
+            pixels = np.stack([images.image(row).square(8) for row in rows])
+            z = learner.backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+            y = torch.tensor([labels[int(images.labels[row])] for row in rows])
             head.begin_task(list(labels.values()))
-            waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
-            for start in range(0, len(rows), 50):
-                batch = np.array(rows[start : start + 50])
-                pixels = np.stack([images.image(row).square(8) for row in batch])
-                z = learner.backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2))
-                y = torch.tensor([labels[int(images.labels[row])] for row in batch])
-                buffer.add(z, y, torch.tensor(images.hashes(batch)))
-                # Sums over the same samples at once have the same bits.
-                waiting.append((z, y))
-                count = sum(len(labels) for _, labels in waiting)
-                if count >= EMBEDDED_BATCH or start + 50 >= len(rows):
-                    head.observe(*map(torch.cat, zip(*waiting, strict=True)))
-                    waiting = []
+            head.observe(z, y)
+            buffer.add(z, y, torch.tensor(images.hashes(rows)))
             past, y = buffer.items()
             if task:
                 counts = head.class_counts()
@@ -201,9 +172,13 @@ class TestWithoutTheCommandLine:
             for key, value in theirs.state_dict().items():
                 assert torch.equal(value, ours.state_dict()[key]), key
 
-    def test_a_head_is_a_class(self):
-        with pytest.raises(UsageError, match="head is 'RidgeHead', expected a class"):
-            CIFNetModule("pixels:8", head="RidgeHead")
+
+def test_a_run_calibrates_after_every_task(tmp_path):
+    learner = module(head=RidgeHead, calibrate=True)
+    trainer(tmp_path).fit(learner, datamodule=digits())
+    assert learner.record.rows[-1].ece < 5
+    assert 0 < float(learner.head.temperature) < 1
+    assert 290 < learner.record.rows[-1].buffer_elements / 192 <= 300  # whole groups
 
 
 def test_a_head_is_taken_as_it_is_if_it_fits(tmp_path):
@@ -215,12 +190,5 @@ def test_a_head_is_taken_as_it_is_if_it_fits(tmp_path):
         module(head=RidgeHead(64))
     with pytest.raises(UsageError, match="knows 2 classes"):
         module(head=learner.head)
-
-
-def test_a_trainer_of_fewer_epochs_than_there_are_tasks_says_what_is_learned(
-    tmp_path, caplog
-):
-    learner = module(head=RidgeHead, buffer=None)
-    trainer(tmp_path, max_epochs=1).fit(learner, datamodule=digits(max_tasks=2))
-    assert "max_epochs is 1, but" in caplog.text
-    assert len(learner.learned_tasks) == 2
+    with pytest.raises(UsageError, match="head is 'RidgeHead', expected a class"):
+        module(head="RidgeHead")

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cifnet_pl import CIFNetDataModule
 from cifnet_pl.__main__ import main
 from cifnet_pl.data.streams import Blurry
 from cifnet_pl.learning.run_description import configuration
 from cifnet_pl.report.results import setting_of
 from cifnet_pl.report.runs import read_run
-from tests.lightning_runs import module, trainer
+from tests.lightning_runs import digits, module, trainer
 
 DOCS = Path(__file__).parents[2] / "docs"
 CODE = re.compile(r"```python\n(.*?)```", re.S)
@@ -35,9 +34,8 @@ def run_page(text: str, folder: Path) -> dict[str, Any]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The folder where the script of docs/start/python.md ran, and its variables."""
     folder = tmp_path_factory.mktemp("page")
-    return folder, run_page(
-        (DOCS / "start/python.md").read_text(encoding="utf-8"), folder
-    )
+    text = (DOCS / "start/python.md").read_text(encoding="utf-8")
+    return folder, run_page(text, folder)
 
 
 def test_the_page_runs(page: tuple[Path, dict[str, Any]]):
@@ -45,23 +43,16 @@ def test_the_page_runs(page: tuple[Path, dict[str, Any]]):
     assert names["module"].evaluation.accuracy > 85
     assert names["model"].class_names == names["module"].class_names
     assert names["scores"].shape == (100, 4)
-    assert (tuple(names["vectors"].shape), names["files"], names["unreadable"]) == (
-        (3, 1280),
-        [None] * 3,
-        {},
-    )
+    assert names["vectors"].shape == (3, 1280)
+    assert (names["files"], names["unreadable"]) == ([None] * 3, {})
     assert "digits, 2 cls/task" in (folder / "report" / "report.md").read_text()
-
-
-def test_validate_returns_what_the_run_measured(page: tuple[Path, dict[str, Any]]):
-    folder, names = page
+    # What validate returned is what the run measured.
     summary = json.loads((folder / "runs" / "version_0" / "summary.json").read_text())
     with (folder / "runs" / "version_0" / "accuracy_matrix.csv").open() as file:
         last = [float(cell) for cell in list(csv.reader(file))[-1][1:]]
     metrics = names["metrics"]
-    assert metrics["A_k"] == pytest.approx(summary["A_K"])
-    assert metrics["ece"] == pytest.approx(summary["ece"])
-    assert metrics["nll"] == pytest.approx(summary["nll"])
+    for ours, theirs in (("A_k", "A_K"), ("ece", "ece"), ("nll", "nll")):
+        assert metrics[ours] == pytest.approx(summary[theirs])
     assert [metrics[f"A_k{j}"] for j in range(1, 6)] == pytest.approx(last)
 
 
@@ -81,17 +72,9 @@ def test_the_command_line_runs_its_configuration_again(
 
 
 def test_streams_and_buffers_are_in_the_configuration(tmp_path: Path):
-    data = CIFNetDataModule(
-        "digits",
-        classes_per_task=5,
-        image_size=8,
-        num_workers=0,
-        stream=Blurry(0, 50, 3),
-    )
     learner = module()
-    run = trainer(tmp_path)
-    learner.trainer = run
-    run.datamodule = data
+    learner.trainer = trainer(tmp_path)
+    learner.trainer.datamodule = digits(stream=Blurry(0, 50, 3))
     result = yaml.safe_load(yaml.safe_dump(configuration(learner)))
     options = {"disjoint": 0, "blurry": 50, "seed": 3, "every": None}
     assert result["data"]["stream"] == {

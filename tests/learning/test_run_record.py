@@ -22,45 +22,24 @@ from cifnet_pl.learning.run_description import (
     package_commit,
     processor,
 )
-from cifnet_pl.learning.run_record import RunRecord, TaskRow
+from cifnet_pl.learning.run_record import PrequentialRow, RunRecord, TaskRow
 from cifnet_pl.utilities.files import to_csv
-from tests.command_line import make_images
+from tests.command_line import make_images, rows
 
 
 def record_of(accuracies: list[float | None], energy: float | None) -> RunRecord:
-    """Two tasks of two classes."""
+    """Tasks of two classes."""
     record = RunRecord(energy={"cpu": 1.5e-4, "ram": 0.5e-4, "co2_kg": 1e-5})
     for task, accuracy in enumerate(accuracies, 1):
         record.matrix.append([accuracy] * task)
-        row = TaskRow(
-            task=task,
-            classes_seen=2 * task,
-            A_k=accuracy,
-            average=accuracy,
-            energy_kwh=energy,
-            eval_energy_kwh=energy,
-            train_seconds=2.0,
-        )
-        record.rows.append(row)
+        kwh = {"energy_kwh": energy, "eval_energy_kwh": energy}
+        seen = {"task": task, "classes_seen": 2 * task, "A_k": accuracy}
+        record.rows.append(TaskRow(train_seconds=2.0, average=accuracy, **seen, **kwh))
     return record
 
 
-@pytest.fixture
-def record() -> RunRecord:
-    return record_of([90.0, 80.0], 1e-4)
-
-
-def unmeasured() -> RunRecord:
-    return record_of([None, None], None)
-
-
-def read(path: Path) -> list[list[str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.reader(file))
-
-
 def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
-    record = unmeasured()
+    record = record_of([None, None], None)
     record.class_counts = [torch.zeros(2, 2), torch.zeros(2, 4)]
     record.write_tables(tmp_path, [["a", "b"], ["c", "d"]])
     written = record.summary()
@@ -68,22 +47,15 @@ def test_what_was_not_measured_is_null_or_empty(tmp_path: Path) -> None:
     nothing += " energy_gpu_kwh energy_ram_kwh co2_kg eval_energy_kwh A_K_per_kwh"
     assert {written[key] for key in nothing.split()} == {None}
     assert written["A_k"] == [None, None]
-    table = read(tmp_path / "tasks.csv")
-    for name in [
-        "A_k",
-        "average",
-        "ece",
-        "nll",
-        "energy_kwh",
-        "energy_source",
-        "eval_energy_kwh",
-    ]:
-        assert [line[table[0].index(name)] for line in table[1:]] == ["", ""]
-    assert read(tmp_path / "accuracy_matrix.csv")[1:] == [["1", "", ""], ["2", "", ""]]
-    assert "nan" not in (tmp_path / "tasks.csv").read_text().lower()
+    for line in rows(tmp_path / "tasks.csv"):
+        cells = {name: cell for name, cell in line.items() if cell}
+        assert cells.keys() == {"task", "classes_seen", "train_seconds"}
+    matrix = (tmp_path / "accuracy_matrix.csv").read_text().split()
+    assert matrix == ["task,task_1,task_2", "1,,", "2,,"]
 
 
-def test_a_sum_with_a_gap_is_a_gap(record: RunRecord) -> None:
+def test_a_sum_with_a_gap_is_a_gap() -> None:
+    record = record_of([90.0, 80.0], 1e-4)
     record.rows[0].energy_kwh = None
     assert record.summary()["energy_kwh"] is None
     assert record.summary()["energy_cpu_kwh"] is None
@@ -93,8 +65,9 @@ def test_a_sum_with_a_gap_is_a_gap(record: RunRecord) -> None:
     assert record.summary()["eval_energy_kwh"] is None
 
 
-def test_round_trip_through_a_checkpoint(record: RunRecord) -> None:
-    for one in (record, unmeasured(), RunRecord()):
+def test_round_trip_through_a_checkpoint() -> None:
+    record = record_of([90.0, 80.0], 1e-4)
+    for one in (record, record_of([None, None], None), RunRecord()):
         state = json.loads(json.dumps(one.state_dict(), allow_nan=False))
         assert RunRecord.from_state_dict(state) == one
     state = record.state_dict()
@@ -102,16 +75,22 @@ def test_round_trip_through_a_checkpoint(record: RunRecord) -> None:
     assert record.matrix[0][0] == 90.0
 
 
+def test_forward_transfer_is_the_gain_over_a_guess() -> None:
+    seen = [PrequentialRow(2, 50, 40, 4), PrequentialRow(3, 20, 5, 5)]
+    gain = RunRecord(prequential=seen).forward_transfer()
+    assert gain == pytest.approx(((80 - 25) + (25 - 20)) / 2)
+
+
 ODD = st.sampled_from(["\r", "\n", "\r\n", "a,b", '"', "'", " x "])
 CELLS = st.none() | st.text(st.characters(exclude_characters="\0")) | ODD
 
 
 @given(st.lists(st.lists(CELLS, min_size=3, max_size=3), max_size=5))
-def test_csv_gives_back_every_cell(rows: list[list[str | None]]) -> None:
-    text = to_csv(["a", "b", "c"], rows)
+def test_csv_gives_back_every_cell(cells: list[list[str | None]]) -> None:
+    text = to_csv(["a", "b", "c"], cells)
     lines = csv.reader(io.StringIO(text, newline=""))
     result = [list(line) for line in lines]
-    assert result == [["a", "b", "c"], *([cell or "" for cell in row] for row in rows)]
+    assert result == [["a", "b", "c"], *([cell or "" for cell in row] for row in cells)]
 
 
 def test_a_fingerprint_is_of_the_data_and_its_split(tmp_path: Path) -> None:
@@ -152,26 +131,25 @@ def test_the_commit_is_the_packages_own(
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    assert package_commit(package) is None  # no repository
 
     def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
         command = ["git", "-C", str(tmp_path), *who, *arguments]
-        return subprocess.run(
-            command, check=True, capture_output=True, text=True
-        ).stdout
+        return subprocess.check_output(command, text=True)
 
+    def found() -> str | None:
+        package_commit.cache_clear()
+        return package_commit(package)
+
+    assert found() is None  # no repository
     git("init", "-q")
     (tmp_path / "other").write_text("")
     git("add", "other")
     git("commit", "-qm", "first")
-    package_commit.cache_clear()
-    assert package_commit(package) is None  # installed below someone else's repository
+    assert found() is None  # installed below someone else's repository
     git("add", ".")
     git("commit", "-qm", "second")
-    package_commit.cache_clear()
     commit = git("rev-parse", "HEAD").strip()
-    assert package_commit(package) == commit
+    assert found() == commit
     (package / "__init__.py").write_text("1")
-    package_commit.cache_clear()
-    assert package_commit(package) == f"{commit}+changes"
+    assert found() == f"{commit}+changes"

@@ -68,7 +68,7 @@ class TaskCheckpoint(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove incomplete files of a killed process."""
         folder = run_folder(trainer)
-        if trainer.is_global_zero and folder is not None:
+        if folder is not None:
             for leftover in (folder / "checkpoints").glob(".*.ckpt.*.tmp"):
                 leftover.unlink(missing_ok=True)
 
@@ -98,8 +98,8 @@ class TaskCheckpoint(Checkpoint):
         self._save(trainer, "last.ckpt")
 
     def _save(self, trainer: Trainer, name: str) -> None:
-        folder = run_folder(trainer)
-        if folder is not None:
+        if trainer.loggers and trainer.log_dir:
+            path = Path(trainer.log_dir, "checkpoints", name)
             # weights_only=False: with the state of loops and callbacks, which a run needs to go on.
-            trainer.save_checkpoint(folder / "checkpoints" / name, weights_only=False)
+            trainer.save_checkpoint(path, weights_only=False)
             self._saved = time.monotonic()

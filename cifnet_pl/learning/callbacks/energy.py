@@ -218,12 +218,9 @@ def physical_gpus(device_ids: Sequence[int]) -> list[int | str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not visible:
         return list(device_ids)
-    names = visible.split(",")
-    chosen: list[int | str] = []
-    for i in device_ids:
-        name = names[i].strip()
-        chosen.append(int(name) if name.isdigit() else name)
-    return chosen
+    names = [name.strip() for name in visible.split(",")]
+    chosen = [names[i] for i in device_ids]
+    return [int(name) if name.isdigit() else name for name in chosen]
 
 
 GPU_LIBRARIES = {"NvidiaGPUDevice": "nvml", "AMDGPUDevice": "amdsmi"}
@@ -236,11 +233,13 @@ def energy_source(hardware: Sequence[Any]) -> str:
     Args:
         hardware: components that CodeCarbon's tracker reads.
     """
-    sources = []
+    sources: list[str] = []
     for part in hardware:
         kind = type(part).__name__
         if kind == "GPU":
-            sources += _gpu_sources(part)
+            counted = part._get_gpu_ids()
+            gpus = [gpu for gpu in part.devices.devices if gpu.gpu_index in counted]
+            sources += map(_gpu_source, gpus)
         elif kind == "RAM":
             sources.append("ram estimated")
         elif kind == "AppleSiliconChip":
@@ -251,22 +250,16 @@ def energy_source(hardware: Sequence[Any]) -> str:
                 sources.append(f"cpu {mode}")
             else:
                 sources.append(f"cpu estimated ({mode})")
-    return ", ".join(sources)
+    return ", ".join(dict.fromkeys(sources))
 
 
-def _gpu_sources(part: Any) -> list[str]:
-    """Return the libraries that read the counted GPUs, such as ``["gpu nvml"]``."""
-    counted = part._get_gpu_ids()
-    sources = set()
-    for device in part.devices.devices:
-        if device.gpu_index not in counted:
-            continue
-        kind = type(device).__name__
-        source = f"gpu {GPU_LIBRARIES.get(kind, kind)}"
-        if not getattr(device, "_has_counter", True):
-            source += " (power sampled)"
-        sources.add(source)
-    return sorted(sources)
+def _gpu_source(gpu: Any) -> str:
+    """Return the library that reads a GPU, such as "gpu nvml"."""
+    kind = type(gpu).__name__
+    source = f"gpu {GPU_LIBRARIES.get(kind, kind)}"
+    if not getattr(gpu, "_has_counter", True):
+        source += " (power sampled)"
+    return source
 
 
 def _over_nodes(trainer: Trainer, energy: Tensor) -> Tensor:

@@ -73,8 +73,7 @@ class HeldOutImages(Callback):
         folder = run_folder(trainer)
         model = self._refit(module)
         if folder is not None:
-            if trainer.is_global_zero:
-                model.save(folder / COMPLETE, overwrite=True)
+            model.save(folder / COMPLETE, overwrite=True)
             count = sum(model.counts.values())
             remark = f" (refit on all {number_of(count, 'image')})"
             module.record.remarks["folder"] = remark

@@ -101,14 +101,13 @@ class ActivationTable(Callback):
         if outputs is None:
             return
         module = cast(CIFNetModule, pl_module)
-        sizes = [len(names) for names in module.learned_tasks]
-        task_of_label = torch.repeat_interleave(torch.tensor(sizes))
         activations = torch.sigmoid(module.head(module.evaluated_embeddings)).cpu()
-        by_task = torch.split(activations, sizes, dim=1)
+        by_task = torch.split(activations, module.task_sizes, dim=1)
         largest = [part.amax(dim=1) for part in by_task]
         ones = torch.ones_like(largest[0])
         rows = torch.stack([ones, *largest], dim=1)
-        self._sums.index_add_(0, task_of_label[batch.label.cpu()], rows.double())
+        tasks = module.task_of_label[batch.label.cpu()]
+        self._sums.index_add_(0, tasks, rows.double())
 
     def on_validation_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule

@@ -14,7 +14,7 @@ from cifnet_pl.learning.columns import custom_column
 from cifnet_pl.learning.run_record import RunRecord, run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import plugin_imports
-from cifnet_pl.model.evaluation import rarely_predicted_message
+from cifnet_pl.model.evaluation import Evaluation, rarely_predicted_message
 from cifnet_pl.model.metrics import ECE_BINS, MIN_TEST_IMAGES
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import to_csv, write_text
@@ -50,7 +50,7 @@ class DuplicatesReport(Callback):
                 messages.append(spellings)
         for message in messages:
             rank_zero_info(message)
-        if not (trainer.is_global_zero and data.duplicates and data.found_duplicates):
+        if not (data.duplicates and data.found_duplicates):
             return
         for sentence in data.found_duplicates.sentences(data.duplicates):
             rank_zero_info(sentence)
@@ -97,12 +97,8 @@ def summary_lines(module: TaskModule) -> list[str]:
         custom: list[str] = []
         if module.evaluation is not None:
             count = module.evaluation.images
-            for name, value in module.evaluation.metrics.items():
-                custom.append(custom_metric_line(name, value))
-        if module.data.learns_held_out:
-            kind = "held-out"
-        else:
-            kind = "test"
+            custom = custom_metric_lines(module.evaluation)
+        kind = "held-out" if module.data.learns_held_out else "test"
         tested = f"({count:,} {kind} {module.backbone.sample}s)"
         final = number(summary["A_K"], unit=" %")
         average = number(summary["A_bar"], unit=" %")
@@ -124,28 +120,27 @@ def summary_lines(module: TaskModule) -> list[str]:
     if summary["energy_kwh"] is not None:
         # ``summary.json`` has the source of each part.
         sources = summary["energy_source"].split(", ")
-        are_estimated = ["estimated" in source for source in sources]
+        estimated = sum("estimated" in source for source in sources)
         how = "measured"
-        if all(are_estimated):
-            how = "estimated"
-        elif any(are_estimated):
-            how = "partly estimated"
+        if estimated:
+            how = "estimated" if estimated == len(sources) else "partly estimated"
         energy = f"{summary['energy_kwh']:.1e} kWh ({how})"
-    last = module.record.rows[-1]
-    statistics = last.state_elements - last.buffer_elements
-    bytes_of_state = statistics * module.element_bytes
-    bytes_of_state += last.buffer_elements * module.buffer_bytes
-    training = (
-        f"Training {summary['train_seconds']:.1f} s{largest_share(module.record)}"
-    )
-    lines.append(f"{training}, {energy}, state {bytes_of_state / 1e6:.2f} MB")
+    buffer = summary["buffer_elements"]
+    statistics = summary["state_elements"] - buffer
+    megabytes = statistics * module.element_bytes / 1e6
+    megabytes += buffer * module.buffer_bytes / 1e6
+    seconds = f"{summary['train_seconds']:.1f} s{largest_share(module.record)}"
+    lines.append(f"Training {seconds}, {energy}, state {megabytes:.2f} MB")
     return lines
 
 
-def custom_metric_line(name: str, value: float | None) -> str:
-    """Return a line on the value of a custom metric."""
-    column = custom_column(name)
-    return f"{column.title.capitalize()} {number(value, column.form)}"
+def custom_metric_lines(evaluation: Evaluation) -> list[str]:
+    """Return a line on the value of each custom metric."""
+    lines = []
+    for name, value in evaluation.metrics.items():
+        column = custom_column(name)
+        lines.append(f"{column.title.capitalize()} {number(value, column.form)}")
+    return lines
 
 
 def calibration_line(module: TaskModule, ece: float | None) -> str:
@@ -249,9 +244,7 @@ class RunTable(Callback):
         shown.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
         self.console.print(shown)
         print_text(calibration_line(module, evaluation.ece))
-        for name, value in evaluation.metrics.items():
-            print_text(custom_metric_line(name, value))
-        for line in class_warnings(module):
+        for line in custom_metric_lines(evaluation) + class_warnings(module):
             print_text(line)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -295,7 +288,7 @@ class RunTable(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the rest of the table, the summary, where the run is, and what comes next."""
-        folder = run_folder(trainer)  # all processes have to ask for it
+        folder = run_folder(trainer)
         if not trainer.is_global_zero:
             return
         module = cast(TaskModule, pl_module)
@@ -309,10 +302,11 @@ class RunTable(Callback):
         if "unknown" in record.remarks:
             lines.append(record.remarks["unknown"])
         advice = None
-        is_exportable = isinstance(module, CIFNetModule)
+        is_model = folder is not None and (folder / COMPLETE).is_dir()
         backbone = module.backbone
         head = ""
         if isinstance(module, CIFNetModule):
+            is_model = folder is not None
             head = import_name(type(module.head))
             lines += module.model.accuracy_sentences()
             if module.model.calibration.estimate_kind in ("found", "given"):
@@ -324,7 +318,7 @@ class RunTable(Callback):
         lines += class_warnings(module)
         if advice is not None:
             lines.append(advice)
-        if folder is not None and (is_exportable or (folder / COMPLETE).is_dir()):
+        if is_model:
             words = ("export", "--model", str(folder), "--output", "MODEL")
             imports = plugin_imports(head, backbone.name, backbone.architecture)
             lines.append(next_command(*words, trust=bool(imports)))

@@ -71,7 +71,7 @@ class TaskMetrics(Callback):
         """
         plugin_hashes(cast(TaskModule, pl_module))
         folder = run_folder(trainer)
-        if not trainer.is_global_zero or folder is None:
+        if folder is None:
             return
         # A run with a summary is complete.
         for name in ("summary.json", "confusion.csv", "confusion.png"):
@@ -108,7 +108,7 @@ class TaskMetrics(Callback):
             rows = [[name, *row] for name, row in zip(names, counts, strict=True)]
             record.tables["confusion.csv"] = Table(["true_class", *names], rows)
         folder = run_folder(trainer)
-        if trainer.is_global_zero and folder is not None:
+        if folder is not None:
             record.write_tables(folder, module.learned_tasks)
             values = {}
             for column in record.columns:
@@ -129,7 +129,7 @@ class TaskMetrics(Callback):
         """
         folder = run_folder(trainer)
         module = cast(TaskModule, pl_module)
-        if not trainer.is_global_zero or folder is None or not module.is_complete:
+        if folder is None or not module.is_complete:
             return
         if not (folder / "tasks.csv").is_file():
             return
@@ -161,14 +161,14 @@ def predictions_table(
     image = [utf8(images[row]) for row in samples["row"]]
     table = pd.DataFrame({"task": task, "image": image})
     table["label"] = names[samples["target"]]
+    # Fewer classes than five may be known.
+    no_label = pd.Series(-1, samples.index)
+    no_probability = pd.Series(np.nan, samples.index)
     for k in range(1, TOP_K + 1):
-        name = pd.array([None] * len(table), dtype="string")
-        probability = np.full(len(table), np.nan, dtype=np.float32)
-        if f"top_{k}" in samples:
-            name = names[samples[f"top_{k}"]]
-            probability = samples[f"probability_{k}"].to_numpy(np.float32)
-        table[f"top_{k}"] = name
-        table[f"probability_{k}"] = probability
+        labels = samples.get(f"top_{k}", no_label).to_numpy()
+        probabilities = samples.get(f"probability_{k}", no_probability)
+        table[f"top_{k}"] = names.take(labels, allow_fill=True)
+        table[f"probability_{k}"] = probabilities.to_numpy(np.float32)
     return table
 
 
@@ -219,7 +219,7 @@ class PredictionRecord(Callback):
         module = cast(TaskModule, pl_module)
         evaluation = module.evaluation
         folder = run_folder(trainer)
-        if not trainer.is_global_zero or folder is None or evaluation is None:
+        if folder is None or evaluation is None:
             return
         if evaluation.images:
             task = module.tasks_finished
@@ -243,7 +243,7 @@ class TrajectoryPlot(Callback):
         folder = run_folder(trainer)
         module = cast(TaskModule, pl_module)
         record = module.record
-        if not trainer.is_global_zero or folder is None:
+        if folder is None:
             return
         if not (folder / "tasks.csv").is_file():
             return

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import cifnet_pl
-from cifnet_pl.images.image import read_square
-from cifnet_pl.model.unknowns import detection
-from tests.command_line import BUFFER, fit, learned, rows
+from cifnet_pl.heads import NCMHead, RidgeHead
+from cifnet_pl.learning.callbacks import CoverageAndNoveltyMetrics
+from cifnet_pl.utilities.errors import CifnetError
+from tests.command_line import BUFFER, learned, rows
+from tests.lightning_runs import digits, module, trainer
 
 COLUMNS = [
     "set_size",
@@ -67,38 +67,31 @@ def test_a_calibrated_run_with_unknown_images(unknown, tmp_path, capsys):
         values = [float(row[name]) for row in classes]
         weights = [int(count) for count in images]
         assert np.average(values, weights=weights) == pytest.approx(summary[mean])
-    # The same from the model that the run left.
-    model = cifnet_pl.load(run, device="cpu")
-    squares = np.stack([read_square(file, 8) for file in unknown.iterdir()])
-    z = model.embed(torch.from_numpy(squares).permute(0, 3, 1, 2))
-    auroc, _ = detection(model.head.novelty(model.buffer.z), model.head.novelty(z))
-    assert auroc > 95
 
 
-def test_without_unknown_images_and_calibration_nothing_is_measured(tmp_path, capsys):
-    run = learned(tmp_path, *RIDGE)
-    row = rows(run / "tasks.csv")[-1]
-    assert not (run / "prediction_sets.csv").exists()
-    assert "Unknown" not in capsys.readouterr().out
-    assert [row[name] for name in COLUMNS] == [""] * 5
+def test_without_unknown_images_and_calibration_nothing_is_measured(tmp_path):
+    learner = module(head=RidgeHead, buffer=None)
+    run = trainer(tmp_path, CoverageAndNoveltyMetrics())
+    run.fit(learner, datamodule=digits(max_tasks=1))
+    (row,) = learner.record.rows
+    assert [getattr(row, name) for name in COLUMNS] == [None] * 5
+    assert not learner.record.remarks
 
 
 @pytest.mark.parametrize(
-    ("options", "reasons"),
+    ("head", "folder", "options", "said"),
     [
-        ("--data.unknown {tmp}/none", ["--data.unknown", "{tmp}/none"]),
-        ("--data.unknown {tmp}/bad", ["{tmp}/bad/1.png", "{tmp}/bad/2.png"]),
-        ("--data.unknown {tmp}/bad --data.on_corrupt skip", ["none", "{tmp}/bad"]),
-        ("--data.unknown {tmp}/bad --model.head NCMHead", ["NCMHead", "novelty"]),
+        (RidgeHead, "nothing", {}, "--data.unknown: .*/nothing"),
+        (RidgeHead, "bad", {}, "bad/1.png.* .*bad/2.png"),
+        (RidgeHead, "bad", {"on_corrupt": "skip"}, "none of the images of .*/bad"),
+        (NCMHead, "bad", {}, "NCMHead .*novelty"),
     ],
 )
-def test_refusals(options: str, reasons: list[str], tmp_path: Path, capsys) -> None:
+def test_refusals(head, folder, options, said, tmp_path):
     (tmp_path / "bad").mkdir()
     for name in ("1.png", "2.png"):
         (tmp_path / "bad" / name).write_bytes(b"no image")
-    words = options.format(tmp=tmp_path).split()
-    assert fit(tmp_path / "logs", *RIDGE, *words) in (1, 2)
-    message = " ".join(capsys.readouterr().err.split())
-    for part in reasons:
-        assert part.format(tmp=tmp_path) in message
-    assert "Traceback" not in message
+    fed = digits(unknown=str(tmp_path / folder), **options)
+    run = trainer(tmp_path, CoverageAndNoveltyMetrics())
+    with pytest.raises(CifnetError, match=said):
+        run.fit(module(head=head, buffer=None), datamodule=fed)

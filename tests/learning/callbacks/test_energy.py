@@ -10,19 +10,17 @@ from types import SimpleNamespace
 
 import codecarbon
 import pytest
-import torch
 
+from cifnet_pl.heads import RidgeHead
 from cifnet_pl.iterative import FinetuneModule
 from cifnet_pl.learning.callbacks.energy import (
     EnergyMonitor,
     energy_source,
     physical_gpus,
 )
-from tests.command_line import fit
-from tests.command_line import rows as rows_of
-from tests.killing import Killed, at_call, die
-
-MEASURED = ["--energy.enabled", "true", "--data.max_tasks", "3"]
+from tests.command_line import learned
+from tests.iterative.suite import data, install, learner, save_at
+from tests.lightning_runs import digits, module, trainer
 
 
 class Cpu:
@@ -95,123 +93,86 @@ def tracker(monkeypatch):
     return Tracker
 
 
-def results(logs: Path, version: int = 0):
-    folder = logs / "default" / f"version_{version}"
-    summary = json.loads((folder / "summary.json").read_text())
-    return rows_of(folder / "tasks.csv"), summary
+def measured(folder: Path, *callbacks, made=None, fed=None, path=None, **options):
+    """The record of a run of two tasks; options are the monitor's."""
+    made = made or module(head=RidgeHead, buffer=None)
+    run = trainer(folder, EnergyMonitor(**options), *callbacks)
+    run.fit(made, datamodule=fed or digits(max_tasks=2), ckpt_path=path)
+    return made.record
 
 
 def test_learning_and_evaluation_are_apart(tracker, tmp_path):
-    assert fit(tmp_path, *MEASURED) == 0
-    rows, summary = results(tmp_path)
+    record = measured(tmp_path)
     # One reading at the start of a task, one after learning, one after evaluation.
-    assert tracker.calls["measure"] == 3 * 3
-    assert [float(row["energy_kwh"]) for row in rows] == [111.0] * 3
-    assert [float(row["eval_energy_kwh"]) for row in rows] == [111.0] * 3
+    assert tracker.calls["measure"] == 2 * 3
+    assert [row.energy_kwh for row in record.rows] == [111.0] * 2
     # A run on the processor names no GPU that happens to be in the machine.
-    assert {row["energy_source"] for row in rows} == {"cpu intel_rapl, ram estimated"}
+    sources = {row.energy_source for row in record.rows}
+    assert sources == {"cpu intel_rapl, ram estimated"}
+    summary = record.summary()
     parts = [summary[f"energy_{part}_kwh"] for part in ("cpu", "gpu", "ram")]
-    assert parts == [3.0, 30.0, 300.0]
-    assert summary["energy_kwh"] == summary["eval_energy_kwh"] == 333.0
-    assert summary["co2_kg"] == 1.5
-    assert summary["A_K_per_kwh"] == pytest.approx(summary["A_K"] / 333.0)
+    assert parts == [2.0, 20.0, 200.0]
+    assert summary["energy_kwh"] == summary["eval_energy_kwh"] == 222.0
+    assert summary["co2_kg"] == 1.0
+    assert summary["A_K_per_kwh"] == pytest.approx(summary["A_K"] / 222.0)
+    assert summary["energy_counts_other_processes"] is True
     assert tracker.calls["stop"] == 1
 
 
-def test_a_run_that_goes_on_adds_up(tracker, tmp_path):
-    assert fit(tmp_path, *MEASURED) == 0
-    assert fit(tmp_path, *MEASURED, "--data.max_tasks", "5", "--ckpt_path", "last") == 0
-    rows, summary = results(tmp_path)
-    assert [float(row["energy_kwh"]) for row in rows] == [111.0] * 5
-    assert summary["energy_kwh"] == 555.0
-    assert summary["energy_ram_kwh"] == 500.0
-
-
-def trained(logs: Path, *options: str) -> int:
-    """A run of two tasks that is saved inside them; every save is a reading, too."""
-    words = "--model cifnet_pl.iterative.FinetuneModule --model.epochs 2"
-    words += " --checkpoint.every_minutes 0 --data.batch_size 32 --data.max_tasks 2"
-    return fit(logs, *words.split(), *options)
-
-
+@pytest.mark.parametrize("enabled", [True, False])
 def test_a_run_that_goes_on_inside_a_task_counts_what_it_took_before(
-    tracker, tmp_path, monkeypatch
+    enabled, tracker, tmp_path, monkeypatch
 ):
-    """Killed in the second epoch of its second task: there are 9 steps in an epoch."""
-    assert trained(tmp_path / "whole", "--energy.enabled", "true") == 0
-    whole, _ = results(tmp_path / "whole")
-    with monkeypatch.context() as patched:
-        dying = at_call(18 + 10, FinetuneModule.loss, die)
-        patched.setattr(FinetuneModule, "loss", dying)
-        with pytest.raises(Killed):
-            trained(tmp_path, "--energy.enabled", "true")
-    path = tmp_path / "default" / "version_0" / "checkpoints" / "last.ckpt"
-    stopped = torch.load(path, weights_only=True)
-    assert stopped["position"]["step"] == 9
-    assert stopped["callbacks"]["EnergyMonitor"]["spent"][0] > 0
-    assert trained(tmp_path, "--energy.enabled", "true", "--ckpt_path", "last") == 0
-    rows, summary = results(tmp_path)
-    energies = [float(row["energy_kwh"]) for row in rows]
-    assert energies == [float(row["energy_kwh"]) for row in whole]
-    assert summary["energy_kwh"] == sum(energies)
+    """A save is a reading, too. What was not measured before the stop makes the task unknown."""
+    install(monkeypatch.setitem)
+    path = tmp_path / "mid.ckpt"
+    save = save_at(path, task=1, batches=4)
 
+    def again(*callbacks, **options):
+        made = learner(FinetuneModule, epochs=1)
+        fed = data(max_tasks=3)
+        record = measured(tmp_path, *callbacks, made=made, fed=fed, **options)
+        return [row.energy_kwh for row in record.rows]
 
-def test_what_was_not_measured_before_a_stop_makes_the_task_unknown(
-    tracker, tmp_path, monkeypatch
-):
-    with monkeypatch.context() as patched:
-        patched.setattr(FinetuneModule, "loss", at_call(10, FinetuneModule.loss, die))
-        with pytest.raises(Killed):
-            trained(tmp_path)
-    assert trained(tmp_path, "--energy.enabled", "true", "--ckpt_path", "last") == 0
-    rows, _ = results(tmp_path)
-    assert rows[0]["energy_kwh"] == ""
-    assert float(rows[1]["energy_kwh"]) > 0
+    whole = again(save, enabled=enabled)
+    goes_on = again(path=path)
+    if enabled:
+        assert whole == goes_on == [111.0, 222.0, 111.0]
+    else:
+        assert goes_on == [None, None, 111.0]
 
 
 @pytest.mark.parametrize(
-    "where",
-    [("init", 1), ("start", 1), ("measure", 1), ("measure", 5), ("stop", 1)],
-    ids=str,
+    ("where", "tasks", "stops"),
+    [(("init", 1), 0, 0), (("measure", 5), 1, 1), (("stop", 1), 2, 2)],
 )
 def test_a_failure_costs_the_reading_and_not_the_run(
-    where, tracker, tmp_path, monkeypatch
+    where, tasks, stops, tracker, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tracker, "fail_at", where)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert fit(tmp_path, *MEASURED) == 0
+        record = measured(tmp_path, tracking_mode="process")
+    assert record.energy_counts_other_processes is (False if tasks else None)
     sentence = [str(w.message) for w in caught if "energy" in str(w.message)]
     assert sentence == ["energy is not measured: RuntimeError: no sensor second line"]
-    rows, summary = results(tmp_path)
-    # Tasks before the failure.
-    measured = {("measure", 5): 1, ("stop", 1): 3}.get(where, 0)
-    energies = [row["energy_kwh"] for row in rows]
-    assert energies == ["111.0"] * measured + [""] * (3 - measured)
+    energies = [row.energy_kwh for row in record.rows]
+    assert energies == [111.0] * tasks + [None] * (2 - tasks)
+    summary = record.summary()
     for key in ("energy_kwh", "energy_cpu_kwh", "co2_kg", "A_K_per_kwh"):
-        assert (summary[key] is not None) == (measured == 3), key
-    assert tracker.calls["stop"] == {"init": 0, "stop": 2}.get(where[0], 1)
-
-
-@pytest.mark.parametrize("mode", ["machine", "process"])
-def test_whether_other_processes_are_counted_is_chosen_and_said(
-    mode, tracker, tmp_path, capfd
-):
-    options = ["--energy.tracking_mode", mode, "--data.max_tasks", "1"]
-    assert fit(tmp_path, *MEASURED, *options) == 0
-    assert tracker.chosen["tracking_mode"] == mode
-    assert results(tmp_path)[1]["energy_counts_other_processes"] is (mode == "machine")
-    assert "kWh (partly estimated)" in capfd.readouterr().out  # RAM, not the processor
+        assert (summary[key] is not None) == (tasks == 2), key
+    assert tracker.calls["stop"] == stops
 
 
 def test_with_the_real_tracker(tmp_path, capfd, monkeypatch):
     """A file of CodeCarbon, which is for other programs, changes nothing."""
     (tmp_path / ".codecarbon.config").write_text("[codecarbon]\npue=1e9\n")
     monkeypatch.chdir(tmp_path)
-    assert fit(tmp_path, *MEASURED, "--energy.country_iso_code", "FRA") == 0
-    rows, summary = results(tmp_path)
-    assert all(0 < float(row["energy_kwh"]) < 1 for row in rows)
-    assert all(0 < float(row["eval_energy_kwh"]) < 1 for row in rows)
+    words = "--energy.enabled true --data.max_tasks 1 --energy.country_iso_code FRA"
+    run = learned(tmp_path, *words.split())
+    summary = json.loads((run / "summary.json").read_text())
+    assert 0 < summary["energy_kwh"] < 1
+    assert 0 < summary["eval_energy_kwh"] < 1
     assert "cpu" in summary["energy_source"]
     assert "ram estimated" in summary["energy_source"]
     parts = sum(summary[f"energy_{part}_kwh"] for part in ("cpu", "gpu", "ram"))
@@ -230,7 +191,7 @@ def test_the_source_names_the_library_that_reads_each_gpu_that_is_counted():
         return energy_source([GPU(kinds, gpu_ids)])
 
     assert source(NvidiaGPUDevice, NvidiaGPUDevice) == "gpu nvml"
-    assert source(NvidiaGPUDevice, AMDGPUDevice) == "gpu amdsmi, gpu nvml"
+    assert source(NvidiaGPUDevice, AMDGPUDevice) == "gpu nvml, gpu amdsmi"
     assert source(NvidiaGPUDevice, AMDGPUDevice, gpu_ids=[1]) == "gpu amdsmi"
     sampled = source(lambda i: NvidiaGPUDevice(i, counter=False))
     assert sampled == "gpu nvml (power sampled)"

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import cifnet_pl
+from cifnet_pl.learning.callbacks import HeldOutImages
 from cifnet_pl.utilities.run_folders import CHECKPOINT
 from tests.command_line import assert_same_model, learned, make_images
+from tests.lightning_runs import digits, module, trainer
 from tests.models import tensors_equal
 
 NAMES = ["ant", "bee", "cow", "dog"]
@@ -23,13 +25,16 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(logs: Path, images: Path, *options: str) -> Path:
-    return learned(logs, *OPTIONS, "--data.root", str(images), *options)
+    return learned(logs, *OPTIONS, *RIDGE, "--data.root", str(images), *options)
 
 
-def test_all_images_are_learned_after_the_evaluation(
+def test_all_images_are_learned_after_the_evaluation_in_one_run_or_two(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    folder = run(tmp_path / "a", images, *RIDGE)
+    """The held-out images of its first task are no part of what a run goes on from. A given test
+    split is never learned.
+    """
+    folder = run(tmp_path / "a", images)
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("Run folder")]
     assert "40 images" in line
@@ -39,50 +44,37 @@ def test_all_images_are_learned_after_the_evaluation(
     assert set(scored.counts.values()) == {8}
     assert set(model.counts.values()) == {10}
     assert model.tasks == scored.tasks
-    assert (model.history[-1].images, model.history[-1].parents) == (
-        8,
-        [scored.identity],
-    )
+    event = model.history[-1]
+    assert (event.images, event.parents) == (8, [scored.identity])
+    first = run(tmp_path / "b", images, "--data.max_tasks", "1")
+    assert cifnet_pl.load(first).counts == {"ant": 10, "bee": 10}
+    on = run(tmp_path / "b", images, "--ckpt_path", "last")
+    assert_same_model(folder, on)
+    assert tensors_equal(model.tensors(), cifnet_pl.load(on).tensors())
     everything = tmp_path / "everything"
     for part in ("train", "val"):
         shutil.copytree(images, everything / part)
-    whole = cifnet_pl.load(run(tmp_path / "b", everything, *RIDGE))
+    given = run(tmp_path / "c", everything)
+    assert not (given / "model").exists()
+    whole = cifnet_pl.load(given)
     z = torch.rand(20, model.head.in_features)
     torch.testing.assert_close(model.head(z), whole.head(z), rtol=1e-8, atol=1e-8)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(images: Path, tmp_path: Path):
-    """The held-out images of its first task are no part of what it goes on from."""
-    whole = run(tmp_path / "a", images, *RIDGE)
-    first = run(tmp_path / "b", images, *RIDGE, "--data.max_tasks", "1")
-    assert cifnet_pl.load(first).counts == {"ant": 10, "bee": 10}
-    on = run(tmp_path / "b", images, *RIDGE, "--ckpt_path", "last")
-    assert_same_model(whole, on)
-    ours = cifnet_pl.load(whole).tensors()
-    theirs = cifnet_pl.load(on).tensors()
-    assert tensors_equal(ours, theirs)
-
-
-def test_a_given_test_split_is_never_learned(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_head_that_cannot_add_images_is_named_and_tuning_learns_none(
+    images: Path, tmp_path: Path
 ):
-    for part in ("train", "val"):
-        shutil.copytree(images, tmp_path / "parts" / part)
-    for root, options in (
-        (tmp_path / "parts", RIDGE),
-        (images, [*RIDGE, "--data.tune", "0.2"]),
-    ):
-        folder = run(tmp_path / "logs", root, *options)
-        assert not (folder / "model").exists()
-        shutil.rmtree(tmp_path / "logs")
-    assert "held-out" not in capsys.readouterr().out
-
-
-def test_a_head_that_cannot_add_images_is_named(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    folder = run(tmp_path, images, "--model.head", "CIFNetHead")
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "refit" in line]
-    assert "8 held-out images" in line
-    assert "CIFNetHead" in line
-    assert set(cifnet_pl.load(folder).counts.values()) == {8}
+    options = {"source": "folder", "root": str(images), "max_tasks": 1}
+    remarks = []
+    counts = []
+    for more in ({}, {"tune": 0.2}):
+        learner = module()
+        fed = digits(**options, **more)
+        trainer(tmp_path, HeldOutImages()).fit(learner, datamodule=fed)
+        remarks.append(learner.record.remarks.get("folder"))
+        counts.append(set(learner.head.class_counts().values()))
+    assert counts == [{8}, {6}]
+    assert remarks == [
+        " (no refit on the 4 held-out images: CIFNetHead cannot add them)",
+        None,
+    ]

@@ -2,12 +2,12 @@
 
 import re
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.learning.callbacks.screen import largest_share
+from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from tests.command_line import FAST, fit, make_images
 from tests.terminal import seen_at_a_terminal
 
@@ -23,18 +23,16 @@ def terminal(logs) -> str:
     return seen_at_a_terminal(partial(fit, logs, "--data.max_tasks", "3"))
 
 
-@pytest.mark.parametrize("command", ["validate", "predict"])
-def test_results_follow_the_bar(command, terminal, logs):
-    shown = seen_at_a_terminal(
-        partial(main, [command, *FAST, "--logs", str(logs), "--ckpt_path", "last"])
-    )
-    if command == "validate":
-        result = shown.index("┏")
-    else:
-        result = shown.index(" predictions in ")
-    assert ("Validation" if command == "validate" else "Predicting") in shown[:result]
-    assert "━━ " not in shown[result:]
-    assert shown[result - 1] == "\n" or command == "predict"
+@pytest.mark.parametrize(
+    ("command", "name", "start"),
+    [("validate", "Validation", "\n┏"), ("predict", "Predicting", " predictions in ")],
+)
+def test_results_follow_the_bar(command, name, start, terminal, logs):
+    words = [command, *FAST, "--logs", str(logs), "--ckpt_path", "last"]
+    shown = seen_at_a_terminal(partial(main, words))
+    bar, result = shown.split(start, 1)
+    assert name in bar
+    assert "━━ " not in result
 
 
 def test_the_bar_speaks_of_tasks(terminal):
@@ -47,15 +45,8 @@ def test_the_bar_speaks_of_tasks(terminal):
 
 def test_a_log_shows_each_task_once_when_it_ends(tmp_path, capsys):
     images = make_images(tmp_path / "images", ["ant", "bee", "cat", "dog"], 8)
-    options = [
-        "--data.root",
-        str(images),
-        "--data.source",
-        "folder",
-        "--model.head",
-        "RidgeHead",
-    ]
-    assert fit(tmp_path, *options) == 0
+    words = f"--data.root {images} --data.source folder --model.head RidgeHead"
+    assert fit(tmp_path, *words.split()) == 0
     shown = capsys.readouterr().out
     rows = re.findall(r"^│ +(\d) │ +(\d) │", shown, re.MULTILINE)
     assert rows == [("1", "2"), ("2", "4")]
@@ -63,13 +54,10 @@ def test_a_log_shows_each_task_once_when_it_ends(tmp_path, capsys):
     assert re.search(r"A_K [\d.]+ %, .* \(8 held-out images\)", shown)
     assert ": ant (2), bee (2), cat (2), dog (2)" in shown
     assert "energy not measured" in shown
-    assert (
-        shown.count(str(tmp_path / "default")) == 2
-    )  # the folder, and the next command
-    header = (
-        (tmp_path / "default" / "version_0" / "tasks.csv").read_text().splitlines()[0]
-    )
-    assert header.startswith("task,classes_seen,A_k,average,forgetting,ece")
+    # The folder, and the next command.
+    assert shown.count(str(tmp_path / "default")) == 2
+    table = (tmp_path / "default" / "version_0" / "tasks.csv").read_text()
+    assert table.startswith("task,classes_seen,A_k,average,forgetting,ece")
 
 
 @pytest.mark.parametrize(
@@ -84,13 +72,9 @@ def test_a_log_shows_each_task_once_when_it_ends(tmp_path, capsys):
 def test_a_run_says_what_limits_it(
     train: float, waiting: float | None, solving: float, text: str
 ) -> None:
-    row = SimpleNamespace(
-        train_seconds=train / 2,
-        waiting_seconds=waiting and waiting / 2,
-        solve_seconds=solving / 2,
-    )
-    record = SimpleNamespace(rows=[row, row])
-    assert largest_share(record) == text
+    seconds = {"train_seconds": train, "waiting_seconds": waiting}
+    row = TaskRow(solve_seconds=solving, **seconds)
+    assert largest_share(RunRecord([row, row])) == text
 
 
 def test_class_names_with_brackets_and_two_spellings(tmp_path, capsys, caplog):
