@@ -49,6 +49,7 @@ def main(args: Sequence[str] | None = None) -> int:
         args = sys.argv[1:]
     words = list(args)
     is_run = words[:1] == ["fit"]
+    _open_closed_streams()
     try:
         with _interrupting(signal.SIGINT, signal.default_int_handler):
             _run(words)
@@ -153,6 +154,19 @@ def _signals_ending_lightning() -> Iterator[None]:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None
         raise
+
+
+def _open_closed_streams() -> None:
+    """Open the standard streams that were closed, as by ``>&-``; what they get is lost.
+
+    Otherwise they cannot be written to, and the next file takes the place of one.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # its number, the lowest free one
+            os.set_inheritable(nowhere, True)
+            stream = os.fdopen(nowhere, "w" if number else "r", encoding="utf-8")
+            setattr(sys, name, stream)
 
 
 def _error_of_output() -> OSError | None:

@@ -160,6 +160,13 @@ def test_an_output_that_cannot_be_written():
     assert done.stderr == b"cifnet: error: " + said
 
 
+def test_closed_streams_lose_what_is_said():
+    """No file that is opened later takes the number of one."""
+    words = f"{sys.executable} -m cifnet_pl configs <&- >&-"
+    done = subprocess.run(words, shell=True, capture_output=True, env=environment())
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 # ---------------------------------------------------------------------- help of runs
 
 
