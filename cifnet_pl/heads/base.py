@@ -23,7 +23,12 @@ from cifnet_pl.utilities.errors import (
     check_that,
     explained,
 )
-from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
+from cifnet_pl.utilities.growing_tensors import (
+    make_room,
+    moved,
+    no_rows,
+    state_of,
+)
 
 ACTIONS: dict[str, str] = {
     "merges": "merge, or add samples to a class that is learned already",
@@ -134,7 +139,7 @@ def scalar(value: float) -> Tensor:
     return nn.Buffer(torch.tensor(value, dtype=torch.float64))
 
 
-class Head(GrowingModule, ABC):
+class Head(nn.Module, ABC):
     """A classifier that learns classes task by task from embeddings, without gradients.
 
     Protocol per task: ``begin_task(classes)``, then ``observe`` for every batch, then
@@ -899,7 +904,20 @@ class Head(GrowingModule, ABC):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._statistics_changed()
-        return super()._apply(fn, recurse)
+        return cast(Any, super())._apply(functools.partial(moved, fn), recurse)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        state = state_of(state_dict, prefix)
+        self._before_load(state)
+        make_room(self, state, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
+        """Create the children that ``state`` has tensors for.
+
+        Args:
+            state: this head's part of the state, without prefix.
+        """
         self._statistics_changed()
