@@ -74,6 +74,7 @@ def sums(
         DataError: samples that cannot be read.
         CifnetError: shards failed despite the retries.
     """
+    from cifnet_pl.model.bundle import plugin_imports
     from cifnet_pl.model.partition import Shard
 
     if (shards is None) == (not shard):
@@ -100,7 +101,10 @@ def sums(
             " stay, and the same command goes on"
         )
     print_text(f"{shards} shards in {folder}")
-    print_text(next_command("merge", str(folder), "--output", "MODEL"))
+    given = {plain(name): value for name, value in overrides}
+    parts = [f"model.{part}" for part in ("head", "backbone", "architecture")]
+    trust = bool(plugin_imports(*[given.get(part, "") for part in parts]))
+    print_text(next_command("merge", str(folder), "--output", "MODEL", trust=trust))
 
 
 def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -294,8 +294,10 @@ class Evaluation:
         ):
             score = ClassScore(name, images, correct)
             if name in most_frequent:
-                _, predicted, confusions, _ = most_frequent[name]
-                score = ClassScore(name, images, correct, predicted, confusions)
+                pair = most_frequent[name]
+                score = replace(
+                    score, confused_with=pair.predicted, confusions=pair.confusions
+                )
             if images:
                 scores.append(score)
         scores.sort(key=lambda score: (not score.tested, score.percent, score.name))

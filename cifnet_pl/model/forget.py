@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,10 +86,11 @@ def forget(
     ignored = 0
     if images is not None:
         with model.backbone.preferring(old.engines):
-            embeddings, ignored = _embed_images_of(model, names, images, unreadable)
+            found = _embed_images_of(model, names, images, unreadable)
             for name in names:
-                _subtract_images(model, name, embeddings)
+                _subtract_images(model, name, found.embeddings)
             rounding = _rounding(model)
+        ignored = found.ignored
     else:
         for name in names:
             label = model.labels([name])[0]
@@ -178,12 +179,24 @@ def _subtract(model: Classifier, label: int, share: Head) -> None:
     model.head.subtract_(share)
 
 
+class FoundImages(NamedTuple):
+    """Images of the classes to forget.
+
+    Attributes:
+        embeddings: content hash → (d,) embedding.
+        ignored: number of other images beside them.
+    """
+
+    embeddings: dict[int, Tensor]
+    ignored: int
+
+
 def _embed_images_of(
     model: Classifier,
     names: Sequence[str],
     given: Any,
     unreadable: list[Unreadable],
-) -> tuple[dict[int, Tensor], int]:
+) -> FoundImages:
     """Embed the given images that some classes were learned from; each is opened once.
 
     Args:
@@ -191,9 +204,6 @@ def _embed_images_of(
         names: of the classes.
         given: the images, as for :func:`forget`.
         unreadable: images that cannot be decoded are appended.
-
-    Returns:
-        Content hash → (d,) embedding, and the number of other images.
 
     Raises:
         UnsupportedError: the head's statistics cannot be subtracted.
@@ -219,7 +229,7 @@ def _embed_images_of(
     if not images.files.are_images:
         hashes = list(embeddings)
     ignored = sum(content_hash not in wanted for content_hash in hashes)
-    return embeddings, ignored
+    return FoundImages(embeddings, ignored)
 
 
 def _samples(given: Any) -> SampleTable:

@@ -180,15 +180,19 @@ class TrainingSet:
         found = find_shards(self.options)
         return list(map(str, training_files(found))), list(found.notes)
 
-    def read(self, unit: str, with_numbers: bool = True) -> SampleTable:
-        """Return the training samples of a unit; of embeddings the labels alone if wanted."""
+    def read(self, unit: str) -> SampleTable:
+        """Return the training samples of a unit."""
+        if self.source == "embeddings":
+            return training(self._blocks[int(unit)].samples(**self._columns))
         if self.source == "webdataset":
             return webdataset(replace(self.options, root=Path(unit)))
+        return replace(self.whole.train, class_names=self.whole.class_names)
+
+    def read_labels(self, unit: str) -> SampleTable:
+        """Return the training samples of a unit; embeddings without their numbers."""
         if self.source != "embeddings":
-            return replace(self.whole.train, class_names=self.whole.class_names)
+            return self.read(unit)
         block = self._blocks[int(unit)]
-        if with_numbers:
-            return training(block.samples(**self._columns))
         size = block.rows.stop - block.rows.start
         columns = {**self._columns, "ids": None}
         columns.pop("embeddings", None)
@@ -218,7 +222,7 @@ class TrainingSet:
         counts: Counter[Any] = Counter()
         first = 0
         for name in names:
-            samples = self.read(name, with_numbers=False)
+            samples = self.read_labels(name)
             positions = first + np.arange(len(samples))
             first += len(samples)
             labels = samples.table["label"]

@@ -194,6 +194,8 @@ def did_you_mean(unknown: str, known: Iterable[str], likeness: float = 0.5) -> s
         'did you mean --data.root?'
         >>> did_you_mean("--model.engine", ["--engine", "--logs"])
         'did you mean --engine?'
+        >>> did_you_mean("ant", ["ant ", "bee"])
+        "did you mean 'ant '?"
     """
     names = sorted(known)
     part = unknown.lstrip("-").lower().rpartition(".")[2]
@@ -204,7 +206,8 @@ def did_you_mean(unknown: str, known: Iterable[str], likeness: float = 0.5) -> s
     near = near or difflib.get_close_matches(unknown, names, n=3, cutoff=likeness)
     if not near:
         return ""
-    return f"did you mean {' or '.join(near[:3])}?"
+    quoted = [name if name == name.strip() else f"'{name}'" for name in near[:3]]
+    return f"did you mean {' or '.join(quoted)}?"
 
 
 def check_choice(kind: str, value: str, choices: object) -> None:
