@@ -84,7 +84,7 @@ def test_network_and_head_in_one_graph(tmp_path: Path, capsys):
     again = cifnet_pl.load(tmp_path / "b", device="cpu")
     for count in (1, 2, 5):  # any batch size
         tiles = [IMAGES[i % 2][10 * i : 10 * i + 200, :150] for i in range(count)]
-        (found,) = run(content, images=np.stack(tiles))
+        found = run(content, images=np.stack(tiles))[0]
         squares = [square(Image.fromarray(tile), 64, 0.875) for tile in tiles]
         pixels = torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
         expected = again.probabilities(pixels).numpy()
