@@ -1,5 +1,6 @@
 """Benchmark sets as they are handed out: what is read and refused, and their options."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,10 @@ def test_standard_sessions_are_for_testing(tmp_path: Path) -> None:
             assert split.labels[index] == item - 1
     with pytest.raises(CifnetError, match="core50 'strid': did you mean stride"):
         build("core50", tmp_path, strid=3)
+    for session in {*range(1, 12)} - {3, 7, 10}:
+        shutil.rmtree(tmp_path / "core50_128x128" / f"s{session}")
+    with pytest.raises(CifnetError, match="s1 to s11"):  # none is for training
+        build("core50", tmp_path)
 
 
 # ---------------------------------------------------------------------- ImageNet

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import betabinom
 from torch import Tensor
 
 import cifnet_pl
@@ -20,6 +21,7 @@ from cifnet_pl.heads.probabilities import (
 )
 from cifnet_pl.model.assembly import assemble
 from cifnet_pl.model.bundle import read_bundle
+from cifnet_pl.model.calibration import forecast
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
 from cifnet_pl.utilities.errors import UsageError
@@ -382,6 +384,14 @@ def test_of_classes_of_one_group_no_accuracy_is_promised() -> None:
     assert calibration.loo is not None
     assert calibration.new_groups is None
     assert "one group" in model.accuracy_sentences()[-1]
+
+
+@pytest.mark.parametrize(("share", "groups"), [(0.5, 40), (0.9, 200), (1.0, 7)])
+def test_the_interval_is_of_the_beta_binomial_distribution(share: float, groups: int):
+    hits = share * groups
+    posterior = betabinom(groups, hits + 0.5, groups - hits + 0.5)
+    expected = 100 * posterior.ppf([0.025, 0.975]) / groups
+    assert forecast(share, groups) == pytest.approx(expected)
 
 
 def test_without_errors_the_interval_is_of_as_many_groups_as_there_may_be() -> None:
