@@ -144,6 +144,19 @@ def test_kldas_features_approximate_the_gaussian_kernel() -> None:
     assert torch.allclose(products, kernel, atol=0.03)
 
 
+def test_klda_is_linear_discriminant_analysis_on_them() -> None:
+    head = learn(KLDAHead(D, width=20, shrinkage=0.3), TASKS)
+    x, q = (head._features(z)[:, 1:] for z in (SAMPLES, QUERIES))
+    means = torch.stack([x[c == LABELS].mean(dim=0) for c in range(6)])
+    within = (x - means[LABELS]).T @ (x - means[LABELS]) / len(x)
+    inverse = torch.linalg.inv(
+        0.7 * within
+        + 0.3 * within.diagonal().mean() * torch.eye(20, dtype=torch.float64)
+    )
+    expected = q @ inverse @ means.T - 0.5 * ((means @ inverse) * means).sum(dim=1)
+    assert torch.allclose(head(QUERIES), expected, rtol=1e-8, atol=1e-8)
+
+
 def fecam_scores(shrinkage: float) -> Tensor:
     """Scores as the paper's own code has them, class by class."""
     x, q = (z.sign() * z.abs().sqrt() for z in (SAMPLES, QUERIES))
