@@ -198,8 +198,9 @@ def is_finished(folder: Path, plan: SetPlan, shard: Shard) -> bool:
         header, _ = read_tensors(file_of(folder, shard))
     except CheckpointError:
         return False
-    wanted.learned = header.shards[0].learned
-    return header.shards == [wanted]
+    # How many of the samples are learned is not planned.
+    planned = {"learned": wanted.learned}
+    return [shard.model_copy(update=planned) for shard in header.shards] == [wanted]
 
 
 # ---------------------------------------------------------------------- options and plan

@@ -20,7 +20,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from pydantic import BaseModel, StrictInt, ValidationError
+from pydantic import BaseModel, PrivateAttr, StrictInt, ValidationError
 
 from cifnet_pl.cli.configs import find_config
 from cifnet_pl.cli.outputs import refuse_other, writing
@@ -78,12 +78,11 @@ class Option(BaseModel, extra="allow", coerce_numbers_to_str=True):
         config: a configuration file relative to the sweep's, or a pattern for several of them, each
             an option that is named as its file. A point takes its model, trainer and preparation of
             images from it, instead of from the base, and keeps its ``OWN_SETTINGS``.
-        content: of that file.
     """
 
     label: str = ""
     config: str = ""
-    content: CONFIG = {}
+    _content: CONFIG = PrivateAttr(default_factory=dict)  # of that file
 
 
 class SweepBlock(BaseModel, extra="forbid", coerce_numbers_to_str=True):
@@ -343,7 +342,9 @@ def _with_files(options: Sequence[Option], folder: Path) -> Iterator[Option]:
         found = sorted(pattern.parent.glob(pattern.name))
         for file in found or [pattern]:  # which cannot be read, and is named
             label = option.label or file.stem
-            yield option.model_copy(update={"label": label, "content": read_yaml(file)})
+            of_file = option.model_copy(update={"label": label})
+            of_file._content = read_yaml(file)
+            yield of_file
 
 
 def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) -> Point:
@@ -361,8 +362,8 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     seed = (options["seed"].model_extra or {}).get("seed_everything")
     has_own = False
     for option in options.values():
-        if option.content:
-            config |= _own_config(option.content, config, seed is not None)
+        if option.config:
+            config |= _own_config(option._content, config, seed is not None)
             has_own = True
     labels = {}
     for axis, option in options.items():

@@ -336,12 +336,15 @@ class Archive:
 def _single_top_folder(names: dict[str, zipfile.ZipInfo]) -> str:
     """Return the only top folder, with a slash, if all images are in its sub-folders; else ""."""
     tops = set()
-    for path in map(PurePosixPath, names):
-        if is_image(path):
-            tops.add(path.parts[:-2][:1])
-    if len(tops) == 1 and () not in tops:
-        (top,) = tops.pop()
-        return f"{top}/"
+    for name in names:
+        parts = PurePosixPath(name).parts
+        if is_image(Path(name)):
+            top = ""
+            if len(parts) > 2:
+                top = parts[0]
+            tops.add(top)
+    if len(tops) == 1 and "" not in tops:
+        return f"{tops.pop()}/"
     return ""
 
 

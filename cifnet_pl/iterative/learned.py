@@ -31,15 +31,15 @@ def learned_name(structure: str, name: str, architecture: str | None) -> str:
         'learned:plain:random:resnet18'
     """
     family, _, rest = name.partition(":")
-    of_torchvision = rest.partition(".")[0].removesuffix("_Weights").lower()
-    random = {
-        "file": architecture,
-        "timm": f"timm:{rest}",
-        "torchvision": of_torchvision,
-    }
-    if family in random:
-        name = f"random:{random[family]}"
-    return f"learned:{structure}:{name}"
+    if family == "file":
+        start = f"random:{architecture}"
+    elif family == "timm":
+        start = f"random:timm:{rest}"
+    elif family == "torchvision":
+        start = f"random:{rest.partition('.')[0].removesuffix('_Weights').lower()}"
+    else:
+        start = name
+    return f"learned:{structure}:{start}"
 
 
 def learned_model(module: Any) -> Classifier:

@@ -297,8 +297,10 @@ class TrainingSet:
 
 def training_files(found: SplitFiles) -> list[Path]:
     """Return the files of the training split; all of them where there are no splits."""
-    splits = np.array(found.splits or ["train"] * len(found.files))
-    return [found.files[i] for i in np.flatnonzero(splits == "train")]
+    if not found.splits:
+        return found.files
+    pairs = zip(found.files, found.splits, strict=True)
+    return [file for file, split in pairs if split == "train"]
 
 
 def training(samples: SampleTable) -> SampleTable:

@@ -54,8 +54,8 @@ class DuplicatesReport(Callback):
             return
         for sentence in data.found_duplicates.sentences(data.duplicates):
             rank_zero_info(sentence)
-        rows = [(one.kind, one.sample, one.other) for one in data.found_duplicates]
         if folder is not None:
+            rows = [(one.kind, one.sample, one.other) for one in data.found_duplicates]
             path = folder / DUPLICATES_FILE
             write_text(path, to_csv(["what", "image", "other"], rows))
             if len(rows) > LISTED_NAMES:
@@ -120,10 +120,12 @@ def summary_lines(module: TaskModule) -> list[str]:
     if summary["energy_kwh"] is not None:
         # ``summary.json`` has the source of each part.
         sources = summary["energy_source"].split(", ")
-        estimated = sum("estimated" in source for source in sources)
+        are_estimated = ["estimated" in source for source in sources]
         how = "measured"
-        if estimated:
-            how = "estimated" if estimated == len(sources) else "partly estimated"
+        if all(are_estimated):
+            how = "estimated"
+        elif any(are_estimated):
+            how = "partly estimated"
         energy = f"{summary['energy_kwh']:.1e} kWh ({how})"
     buffer = summary["buffer_elements"]
     statistics = summary["state_elements"] - buffer
