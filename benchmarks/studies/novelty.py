@@ -70,7 +70,11 @@ def drawn(rows: Tensor, seed: int) -> Tensor:
 def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
     """The samples of a buffer, those of one group together."""
     calibration = Calibration()
-    in_groups = calibration.calibrate_by_all(head, buffer.samples)
+    everything = torch.ones_like(buffer.y, dtype=torch.bool)
+    in_groups = calibration.find_groups(
+        head, buffer.samples, everything, everything, len(everything)
+    )
+    calibration.calibrate_by_buffer(head, in_groups)
     return calibration.samples(head, in_groups)
 
 

@@ -268,19 +268,6 @@ class Calibration(GrowingModule):
 
     # ------------------------------------------------------------------ accuracy
 
-    def calibrate_by_all(self, head: Head, samples: BufferSamples) -> BufferSamples:
-        """Calibrate the head by all samples that it has learned (:meth:`calibrate_by_buffer`).
-
-        Returns:
-            The samples, each in its group.
-        """
-        everything = torch.ones_like(samples.y, dtype=torch.bool)
-        in_groups = self.find_groups(
-            head, samples, everything, everything, len(everything)
-        )
-        self.calibrate_by_buffer(head, in_groups)
-        return in_groups
-
     def calibrate_by_buffer(self, head: Head, stored: BufferSamples) -> None:
         """Calibrate the head by buffer samples without their groups, and measure its accuracy.
 

@@ -118,14 +118,12 @@ def test_the_learning_curve_is_of_the_same_classes_at_every_size():
     large = labels < 7
     z[~large] = draw.normal(0, 1, z[~large].shape)
     curve = learning_curve(z, labels, 10)
-    assert [size for size, _ in curve.points] == [3, 7, 15, 30, 60]
-    assert curve.short == (7, 8, 9)
+    assert [size for size, _ in curve] == [3, 7, 15, 30, 60]
     found = audit(z, labels, list("abcdefghij"))
     correct = found.images["class"] == found.images["predicted"]
     means = [100 * correct[labels == label].mean() for label in range(10)]
-    assert curve.points[-1][1] == pytest.approx(np.mean(means[:7]))
+    assert curve[-1].accuracy == pytest.approx(np.mean(means[:7]))
     assert np.mean(means[7:]) < 50
-    assert learning_curve(z[large], labels[large], 7).short == ()
 
 
 def with_bursts(images, monkeypatch, noise=0.01):
@@ -182,6 +180,6 @@ def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
     z = np.repeat(draw.normal(0, 1, (40, 60)), 2, axis=0).astype(np.float32)
     z += 0.01 * draw.normal(0, 1, z.shape).astype(np.float32)
     labels = np.repeat(np.arange(CLASSES), 20)
-    assert learning_curve(z, labels, CLASSES).points[-1][1] <= 50
+    assert learning_curve(z, labels, CLASSES)[-1].accuracy <= 50
     monkeypatch.setattr(groups, "NEAR_DUPLICATE", 1.1)  # nothing is a near-duplicate
-    assert learning_curve(z, labels, CLASSES).points[-1][1] > 90
+    assert learning_curve(z, labels, CLASSES)[-1].accuracy > 90
