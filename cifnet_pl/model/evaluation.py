@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,6 @@ from cifnet_pl.model.metrics import (
     top_classes,
     wilson_interval,
 )
-from cifnet_pl.model.unknowns import COVERAGE
 from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import listed, number_of, printable
@@ -102,17 +101,15 @@ class ClassScore:
 
     Attributes:
         name: of the class.
-        images: number of images.
+        images: number of images, at least one.
         correct: number of images whose class is predicted.
-        confused_with: the class that is predicted for most of the others; None if there are none.
-        confusions: number of images for which it is predicted.
+        confusion: the class that is predicted for most of the others; None if there are none.
     """
 
     name: str
     images: int
     correct: int
-    confused_with: str | None = None
-    confusions: int = 0
+    confusion: ConfusedPair | None = None
 
     @property
     def tested(self) -> bool:
@@ -120,9 +117,9 @@ class ClassScore:
         return self.images >= MIN_TEST_IMAGES
 
     @property
-    def percent(self) -> float | None:
-        """Accuracy in percent; None without images."""
-        return percent(self.correct, self.images)
+    def percent(self) -> float:
+        """Accuracy in percent."""
+        return 100 * self.correct / self.images
 
     @property
     def interval(self) -> Interval:
@@ -227,8 +224,11 @@ class Evaluation:
         """
         nll = None
         top5 = None
+        set_size = None
         if self.images:
             nll = -float(self.samples["log_likelihood"].astype(float).mean())
+            if "set_size" in self.samples:
+                set_size = float(self.samples["set_size"].mean())
         if len(self.class_names) > TOP_K:
             top5 = self.share("among_top")
         figures = {
@@ -236,38 +236,14 @@ class Evaluation:
             "ece": self.ece,
             "nll": nll,
             "top5": top5,
-            "set_size": self.mean_set_size,
-            "set_coverage": self.set_coverage,
-            "known_rejected": self.called_unknown,
+            "set_size": set_size,
+            "set_coverage": self.share("covered"),
+            "known_rejected": self.share("unknown"),
         }
         for name in self.samples:
             if str(name).startswith("A_k_"):
                 figures[str(name)] = self.share(str(name))
         return figures | dict(self.metrics)
-
-    # ------------------------------------------------------------------ prediction sets
-
-    @property
-    def set_coverage(self) -> float | None:
-        """Percentage of samples whose prediction set holds the true class."""
-        return self.share("covered")
-
-    @property
-    def called_unknown(self) -> float | None:
-        """Percentage of samples that are called unknown."""
-        return self.share("unknown")
-
-    @property
-    def mean_set_size(self) -> float | None:
-        """Mean number of classes in a prediction set."""
-        if "set_size" not in self.samples or not self.images:
-            return None
-        return float(self.samples["set_size"].mean())
-
-    @property
-    def confident_errors(self) -> int:
-        """Number of wrong predictions with a confidence above ``COVERAGE``."""
-        return int((~self.correct & (self.confidence > COVERAGE)).sum())
 
     # ------------------------------------------------------------------ classes
 
@@ -292,14 +268,9 @@ class Evaluation:
         for name, (correct, images) in zip(
             self.class_names, self.class_counts.T.tolist(), strict=True
         ):
-            score = ClassScore(name, images, correct)
-            if name in most_frequent:
-                pair = most_frequent[name]
-                score = replace(
-                    score, confused_with=pair.predicted, confusions=pair.confusions
-                )
             if images:
-                scores.append(score)
+                confusion = most_frequent.get(name)
+                scores.append(ClassScore(name, images, correct, confusion))
         scores.sort(key=lambda score: (not score.tested, score.percent, score.name))
         return scores
 
@@ -330,10 +301,8 @@ class Evaluation:
 
     def seen(self) -> list[str]:
         """Return for each image "learned", "duplicate" (of another one) or ""."""
-        status = np.full(self.images, "", dtype=object)
-        status[self.samples["duplicate"]] = "duplicate"
-        status[self.samples["learned"]] = "learned"
-        words: list[str] = status.tolist()
+        is_seen = [self.samples["learned"], self.samples["duplicate"]]
+        words: list[str] = np.select(is_seen, ["learned", "duplicate"], "").tolist()
         return words
 
     def learned_message(self) -> str | None:
@@ -430,8 +399,6 @@ def rarely_predicted_message(
         return None
     classes = listed([printable(name) for name in names])
     remedy = "add images of new groups"
-    if model is not None:
-        remedy = f"add {model.backbone.sample}s of new groups"
     if model is None or not model.head.selects_rule:
         remedy = f"use the recommended head (cifnet fit --config folder), or {remedy}"
     return (

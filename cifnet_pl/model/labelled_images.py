@@ -304,14 +304,12 @@ class DuplicatesFound(NamedTuple):
     """Images that a model has learned, that occur twice, or that lie in two classes.
 
     Attributes:
-        duplicates: positions of images that were learned or occur twice, ascending.
-        undecided: positions of images in two classes. They are learned as neither, as it is not
-            known which label is wrong; one that was learned in another class before stays there.
+        rows: their positions. Those in two classes are learned as neither, as it is not known which
+            label is wrong; one that was learned in another class before stays there.
         messages: sentences for the user.
     """
 
-    duplicates: list[int]
-    undecided: list[int]
+    rows: list[int]
     messages: list[str]
 
 
@@ -329,10 +327,10 @@ def duplicates_among(
         DataError: no image is left.
     """
     repeats, in_two_classes = find_repeats(model, images)
-    rows = sorted([*repeats.learned, *repeats.twice])
+    repeated = sorted([*repeats.learned, *repeats.twice])
+    rows = [*repeated, *in_two_classes]
     ambiguous = list(in_two_classes.values())
-    nothing_left = len(rows) + len(ambiguous) == len(images.files)
-    if treatment == "leave_out" and nothing_left:
+    if treatment == "leave_out" and len(rows) == len(images.files):
         reason = "every image is learned already"
         if ambiguous:
             reason += (
@@ -340,13 +338,12 @@ def duplicates_among(
                 " forget its class with --images, then extend"
             )
         raise DataError(f"{reason}: there is nothing to learn")
-    repeated = [_shown(images, row) for row in rows]
+    names = [_shown(images, row) for row in repeated]
     messages = [
         image_duplicates.conflicting_labels_message(ambiguous, treatment),
-        image_duplicates.duplicates_message(repeated, treatment),
+        image_duplicates.duplicates_message(names, treatment),
     ]
-    said = [text for text in messages if text]
-    return DuplicatesFound(rows, list(in_two_classes), said)
+    return DuplicatesFound(rows, [text for text in messages if text])
 
 
 def _shown(images: LabelledImages, row: int) -> str:

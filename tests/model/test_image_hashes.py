@@ -64,10 +64,9 @@ def test_duplicates_are_left_out(train, model, tmp_path):
         shutil.copy(train / "ant" / name, images / "ant")
     result = extend(model, images, more=True)
     assert result.learned == {"ant": 2}
-    names = [path.name for path in result.duplicates]
-    assert sorted(names) == ["0.png", "1.png", "twice.png"]
     said = " ".join(result.warnings)
-    assert "ant/0.png" in said
+    assert "ant/0.png, ant/1.png" in said
+    assert "twice.png" in said
     assert "left out" in said
     assert_same_scores(result.model, expected.model, queries())
     kept = extend(model, images, more=True, duplicates="keep")

@@ -146,7 +146,7 @@ def test_images_in_memory_as_in_files(tmp_path: Path):
     arrays = np.stack([np.asarray(image) for image in pillow])
     for images in (files, [file.read_bytes() for file in files], pillow, arrays):
         twice = extend(old, (images, names))
-        assert twice.duplicates == []
+        assert twice.warnings == []
         assert_same_scores(twice.model, expected, queries())
         found = [p.classes[0] for p in twice.model.classify(images)]
         assert found == [p.classes[0] for p in expected.classify(files)]
@@ -154,7 +154,7 @@ def test_images_in_memory_as_in_files(tmp_path: Path):
         assert again.exact
         assert_same_scores(again.model, old, queries())
     one = extend(old, ([*pillow, pillow[0]], [*names, names[0]]))
-    assert one.duplicates == [Path("number 20")]
+    assert "note: 20 learned already or twice" in one.warnings[0]
     (alone,) = old.classify(arrays[0])
     assert alone.classes == next(old.classify(arrays)).classes
     with pytest.raises(DataError, match="expected uint8 pixels"):
