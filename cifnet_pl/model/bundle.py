@@ -313,15 +313,12 @@ def write_bundle(
         },
         "tensors": file.model_dump(),
     }
-    is_new = not folder.exists()
-    try:
-        write_bytes(folder / file.name, content)
-        write_json(folder / CONFIG, {**config, "sha256": _digest(config)})
-    except BaseException:
-        if is_new:
-            _remove_leftovers(folder, keep=None)
-        raise
-    _remove_leftovers(folder, keep=file.name)
+    write_bytes(folder / file.name, content)
+    write_json(folder / CONFIG, {**config, "sha256": _digest(config)})
+    # Files of killed writers, and older tensors.
+    for entry in folder.iterdir():
+        if _is_of_bundle(entry) and entry.name not in (CONFIG, file.name):
+            entry.unlink(missing_ok=True)
 
 
 def read_bundle(folder: Path) -> StoredModel:
@@ -391,14 +388,3 @@ def _is_of_bundle(entry: Path) -> bool:
     return name.startswith((CONFIG, "tensors-")) and name.endswith(
         (CONFIG, ".safetensors", ".tmp")
     )
-
-
-def _remove_leftovers(folder: Path, keep: str | None) -> None:
-    """Remove files of killed writers and older tensors; without ``keep`` the folder, too."""
-    if not folder.is_dir():
-        return
-    for entry in folder.iterdir():
-        if _is_of_bundle(entry) and entry.name not in (CONFIG, keep):
-            entry.unlink(missing_ok=True)
-    if keep is None and not any(folder.iterdir()):
-        folder.rmdir()

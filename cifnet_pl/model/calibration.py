@@ -23,7 +23,6 @@ from cifnet_pl.model.metrics import Interval as Interval
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.statistics import Clusters, Evidence, group_evidence
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
-from cifnet_pl.utilities.text import number_of
 
 Kind = Literal[
     "unknown",
@@ -45,6 +44,13 @@ MIN_IMAGES_PER_CLASS = 20
 
 With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high.
 """
+
+ACCURACY_ON_NEW_GROUPS = {
+    "found": "Estimated accuracy on new groups",
+    "given": "Estimated accuracy on new groups",
+    "measured": "Accuracy on the images for recalibration",
+}
+"""Kind → what the accuracy on new groups is called, where it is another number."""
 
 NOT_ESTIMATED = {
     "few": f"fewer than {MIN_IMAGES_PER_CLASS} images a class",
@@ -124,7 +130,7 @@ class Calibration(GrowingModule):
             return None
         return Estimate(accuracy, Interval(*self.interval[position].tolist()))
 
-    def _record(self, kind: Kind, loo: Estimate | None, new: Estimate | None) -> None:
+    def record(self, kind: Kind, loo: Estimate | None, new: Estimate | None) -> None:
         """Record leave-one-out accuracy and accuracy on new groups."""
         self.kind.fill_(get_args(Kind).index(kind))
         self.accuracy.fill_(-1)
@@ -304,9 +310,9 @@ class Calibration(GrowingModule):
         stored_classes = len(torch.unique(grouped.columns[grouped.counted]))
         known_classes = len(torch.unique(grouped.known_scores().columns))
         if len(samples.head.classes) == 1:  # every prediction is right
-            self._record("unknown", None, None)
+            self.record("unknown", None, None)
         elif kind in ("few", "incomplete"):
-            self._record(kind, loo, None)
+            self.record(kind, loo, None)
         elif kind == "independent":
             if loo is not None:
                 # The interval that as few groups as there may be would show: where hardly any
@@ -315,11 +321,11 @@ class Calibration(GrowingModule):
                 groups = len(torch.unique(clusters))
                 expected = forecast(loo.accuracy / 100, groups)
                 new_groups = Estimate(loo.accuracy, expected)
-            self._record(kind, loo, new_groups)
+            self.record(kind, loo, new_groups)
         elif 2 * known_classes < stored_classes:
-            self._record("one_group", loo, None)
+            self.record("one_group", loo, None)
         else:
-            self._record(kind, loo, widened(new_groups, loo))
+            self.record(kind, loo, widened(new_groups, loo))
 
     def samples(self, head: Head, stored: BufferSamples) -> CalibrationSamples:
         """Return the buffer samples in the groups by which they calibrate the head."""
@@ -363,13 +369,9 @@ class Calibration(GrowingModule):
         self.replace_new_images(self.z[new], self.y[new], self.key[new])
         if len(self.y):
             new_images = CalibrationSamples(head, self.z, self.y, learned=False)
-            self._record("measured", self.loo, estimated(new_images))
+            self.record("measured", self.loo, estimated(new_images))
             if fits_temperature:
                 calibrate(new_images)
-
-    def forget_buffer(self) -> None:
-        """Forget the accuracy of the buffer samples, which have changed."""
-        self._record("unknown", None, None)
 
     # ------------------------------------------------------------------ messages
 
@@ -390,16 +392,9 @@ class Calibration(GrowingModule):
             if kind == "independent":
                 facts.append("no groups found")
             sentences.append(f"Leave-one-out accuracy {self.loo.sentence(*facts)}")
-        if self.new_groups is not None and kind == "measured":
-            images = number_of(len(self.y), "labelled image")
-            sentence = self.new_groups.sentence(images)
-            sentences.append(f"Accuracy on the images for recalibration {sentence}")
-        elif self.new_groups is not None and kind in ("found", "given"):
-            facts = []
-            if kind == "given":
-                facts.append("groups as given")
-            sentence = self.new_groups.sentence(*facts)
-            sentences.append(f"Estimated accuracy on new groups {sentence}")
+        if self.new_groups is not None and kind in ACCURACY_ON_NEW_GROUPS:
+            name = ACCURACY_ON_NEW_GROUPS[kind]
+            sentences.append(f"{name} {self.new_groups.sentence()}")
         elif kind in NOT_ESTIMATED:
             reason = NOT_ESTIMATED[kind]
             sentences.append(f"Accuracy on new groups not estimated: {reason}")

@@ -36,7 +36,8 @@ class Forgetting:
         rounding: why the result differs by more than 1e-8 from a model that never saw the images;
             None where it does not.
         ignored: number of images in the folder that the classes were not learned from.
-        recalled: classes that were taken out without images, because the head remembered them.
+        recalled: whether the classes were taken out without images, because the head remembered
+            them.
     """
 
     model: Classifier
@@ -46,7 +47,7 @@ class Forgetting:
     unreadable: list[Unreadable] = field(default_factory=list)
     rounding: str | None = None
     ignored: int = 0
-    recalled: frozenset[str] = frozenset()
+    recalled: bool = False
 
 
 def forget(
@@ -81,7 +82,7 @@ def forget(
     model = old.clone()
     counts = old.counts
     unreadable: list[Unreadable] = []
-    recalled = set()
+    recalled = False
     rounding = None
     ignored = 0
     if images is not None:
@@ -92,13 +93,13 @@ def forget(
             rounding = _rounding(model)
         ignored = found.ignored
     else:
-        for name in names:
-            label = model.labels([name])[0]
-            share = model.head.statistics_of_class(label)
-            if share is not None:
+        labels = model.labels(names)
+        shares = [model.head.statistics_of_class(label) for label in labels]
+        recalled = None not in shares
+        if recalled:
+            for label, share in zip(labels, shares, strict=True):
                 _subtract(model, label, share)
-                recalled.add(name)
-    exact = images is not None or len(recalled) == len(names)
+    exact = images is not None or recalled
     model.remove_classes(names)
     learned = {name: counts[name] for name in names}
     removed = None
@@ -113,7 +114,7 @@ def forget(
         unreadable=unreadable,
         rounding=rounding,
         ignored=ignored,
-        recalled=frozenset(recalled),
+        recalled=recalled,
     )
 
 
