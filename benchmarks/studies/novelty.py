@@ -75,7 +75,9 @@ def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
         head, buffer.samples, everything, everything, len(everything)
     )
     calibration.calibrate_by_buffer(head, in_groups)
-    return calibration.samples(head, in_groups)
+    samples = calibration.samples(head, in_groups)
+    assert samples is not None
+    return samples
 
 
 def learned(images: Images, classes: list[int]) -> tuple[RidgeHead, CalibrationBuffer]:

@@ -177,12 +177,8 @@ class Calibration(GrowingModule):
     @property
     def leaves_groups_out(self) -> bool:
         """Whether images come in groups that are left out together."""
-        return bool(self.is_given) or self.evidence.dependent
-
-    @property
-    def evidence(self) -> Evidence:
-        """What tells whether images are independent."""
-        return Evidence(*self.group_errors.clamp_min(0).tolist())
+        evidence = Evidence(*self.group_errors.clamp_min(0).tolist())
+        return bool(self.is_given) or evidence.dependent
 
     def _add_evidence(self, errors: Tensor) -> None:
         self.group_errors = self.group_errors.clamp_min(0) + errors.to(
@@ -327,8 +323,19 @@ class Calibration(GrowingModule):
         else:
             self.record(kind, loo, widened(new_groups, loo))
 
-    def samples(self, head: Head, stored: BufferSamples) -> CalibrationSamples:
-        """Return the buffer samples in the groups by which they calibrate the head."""
+    def samples(
+        self, head: Head, stored: BufferSamples | None
+    ) -> CalibrationSamples | None:
+        """Return what calibrates a head: labelled images that are not learned, else the buffer's.
+
+        Args:
+            head: solved.
+            stored: the samples in the buffer; None if there are none.
+        """
+        if len(self.y):
+            return CalibrationSamples(head, self.z, self.y, learned=False)
+        if stored is None:
+            return None
         counted = self.counted(stored.y, stored.key)
         groups = None
         if self.leaves_groups_out and self.estimate_kind != "incomplete":
@@ -418,30 +425,21 @@ def named_groups(groups: Tensor, key: Tensor) -> Tensor:
     return names[groups]
 
 
-def interval_text(interval: Interval, *facts: str) -> str:
-    """Return an interval and further facts in parentheses, to follow an estimate.
-
-    Args:
-        interval: in percent.
-        facts: what it rests on.
+class Estimate(NamedTuple):
+    """An accuracy and its 95 % interval, in percent.
 
     Example:
-        >>> interval_text(Interval(91.7, 96.2), "500 of 1438 images")
-        ' (92 to 96; 500 of 1438 images)'
+        >>> Estimate(94.4, Interval(91.7, 96.2)).sentence("500 of 1438 images")
+        '94.4 % (92 to 96; 500 of 1438 images)'
     """
-    ends = f"{interval.low:.0f} to {interval.high:.0f}"
-    return f" ({'; '.join([ends, *facts])})"
-
-
-class Estimate(NamedTuple):
-    """An accuracy and its 95 % interval, in percent."""
 
     accuracy: float
     interval: Interval
 
     def sentence(self, *facts: str) -> str:
         """Return the accuracy, its interval, and further facts in parentheses."""
-        return f"{self.accuracy:.1f} %{interval_text(self.interval, *facts)}"
+        ends = f"{self.interval.low:.0f} to {self.interval.high:.0f}"
+        return f"{self.accuracy:.1f} % ({'; '.join([ends, *facts])})"
 
 
 def estimated(samples: CalibrationSamples) -> Estimate | None:

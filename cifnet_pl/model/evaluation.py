@@ -310,14 +310,12 @@ class Evaluation:
         learned = self.samples["learned"]
         if not learned.any():
             return None
-        others = self.correct[~learned]
         images = number_of(self.images, "image")
         message = f"{learned.sum()} of {images} learned already"
-        if len(others) < MIN_TEST_IMAGES:
+        if learned.all():
             return f"{message}: measure with images that are new to the model"
-        accuracy = 100 * others.mean()
-        counted = number_of(len(others), "other")
-        return f"{message}; accuracy on the {counted} {accuracy:.1f} %"
+        accuracy = 100 * self.correct[~learned].mean()
+        return f"{message}; accuracy on the others {accuracy:.1f} %"
 
 
 # ---------------------------------------------------------------------- of a model

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -226,11 +227,9 @@ def _embed_images_of(
     for rows, z in images.embedded(model, "", unreadable, skip=is_other):
         hashes = images.files.hashes(rows).tolist()
         embeddings.update(zip(hashes, z, strict=True))
-    hashes = [look.hash for look in images.looks if look is not None]
-    if not images.files.are_images:
-        hashes = list(embeddings)
-    ignored = sum(content_hash not in wanted for content_hash in hashes)
-    return FoundImages(embeddings, ignored)
+    hashes = images.files.hash_of
+    is_other_image = (hashes >= 0) & ~np.isin(hashes, list(wanted))
+    return FoundImages(embeddings, int(is_other_image.sum()))
 
 
 def _samples(given: Any) -> SampleTable:

@@ -23,7 +23,6 @@ from cifnet_pl.images.files import require_folder
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, ImageLike, Look
 from cifnet_pl.images.reader import (
     LEFT_OUT,
-    DecodedBatch,
     decode_images,
     image_location,
 )
@@ -191,28 +190,22 @@ class LabelledImages:
             skip,
             model.backbone.device.type,
         ):
-            unreadable += unreadable_of(batch)
             readable = []
-            for seen, reason in zip(batch.looks, batch.unreadable, strict=True):
+            for image, seen, reason in zip(
+                batch.files, batch.looks, batch.unreadable, strict=True
+            ):
                 row = len(self.looks)
                 self.looks.append(seen)
                 if seen is not None:
                     self.files.hash_of[row] = seen.hash
                 if reason is None:
                     readable.append(row)
+                elif reason != LEFT_OUT:
+                    file = image
+                    if not isinstance(image, Path):
+                        file = Path(image_location(image))
+                    unreadable.append(Unreadable(file, reason))
             yield np.array(readable, dtype=np.int64), model.embed_batch(batch)
-
-
-def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:
-    """List the images of a batch that could not be decoded."""
-    unreadable = []
-    for image, reason in zip(batch.files, batch.unreadable, strict=True):
-        if reason is None or reason == LEFT_OUT:
-            continue
-        if not isinstance(image, Path):
-            image = Path(image_location(image))
-        unreadable.append(Unreadable(image, reason))
-    return unreadable
 
 
 def samples_of(

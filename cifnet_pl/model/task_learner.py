@@ -384,17 +384,8 @@ class ModelLearner:
             )
 
     def calibration_samples(self) -> CalibrationSamples | None:
-        """Return the samples by which this model is calibrated; None if there are none.
-
-        These are the images that it has not learned, else the buffer samples.
-        """
-        new = self.calibration
-        stored = self.buffer_samples
-        if len(new.y):
-            return CalibrationSamples(self.head, new.z, new.y, learned=False)
-        if stored is None:
-            return None
-        return new.samples(self.head, stored)
+        """Return the samples by which this model is calibrated; None if there are none."""
+        return self.calibration.samples(self.head, self.buffer_samples)
 
     @property
     def buffer_samples(self) -> BufferSamples | None:

@@ -65,7 +65,7 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys):
     assert "3 of 14 images of bee predicted as ant" in shown
     assert "16 images of unknown classes left out: dog" in shown
     assert "3 of 28 images learned already" in shown
-    assert "25 others" in shown
+    assert "accuracy on the others" in shown
     assert "bee/both.png (also in ant), cat/ant.png (learned as ant) in two" in shown
 
     tables = {"classes.csv", "confusion.csv", "images.csv"}
