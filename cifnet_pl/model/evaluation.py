@@ -163,16 +163,6 @@ class Evaluation:
         return cls(class_names, table_of(list(batches)))
 
     @property
-    def target(self) -> np.ndarray:
-        """(n,) true columns."""
-        return np.asarray(self.samples["target"])
-
-    @property
-    def predicted(self) -> np.ndarray:
-        """(n,) predicted columns."""
-        return np.asarray(self.samples["predicted"])
-
-    @property
     def confidence(self) -> np.ndarray:
         """(n,) probability of each predicted class."""
         return np.asarray(self.samples["confidence"])
@@ -251,7 +241,7 @@ class Evaluation:
     def confusion(self) -> np.ndarray:
         """(C, C) int64 numbers of samples, true classes in rows, predicted ones in columns."""
         classes = len(self.class_names)
-        cells = self.target * classes + self.predicted
+        cells = self.samples["target"] * classes + self.samples["predicted"]
         return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
     @property
@@ -286,14 +276,15 @@ class Evaluation:
     def confused_pairs(self) -> list[ConfusedPair]:
         """Return all pairs of classes that are confused, the most frequent first."""
         matrix = self.confusion
-        images = matrix.sum(axis=1).tolist()
-        errors = matrix - np.diag(matrix.diagonal())
+        images = matrix.sum(axis=1)
         pairs = []
-        for i, j in np.argwhere(errors).tolist():
-            target = self.class_names[i]
-            predicted = self.class_names[j]
-            pair = ConfusedPair(target, predicted, int(errors[i, j]), images[i])
-            pairs.append(pair)
+        for i, j in np.argwhere(matrix).tolist():
+            if i != j:
+                target = self.class_names[i]
+                predicted = self.class_names[j]
+                confusions = int(matrix[i, j])
+                pair = ConfusedPair(target, predicted, confusions, int(images[i]))
+                pairs.append(pair)
         pairs.sort(key=lambda pair: (-pair.confusions, pair.images))
         return pairs
 

@@ -243,7 +243,7 @@ CHECKPOINTS = [
     (lambda c: c.pop("cifnet"), "no checkpoint of a run"),
     (lambda c: c["cifnet"]["model"].pop("images"), "images"),
     (lambda c: c["cifnet"].update(under_way=True), "middle of a task"),
-    (lambda c: c["cifnet"].update(model=None, settings={"module": "X"}), "of a 'X'"),
+    (lambda c: c["cifnet"].update(model=None), "of a trained method"),
     (lambda c: c["cifnet"].update(format=99), "has format '99'"),
     (lambda c: c["state_dict"].update(x=1), "damaged"),
 ]
