@@ -148,22 +148,6 @@ def test_a_burst_is_left_out_together(images, monkeypatch):
         assert names == found.images["predicted"][rows].tolist()
 
 
-def test_a_wrong_label_in_a_burst_does_not_hide(images, monkeypatch):
-    """Four images of one moment in the wrong folder: each alone is predicted by the three
-    others.
-    """
-    z, labels = with_bursts(images, monkeypatch)
-    labels[[47, 54, 55, 56]] = 1
-    found = audit(z, labels, NAMES)
-    assert {47, 54, 55, 56} <= set(found.label_errors().index)
-    monkeypatch.setattr(groups, "NEAR_DUPLICATE", 1.1)  # nothing is a near-duplicate
-    alone = audit(z, labels, NAMES)
-    wrong = [47, 54, 55, 56]
-    by_others = found.images["probability_of_class"][wrong]
-    by_burst = alone.images["probability_of_class"][wrong]
-    assert by_burst.min() > 2 * by_others.max()
-
-
 def test_the_learning_curve_leaves_bursts_out_together(monkeypatch):
     """Noise says nothing about classes drawn by chance, but each near-duplicate does."""
     draw = np.random.default_rng(2)
