@@ -95,7 +95,7 @@ def evaluate(
         labelled = LabelledImages.find(images, "--images", tested=True)
         loaded = load(model, trust=trust)
         known = known_images(loaded, labelled, model)
-        warn(labelled.notes)
+        warn(labelled.files.notes)
         if recalibrate and target is not None:
             store_recalibrated(loaded, model, known, target, overwrite, trust)
             return

@@ -16,11 +16,10 @@ from cifnet_pl.data.samples import SampleTable, labelled
 from cifnet_pl.data.sources.folders import class_samples, find_splits
 from cifnet_pl.data.sources.python_objects import read_samples
 from cifnet_pl.data.sources.tables import open_table
-from cifnet_pl.data.splitting import held_out_together
 from cifnet_pl.images import duplicates as image_duplicates
 from cifnet_pl.images.duplicates import Duplicates, Repeats
 from cifnet_pl.images.files import require_folder
-from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, ImageLike, Look
+from cifnet_pl.images.image import EncodedImage, ImageLike, Look
 from cifnet_pl.images.reader import (
     LEFT_OUT,
     decode_images,
@@ -30,9 +29,6 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import counted, listed, printable
-
-UNREAD = Look(UNREADABLE_HASH)
-"""Stands for an image that was not read."""
 
 
 class Unreadable(NamedTuple):
@@ -51,13 +47,11 @@ class LabelledImages:
         files: the images, or rows of embeddings; labels are positions in ``class_names``.
         looks: (n,) hash, time and thumbnail of each image once it was embedded with them; None
             where they are not known.
-        notes: sentences for the user about what was read.
     """
 
     class_names: list[str]
     files: SampleTable
     looks: list[Look | None] = field(default_factory=list)
-    notes: tuple[str, ...] = ()
 
     @classmethod
     def find(
@@ -93,7 +87,7 @@ class LabelledImages:
                 notes.append(f"note: {folder} has {names}: taking {root.name}")
         samples = class_samples(root, notes=notes)
         class_names, files = labelled(samples)
-        return cls(class_names, files, notes=files.notes)
+        return cls(class_names, files)
 
     def of_classes(self, wanted: set[str]) -> LabelledImages:
         """Select the images of the classes in ``wanted``."""
@@ -108,24 +102,7 @@ class LabelledImages:
         places = np.searchsorted(classes, labels)
         files = self.files.subset(rows).with_columns(label=places)
         names = [self.class_names[label] for label in classes]
-        looks = []
-        if self.looks:
-            looks = [self.looks[row] for row in rows]
-        return LabelledImages(names, files, looks)
-
-    def held_out(self, rows: np.ndarray, share: float) -> np.ndarray:
-        """Choose the held-out images of one class; near-duplicates are on the same side.
-
-        Args:
-            rows: (n,) positions of the class's images.
-            share: of them, never all.
-
-        Returns:
-            (n,) bool.
-        """
-        names = self.files.names_of(rows)
-        looks = [self.looks[row] or UNREAD for row in rows]
-        return held_out_together(names, looks, share, 0)
+        return LabelledImages(names, files)
 
     def all_embedded(
         self,

@@ -100,11 +100,11 @@ def extend(
             f"class '{printable(known[0])}' is already learned: add --more to give it more images,"
             " or rename its folder"
         )
-    warnings = [*labelled.notes, *old.class_name_warnings(labelled.class_names)]
+    warnings = [*labelled.files.notes, *old.class_name_warnings(labelled.class_names)]
     check_images = None
     if check is not None:
         found = samples_of(old, check, "--check", tested=True)
-        warnings += found.notes
+        warnings += found.files.notes
         check_images = found.of_classes(set(old.class_names))
         if not check_images.class_names:
             raise DataError(
