@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
-from cifnet_pl.model.metrics import Interval as Interval
+from cifnet_pl.model.metrics import Interval
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.statistics import Clusters, Evidence, group_evidence
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows

@@ -73,8 +73,8 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
     confusions = errors.sum(axis=0) + errors.sum(axis=1)
     drawn = np.flatnonzero(images + confusions)
     if len(drawn) > MAX_CONFUSION_CLASSES:
-        most_confused = np.argsort(-confusions, kind="stable")
-        drawn = most_confused[:MAX_CONFUSION_CLASSES]
+        most_confused = np.argsort(-confusions[drawn], kind="stable")
+        drawn = drawn[most_confused[:MAX_CONFUSION_CLASSES]]
         title += f" (the {MAX_CONFUSION_CLASSES} classes with most confusions)"
     shares = matrix / np.maximum(images, 1)[:, None]
     order = drawn[clustered(shares[np.ix_(drawn, drawn)])]

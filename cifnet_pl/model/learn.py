@@ -186,15 +186,16 @@ def learn(
     new = np.ones(len(images.files), dtype=bool)
     if duplicates == "leave_out":
         new[found.rows] = False
-    labels = images.files.labels
-    unread = np.setdiff1d(labels[new], labels[new & kept])
-    if len(unread):
-        name = printable(images.class_names[unread[0]])
-        raise DataError(
-            f"no image of class '{name}' can be read: add some, or leave it out"
-        )
+    wanted = images.class_names
+    if not new.all():
+        wanted = images.select(new).class_names
     learned = images.select(new & kept)
     names = learned.class_names
+    unread = [printable(name) for name in wanted if name not in names]
+    if unread:
+        raise DataError(
+            f"no image of class '{unread[0]}' can be read: add some, or leave it out"
+        )
     model = old.clone()
     every_row = np.arange(len(learned.files))
     samples = ungrouped(
