@@ -176,9 +176,8 @@ class Classifier(ModelLearner):
             labels.append(label_of[name])
         return labels
 
-    def class_name_warnings(self, names: Iterable[str]) -> list[str]:
+    def class_name_warnings(self, names: Sequence[str]) -> list[str]:
         """Return warnings about classes to be learned: spelled in two ways, or removed before."""
-        names = list(names)
         warnings = []
         spellings = similar_spellings_message(names, self.class_names)
         if spellings:
