@@ -505,12 +505,12 @@ class Classifier(ModelLearner):
         Args:
             unknown, coverage: as for :meth:`classify`.
         """
-        recalibrated = len(self.calibration.y) > 0
-        if self.buffer_samples is None and not recalibrated:
+        samples = self.calibration_samples()
+        if samples is None:
             return None, None
         if not self.head.tells_novelty:
             unknown = None
-        if not self.head.leaves_one_out and not recalibrated:
+        if samples.learned and not self.head.leaves_one_out:
             coverage = None
         return unknown, coverage
 

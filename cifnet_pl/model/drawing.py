@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy.cluster.hierarchy import leaves_list, linkage
@@ -87,37 +88,22 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str) -> Figu
 
 def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figure:
     size = len(labels)
-    has_numbers = size <= MAX_NUMBERED_CLASSES
+    is_numbered = size <= MAX_NUMBERED_CLASSES
     inches = 0.18
     points = 9.0
-    if has_numbers:
+    if is_numbered:
         inches = 0.42
         points = 10.5
     side = max(1.6, inches * size)
     figure = Figure(figsize=(side, side), dpi=130)
     axes = figure.add_axes((0, 0, 1, 1))
-    # Not ``imshow``: it enlarges the matrix to the figure's pixels before it applies the colours,
-    # which takes half a gigabyte.
-    edges = np.arange(size + 1) - 0.5
     cells = np.where(percent == 0, np.nan, percent)
-    mesh = axes.pcolormesh(
-        edges,
-        edges,
-        cells,
-        cmap="Blues",
-        norm=LogNorm(1, 100),
-        edgecolors="0.9",
-        linewidth=0.4,
-    )
-    axes.set(aspect="equal", ylim=(size - 0.5, -0.5))
-    axes.set_xticks(range(size), labels, rotation=90, fontsize=points, parse_math=False)
-    axes.set_yticks(range(size), labels, fontsize=points, parse_math=False)
-    axes.set(xlabel="predicted class", ylabel="true class")
+    mesh = _draw_cells(axes, cells, LogNorm(1, 100), is_numbered)
+    places = range(1, size + 1)
+    axes.set_xticks(places, labels, rotation=90, fontsize=points, parse_math=False)
+    axes.set_yticks(places, labels, fontsize=points, parse_math=False)
+    axes.set(xlabel="predicted class", ylabel="true class", aspect="equal")
     axes.set_title(title, parse_math=False)
-    if has_numbers:
-        for i, j in np.argwhere(percent >= 0.5):
-            value = percent[i, j]
-            _write_number(axes, j, i, value, is_dark=value > 20)
     left = 1 + 0.25 / side
     width = 0.14 / side
     height = min(1.0, 4 / side)
@@ -132,15 +118,41 @@ def _draw_matrix(percent: np.ndarray, labels: Sequence[str], title: str) -> Figu
     return figure
 
 
-def _write_number(axes: Axes, x: float, y: float, value: float, is_dark: bool) -> None:
-    """Write a number without decimals in the middle of a cell, which is dark or light."""
-    colour = "black"
-    if is_dark:
-        colour = "white"
-    text = f"{value:.0f}"
-    # Not measured for the layout: there may be hundreds, all within the axes.
-    number = axes.text(x, y, text, ha="center", va="center", color=colour)
-    number.set_in_layout(False)
+def _draw_cells(
+    axes: Axes, cells: np.ndarray, shades: Normalize, is_numbered: bool
+) -> QuadMesh:
+    """Draw percentages as cells in shades of blue, the first row on top.
+
+    Args:
+        axes: where to draw; rows and columns are numbered from 1.
+        cells: (n, n) percentages, NaN where a cell is left white.
+        shades: percentage → shade.
+        is_numbered: whether each cell has its number.
+    """
+    # Not ``imshow``: it enlarges the matrix to the figure's pixels before it applies the colours,
+    # which takes half a gigabyte.
+    edges = np.arange(len(cells) + 1) + 0.5
+    mesh = axes.pcolormesh(
+        edges,
+        edges,
+        cells,
+        cmap="Blues",
+        norm=shades,
+        edgecolors="0.9",
+        linewidth=0.4,
+    )
+    axes.invert_yaxis()
+    if is_numbered:
+        for i, j in np.argwhere(~np.isnan(cells)):
+            value = cells[i, j]
+            colour = "black"
+            if shades(value) > 0.65:
+                colour = "white"
+            text = f"{value:.0f}"
+            number = axes.text(j + 1, i + 1, text, ha="center", va="center")
+            # Not measured for the layout: there may be hundreds, all within the axes.
+            number.set(color=colour, in_layout=False)
+    return mesh
 
 
 # ---------------------------------------------------------------------- calibration
@@ -204,31 +216,17 @@ def draw_trajectory(
     upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=(0, 101))
     upper.grid(alpha=0.3)
     upper.legend()
-    _draw_accuracy_matrix(lower, colour_axes, matrix)
-    for axis in (upper.xaxis, lower.xaxis, lower.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    return figure
-
-
-def _draw_accuracy_matrix(
-    axes: Axes, colour_axes: Axes, matrix: Sequence[Sequence[float | None]]
-) -> None:
     size = len(matrix)
-    grid = np.full((size, size), np.nan)
+    cells = np.full((size, size), np.nan)
     for k, row in enumerate(matrix):
-        grid[k, : len(row)] = row
-    extent = (0.5, size + 0.5, size + 0.5, 0.5)
-    image = axes.imshow(
-        grid, cmap="viridis", vmin=0, vmax=100, aspect="auto", extent=extent
-    )
-    axes.set(
+        cells[k, : len(row)] = row
+    mesh = _draw_cells(lower, cells, Normalize(0, 100), size <= MAX_NUMBERED_TASKS)
+    figure.colorbar(mesh, cax=colour_axes, label="accuracy (%)")
+    lower.set(
         xlabel="classes of task",
         ylabel="after task",
         title="Accuracy on each task's classes",
     )
-    if size <= MAX_NUMBERED_TASKS:
-        for k, j in np.argwhere(~np.isnan(grid)):
-            # The colour map is light from about two thirds of its range.
-            value = grid[k, j]
-            _write_number(axes, j + 1, k + 1, value, is_dark=value <= 65)
-    axes.figure.colorbar(image, cax=colour_axes, label="accuracy (%)")
+    for axis in (upper.xaxis, lower.xaxis, lower.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return figure
