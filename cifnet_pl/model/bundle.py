@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -313,8 +314,14 @@ def write_bundle(
         },
         "tensors": file.model_dump(),
     }
-    write_bytes(folder / file.name, content)
-    write_json(folder / CONFIG, {**config, "sha256": _digest(config)})
+    is_new = not folder.exists()
+    try:
+        write_bytes(folder / file.name, content)
+        write_json(folder / CONFIG, {**config, "sha256": _digest(config)})
+    except BaseException:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     # Files of killed writers, and older tensors.
     for entry in folder.iterdir():
         if _is_of_bundle(entry) and entry.name not in (CONFIG, file.name):
