@@ -318,7 +318,7 @@ class Calibration(GrowingModule):
                 expected = forecast(loo.accuracy / 100, groups)
                 new_groups = Estimate(loo.accuracy, expected)
             self.record(kind, loo, new_groups)
-        elif 2 * known_classes < stored_classes:
+        elif loo is None or new_groups is None or 2 * known_classes < stored_classes:
             self.record("one_group", loo, None)
         else:
             self.record(kind, loo, widened(new_groups, loo))
@@ -490,7 +490,7 @@ def forecast(share: float, groups: int) -> Interval:
     return Interval(100 * low / groups, 100 * high / groups)
 
 
-def widened(estimate: Estimate | None, loo: Estimate | None) -> Estimate | None:
+def widened(estimate: Estimate, loo: Estimate) -> Estimate:
     """Widen the interval of an accuracy on new groups by what new groups may differ more.
 
     That is taken to be as much as the groups that were learned differ from one another: the gap to
@@ -500,8 +500,6 @@ def widened(estimate: Estimate | None, loo: Estimate | None) -> Estimate | None:
         estimate: the accuracy without each sample's group.
         loo: the accuracy without each sample.
     """
-    if estimate is None or loo is None:
-        return estimate
     accuracy, interval = estimate
     gap = max(0.0, loo.accuracy - accuracy)
     below = math.hypot(accuracy - interval.low, gap)

@@ -28,13 +28,13 @@ def test_confused_classes_are_neighbours():
     assert all(abs(position[a] - position[b]) == 1 for a, b in ((0, 5), (2, 7), (1, 6)))
 
 
-def test_classes_without_images_and_answers_are_left_out():
-    matrix = np.diag([5, 0, 5])
-    figure = draw_confusion(matrix, ["a", "b", "c"], "title")
-    assert sorted(label.get_text() for label in figure.axes[0].get_yticklabels()) == [
-        "a",
-        "c",
-    ]
+def test_rows_are_true_classes_and_those_without_images_are_left_out():
+    matrix = np.array([[8, 0, 2], [0, 0, 0], [0, 0, 10]])
+    axes = draw_confusion(matrix, ["a", "b", "c"], "title").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "c"]
+    places = {text.get_text(): text.get_position() for text in axes.texts}
+    assert places == {"80": (1, 1), "20": (2, 1), "100": (2, 2)}  # column, row
+    assert axes.yaxis_inverted()
 
 
 def test_calibration_bins():
