@@ -18,7 +18,12 @@ from cifnet_pl.testing import (
     halves,
     snapshot,
 )
-from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
+from cifnet_pl.utilities.errors import (
+    CifnetError,
+    NonFiniteError,
+    UnsupportedError,
+    UsageError,
+)
 from tests.heads.suite import HEADS
 
 pytestmark = pytest.mark.parametrize("case", HEADS)
@@ -27,6 +32,16 @@ pytestmark = pytest.mark.parametrize("case", HEADS)
 @pytest.mark.parametrize("check", HEAD_CHECKS, ids=lambda check: check.__name__)
 def test_public_check(case: Case, check: Callable[[Case], None]) -> None:
     check(case)
+
+
+def test_autocast_rounds_no_sum_and_a_cast_changes_no_state(case: Case) -> None:
+    expected = case.learned()(QUERIES)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        head = case.learned()
+        assert torch.equal(head(QUERIES), expected)
+    assert not head(QUERIES).requires_grad
+    before = snapshot(head)
+    assert_same_state(head.half(), before)
 
 
 def test_inference_mode_may_come_and_go(case: Case) -> None:
@@ -60,7 +75,13 @@ def test_a_task_under_way(case: Case) -> None:
     head.observe_past(QUERIES[:3], torch.full((3,), 7))
     assert head.class_counts() == {7: first, 5: 2, 6: 0}
     before = snapshot(head)
+    fives = torch.tensor([5, 5])
+    head.observe(QUERIES[:0], fives[:0])
+    with pytest.raises(NonFiniteError):
+        head.observe(QUERIES[:2] * torch.nan, fives)
     for call, words in (
+        (lambda: head.observe(QUERIES[:2, 1:], fives), "expected"),
+        (lambda: head.observe(QUERIES[:2], fives - 1), "label 4"),
         (lambda: head.begin_task([100], [1]), r"solve\(\)"),
         (lambda: head(QUERIES), "not solved"),
         (lambda: case.make(WIDTH)(QUERIES), "not solved"),
@@ -97,9 +118,12 @@ def test_shards_of_a_task_merge_and_other_kinds_do_not(case: Case) -> None:
             head.merge_(wrong)
         with pytest.raises(UsageError if head.subtracts else UnsupportedError):
             head.subtract_(wrong)
+    if not head.reduces:
+        with pytest.raises(UnsupportedError):
+            head.reduce_(print)
     assert_same_state(head, before)
     if head.merges:
         head.merge_(other)
         head.solve()
         whole = learn(case.make(WIDTH), [task])
-        case.must_agree(head, whole, "merging shards", 1e-8)
+        case.must_agree(head(QUERIES), whole(QUERIES), "merging shards", 1e-8)
