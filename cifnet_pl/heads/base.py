@@ -235,7 +235,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def _solve(self) -> None:
-        """Commit the current task; the weights are computed now, or lazily (:meth:`refresh`)."""
+        """Commit the current task; the weights are computed now, or at the first prediction."""
 
     @abstractmethod
     def _scores(self, z: Tensor) -> Tensor:
@@ -312,7 +312,6 @@ class Head(nn.Module, ABC):
         The function has no branches on values and checks nothing: it is made for graphs (ONNX). A
         head whose ``_scores`` branches on values overrides this.
         """
-        self.refresh()
         return self._scores
 
     def _novelty_features(self, z: Tensor) -> Tensor:
@@ -512,9 +511,6 @@ class Head(nn.Module, ABC):
         self._solve()
         self.solved.fill_(True)
         self.under_way.fill_(False)
-
-    def refresh(self) -> None:
-        """Compute the weights that ``solve`` left to the first prediction; mostly a no-op."""
 
     @in_full_precision
     def abort_task(self) -> None:
