@@ -112,8 +112,8 @@ def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     """Select the member nearest to the centre of each of ``quota`` k-means clusters.
 
-    Members of large clusters come first. With fewer distinct embeddings than ``quota`` some
-    clusters are empty: further members follow, those nearest to a centre first.
+    Members of large clusters come first. Where there are fewer clusters, as of equal embeddings,
+    further members follow, those nearest to a centre first.
 
     Returns:
         (min(quota, n),) int64 positions of the samples, best first.
@@ -123,9 +123,7 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     if quota >= len(z):
         return select_centroid(z, keys, seed, quota)
     points = z.double().cpu().numpy()
-    distinct = np.unique(points, axis=0)
-    clusters = min(quota, len(distinct))
-    model = KMeans(n_clusters=clusters, n_init=1, random_state=seed)
+    model = KMeans(n_clusters=quota, n_init=1, random_state=seed)
     label = model.fit(points).labels_
     size = np.bincount(label)[label]
     offsets = points - model.cluster_centers_[label]
@@ -344,15 +342,9 @@ class CalibrationBuffer(GrowingModule):
                 dropped when samples are selected.
             group: (n,) int64 (:class:`BufferSamples`); None where no group is known.
         """
-        if not len(z) == len(y) == len(key):
-            raise UsageError(
-                f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys"
-            )
-        if not len(z):
-            return
-        batch = ungrouped(z.detach().clone(), y.clone(), key.clone())
+        batch = ungrouped(z, y, key)
         if group is not None:
-            batch = batch._replace(group=group.clone())
+            batch = batch._replace(group=group)
         self._pending.append(batch)
         in_memory = sum(len(batch.y) for batch in self._pending)
         if self.strategy in STREAMING and in_memory > self._prune_at:
@@ -398,31 +390,31 @@ class CalibrationBuffer(GrowingModule):
         Args:
             samples: as :meth:`at_hand` returns them, in their groups.
         """
-        groups = samples.group
         classes = dict.fromkeys([*self.y.tolist(), *samples.y.tolist()])
         limit = self.capacity
         if self.per_class is not None:
             limit = self.per_class * len(classes)
         select = STRATEGIES[self.strategy]
-        positions = torch.zeros(len(groups), dtype=torch.float64)
-        preferred = []
+        parts = []
+        positions = []
         for label in classes:
-            is_whole = (samples.y == label) & (groups >= 0)
-            rows = is_whole.nonzero().flatten()
-            if len(rows):
-                whole = samples.at(rows)
-                best = rows[select(whole.z, whole.key, self.seed, len(rows))]
-                positions[best.cpu()] = group_positions(groups[best])
-                preferred.append(best)
-        rows = torch.cat(preferred)
-        by_position = np.lexsort((groups[rows].cpu(), positions[rows.cpu()]))
-        in_order = rows[torch.from_numpy(by_position).to(rows.device)]
-        kept = in_order[:limit]
-        if len(in_order) > limit:
-            first_outside = groups[in_order[limit]]
-            kept = kept[groups[kept] != first_outside]
+            whole = samples.at((samples.y == label) & (samples.group >= 0))
+            if not len(whole.y):
+                continue
+            best_first = select(whole.z, whole.key, self.seed, len(whole.y))
+            preferred = whole.at(best_first)
+            parts.append(preferred)
+            positions.append(group_positions(preferred.group))
+        candidates = concatenate(parts)
+        groups = candidates.group.cpu().numpy()
+        order = np.lexsort((groups, torch.cat(positions).numpy()))
+        kept = np.zeros(len(order), dtype=bool)
+        kept[order[:limit]] = True
+        if len(order) > limit:
+            first_outside = groups[order[limit]]
+            kept &= groups != first_outside
         self.discard_pending()
-        self._store(samples.at(rows[torch.isin(rows, kept)]))
+        self._store(candidates.at(torch.from_numpy(kept).to(self.y.device)))
 
     @torch.no_grad()
     def commit(self) -> None:
