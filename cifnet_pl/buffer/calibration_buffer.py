@@ -299,11 +299,6 @@ class CalibrationBuffer(GrowingModule):
         if isinstance(z, Tensor) and z.is_floating_point():
             self.z = self.z.to(z.dtype)
 
-    @property
-    def classes(self) -> list[int]:
-        """Labels of the classes in the buffer, in the order they were committed."""
-        return list(dict.fromkeys(self.y.tolist()))
-
     def settings(self) -> dict[str, int | str | bool | None]:
         """Return the constructor arguments."""
         return {

@@ -27,7 +27,7 @@ from cifnet_pl.statistics import (
     solve_ridge,
     whitened_rows,
 )
-from cifnet_pl.utilities.errors import UsageError, check_that
+from cifnet_pl.utilities.errors import check_that
 from cifnet_pl.utilities.growing_tensors import no_rows
 
 
@@ -66,11 +66,6 @@ class ACILHead(SumsHead):
         dtype: Dtype = "float64",
     ):
         if projection is not None:
-            if projection.ndim != 2 or projection.shape[1] != in_features:
-                raise UsageError(
-                    f"projection has shape {tuple(projection.shape)}, expected (width,"
-                    f" {in_features})"
-                )
             width = len(projection)
         check_count("width", width)
         super().__init__(in_features, width, dtype)
@@ -159,8 +154,7 @@ class ACILHead(SumsHead):
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
         if not self.given:
-            arguments = f"width {self.width} and seed {self.seed}"
-            check_projection(state, self.fingerprint, arguments)
+            check_projection(state, self.fingerprint)
 
 
 def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, RidgeChoice]:

@@ -93,13 +93,7 @@ def as_tensor(values: Numbers, device: torch.device | str = "cpu") -> Tensor:
     if isinstance(values, Tensor):
         return values
     with explained(UsageError, "these values are no array of numbers"):
-        array = np.array(values)
-        if array.dtype.kind in "US":
-            raise UsageError(
-                "a head knows no class names: give integers, or use a Classifier or the estimators"
-                " of cifnet_pl.sklearn"
-            )
-        return torch.from_numpy(array).to(device)
+        return torch.from_numpy(np.array(values)).to(device)
 
 
 def as_labels(values: Numbers, device: torch.device | str = "cpu") -> Tensor:
@@ -346,32 +340,25 @@ class Head(nn.Module, ABC):
             counts: number of samples of each class where known.
 
         Raises:
-            UsageError: no class, a class twice, or one that is already learned; counts that do not
-                fit.
+            UsageError: no class, a class twice, or one that is already learned.
             CifnetError: the task before was never solved.
         """
-        given = list(classes)
-        if not given:
+        if not len(classes):
             raise UsageError("a task needs at least one class, none was given")
-        new: list[int] = as_labels(given).tolist()
-        if len(set(new)) < len(new):
-            raise UsageError(f"classes {new} of one task hold a label twice")
-        known = sorted(set(new) & set(self.classes))
-        if known:
+        new = as_labels(classes, self.labels.device)
+        labels = torch.cat([self.labels, new])
+        distinct, counts_of_labels = torch.unique(labels, return_counts=True)
+        twice = distinct[counts_of_labels > 1]
+        if len(twice):
             raise UsageError(
-                f"class {known[0]} is already learned: a task introduces new classes only"
-            )
-        if counts is not None and (len(counts) != len(new) or min(counts) < 1):
-            raise UsageError(
-                f"counts {list(counts)} do not give one positive number for each of {len(new)}"
-                " classes"
+                f"class {int(twice[0])} is given twice, or already learned: a task introduces new"
+                " classes only"
             )
         if not self.solved:
             raise CifnetError("the task before was not finished: call solve() first")
-        task = len(torch.unique(self.task_of))
-        tasks = self.task_of.new_full((len(new),), task)
+        tasks = self.task_of.new_full(new.shape, len(self.tasks))
         self.task_of = torch.cat([self.task_of, tasks])
-        self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
+        self.labels = labels
         self.solved.fill_(False)
         self.under_way.fill_(True)
         self._begin(len(new), counts)
@@ -450,12 +437,9 @@ class Head(nn.Module, ABC):
         if weight is None:
             weight = torch.ones_like(y, dtype=torch.float64)
         weight = as_tensor(weight, z.device)
-        if weight.shape != (len(z),):
-            raise UsageError(
-                f"weights have shape {tuple(weight.shape)}, expected ({len(z)},)"
-            )
-        if not (torch.isfinite(weight) & (weight > 0)).all():
-            raise UsageError("sample weights must be positive and finite")
+        fits = torch.isfinite(weight) & (weight > 0)
+        if weight.shape != (len(z),) or not fits.all():
+            raise UsageError("sample weights must be n positive and finite numbers")
         return CheckedSamples(z, self._columns(y), weight)
 
     def _checked_embeddings(self, z: Numbers) -> Tensor:
@@ -573,11 +557,8 @@ class Head(nn.Module, ABC):
         Raises:
             UsageError: a class that is not known, or all of them.
         """
-        removed = set(classes)
-        unknown = sorted(removed - set(self.classes))
-        if unknown:
-            raise UsageError(f"class {unknown[0]} is not known to this head")
-        stays = ~torch.isin(self.labels, self.labels.new_tensor(list(removed)))
+        stays = torch.ones_like(self.labels, dtype=torch.bool)
+        stays[self._columns(self.labels.new_tensor(classes))] = False
         columns = stays.nonzero().flatten()
         if not len(columns):
             raise UsageError("cannot remove all classes: at least one must stay")
@@ -823,18 +804,9 @@ class Head(nn.Module, ABC):
         """Rename the classes; nothing else changes.
 
         Args:
-            labels: old label → new one, of every class.
-
-        Raises:
-            UsageError: a class without a new label, or two with the same one.
+            labels: old label → new one, of every class; no two with the same new one.
         """
-        known = self.classes
-        distinct = set(labels.values())
-        if set(labels) != set(known) or len(distinct) < len(labels):
-            raise UsageError(
-                f"relabel needs one new label for each of {known}, got {dict(labels)}"
-            )
-        new = self.labels.new_tensor([labels[label] for label in known])
+        new = self.labels.new_tensor([labels[label] for label in self.classes])
         self._rename(lambda y: new[self._columns(y)])
         self.labels = new
 

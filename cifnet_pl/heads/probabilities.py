@@ -31,7 +31,7 @@ from torch.nn.functional import one_hot
 from cifnet_pl.heads.base import Head
 from cifnet_pl.statistics import LeftOut, OddsAndShares, to_probabilities
 from cifnet_pl.statistics.leaving_out import ROUNDING
-from cifnet_pl.utilities.errors import UsageError, check_that
+from cifnet_pl.utilities.errors import UsageError
 
 if TYPE_CHECKING:
     from cifnet_pl.buffer import CalibrationBuffer
@@ -338,22 +338,6 @@ def check_buffer(
         raise UsageError(
             "calibrate needs buffer samples: give a calibration buffer (model.buffer)"
         )
-
-
-def check_share(name: str, share: float, example: float = 0.05) -> float:
-    """Check a share between 0 and 1, and return it.
-
-    Args:
-        name: the option, for the error.
-        share: the value.
-        example: of a share, for the error.
-
-    Raises:
-        UsageError: it does not lie between 0 and 1.
-    """
-    expected = f"a share between 0 and 1, such as {example:g} for {100 * example:g} %"
-    check_that(0 < share < 1, name, share, expected)
-    return share
 
 
 class ReferenceScores:

@@ -266,8 +266,7 @@ class KLDAHead(SLDAHead):
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
-        arguments = f"width {self.width}, gamma {self.gamma:g} and seed {self.seed}"
-        check_projection(state, self.fingerprint, arguments)
+        check_projection(state, self.fingerprint)
 
 
 class FeCAMHead(SumsHead):

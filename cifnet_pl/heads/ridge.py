@@ -293,14 +293,15 @@ class RidgeHead(SumsHead):
 
     def _subtract(self, other: SumsHead) -> None:
         assert isinstance(other, RidgeHead)
-        removed = rows_without(self.removed_sums, other.removed_sums)
-        if removed is None:
+        # What a head learned first, it has in front.
+        theirs = other.removed_sums.to(self.removed_sums.device)
+        if not torch.equal(self.removed_sums[: len(theirs)], theirs):
             raise UsageError(
-                "cannot subtract: a class was removed from the other head that was not removed from"
-                " this"
+                "cannot subtract: a class was removed from the other head, and from this one not,"
+                " or after others"
             )
         super()._subtract(other)
-        self.removed_sums = removed
+        self.removed_sums = self.removed_sums[len(theirs) :]
 
     @in_full_precision
     def statistics_of_class(self, label: int) -> RidgeHead | None:
@@ -331,22 +332,3 @@ def auto_product_features(counts: Sequence[int] | None) -> float:
     if counts is None:
         return 0.0
     return float(min(MOST_PRODUCTS, median(counts) // IMAGES_PER_PRODUCT))
-
-
-def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:
-    """Remove some rows, each once.
-
-    Args:
-        rows: (n, p).
-        gone: (m, p) rows to remove.
-
-    Returns:
-        (n − m, p); None if one of them is not among ``rows``.
-    """
-    stays = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-    for row in gone.to(rows.device):
-        matches = ((rows == row).all(dim=1) & stays).nonzero()
-        if not len(matches):
-            return None
-        stays[matches[0]] = False
-    return rows[stays]
