@@ -167,8 +167,6 @@ class Head(nn.Module, ABC):
         components: stored matrix → component of :meth:`state_elements` to which it counts; one that
             is not here is a component of its own name.
         revision: another object after each change of the scores.
-        at_limit: whether a ridge that the last solve chose is the largest candidate
-            (:class:`~cifnet_pl.statistics.RidgeChoice`); not stored.
 
     Buffers:
         labels: (C,) int64, the classes in the order they were learned, any integers; columns of
@@ -208,7 +206,6 @@ class Head(nn.Module, ABC):
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.revision = object()
-        self.at_limit = False
         self._distances: ClassDistances | None = None
         self.labels = no_rows(torch.int64)
         self.task_of = no_rows(torch.int64)

@@ -16,7 +16,6 @@ from cifnet_pl.statistics import (
     LearnedRows,
     LeftOut,
     Ridge,
-    RidgeChoice,
     Sums,
     Weighting,
     augment,
@@ -166,7 +165,6 @@ class CIFNetHead(Head):
 
     def _solve(self) -> None:
         self._commit()
-        self.at_limit = False
         for cohort in self._cohorts:
             self._solve_cohort(cohort)
 
@@ -207,12 +205,11 @@ class CIFNetHead(Head):
             own = moment[:, columns]
             if self.ridge == "gcv":
                 square = target_square[columns].sum()
-                choice = gcv_ridge_of_free_bias(gram, own, square, int(sums.seen))
+                ridge = gcv_ridge_of_free_bias(gram, own, square, int(sums.seen))
             else:
-                choice = RidgeChoice(self.ridge)
-            self.at_limit = self.at_limit or choice.at_limit
-            cohort.ridge_used[columns] = choice.ridge
-            weights.append(solve_ridge(gram, own, self._penalty(gram, choice.ridge)))
+                ridge = self.ridge
+            cohort.ridge_used[columns] = ridge
+            weights.append(solve_ridge(gram, own, self._penalty(gram, ridge)))
         cohort.weights = torch.cat(weights, dim=1)
 
     def _penalty(self, gram: Tensor, ridge: float) -> Tensor:

@@ -119,7 +119,7 @@ class SLDAHead(SumsHead):
             target_square = gram[0, 0]
             samples = int(self.sums.seen)
             moment = self.sums.class_sums.T
-            ridge = gcv_ridge_of_free_bias(gram, moment, target_square, samples).ridge
+            ridge = gcv_ridge_of_free_bias(gram, moment, target_square, samples)
             scatter_scale = float(self.sums.mass * scale)
             alpha = ridge / (ridge + scatter_scale)
         gram = (1 - alpha) * covariance

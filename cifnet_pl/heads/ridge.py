@@ -15,7 +15,6 @@ from cifnet_pl.statistics import (
     ClassDistances,
     LeftOut,
     Ridge,
-    RidgeChoice,
     RidgeFactor,
     RidgeSystem,
     Sums,
@@ -171,26 +170,26 @@ class RidgeHead(SumsHead):
         if self.selects_rule:
             self.rule_weights = self.rule_weights.new_tensor([1.0, 0.0])
         system = self._system()
-        ridge, self.at_limit = self._choose_ridge(system)
+        ridge = self._choose_ridge(system)
         self.ridge_used.fill_(ridge)
         self._solved = RidgeFactor(system, ridge)
         self._set_weights(self._solved)
         if not self.selects_rule:  # else calibration will begin with it
             self._solved = None
 
-    def _choose_ridge(self, system: RidgeSystem) -> RidgeChoice:
+    def _choose_ridge(self, system: RidgeSystem) -> float:
         """Return λ: as given, or by generalised cross-validation without product features.
 
         With product features λ is that divided by the number of samples for each feature, where
         that is above 1.
         """
         if self.ridge != "gcv":
-            return RidgeChoice(self.ridge)
-        choice = system.choose_ridge(self.in_features)
+            return self.ridge
+        ridge = system.choose_ridge(self.in_features)
         if not len(self.directions):
-            return choice
+            return ridge
         samples_per_feature = max(1.0, system.samples / len(system.mean))
-        return RidgeChoice(choice.ridge / samples_per_feature, choice.at_limit)
+        return ridge / samples_per_feature
 
     def _system(self) -> RidgeSystem:
         """Return the centred sums of the features."""

@@ -132,9 +132,6 @@ def extend(
             old_after=score(model, check_images, z, rows),
         )
     warnings += result.warnings
-    message = model.ridge_message()
-    if message is not None:
-        warnings.append(message)
     result.warnings[:] = warnings
     model.record_event(
         "extend",
