@@ -98,11 +98,6 @@ class CalibrationSamples:
         self.learned = learned
         self.columns = (y[:, None] == head.labels).int().argmax(dim=1)
 
-    @property
-    def come_in_groups(self) -> bool:
-        """Whether several samples are left out together."""
-        return len(torch.unique(self.groups)) < len(self.groups)
-
     @cached_property
     def rules(self) -> tuple[LeftOut, ...]:
         """Function from groups to scores for each rule; one rule where nothing is left out."""
@@ -295,7 +290,8 @@ def calibrate(samples: CalibrationSamples) -> None:
     columns = samples.columns[known]
     known_rules = [scores[known] for scores in rules]
     fit = fit_probabilities(known_rules, columns)
-    if samples.come_in_groups:
+    come_in_groups = len(torch.unique(samples.groups)) < len(samples.groups)
+    if come_in_groups:
         weighed = zip(fit.weights, known_rules, strict=True)
         scores = torch.stack([weight * rule for weight, rule in weighed]).sum(dim=0)
         scale, power = fit_probabilities([scores], columns, smallest_power=1.0)
