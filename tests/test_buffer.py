@@ -99,19 +99,6 @@ def test_a_capacity_below_the_number_of_classes_is_refused() -> None:
     assert len(sizes(buffer)) == 3
 
 
-def test_items_are_those_of_past_tasks_until_commit() -> None:
-    buffer = CalibrationBuffer(capacity=100)
-    offer(buffer, TASKS[0])
-    assert len(buffer.items()[1]) == 0
-    buffer.commit()
-    before = content(buffer)
-    offer(buffer, TASKS[1])
-    assert content(buffer) == before
-    buffer.discard_pending()
-    buffer.commit()
-    assert content(buffer) == before
-
-
 # ---------------------------------------------------------------------- order, duplicates, pruning
 
 

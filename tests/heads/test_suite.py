@@ -127,3 +127,20 @@ def test_shards_of_a_task_merge_and_other_kinds_do_not(case: Case) -> None:
         head.solve()
         whole = learn(case.make(WIDTH), [task])
         case.must_agree(head(QUERIES), whole(QUERIES), "merging shards", 1e-8)
+
+
+def test_where_gcv_chooses_every_sample_twice_is_every_sample_once(case: Case) -> None:
+    once, twice = (case.make(WIDTH) for _ in range(2))
+    if "gcv" not in once.settings().values() or once.selects_rule:
+        return  # the discriminant counts images of a class
+    for task in TASKS:
+        for head in (once, twice):
+            head.begin_task(task.classes)
+            head.observe(task.z, task.y)
+        twice.observe(task.z, task.y)
+        twice.count_duplicates(len(task.y))
+        for head in (once, twice):
+            head.solve()
+    assert difference(twice(QUERIES), once(QUERIES)) <= max(case.tolerance, 1e-7)
+    counts = once.class_counts()
+    assert twice.class_counts() == {label: 2 * counts[label] for label in counts}
