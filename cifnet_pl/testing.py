@@ -195,7 +195,7 @@ def merging_is_as_declared(case: Case) -> None:
         return
     parts = [halves(task) for task in TASKS]
     head = case.learned([even for even, _ in parts])
-    other = case.learned([odd for _, odd in parts])
+    other = case.learned([odd for _, odd in reversed(parts)])
     alone = head(QUERIES)
     head.merge_(other)
     head.solve()
