@@ -409,7 +409,8 @@ class CalibrationBuffer(GrowingModule):
             first_outside = groups[order[limit]]
             kept &= groups != first_outside
         self.discard_pending()
-        self._store(candidates.at(torch.from_numpy(kept).to(self.y.device)))
+        rows = torch.from_numpy(kept).to(candidates.y.device)
+        self.z, self.y, self.key, self.group = candidates.at(rows)
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -433,7 +434,7 @@ class CalibrationBuffer(GrowingModule):
                 parts.append(self._best(concatenate([old, new]), quota))
             else:
                 parts.append(old.at(slice(quota)))
-        self._store(concatenate(parts))
+        self.z, self.y, self.key, self.group = concatenate(parts)
 
     def set_groups(self, samples: BufferSamples) -> None:
         """Set the groups of the samples in the buffer.
@@ -449,9 +450,6 @@ class CalibrationBuffer(GrowingModule):
     def samples(self) -> BufferSamples:
         """The samples in the buffer."""
         return BufferSamples(self.z, self.y, self.key, self.group)
-
-    def _store(self, samples: BufferSamples) -> None:
-        self.z, self.y, self.key, self.group = samples
 
     def items(self) -> tuple[Tensor, Tensor]:
         """Return the embeddings (n, d) and labels (n,) of the buffer, of all committed tasks."""
@@ -492,7 +490,7 @@ class CalibrationBuffer(GrowingModule):
             labels: of the classes; those that are not in the buffer are ignored.
         """
         removed = torch.isin(self.y, self.y.new_tensor(labels))
-        self._store(self.samples.at(~removed))
+        self.z, self.y, self.key, self.group = self.samples.at(~removed)
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename the classes.

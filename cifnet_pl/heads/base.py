@@ -342,7 +342,7 @@ class Head(nn.Module, ABC):
         """
         if not len(classes):
             raise UsageError("a task needs at least one class, none was given")
-        new = as_labels(classes, self.labels.device)
+        new = as_labels(classes).to(self.labels.device)
         labels = torch.cat([self.labels, new])
         distinct, counts_of_labels = torch.unique(labels, return_counts=True)
         twice = distinct[counts_of_labels > 1]
@@ -436,7 +436,7 @@ class Head(nn.Module, ABC):
         weight = as_tensor(weight, z.device)
         fits = torch.isfinite(weight) & (weight > 0)
         if weight.shape != (len(z),) or not fits.all():
-            raise UsageError("sample weights must be n positive and finite numbers")
+            raise UsageError(f"expected {len(z)} sample weights, positive and finite")
         return CheckedSamples(z, self._columns(y), weight)
 
     def _checked_embeddings(self, z: Numbers) -> Tensor:
@@ -506,11 +506,8 @@ class Head(nn.Module, ABC):
         if not self.under_way:
             self.solve()
             return
-        earlier = (self.task_of < self.task_of.max()).nonzero().flatten()
-        self._keep(earlier)
-        self._keep_labels(earlier)
+        self._drop_classes(self.task_of == self.task_of.max())
         self.solved.fill_(True)
-        self.under_way.fill_(False)
 
     # ------------------------------------------------------------------ the life of a model
 
@@ -554,15 +551,20 @@ class Head(nn.Module, ABC):
         Raises:
             UsageError: a class that is not known, or all of them.
         """
-        stays = torch.ones_like(self.labels, dtype=torch.bool)
-        stays[self._columns(self.labels.new_tensor(classes))] = False
-        columns = stays.nonzero().flatten()
-        if not len(columns):
+        is_removed = torch.zeros_like(self.labels, dtype=torch.bool)
+        is_removed[self._columns(self.labels.new_tensor(classes))] = True
+        if is_removed.all():
             raise UsageError("cannot remove all classes: at least one must stay")
+        self._drop_classes(is_removed)
+
+    def _drop_classes(self, is_dropped: Tensor) -> None:
+        """Drop classes (C,) bool; tasks are numbered without gaps."""
+        columns = (~is_dropped).nonzero().flatten()
         self._keep(columns)
         self._statistics_changed()
         self.under_way.fill_(False)
-        self._keep_labels(columns)
+        self.labels = self.labels[columns]
+        self.task_of = torch.unique(self.task_of[columns], return_inverse=True)[1]
 
     def _begin_tasks_of(self, other: Head) -> None:
         """Append the classes of ``other`` that are new here, in its tasks."""
@@ -809,11 +811,6 @@ class Head(nn.Module, ABC):
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
         """Rename labels that are kept beside ``labels``; ``new`` maps old ones (n,) to new ones."""
-
-    def _keep_labels(self, columns: Tensor) -> None:
-        """Drop all classes but those at ``columns``; tasks are numbered without gaps."""
-        self.labels = self.labels[columns]
-        self.task_of = torch.unique(self.task_of[columns], return_inverse=True)[1]
 
     def _columns(self, y: Tensor) -> Tensor:
         """Return the positions of labels in ``labels``.

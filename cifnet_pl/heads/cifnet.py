@@ -200,7 +200,6 @@ class CIFNetHead(Head):
         negative = self.slopes.negative * (sums.gram[0] - sums.class_sums)
         moment = self.limit * (positive - negative).T
         target_square = self.limit**2 * (positive + negative)[:, 0]
-        weights = []
         for columns, gram in self._gram_per_columns(cohort):
             own = moment[:, columns]
             if self.ridge == "gcv":
@@ -209,8 +208,8 @@ class CIFNetHead(Head):
             else:
                 ridge = self.ridge
             cohort.ridge_used[columns] = ridge
-            weights.append(solve_ridge(gram, own, self._penalty(gram, ridge)))
-        cohort.weights = torch.cat(weights, dim=1)
+            penalty = self._penalty(gram, ridge)
+            cohort.weights[:, columns] = solve_ridge(gram, own, penalty)
 
     def _penalty(self, gram: Tensor, ridge: float) -> Tensor:
         """Return the penalty (d+1,) of a solve; with "gcv" the bias is free."""

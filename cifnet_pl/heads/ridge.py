@@ -215,13 +215,9 @@ class RidgeHead(SumsHead):
         self.weights = weights.to(self.dtype)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
-        sums = state.get("sums.class_sums")
-        if (
-            self.product_features == "auto"
-            and isinstance(sums, Tensor)
-            and sums.numel()
-        ):
-            count = max(sums.shape[-1] - 1 - self.in_features, 0)
+        sums = state.get("sums.class_sums", ())
+        if self.product_features == "auto" and len(sums):
+            count = sums.shape[1] - 1 - self.in_features
             self._settle(check_product_features(count / self.in_features))
         super()._before_load(state)
 
