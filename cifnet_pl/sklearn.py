@@ -100,8 +100,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Args:
             X: (n, d) embeddings.
             y: (n,) labels.
-            classes: not used, but given by what trains in parts: a class exists from its first
-                sample on.
+            classes: ignored: a class exists from its first sample on. Other estimators need it.
 
         Raises:
             ValueError: as for :meth:`fit`.

@@ -106,9 +106,9 @@ class ACILHead(SumsHead):
         """
         if "projection" not in settings:
             return cls(**settings)
-        shape = (int(settings["width"]), int(settings["in_features"]))
-        arguments = dict(settings)
-        arguments["projection"] = torch.zeros(shape, dtype=torch.float64)
+        shape = (settings["width"], settings["in_features"])
+        zeros = torch.zeros(shape, dtype=torch.float64)
+        arguments = dict(settings, projection=zeros)
         head = cls(**arguments)
         head.fingerprint.fill_(settings["projection"])
         return head

@@ -172,8 +172,7 @@ class Head(nn.Module, ABC):
         labels: (C,) int64, the classes in the order they were learned, any integers; columns of
             every score.
         task_of: (C,) int64, the task (0, 1, …) that introduced each class.
-        solved: () bool, whether the statistics hold every sample observed so far. The weights may
-            be computed later, at the first prediction.
+        solved: () bool, whether the statistics hold every sample observed so far.
         under_way: () bool, whether a task has begun and can still be aborted, because its samples
             are not yet added to the statistics of the tasks before.
         temperature: () float64, by which scores are divided to be logits; 1 until calibrated.
@@ -226,7 +225,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def _solve(self) -> None:
-        """Commit the current task; the weights are computed now, or at the first prediction."""
+        """Commit the current task, and compute the weights."""
 
     @abstractmethod
     def _scores(self, z: Tensor) -> Tensor:

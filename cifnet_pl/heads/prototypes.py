@@ -334,6 +334,10 @@ class FeCAMHead(SumsHead):
         scale = shrunk.diagonal().rsqrt()
         return scale[:, None] * shrunk * scale
 
+    def _solve(self) -> None:
+        super()._solve()
+        self._inverse_correlations()
+
     @in_full_precision
     def _inverse_correlations(self) -> Tensor:
         """Return (C, d, d) inverses of the correlation matrices, computed once for each change."""

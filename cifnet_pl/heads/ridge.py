@@ -292,8 +292,8 @@ class RidgeHead(SumsHead):
         theirs = other.removed_sums.to(self.removed_sums.device)
         if not torch.equal(self.removed_sums[: len(theirs)], theirs):
             raise UsageError(
-                "cannot subtract: a class was removed from the other head, and from this one not,"
-                " or after others"
+                "cannot subtract: the classes that were removed from the other head are not those"
+                " that were removed from this one first"
             )
         super()._subtract(other)
         self.removed_sums = self.removed_sums[len(theirs) :]

@@ -111,7 +111,7 @@ def test_the_scatter_around_the_mean_of_a_removed_class_stays() -> None:
     again.solve()
     assert again.removed_sums.shape == (0, D + 1)
     assert torch.allclose(again(QUERIES), more(QUERIES), rtol=1e-6, atol=1e-6)
-    with pytest.raises(UsageError, match="a class was removed"):
+    with pytest.raises(UsageError, match="classes that were removed"):
         again.subtract_(base)
 
 
