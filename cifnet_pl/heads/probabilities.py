@@ -221,7 +221,7 @@ def fit_probabilities(
         parameters = scores.new_tensor(values, requires_grad=True)
         with torch.enable_grad():
             weights, power = parameters.tensor_split([-1])
-            logits = (weights[:, None, None] * scaled).sum(dim=0)
+            logits = torch.tensordot(weights, scaled, dims=1)
             mean = -(target * log_probabilities(logits, power)).sum() / samples
             (gradient,) = torch.autograd.grad(mean, [parameters])
         return mean.item(), gradient.numpy()
