@@ -96,9 +96,6 @@ def test_a_capacity_below_the_number_of_classes_is_refused() -> None:
     with pytest.raises(UsageError, match=words):
         buffer.commit()
     assert content(buffer) == before
-    buffer.capacity = 6  # what was offered is still there
-    buffer.commit()
-    assert len(sizes(buffer)) == 3
 
 
 # ---------------------------------------------------------------------- order, duplicates, pruning

@@ -58,14 +58,9 @@ def test_the_buffer(strategy, device):
         assert torch.equal(mine, yours.cpu())
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["pixels:4", "embedded:efficientnet_lite0+layers+mirror"],
-)
-def test_backbones(name, device):
-    side = 4 if name == "pixels:4" else 32
-    images = torch.randint(0, 256, (2, 3, side, side), dtype=torch.uint8)
-    backbone = build_backbone(name)
+def test_a_backbone(device):
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    backbone = build_backbone("embedded:efficientnet_lite0+layers+mirror")
     here = backbone.embed(images)
     there = backbone.to(device)(images.to(device))
     assert there.device == device
