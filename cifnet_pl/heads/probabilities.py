@@ -179,7 +179,7 @@ class ProbabilityFit(NamedTuple):
     power: float
 
 
-@torch.inference_mode(False)  # else nothing has a gradient
+@torch.inference_mode(False)
 def fit_probabilities(
     rules: Sequence[Tensor], columns: Tensor, smallest_power: float = SMALLEST_POWER
 ) -> ProbabilityFit:
@@ -206,13 +206,13 @@ def fit_probabilities(
     """
     from scipy.optimize import minimize, root  # to classify needs none of it
 
-    scores = torch.stack(list(rules)).cpu()
+    scores = torch.stack(list(rules))
     centred = scores - scores.mean(dim=2, keepdim=True)
     spreads = centred.square().mean(dim=(1, 2), keepdim=True).sqrt()
     spreads[spreads == 0] = 1.0
     scaled = centred / spreads
     samples, classes = scores.shape[1:]
-    certain = one_hot(columns.cpu(), classes).double()
+    certain = one_hot(columns, classes).double()
     even = torch.full_like(certain, 1 / classes)
     target = torch.lerp(certain, even, 1 / (samples + 2))
 
@@ -224,7 +224,7 @@ def fit_probabilities(
             logits = torch.tensordot(weights, scaled, dims=1)
             mean = -(target * log_probabilities(logits, power)).sum() / samples
             (gradient,) = torch.autograd.grad(mean, [parameters])
-        return mean.item(), gradient.numpy()
+        return mean.item(), gradient.cpu().numpy()
 
     values = np.ones(len(rules) + 1)
     if classes > 1:
@@ -245,7 +245,7 @@ def fit_probabilities(
         solved = root(slope, values, tol=1e-12)
         if solved.success:
             values = np.where(at_bound, values, solved.x)
-    weights = values[:-1] / spreads.flatten().numpy()
+    weights = values[:-1] / spreads.flatten().cpu().numpy()
     return ProbabilityFit(tuple(weights.tolist()), float(values[-1]))
 
 
