@@ -337,9 +337,13 @@ class CalibrationBuffer(GrowingModule):
                 dropped when samples are selected.
             group: (n,) int64 (:class:`BufferSamples`); None where no group is known.
         """
-        batch = ungrouped(z, y, key)
+        if not len(z) == len(y) == len(key):
+            raise UsageError(
+                f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys"
+            )
+        batch = ungrouped(z.detach().clone(), y.clone(), key.clone())
         if group is not None:
-            batch = batch._replace(group=group)
+            batch = batch._replace(group=group.clone())
         self._pending.append(batch)
         in_memory = sum(len(batch.y) for batch in self._pending)
         if self.strategy in STREAMING and in_memory > self._prune_at:
