@@ -234,8 +234,7 @@ class Calibration(GrowingModule):
             if is_whole.all():  # what was found before is found again
                 self.group_errors = -torch.ones_like(self.group_errors)
                 tested = is_whole
-            similar = clusters.similar()
-            sets = torch.stack([similar, clusters.dealt(similar)]).to(tested.device)
+            sets = clusters.similar_sets().to(tested.device)
             self._test(head, whole.at(tested), sets[:, tested], limit)
         return samples._replace(group=groups)
 
@@ -263,9 +262,7 @@ class Calibration(GrowingModule):
         counts[is_alone[rows]] = len(alone) / max(len(shown), 1)
         learned = CalibrationSamples(head, samples.z[rows], samples.y[rows])
         rule = learned.rules[0]
-        found = group_evidence(
-            similar[rows], sets[1, rows], learned.columns, rule, counts
-        )
+        found = group_evidence(sets[:, rows], learned.columns, rule, counts)
         self._add_evidence(torch.tensor(found))
 
     # ------------------------------------------------------------------ accuracy

@@ -230,16 +230,6 @@ class Classifier(ModelLearner):
             sentences.insert(0, f"Decision rule: {self.head.decision_rule}")
         return sentences
 
-    def ridge_message(self) -> str | None:
-        """Return a message where generalised cross-validation chose the upper edge of its range."""
-        if not self.head.at_limit:
-            return None
-        return (
-            "note: the images are too few, or nothing in them separates their classes: add"
-            " images, and check that they are in the right folders (the ridge is at the upper"
-            " edge of its range)"
-        )
-
     def calibration_notes(self) -> list[str]:
         """Return how to calibrate the probabilities; nothing where they are calibrated."""
         head = self.head

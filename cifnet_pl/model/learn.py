@@ -124,9 +124,6 @@ def extend(
             before.append(judge(old.head.probabilities(z), target[rows]))
             after.append(judge(model.head.probabilities(z), target[rows]))
     warnings += result.warnings
-    message = model.ridge_message()
-    if message is not None:
-        warnings.append(message)
     result = replace(
         result,
         warnings=warnings,
