@@ -43,10 +43,6 @@ from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, chec
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.growing_tensors import float64_device
 from cifnet_pl.utilities.processes import of_all_processes
-from cifnet_pl.utilities.text import number_of, printable
-
-CLASSES_PER_TASK = 10
-"""Classes of a task by default."""
 
 DEFAULT_BATCH = 64
 """Images in a batch unless told otherwise: on a CPU more are not faster, and need memory."""
@@ -56,6 +52,7 @@ OnCorrupt = Literal["error", "skip"]
 LIMITS = {
     "batch_size": (1, math.inf),
     "image_size": (1, IMAGE_SIZE_LIMIT),
+    "initial_classes": (1, math.inf),
     "max_tasks": (1, math.inf),
     "num_workers": (0, math.inf),
 }
@@ -108,7 +105,7 @@ class CIFNetDataModule(LightningDataModule):
             of these to learn and to test with.
         root: folder of the data.
         classes_per_task: number of new classes of each task, or a list with one number per task;
-            by default 10, or all classes where there are fewer.
+            where fewer are left, the last task has these.
         initial_classes: number of classes of a larger first task, or null.
         class_order: a seed for the permutation, positions, class names, or null for the source's
             order.
@@ -151,7 +148,6 @@ class CIFNetDataModule(LightningDataModule):
         learns_held_out: whether the held-out samples are learned after the last task, as with the
             user's own images. Streams for research, test splits of the user, and benchmark sets
             stay tested only.
-        notes: sentences for the user about how the samples were chosen.
     """
 
     trainer: Trainer
@@ -159,14 +155,13 @@ class CIFNetDataModule(LightningDataModule):
     left_out: np.ndarray
     untested: np.ndarray
     found_duplicates: SourceDuplicates
-    _plan: Plan | None
     _learner: Learner | None
 
     def __init__(
         self,
         source: str | Any = "folder",
         root: str | None = None,
-        classes_per_task: int | list[int] = CLASSES_PER_TASK,
+        classes_per_task: int | list[int] = 10,
         initial_classes: int | None = None,
         class_order: int
         | list[str]
@@ -232,40 +227,26 @@ class CIFNetDataModule(LightningDataModule):
         self.evaluated = self.kind.evaluated(self.source)
         is_disjoint = isinstance(self.kind, Disjoint)
         self.learns_held_out = self.source.held_out and own_images and is_disjoint
-        names = self.source.class_names
-        as_usual = stream is None and initial_classes is None
-        if as_usual and classes_per_task == CLASSES_PER_TASK:
-            self.given["classes_per_task"] = min(CLASSES_PER_TASK, len(names))
         self._release()
-        plan = self.plan
-        self.n_tasks = len(plan.tasks)
-        self.notes = list(self.source.notes)
-        never = sorted(set(names) - set(plan.classes))
-        if never and max_tasks is None:
-            total = number_of(len(names), "class")
-            self.notes.append(
-                f"note: classes_per_task {classes_per_task} leaves {len(never)} of {total} that no"
-                f" task learns, the first is '{printable(never[0])}'"
-            )
+        self.n_tasks = len(self.plan.tasks)
 
     # ------------------------------------------------------------------ tasks
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """The tasks of the run; those that the learner has learned come first, as they were."""
-        learned = self._learner.learned_tasks if self._learner is not None else []
-        past = tuple(tuple(task) for task in learned)
-        if self._plan is None or self._plan.tasks[: len(past)] != past:
-            self._plan = make_plan(
-                self.source,
-                self.kind,
-                self.given["class_order"],
-                self.given["classes_per_task"],
-                self.given["initial_classes"],
-                self.given["max_tasks"],
-                past,
-            )
-        return self._plan
+        learned = []
+        if self._learner is not None:
+            learned = self._learner.learned_tasks
+        return make_plan(
+            self.source,
+            self.kind,
+            self.given["class_order"],
+            self.given["classes_per_task"],
+            self.given["initial_classes"],
+            self.given["max_tasks"],
+            tuple(map(tuple, learned)),
+        )
 
     def task(self, number: int) -> TaskSamples:
         """Return the training samples of a task; none after the last, of which Lightning asks, too.
@@ -408,9 +389,6 @@ class CIFNetDataModule(LightningDataModule):
 
         If duplicates are left out, they leave the plan, and the embedding cache gives each the
         embedding of the image that is learned.
-
-        Raises:
-            DataError: all images of a class are in another one, too.
         """
         if self.duplicates is None:
             return
@@ -425,13 +403,6 @@ class CIFNetDataModule(LightningDataModule):
         if self.duplicates == "keep":
             return
         self.left_out, self.untested = found.left_out(self.source)
-        labels = self.source.train.labels[~self.left_out]
-        for name in self.plan.classes:
-            if self.source.position[name] not in labels:
-                raise DataError(
-                    f"every image of '{printable(name)}' is in another class, too: remove the"
-                    " wrong duplicates"
-                )
         for part, cache in caches.items():
             cache.duplicates = found.of_originals(part)
 
@@ -644,8 +615,8 @@ class CIFNetDataModule(LightningDataModule):
         self.left_out = np.zeros(len(self.source.train), dtype=bool)
         self.untested = np.zeros(len(self.source.test), dtype=bool)
         self.found_duplicates = SourceDuplicates()
-        self._plan = None
         self._learner = None
+        self.__dict__.pop("plan", None)
         # The Trainer still refers to the loaders.
         for loader in self.__dict__.pop("_loaders", {}).values():
             loader.close()

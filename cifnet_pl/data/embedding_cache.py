@@ -89,8 +89,8 @@ def pipeline_folder(
     return folder
 
 
-class CollectedClass(NamedTuple):
-    """The embeddings of a class that is being embedded.
+class ClassEmbeddings(NamedTuple):
+    """The embeddings of a class.
 
     Attributes:
         hashes: (n,) int64 content hash of each image; -1 where it is not embedded yet.
@@ -99,6 +99,11 @@ class CollectedClass(NamedTuple):
 
     hashes: Tensor
     z: Tensor
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all images are embedded."""
+        return bool((self.hashes >= 0).all())
 
 
 class EmbeddingCache:
@@ -121,9 +126,8 @@ class EmbeddingCache:
         self.folder = folder
         self.duplicates: dict[int, list[int]] = {}
         self._writable = True
-        self._stored: dict[int, Tensor | None] = {}
-        self._collected: dict[int, CollectedClass] = {}
-        self._stamps_before: dict[int, str] = {}  # of classes that are being embedded
+        self._classes: dict[int, ClassEmbeddings | None] = {}
+        self._stamps_before: dict[int, str] = {}  # before an image of a class was embedded
         by_class = pd.Series(images.labels).groupby(images.labels)
         self._place_in_class = by_class.cumcount().to_numpy()
 
@@ -146,12 +150,9 @@ class EmbeddingCache:
         """
         known = np.zeros(len(rows), dtype=bool)
         for label, own, places in self._by_class(rows):
-            if self._load(label) is not None:
-                known[own] = True
-            elif label in self._collected:
-                known[own] = self._collected[label].hashes[places].numpy() >= 0
-            elif self.folder is not None and label not in self._stamps_before:
-                self._stamps_before[label] = self._stamps(label)
+            of_class = self._of_class(label)
+            if of_class is not None:
+                known[own] = of_class.hashes[places].numpy() >= 0
         return known
 
     def get(self, rows: np.ndarray) -> Tensor:
@@ -166,23 +167,21 @@ class EmbeddingCache:
         parts = []
         order = []
         for label, own, places in self._by_class(rows):
-            stored = self._load(label)
-            if stored is None:
-                stored = self._collected[label].z
-            parts.append(stored[places])
+            of_class = self._of_class(label)
+            assert of_class is not None
+            parts.append(of_class.z[places])
             order.append(own)
-        sorted_by_class = torch.cat(parts)
-        z = torch.empty_like(sorted_by_class)
-        z[np.concatenate(order)] = sorted_by_class
-        return z
+        place_in_parts = np.argsort(np.concatenate(order))
+        return torch.cat(parts)[place_in_parts]
 
-    def _load(self, label: int) -> Tensor | None:
-        if label not in self._stored:
-            self._stored[label] = self._read(label)
-        return self._stored[label]
+    def _of_class(self, label: int) -> ClassEmbeddings | None:
+        """Return the embeddings of a class, of which those on disk are read once."""
+        if label not in self._classes:
+            self._classes[label] = self._read(label)
+        return self._classes[label]
 
-    def _read(self, label: int) -> Tensor | None:
-        """Read the embeddings of a class.
+    def _read(self, label: int) -> ClassEmbeddings | None:
+        """Read the embeddings of a class from disk.
 
         Returns:
             None where there are none of exactly its images, and, with a warning in the log, where
@@ -190,6 +189,8 @@ class EmbeddingCache:
         """
         if self.folder is None:
             return None
+        stamps = self._stamps(label)
+        self._stamps_before[label] = stamps
         path = self._path(self.folder, label)
         rows = self.images.rows_of[label]
         if not path.is_file():
@@ -205,11 +206,11 @@ class EmbeddingCache:
         if metadata.get("sha256") != _digest(z, hashes):
             log.warning("rebuilding damaged cache file %s (wrong checksum)", path)
             return None
-        if metadata.get("stamps") == self._stamps(label):
+        if metadata.get("stamps") == stamps:
             self.images.hash_of[rows] = hashes.numpy()
         elif not np.array_equal(hashes.numpy(), self.images.hashes(rows)):
             return None
-        return z
+        return ClassEmbeddings(hashes, z)
 
     def collect(self, rows: Tensor, hashes: Tensor, z: Tensor) -> None:
         """Add embeddings; write a class as soon as it is complete.
@@ -231,17 +232,20 @@ class EmbeddingCache:
         place_in_batch = torch.tensor(positions)
         for label, own, places in self._by_class(embedded):
             source = place_in_batch[own]
-            if label not in self._collected:
+            of_class = self._of_class(label)
+            if of_class is None:
                 count_of_class = len(self.images.rows_of[label])
-                self._collected[label] = CollectedClass(
+                of_class = ClassEmbeddings(
                     torch.full((count_of_class,), -1),
                     torch.empty(count_of_class, embeddings.shape[1]),
                 )
-            of_class = self._collected[label]
+                self._classes[label] = of_class
+            if of_class.is_complete:
+                continue
             of_class.hashes[places] = hashes.cpu()[source]
             of_class.z[places] = embeddings[source]
-            if self.folder is not None and (of_class.hashes >= 0).all():
-                self._write(self.folder, label)
+            if self.folder is not None and of_class.is_complete:
+                self._write(self.folder, label, of_class)
 
     def take_incomplete(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Remove and return the embeddings of incomplete classes.
@@ -251,22 +255,29 @@ class EmbeddingCache:
             processes they are complete.
         """
         parts = []
-        for label, (hashes, z) in self._collected.items():
+        for label, of_class in self._classes.items():
+            if of_class is None or of_class.is_complete:
+                continue
             rows = torch.from_numpy(self.images.rows_of[label])
-            embedded = hashes >= 0
-            parts.append((rows[embedded], hashes[embedded], z[embedded]))
-        self._collected = {}
+            embedded = of_class.hashes >= 0
+            parts.append(
+                (rows[embedded], of_class.hashes[embedded], of_class.z[embedded])
+            )
+            self._classes[label] = None
         return parts
 
-    def _write(self, folder: Path, label: int) -> None:
+    def _write(self, folder: Path, label: int, of_class: ClassEmbeddings) -> None:
         """Write a class; warn once if that is impossible, as in a shared cache of someone else."""
-        hashes, z = self._collected.pop(label)
+        # Memory is freed: the file is mapped when it is needed.
+        del self._classes[label]
+        hashes, z = of_class
         # Where images changed while they were read, these are no longer their stamps, and nobody
         # uses the file.
-        stamps = self._stamps_before.pop(label, None) or self._stamps(label)
-        metadata = {"stamps": stamps, "sha256": _digest(z, hashes)}
+        metadata = {
+            "stamps": self._stamps_before[label],
+            "sha256": _digest(z, hashes),
+        }
         content = save({"z": z, "hashes": hashes}, metadata=metadata)
-        self._stored.pop(label, None)
         if not self._writable:
             return
         try:

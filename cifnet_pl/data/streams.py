@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Literal
 from zlib import crc32
 
@@ -74,28 +74,24 @@ def task_sizes(
         past: number of tasks that were learned before.
 
     Raises:
-        UsageError: sizes below one, or more classes asked for than there are.
+        UsageError: sizes below one, or a list that asks for more classes than there are.
 
     Example:
         >>> task_sizes(100, 20, initial=50)
         [50, 20, 20, 10]
     """
     first = [] if initial is None else [initial]
-    asked = per_task if isinstance(per_task, list) else [per_task]
-    if not asked or min(*first, *asked, asked[0]) < 1:
-        option = "" if initial is None else f", initial_classes {initial}"
+    listed = per_task if isinstance(per_task, list) else [per_task]
+    if not listed or min(listed) < 1:
         raise UsageError(
-            f"classes_per_task is {per_task}{option}: every task needs at least one class"
+            f"classes_per_task is {per_task}: every task needs at least one class"
         )
     if isinstance(per_task, list):
-        sizes = [*first, *asked][past:]
+        sizes = [*first, *per_task][past:]
     else:
-        # One task of the wanted size at least, unless some were learned before.
-        sizes = (first or asked)[past:]
-        full, rest = divmod(max(0, classes - sum(sizes)), per_task)
-        sizes += [per_task] * full
-        if rest:
-            sizes.append(rest)
+        sizes = first[past:]
+        starts = range(sum(sizes), classes, per_task)
+        sizes += [min(per_task, classes - start) for start in starts]
     if sum(sizes) > classes:
         raise UsageError(
             f"the tasks ask for {sum(sizes)} classes, the data has {classes}: lower"
@@ -113,7 +109,7 @@ def class_tasks(
     order: ClassOrder = None,
     per_task: int | list[int] = 10,
     initial: int | None = None,
-    learned: Sequence[Sequence[str]] = (),
+    learned: Tasks = (),
 ) -> Tasks:
     """Divide classes into tasks, after the tasks that were learned before.
 
@@ -137,18 +133,16 @@ def class_tasks(
     ordered = names
     if order is not None:
         ordered = order_classes(names, order)
-    past = tuple(tuple(task) for task in learned)
-    known = set(chain.from_iterable(past))
+    known = set(chain.from_iterable(learned))
     gone = sorted(known - set(names))
     if gone:
         raise DataError(
             f"class '{gone[0]}' was learned before, but the data no longer has it: put it back"
         )
     new = [name for name in ordered if name not in known]
-    sizes = task_sizes(len(new), per_task, initial, len(past))
+    sizes = task_sizes(len(new), per_task, initial, len(learned))
     left = iter(new)
-    tasks = tuple(tuple(islice(left, size)) for size in sizes)
-    return past + tasks
+    return learned + tuple(tuple(islice(left, size)) for size in sizes)
 
 
 # ---------------------------------------------------------------------- samples of each task
@@ -192,9 +186,8 @@ class Classes:
             count: number of tasks.
         """
         rows = self.rows(self.order)
-        in_order = rows[np.argsort(task_of[rows], kind="stable")]
-        ends = np.searchsorted(task_of[in_order], np.arange(count + 1))
-        return [in_order[start:end] for start, end in pairwise(ends.tolist())]
+        tasks = task_of[rows]
+        return [rows[tasks == number] for number in range(count)]
 
     def no_task(self) -> np.ndarray:
         """Return (n,) int64 for :meth:`by_task`, in which no training sample has a task."""
@@ -497,7 +490,7 @@ def make_plan(
     classes_per_task: int | list[int] = 10,
     initial_classes: int | None = None,
     max_tasks: int | None = None,
-    learned: Sequence[Sequence[str]] = (),
+    learned: Tasks = (),
 ) -> Plan:
     """Divide the classes and training samples of a source into tasks.
 
@@ -515,8 +508,7 @@ def make_plan(
         UsageError: as :func:`class_tasks`.
     """
     kind = stream or Disjoint()
-    past = tuple(tuple(task) for task in learned)
-    fixed = () if kind.samples_return else past
+    fixed = () if kind.samples_return else learned
     tasks = class_tasks(
         source.class_names, class_order, classes_per_task, initial_classes, fixed
     )
@@ -525,23 +517,22 @@ def make_plan(
     rows = kind.divide(classes)
     if kind.samples_return:
         tasks = _first_seen(classes, rows)
-    if tasks[: len(past)] != past:
+    if tasks[: len(learned)] != learned:
         raise DataError(
             "the tasks learned before are not those of this stream: use the same data and settings"
         )
-    count = max(max_tasks or len(rows), len(past))
+    count = max(max_tasks or len(rows), len(learned))
     return Plan(tasks[:count], rows[:count])
 
 
 def _first_seen(classes: Classes, rows: Sequence[np.ndarray]) -> Tasks:
     """Return the names of the classes that each task is the first to bring."""
     source = classes.source
-    first = np.full(len(source.class_names), -1)
-    for number in reversed(range(len(rows))):
-        labels = source.train.labels[rows[number]]
-        first[labels] = number
-    new: list[list[str]] = [[] for _ in rows]
-    for label in classes.order:
-        if first[label] >= 0:
-            new[first[label]].append(source.class_names[label])
-    return tuple(map(tuple, new))
+    unseen = classes.order
+    tasks = []
+    for rows_of_task in rows:
+        present = set(source.train.labels[rows_of_task].tolist())
+        new = [label for label in unseen if label in present]
+        unseen = [label for label in unseen if label not in present]
+        tasks.append(tuple(source.class_names[label] for label in new))
+    return tuple(tasks)

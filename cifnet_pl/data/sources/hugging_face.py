@@ -75,7 +75,7 @@ def hugging_face(name: str, options: SourceOptions) -> SampleTable:
         samples.append(
             SampleTable(
                 table_of(name=[f"{given}/{i}" for i in range(len(part))], label=labels),
-                row_reader(part, image, where),
+                _row_reader(part, image, where),
                 class_names=class_names,
                 where=where,
                 prefix=f"{where}#",
@@ -184,51 +184,41 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     Raises:
         DataError: no such column; names those that exist.
     """
-    features: dict[str, str] = {
-        name: type(feature).__name__
-        for name, feature in (dataset.features or {}).items()
-    }
-    of_kind = [name for name in features if features[name] == FEATURES[meaning]]
-    candidates = [*of_kind, *USUAL[meaning]]
+    candidates = []
+    for name, feature in dataset.features.items():
+        if type(feature).__name__ == FEATURES[meaning]:
+            candidates.append(name)
+    candidates += USUAL[meaning]
     if meaning in options.own:
         candidates = [str(options.own[meaning])]
     for name in candidates:
-        if name in features:
+        if name in dataset.features:
             return name
-    known = ", ".join(f"{printable(name)} ({features[name]})" for name in features)
+    known = ", ".join(map(printable, dataset.features))
     raise DataError(
         f"{where} has no column '{printable(candidates[0])}', it has {known}: name it with"
         f" --data.options.{meaning}"
     )
 
 
-def row_reader(part: Any, column: str, where: str) -> Callable[[int], bytes]:
+def _row_reader(part: Any, column: str, where: str) -> Callable[[int], bytes]:
     """Return a function that reads the image of a row as the bytes of its file.
-
-    The function raises DataError where there is none.
 
     Args:
         part: data set of ``datasets``.
-        column: name of the column of images.
+        column: name of the column of images, or of their paths.
         where: the data, for messages.
+
+    Raises:
+        DataError: the column has something else.
     """
     from datasets import Image
 
-    rows = part.select_columns([column])
-    if isinstance(rows.features[column], Image):
-        rows = rows.cast_column(column, Image(decode=False))
+    with explained(DataError, f"{where}: '{printable(column)}' has no images"):
+        rows = part.select_columns([column]).cast_column(column, Image(decode=False))
 
     def read(row: int) -> bytes:
-        cell = rows[row][column]
-        if isinstance(cell, dict):
-            cell = cell.get("bytes") or cell.get("path")
-        if isinstance(cell, str) and Path(cell).is_file():
-            return read_bytes(Path(cell))
-        if isinstance(cell, bytes):
-            return cell
-        kind = type(cell).__name__
-        raise DataError(
-            f"{where}: row {row} of '{printable(column)}' is no image but {kind}"
-        )
+        image = rows[row][column]
+        return image["bytes"] or read_bytes(Path(image["path"]))
 
     return read

@@ -25,7 +25,7 @@ from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown
 from cifnet_pl.utilities.files import expanded, refuse_pointer
 from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import printable
 
 BLOCK_ROWS = 2**16
 """Rows of a block of a file that has no blocks of its own; a part of a set reads whole ones."""
@@ -52,22 +52,6 @@ class ArrayFile:
     edges: Callable[[], Sequence[int]]
     rows: slice = field(default_factory=lambda: slice(None))
 
-    def column(self, name: str) -> str:
-        """Return the name of an array, which may be given by its alias.
-
-        Raises:
-            DataError: there is none; names those that exist.
-        """
-        if name in self.columns:
-            return name
-        column = ALIASES.get(name, name)
-        if column not in self.columns:
-            known = ", ".join(map(printable, self.columns)) or "nothing"
-            raise DataError(
-                f"{shown_path(self.path)} has no '{printable(name)}', it has {known}"
-            )
-        return column
-
     def blocks(self) -> list[ArrayFile]:
         """Return blocks of the file's rows, each of which is read without the others."""
         with readable(self.path):
@@ -79,7 +63,14 @@ class ArrayFile:
         Raises:
             DataError: there is none; names those that exist.
         """
-        column = self.column(name)
+        column = name
+        if name not in self.columns:
+            column = ALIASES.get(name, name)
+        if column not in self.columns:
+            known = ", ".join(map(printable, self.columns)) or "nothing"
+            raise DataError(
+                f"{shown_path(self.path)} has no '{printable(name)}', it has {known}"
+            )
         with readable(self.path):
             return self.read(column, self.rows)
 
@@ -211,8 +202,7 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
         file.seek(offset + 26)
         name_length, extra_length = struct.unpack("<HH", file.read(4))
         file.seek(name_length + extra_length, os.SEEK_CUR)
-        if np.lib.format.read_magic(file) != (1, 0):
-            return None
+        np.lib.format.read_magic(file)
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
         start = file.tell()
     if dtype.hasobject or 0 in shape:
@@ -233,16 +223,10 @@ def _parquet(path: Path) -> ArrayFile:
 
     def read(name: str, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(first_rows[-1])
-        wanted = []
-        for group in groups:
-            if first_rows[group] < stop and first_rows[group + 1] > start:
-                wanted.append(group)
+        # Blocks are whole row groups.
+        wanted = [group for group in groups if start <= first_rows[group] < stop]
         with ParquetFile(path) as file:
-            cells = file.read_row_groups(wanted, columns=[name]).column(0)
-        missing = np.flatnonzero(cells.is_null())
-        if len(missing):
-            raise DataError(f"'{printable(name)}' has nothing in row {missing[0]}")
-        return array_of(cells)
+            return array_of(file.read_row_groups(wanted, columns=[name]).column(0))
 
     return ArrayFile(path, names, read, lambda: first_rows)
 
@@ -262,7 +246,7 @@ def array_of(cells: Any) -> np.ndarray:
     lengths = compute.unique(compute.list_value_length(cells)).to_pylist()
     if len(lengths) > 1:
         raise DataError(
-            f"lists must have the same shape, these have {min(lengths)} to {max(lengths)} values"
+            f"lists must have the same shape, these have {lengths[0]} and {lengths[1]} values"
         )
     values = cells.combine_chunks().flatten()
     numbers: np.ndarray = values.to_numpy(zero_copy_only=False)
@@ -278,13 +262,6 @@ READERS: dict[str, Callable[[Path], ArrayFile]] = {".npz": _npz, ".parquet": _pa
 """Ending of a file's name → function that opens it."""
 
 WHAT = "a file of embeddings (.npz or .parquet) with (n, d) embeddings and (n,) labels"
-TRUTH_VALUES: dict[str, Split] = {
-    "0": "train",
-    "1": "test",
-    "false": "train",
-    "true": "test",
-}
-"""Values of a column ``split`` that say whether a sample is tested with, in small letters."""
 
 
 def embeddings(options: SourceOptions) -> SampleTable:
@@ -322,14 +299,9 @@ def refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
 
 
 def read_split(word: Any, where: str) -> Split:
-    """Return the split that a cell means: a name, or true and 1 for the test split.
-
-    Raises:
-        DataError: it means none.
-    """
+    """Return the split that a cell means; DataError if it means none."""
     text = str(word)
-    by_name = split_of(text)
-    split = TRUTH_VALUES.get(text.casefold(), by_name)
+    split = split_of(text)
     if split is None:
         raise DataError(
             f"{where} has split '{printable(text)}', expected train or test"
@@ -431,7 +403,7 @@ def _listed_images(root: Path | None, own: Mapping[str, Any]) -> SampleTable:
     """Return the images of one table; ``own`` are the options of :func:`manifest`."""
     file = table_file(root, WHAT_MANIFEST, ENDINGS)
     where = shown_path(file)
-    rows = read_rows(file)
+    rows = _read_rows(file)
     if rows.empty:
         raise DataError(f"{where} lists no image")
     cells = _by_meaning(rows, own, where)
@@ -440,28 +412,23 @@ def _listed_images(root: Path | None, own: Mapping[str, Any]) -> SampleTable:
     names = _existing_files(named, file.parent, where)
     if "split" in cells:
         cells["split"] = [read_split(word, where) for word in cells["split"]]
-    notes: tuple[str, ...] = ()
-    empty_rows = rows.attrs.get("empty_rows", 0)
-    if empty_rows:
-        notes = (f"note: {where}: {number_of(empty_rows, 'empty row')} passed over",)
     paths = [str(file.parent / name) for name in names]
     table = table_of(name=names, path=paths, **cells)
-    return SampleTable(table, root=file.parent, where=where, notes=notes)
+    return SampleTable(table, root=file.parent, where=where)
 
 
-def read_rows(path: Path) -> pd.DataFrame:
+def _read_rows(path: Path) -> pd.DataFrame:
     """Read a table with a header; the ending of its name says the format.
 
     Args:
         path: a Parquet file; or a text file or Excel workbook, whose cells are texts, without
-            spaces around them. Rows without any content are left out, and their number is in
-            ``attrs``.
+            spaces around them. Rows without any content are left out.
 
     Raises:
-        UsageError: another ending, or a package that is missing.
-        DataError: no such table, or one that is damaged.
+        UsageError: a package that is missing.
+        DataError: the table is damaged.
     """
-    ending = table_file(path, WHAT_MANIFEST, ENDINGS).suffix.lower()
+    ending = path.suffix.lower()
     if ending == ".parquet":
         require_pyarrow()
         with readable(path):
@@ -476,9 +443,7 @@ def read_rows(path: Path) -> pd.DataFrame:
     rows = cells.iloc[1:]
     rows.columns = cells.iloc[0].tolist()
     is_empty = (rows == "").all(axis=1)
-    rows = rows[~is_empty]
-    rows.attrs["empty_rows"] = int(is_empty.sum())
-    return rows
+    return rows[~is_empty]
 
 
 def _read_text(path: Path) -> pd.DataFrame:
