@@ -646,8 +646,10 @@ def check_options(given: Mapping[str, Any]) -> None:
         value = given[name]
         expected = f"{least} to {most}" if most < math.inf else f"at least {least}"
         check_that(value is None or least <= value <= most, name, value, expected)
-    fraction = given["val_fraction"]
-    check_that(0 < fraction < 1, "val_fraction", fraction, "a number between 0 and 1")
+    for name in ("val_fraction", "tune"):
+        share = given[name]
+        is_share = share is None or 0 < share < 1
+        check_that(is_share, name, share, "a number between 0 and 1")
     if given["tune"] is not None and given["group"] is not None:
         raise UsageError(
             "--data.tune splits image by image, --data.group by groups: leave one of them out"

@@ -7,6 +7,7 @@ whatever the batches and the processes, and wherever a run is resumed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -119,8 +120,12 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
             learned.
     """
     # Test samples are numbered after the training samples.
-    whole = source.untested().train
     count = len(source.train)
+    whole = replace(
+        source.train,
+        table=pd.concat([source.train.table, source.test.table], ignore_index=True),
+        hash_of=np.concatenate([source.train.hash_of, source.test.hash_of]),
+    )
     every_row = np.arange(len(whole))
     order = pd.unique(np.concatenate([*tasks, every_row]))
     sizes = pd.Series([whole.size(row) for row in every_row.tolist()])

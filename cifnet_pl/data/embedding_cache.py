@@ -127,7 +127,9 @@ class EmbeddingCache:
         self.duplicates: dict[int, list[int]] = {}
         self._writable = True
         self._classes: dict[int, ClassEmbeddings | None] = {}
-        self._stamps_before: dict[int, str] = {}  # before an image of a class was embedded
+        self._stamps_before: dict[
+            int, str
+        ] = {}  # before an image of a class was embedded
         by_class = pd.Series(images.labels).groupby(images.labels)
         self._place_in_class = by_class.cumcount().to_numpy()
 

@@ -244,12 +244,10 @@ def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str
     others = chain.from_iterable(loader.unreadable() for loader in loaders)
     distinct = dict.fromkeys(chain(known, others))
     names = list(islice(distinct, UNREADABLE_SHOWN + 1))
-    if len(names) == 1:
-        return f"cannot read image {names[0]}: repair or remove it, or use --data.on_corrupt skip"
     if len(names) > UNREADABLE_SHOWN:
         names[-1] = "and more"
     return (
-        f"cannot read these images: {'; '.join(names)}: repair or remove them, or use"
+        f"cannot read image {'; '.join(names)}: repair or remove such files, or use"
         " --data.on_corrupt skip"
     )
 
@@ -274,9 +272,6 @@ class Batches:
     labels: Tensor
     size: int
     skip: bool
-
-    def __len__(self) -> int:
-        return len(pieces(self.rows, self.size))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images (n, 3, s, s) uint8 or embeddings (n, d) float32, and labels (n,) int64.

@@ -327,13 +327,6 @@ class Source:
         """Class name → label."""
         return {name: label for label, name in enumerate(self.class_names)}
 
-    def untested(self) -> Source:
-        """Return the source with all samples in the training set."""
-        table = pd.concat([self.train.table, self.test.table], ignore_index=True)
-        hashes = np.concatenate([self.train.hash_of, self.test.hash_of])
-        whole = replace(self.train, table=table, hash_of=hashes)
-        return Source(self.class_names, whole, whole.subset(np.arange(0)), self.notes)
-
 
 @dataclass(frozen=True)
 class SourceOptions:
@@ -392,10 +385,9 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
         is_missing = labels.isna().to_numpy()
         if is_missing.any():
             row = int(np.argmax(is_missing))
-            kind = type(cells[row]).__name__
             raise DataError(
                 f"{where}: the label in row {row} (counted from 0) is"
-                f" {printable(str(cells[row])[:60])} ({kind}), expected integers or names"
+                f" {printable(repr(cells[row])[:60])}, expected integers or names"
             )
     # Integers come before texts.
     codes, distinct = pd.factorize(labels.to_numpy(), sort=True)

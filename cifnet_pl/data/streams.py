@@ -411,12 +411,12 @@ class Domains(Stream):
     def evaluated(self, source: Source) -> pd.Categorical | None:
         """Return the domain of each test sample."""
         trained = self._order(source)
-        domains = pd.Categorical(_groups(source.test, "domain"))
+        domains = _groups(source.test, "domain")
         others = [name for name in domains.categories if name not in trained]
         return domains.set_categories([*trained, *others])
 
     def _order(self, source: Source) -> list[str]:
-        present = _trained(source, "domain")
+        present = list(_groups(source.train, "domain").categories)
         if self.order is None:
             return present
         return order_classes(present, self.order, "the order of domains")
@@ -431,28 +431,26 @@ class Listed(Stream):
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the rows of the training samples of each task."""
-        return _divided(classes, "task", _trained(classes.source, "task"))
+        tasks = _groups(classes.source.train, "task")
+        return _divided(classes, "task", tasks.categories)
 
 
-def _groups(samples: SampleTable, column: str) -> pd.Series[str]:
-    """Return the column of domains or tasks; UsageError where the source has none."""
+def _groups(samples: SampleTable, column: str) -> pd.Categorical:
+    """Return the domain or task of each sample; UsageError where the source has none.
+
+    Its categories are those that occur, in their order.
+    """
     if column not in samples.table:
         raise UsageError(
             f"this data source knows no {column}s: use a manifest with a column {column}"
         )
-    return samples.table[column]
-
-
-def _trained(source: Source, column: str) -> list[str]:
-    """Return the names of the groups that have training samples, in their order."""
-    groups = pd.Categorical(_groups(source.train, column))
-    return list(groups.remove_unused_categories().categories)
+    return pd.Categorical(samples.table[column]).remove_unused_categories()
 
 
 def _divided(classes: Classes, column: str, order: Sequence[str]) -> list[np.ndarray]:
     """Return the rows of each group, class by class in the order of learning."""
     groups = _groups(classes.source.train, column)
-    number_of_group = pd.Categorical(groups, order).codes
+    number_of_group = groups.set_categories(order).codes
     tasks = classes.by_task(number_of_group, len(order))
     for name, task in zip(order, tasks, strict=True):
         if not len(task):

@@ -34,7 +34,7 @@ from cifnet_pl.data.splitting import held_out_rows
 from cifnet_pl.images.files import is_folder, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
 from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.names import class_name, split_of
+from cifnet_pl.utilities.names import class_name
 
 PARTS: dict[str, list[dict[str, Any]]] = {
     # Its test labels are not public.
@@ -336,12 +336,6 @@ def domains(options: SourceOptions) -> SampleTable:
     """
     root = required_root(options, WHAT_DOMAINS)
     domain_folders = class_folders(root)
-    if all(split_of(name) for name in domain_folders):
-        named = ", ".join(domain_folders)
-        raise DataError(
-            f"{shown_path(root)} has {named}, which are splits and not domains: use"
-            " --data.source folder"
-        )
     homes = {home.name: home for homes in domain_folders.values() for home in homes}
     samples = class_samples(root, homes)
     names = samples.table["split"].map(class_name)
@@ -398,9 +392,8 @@ def _parquet_images(file: Path) -> SampleTable:
     features = description.get("info", {}).get("features", {})
 
     def read(row: int) -> bytes:
-        problem = f"{shown_path(file)}: row {row} of column {IMAGE} holds no image"
-        with explained(DataError, problem):
-            return bytes(images[row]["bytes"])
+        content: bytes = images[row]["bytes"]
+        return content
 
     return SampleTable(
         table_of(label=labels),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -27,7 +27,7 @@ from cifnet_pl.images.files import (
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, class_name, class_names, split_in, split_of
-from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
+from cifnet_pl.utilities.text import listed, printable
 
 WHAT = "a folder or Zip archive with one sub-folder of images per class"
 
@@ -77,7 +77,8 @@ def class_samples(
     homes = parts or {"train": root}
     for split, home in homes.items():
         prefix = home.relative_to(root)
-        for label, folders in class_folders(home).items():
+        classes = class_folders(home)
+        for label, folders in classes.items():
             if only is not None and label not in only:
                 continue
             found = [image_files(path, passed_over) for path in folders]
@@ -95,13 +96,13 @@ def class_samples(
     messages = [
         *notes,
         *passed_over.notes(),
-        strays_message(*homes.values()),
+        _strays_message(homes.values()),
     ]
     if empty:
         messages.append(f"note: class folders without images left out: {listed(empty)}")
     if not parts:
         table = table.drop(columns=["path", "split"])
-        messages.append(nesting_message(root, table["name"], table["label"]))
+        messages.append(_nesting_message(classes))
     return SampleTable(
         table,
         root=root,
@@ -263,45 +264,34 @@ def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
     return len(folders) > 1 and len(inner) == 1 and inner != {frozenset()}
 
 
-def nesting_message(
-    root: Path, names: Iterable[str], labels: Iterable[str]
-) -> str | None:
-    """Ask whether the sub-folders of the only class are the classes.
+def _nesting_message(classes: Mapping[str, Sequence[Path]]) -> str | None:
+    """Ask whether the sub-folders of the only class are the classes; None where they cannot be.
 
     Args:
-        root: the folder that holds the class folder.
-        names: paths of all images below it.
-        labels: names of their classes.
-
-    Returns:
-        None where there are several classes, or no sub-folders.
+        classes: name of each class → its folders.
     """
-    classes = set(labels)
-    if len(classes) > 1:
+    first, *others = chain.from_iterable(classes.values())
+    if others or len(sub_folders(first)) < 2:
         return None
-    inner = {PurePosixPath(name).parts[1:-1][:1] for name in names}
-    if len(inner) < 2 or () in inner:
-        return None
-    name = classes.pop()
     return (
-        f"note: there is one class, '{printable(name)}', with images in {len(inner)} sub-folders:"
-        f" if those are the classes, name the folder {shown_path(root / name)} instead"
+        f"note: {shown_path(first)} is the only class: if its sub-folders are the classes, name"
+        " that folder instead"
     )
 
 
-def strays_message(*folders: Path) -> str | None:
-    """Say how many images lie beside class folders, and are of no class; None if none do.
+def _strays_message(folders: Iterable[Path]) -> str | None:
+    """Say that images lie beside class folders, and are of no class; None if none do.
 
     Args:
         folders: each holds class folders.
     """
-    strays = list(chain.from_iterable(map(_images_beside, folders)))
-    if not strays:
+    strays = chain.from_iterable(map(_images_beside, folders))
+    first = next(strays, None)
+    if first is None:
         return None
-    count = len(strays)
     return (
-        f"note: {number_of(count, 'image')} beside the class folders {is_or_are(count)} passed"
-        f" over, the first is {shown_path(strays[0])}: move each into the folder of its class"
+        "note: images beside the class folders are passed over, the first is"
+        f" {shown_path(first)}: move each into the folder of its class"
     )
 
 

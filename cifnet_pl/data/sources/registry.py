@@ -137,10 +137,6 @@ def _check_options(name: str, options: SourceOptions) -> None:
     kind = "hf" if name.startswith(HUB_PREFIX) else name
     known = OWN_OPTIONS.get(kind, ())
     for option in options.own:
-        if not known:
-            raise UsageError(
-                f"data source {name} has no options of its own: leave --data.options.{option} out"
-            )
         if option not in known:
             raise unknown_name(f"option of data source {name}", option, known)
 

@@ -141,10 +141,10 @@ def read_shard(shard: Path, label: str, numbered: bool) -> SampleTable:
 def _members(file: IO[bytes], shard: str) -> dict[str, Members]:
     """Return the members of each sample of a shard, by the samples' keys.
 
-    A key is the name up to its first dot.
+    A key is the name up to its first dot. Of members with one name the last counts, as in tar.
 
     Raises:
-        DataError: the shard is cut off, has no samples, or one with two members of one ending.
+        DataError: the shard is cut off, or has no samples.
     """
     samples: dict[str, Members] = {}
     with tarfile.open(fileobj=file, mode="r:") as archive:
@@ -154,10 +154,6 @@ def _members(file: IO[bytes], shard: str) -> dict[str, Members]:
             folder, slash, last = member.name.rpartition("/")
             stem, _, ending = last.partition(".")
             members = samples.setdefault(folder + slash + stem, {})
-            if ending.lower() in members:
-                raise DataError(
-                    f"{shard}: two members are {printable(member.name)}: rename one"
-                )
             members[ending.lower()] = member
         file.seek(archive.offset)
         block = file.read(tarfile.BLOCKSIZE)
