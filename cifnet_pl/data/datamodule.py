@@ -19,6 +19,7 @@ from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
 from cifnet_pl.data.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
+    UNREADABLE_SHOWN,
     Batch,
     Batches,
     ImageBatch,
@@ -27,9 +28,9 @@ from cifnet_pl.data.loading import (
     Store,
     StoredLoader,
     Task,
-    name_unreadable,
     pieces,
     shard_batches,
+    unreadable_images,
 )
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import OWN_IMAGES, build_source
@@ -43,6 +44,7 @@ from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, chec
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.growing_tensors import float64_device
 from cifnet_pl.utilities.processes import of_all_processes
+from cifnet_pl.utilities.text import listed, number_of
 
 DEFAULT_BATCH = 64
 """Images in a batch unless told otherwise: on a CPU more are not faster, and need memory."""
@@ -129,7 +131,7 @@ class CIFNetDataModule(LightningDataModule):
             learn them all and only name them; null: leave_out for the user's own images, while
             benchmark sets are not searched.
         download: whether a set of torchvision or of the Hugging Face hub may be fetched.
-        on_corrupt: "error" to stop at an unreadable image, "skip" to leave it out and count it.
+        on_corrupt: "error" to stop at an unreadable image, "skip" to leave it out and name it.
         cache: whether to store all embeddings on disk, so that a later run never embeds the same
             image again.
         cache_folder: folder of these embeddings.
@@ -570,16 +572,12 @@ class CIFNetDataModule(LightningDataModule):
         and positions stay on the CPU: they are needed there alone.
 
         Raises:
-            DataError: an image is unreadable, and ``on_corrupt`` is "error"; names all unreadable
-                ones, with several processes those of the batch.
+            DataError: an image is unreadable, and ``on_corrupt`` is "error"; names those of the
+                batch.
         """
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
-                loaders = []
-                # Other processes would wait while one decodes all images.
-                if self.trainer.world_size == 1:
-                    loaders = list(self._loaders.values())
-                raise DataError(name_unreadable(batch.unreadable, loaders))
+                raise unreadable_images(batch.unreadable)
             self.skipped += batch.unreadable
         labels = self._labels(chain.from_iterable(self.learner.learned_tasks))
         non_blocking = device.type == "cuda"
@@ -601,7 +599,8 @@ class CIFNetDataModule(LightningDataModule):
         skipped = list(dict.fromkeys(chain.from_iterable(skipped_rows)))
         if skipped:
             rank_zero_info(
-                f"unreadable images left out: {len(skipped)}, the first: {skipped[0]}"
+                f"{number_of(len(skipped), 'unreadable image')} left out:"
+                f" {listed(skipped, UNREADABLE_SHOWN)}"
             )
         self._release()
 

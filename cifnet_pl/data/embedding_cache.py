@@ -100,9 +100,8 @@ class ClassEmbeddings(NamedTuple):
     hashes: Tensor
     z: Tensor
 
-    @property
     def is_complete(self) -> bool:
-        """Whether all images are embedded."""
+        """Return whether all images are embedded."""
         return bool((self.hashes >= 0).all())
 
 
@@ -242,11 +241,11 @@ class EmbeddingCache:
                     torch.empty(count_of_class, embeddings.shape[1]),
                 )
                 self._classes[label] = of_class
-            if of_class.is_complete:
+            if of_class.is_complete():
                 continue
             of_class.hashes[places] = hashes.cpu()[source]
             of_class.z[places] = embeddings[source]
-            if self.folder is not None and of_class.is_complete:
+            if self.folder is not None and of_class.is_complete():
                 self._write(self.folder, label, of_class)
 
     def take_incomplete(self) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -258,7 +257,7 @@ class EmbeddingCache:
         """
         parts = []
         for label, of_class in self._classes.items():
-            if of_class is None or of_class.is_complete:
+            if of_class is None or of_class.is_complete():
                 continue
             rows = torch.from_numpy(self.images.rows_of[label])
             embedded = of_class.hashes >= 0

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,11 +17,11 @@ from cifnet_pl.images.image import EncodedImage, UnreadableImage
 from cifnet_pl.images.reader import (
     BatchReader,
     ReadImage,
-    decoding_batch_size,
     decoding_cores,
     read_image,
 )
 from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.text import listed
 
 
 class ImageBatch(NamedTuple):
@@ -145,12 +144,6 @@ class ImageLoader:
         """End the processes that decode; they are started again when they are needed."""
         self._reader.close()
 
-    def unreadable(self) -> Iterator[str]:
-        """Decode all images of the set; yield "place: reason" of each that is unreadable."""
-        every_row = np.arange(len(self.images))
-        for batch in self.decode(pieces(every_row, decoding_batch_size(self.size))):
-            yield from batch.unreadable
-
 
 def _read_row(images: SampleTable, size: int, crop_ratio: float, row: int) -> ReadImage:
     """Decode an image; return its content hash, too, or why it cannot be read."""
@@ -231,24 +224,14 @@ class StoredLoader:
 # ---------------------------------------------------------------------- unreadable images
 
 UNREADABLE_SHOWN = 50
-"""Unreadable images that one error names."""
+"""Unreadable images that one message names."""
 
 
-def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str:
-    """Return a sentence that names the unreadable images of some sets.
-
-    Args:
-        known: "place: reason" of those that were found already; they come first.
-        loaders: loaders of the sets, all of which are searched.
-    """
-    others = chain.from_iterable(loader.unreadable() for loader in loaders)
-    distinct = dict.fromkeys(chain(known, others))
-    names = list(islice(distinct, UNREADABLE_SHOWN + 1))
-    if len(names) > UNREADABLE_SHOWN:
-        names[-1] = "and more"
-    return (
-        f"cannot read image {'; '.join(names)}: repair or remove such files, or use"
-        " --data.on_corrupt skip"
+def unreadable_images(places: Sequence[str]) -> DataError:
+    """Return the error for unreadable images, each "place: reason"."""
+    return DataError(
+        f"cannot read image {listed(places, UNREADABLE_SHOWN)}: repair or remove it, or use"
+        " --data.on_corrupt skip, which names all of them at the end"
     )
 
 
@@ -292,7 +275,7 @@ class Batches:
         plan = [PlannedBatch(rows, store) for rows in pieces(self.rows, self.size)]
         for batch in StoredLoader(plan, self.loader, learned=True):
             if isinstance(batch, ImageBatch) and batch.unreadable and not self.skip:
-                raise DataError(name_unreadable(batch.unreadable, ()))
+                raise unreadable_images(batch.unreadable)
             if len(batch.row):
                 yield batch._replace(label=self.labels[batch.label])
 

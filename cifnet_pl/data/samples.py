@@ -81,8 +81,7 @@ class SampleTable:
         embeddings: (N, d) floats, computed elsewhere; row ``position`` is that of a sample.
         class_names: names of the labels 0, 1, …; None where labels are names, or numbers without
             names.
-        where: the data, for messages.
-        prefix: start of a sample's name in messages.
+        where: the data, for messages; there a sample is "where#name".
         sequential: whether samples are best read in ascending order, because they lie one after the
             other in large files.
         notes: sentences for the user about what was read.
@@ -103,7 +102,6 @@ class SampleTable:
     embeddings: np.ndarray | None = None
     class_names: Sequence[str] | None = None
     where: str = "the data"
-    prefix: str = "number "
     sequential: bool = False
     notes: tuple[str, ...] = ()
     hash_of: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
@@ -202,7 +200,7 @@ class SampleTable:
         """Return where a sample is, for messages, on one line."""
         if self.in_files:
             return printable(str(self.file(row)))
-        return printable(f"{self.prefix}{self.names[row]}")
+        return printable(f"{self.where}#{self.names[row]}")
 
     def given(self, row: int) -> ImageLike:
         """Return an image: its file, the content of one, or a decoded image.

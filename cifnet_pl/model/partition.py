@@ -27,8 +27,8 @@ from cifnet_pl.data.samples import (
     table_of,
 )
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.folders import SplitFiles, find_files
-from cifnet_pl.data.sources.tables import READERS, ArrayFile, open_table
+from cifnet_pl.data.sources.folders import SplitFiles
+from cifnet_pl.data.sources.tables import ArrayFile, embedding_files, open_table
 from cifnet_pl.data.sources.tar_shards import find_shards, webdataset
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.bundle import StoredRecord
@@ -164,10 +164,8 @@ class TrainingSet:
     @cached_property
     def _blocks(self) -> list[ArrayFile]:
         """Blocks of rows of all files of embeddings."""
-        found = find_files(self.options.root, "*", tuple(READERS))
-        files: list[Path | None] = [*training_files(found)]
         blocks: list[ArrayFile] = []
-        for file in files or [self.options.root]:
+        for file in training_files(embedding_files(self.options.root)):
             blocks += open_table(file).blocks()
         return blocks
 

@@ -76,7 +76,7 @@ def test_an_unreadable_image_is_named_or_left_out(tmp_path, caplog):
     assert str(caught.value).startswith(f"cannot read image {shown}")
     data = digits(**given, split_seed=3, on_corrupt="skip")
     trainer(tmp_path).fit(module(head=RidgeHead, buffer=None), datamodule=data)
-    assert f"unreadable images left out: 1, the first: {shown}" in caplog.text
+    assert f"1 unreadable image left out: {shown}" in caplog.text
 
 
 def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(tmp_path):

@@ -400,5 +400,4 @@ def _parquet_images(file: Path) -> SampleTable:
         read,
         class_names=features.get(LABEL, {}).get("names"),
         where=shown_path(file.parent),
-        prefix=f"{shown_path(file)}#",
     )

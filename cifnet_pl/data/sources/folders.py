@@ -159,7 +159,28 @@ class SplitFiles(NamedTuple):
         return replace(samples, notes=samples.notes + self.notes)
 
 
-def find_files(root: Path | None, pattern: str, endings: Sequence[str]) -> SplitFiles:
+def required_files(
+    root: Path | None, pattern: str, endings: Sequence[str], what: str
+) -> SplitFiles:
+    """Find the files of a data set as :func:`find_files`, of which there must be some.
+
+    Args:
+        root, pattern, endings: as there.
+        what: what the root should be, for messages.
+
+    Raises:
+        UsageError: no root was given.
+        DataError: there is no such file.
+    """
+    if root is None:
+        raise UsageError(f"no file was given: set --data.root to {what}")
+    found = find_files(root, pattern, endings)
+    if not found.files:
+        raise DataError(f"no file {printable(str(root))}: expected {what}")
+    return found
+
+
+def find_files(root: Path, pattern: str, endings: Sequence[str]) -> SplitFiles:
     """Find the files of a data set, and the split of each by its name or those of its folders.
 
     The folder that holds all files does not count. Of files with and without a split in their
@@ -170,8 +191,6 @@ def find_files(root: Path | None, pattern: str, endings: Sequence[str]) -> Split
         pattern: of the files in a folder.
         endings: of their names, in small letters.
     """
-    if root is None:
-        return SplitFiles([], [])
     path = expanded(root)
     if path.is_dir():
         found = matching_paths(path / pattern)

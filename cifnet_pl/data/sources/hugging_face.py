@@ -78,7 +78,6 @@ def hugging_face(name: str, options: SourceOptions) -> SampleTable:
                 _row_reader(part, image, where),
                 class_names=class_names,
                 where=where,
-                prefix=f"{where}#",
                 sequential=True,
             )
         )
@@ -184,7 +183,7 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     Raises:
         DataError: no such column; names those that exist.
     """
-    candidates = []
+    candidates: list[str] = []
     for name, feature in dataset.features.items():
         if type(feature).__name__ == FEATURES[meaning]:
             candidates.append(name)

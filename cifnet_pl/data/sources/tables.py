@@ -10,7 +10,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
-from cifnet_pl.data.sources.folders import find_files
+from cifnet_pl.data.sources.folders import SplitFiles, required_files
 from cifnet_pl.images.files import shown_path
-from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
+from cifnet_pl.utilities.errors import DataError, explained, unknown_name
 from cifnet_pl.utilities.files import expanded, refuse_pointer
 from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
@@ -113,15 +113,10 @@ class ArrayFile:
             DataError: arrays that are missing or do not fit; two samples with one identity.
         """
         z = self.matrix(embeddings)
-        where = shown_path(self.path)
         if ids is None and {"ids", "id"} & set(self.columns):
             ids = "ids"
-        return SampleTable(
-            self.table(len(z), labels, ids, split),
-            embeddings=z,
-            where=where,
-            prefix=f"{where}#",
-        )
+        table = self.table(len(z), labels, ids, split)
+        return SampleTable(table, embeddings=z, where=shown_path(self.path))
 
     def table(
         self,
@@ -280,13 +275,20 @@ def embeddings(options: SourceOptions) -> SampleTable:
     """
     names = {key: str(value) for key, value in options.own.items()}
 
-    def read(path: Path | None) -> SampleTable:
+    def read(path: Path) -> SampleTable:
         return open_table(path).samples(**names)
 
-    files = find_files(options.root, "*", tuple(READERS))
-    if not files.files:
-        return read(options.root)
-    return files.read(read)
+    return embedding_files(options.root).read(read)
+
+
+def embedding_files(root: Path | None) -> SplitFiles:
+    """Find the files of a set of embeddings.
+
+    Raises:
+        UsageError: none was given.
+        DataError: there is none.
+    """
+    return required_files(root, "*", tuple(READERS), WHAT)
 
 
 def refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
@@ -309,34 +311,31 @@ def read_split(word: Any, where: str) -> Split:
     return split
 
 
-def open_table(root: Path | None) -> ArrayFile:
+def open_table(file: Path) -> ArrayFile:
     """Open a file of arrays without reading them; its ending says the format.
 
     Raises:
-        UsageError: no file was given, one with another ending, or a package that is needed and
-            missing.
+        UsageError: a file with another ending, or a package that is needed and missing.
         DataError: there is no such file, or it is damaged or not what its ending says.
     """
-    path = table_file(root, WHAT, tuple(READERS))
+    path = _checked_file(file, WHAT, tuple(READERS))
     with readable(path):
         return READERS[path.suffix.lower()](path)
 
 
-def table_file(root: Path | None, what: str, endings: Sequence[str]) -> Path:
-    """Return the file of a table.
+def _checked_file(file: Path, what: str, endings: Sequence[str]) -> Path:
+    """Return the path of a table.
 
     Args:
-        root: the file, or None if none was given.
+        file: as it was given.
         what: what it should be, for messages.
         endings: those that it may have.
 
     Raises:
-        UsageError: no file was given, or one with another ending.
+        UsageError: it has another ending.
         DataError: there is no such file.
     """
-    if root is None:
-        raise UsageError(f"no file was given: set --data.root to {what}")
-    path = expanded(root)
+    path = expanded(file)
     if not path.is_file():
         raise DataError(f"no file {shown_path(path)}: expected {what}")
     if path.suffix.lower() not in endings:
@@ -348,15 +347,15 @@ def table_file(root: Path | None, what: str, endings: Sequence[str]) -> Path:
 
 
 def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
-    """Return the width d of the embeddings in a file, without reading them.
+    """Return the width d of the embeddings of a set.
 
     Args:
-        root: the file.
+        root: its file or files.
         options: of the source :func:`embeddings`.
     """
-    table = open_table(Path(root) if root else None)
+    files = embedding_files(Path(root) if root else None)
     column = (options or {}).get("embeddings", "embeddings")
-    matrix = table.matrix(str(column))
+    matrix = open_table(files.files[0]).matrix(str(column))
     return int(matrix.shape[1])
 
 
@@ -393,15 +392,13 @@ def manifest(options: SourceOptions) -> SampleTable:
         UsageError: no table was given, or one of another kind.
         DataError: a column, a value or an image that is missing; an image that is listed twice.
     """
-    files = find_files(options.root, "*", ENDINGS)
-    if not files.files:
-        return _listed_images(options.root, options.own)
-    return files.read(lambda path: _listed_images(path, options.own))
+    files = required_files(options.root, "*", ENDINGS, WHAT_MANIFEST)
+    return files.read(partial(_listed_images, own=options.own))
 
 
-def _listed_images(root: Path | None, own: Mapping[str, Any]) -> SampleTable:
+def _listed_images(path: Path, own: Mapping[str, Any]) -> SampleTable:
     """Return the images of one table; ``own`` are the options of :func:`manifest`."""
-    file = table_file(root, WHAT_MANIFEST, ENDINGS)
+    file = _checked_file(path, WHAT_MANIFEST, ENDINGS)
     where = shown_path(file)
     rows = _read_rows(file)
     if rows.empty:
