@@ -389,8 +389,7 @@ class CIFNetDataModule(LightningDataModule):
     def find_duplicates(self) -> None:
         """Find samples with the same content; call this in all processes before the first task.
 
-        If duplicates are left out, they leave the plan, and the embedding cache gives each the
-        embedding of the image that is learned.
+        If duplicates are left out, they leave the plan, and the embedding cache needs none of them.
         """
         if self.duplicates is None:
             return
@@ -405,8 +404,9 @@ class CIFNetDataModule(LightningDataModule):
         if self.duplicates == "keep":
             return
         self.left_out, self.untested = found.left_out(self.source)
+        masks = {"train": self.left_out, "test": self.untested}
         for part, cache in caches.items():
-            cache.duplicates = found.of_originals(part)
+            cache.left_out = masks[part]
 
     # ------------------------------------------------------------------ stores of embeddings
 

@@ -40,7 +40,6 @@ class Duplicate(NamedTuple):
             ``IN_BOTH_SPLITS``, a test sample that is learned, too.
         part: the set that the sample is in.
         row: the sample.
-        original: row of the sample that is learned or tested; in two classes -1.
         sample: name of the sample.
         other: name of the sample that it duplicates, or of the other class.
     """
@@ -48,7 +47,6 @@ class Duplicate(NamedTuple):
     kind: str
     part: Part
     row: int
-    original: int
     sample: str
     other: str
 
@@ -68,14 +66,6 @@ class SourceDuplicates(list[Duplicate]):
             if found.kind != IN_BOTH_SPLITS:
                 masks[found.part][found.row] = True
         return learned, tested
-
-    def of_originals(self, part: Part) -> dict[int, list[int]]:
-        """Return the duplicates of each original in a part."""
-        duplicates: dict[int, list[int]] = {}
-        for found in self:
-            if found.kind == DUPLICATE and found.part == part:
-                duplicates.setdefault(found.original, []).append(found.row)
-        return duplicates
 
     def sentences(self, duplicates: Duplicates) -> list[str]:
         """Return one note for the user about each kind of duplicates that occurs.
@@ -148,22 +138,21 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
         if first < count <= number and first not in tested_as:
             tested_as[first] = number
             kind = IN_BOTH_SPLITS
-        other = whole.names[original]
-        found.append(_duplicate(whole, count, kind, number, original, other))
+        found.append(_duplicate(whole, count, kind, number, whole.names[original]))
     for number, label in sorted(repeats.undecided.items()):
         other = source.class_names[label]
-        found.append(_duplicate(whole, count, TWO_CLASSES, number, -1, other))
+        found.append(_duplicate(whole, count, TWO_CLASSES, number, other))
     return found
 
 
 def _duplicate(
-    whole: SampleTable, count: int, kind: str, number: int, original: int, other: str
+    whole: SampleTable, count: int, kind: str, number: int, other: str
 ) -> Duplicate:
     """Return a duplicate; the first ``count`` samples are those of training."""
     name = whole.names[number]
     if number < count:
-        return Duplicate(kind, "train", number, original, name, other)
-    return Duplicate(kind, "test", number - count, original - count, name, other)
+        return Duplicate(kind, "train", number, name, other)
+    return Duplicate(kind, "test", number - count, name, other)
 
 
 def _hash_all(samples: SampleTable, rows: np.ndarray) -> None:

@@ -93,16 +93,16 @@ class ClassEmbeddings(NamedTuple):
     """The embeddings of a class.
 
     Attributes:
-        hashes: (n,) int64 content hash of each image; -1 where it is not embedded yet.
-        z: (n, d) float32.
+        hashes: (n,) int64 content hash of each image; -1 where it is not known.
+        z: (n, d) float32; NaN where an image is not embedded.
     """
 
     hashes: Tensor
     z: Tensor
 
-    def is_complete(self) -> bool:
-        """Return whether all images are embedded."""
-        return bool((self.hashes >= 0).all())
+    def known(self, places: Tensor) -> Tensor:
+        """Return (m,) bool: which images at some places (m,) are embedded."""
+        return ~self.z[places, 0].isnan()
 
 
 class EmbeddingCache:
@@ -114,7 +114,7 @@ class EmbeddingCache:
         folder: where the files of this set and pipeline are; None to keep embeddings in memory.
 
     Attributes:
-        duplicates: image → its exact duplicates, which are not embedded: they get its embedding.
+        left_out: (n,) bool, images that need no embedding: a class is complete without them.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class EmbeddingCache:
         self.images = images
         self.class_names = class_names
         self.folder = folder
-        self.duplicates: dict[int, list[int]] = {}
+        self.left_out = np.zeros(len(images), dtype=bool)
         self._writable = True
         self._classes: dict[int, ClassEmbeddings | None] = {}
         self._stamps_before: dict[
@@ -153,7 +153,7 @@ class EmbeddingCache:
         for label, own, places in self._by_class(rows):
             of_class = self._of_class(label)
             if of_class is not None:
-                known[own] = of_class.hashes[places].numpy() >= 0
+                known[own] = of_class.known(places).numpy()
         return known
 
     def get(self, rows: np.ndarray) -> Tensor:
@@ -222,31 +222,26 @@ class EmbeddingCache:
             z: (n, d) their embeddings.
         """
         embeddings = z.float().cpu()
-        # Duplicates follow the images that they duplicate.
-        positions = []
-        all_rows = []
-        for position, row in enumerate(rows.tolist()):
-            same = [row, *self.duplicates.get(row, ())]
-            all_rows += same
-            positions += [position] * len(same)
-        embedded = np.array(all_rows, dtype=np.int64)
-        place_in_batch = torch.tensor(positions)
-        for label, own, places in self._by_class(embedded):
-            source = place_in_batch[own]
+        content = hashes.cpu()
+        for label, own, places in self._by_class(rows.numpy()):
             of_class = self._of_class(label)
             if of_class is None:
-                count_of_class = len(self.images.rows_of[label])
+                rows_of_class = self.images.rows_of[label]
                 of_class = ClassEmbeddings(
-                    torch.full((count_of_class,), -1),
-                    torch.empty(count_of_class, embeddings.shape[1]),
+                    torch.from_numpy(self.images.hash_of[rows_of_class]),
+                    torch.full((len(rows_of_class), embeddings.shape[1]), np.nan),
                 )
                 self._classes[label] = of_class
-            if of_class.is_complete():
+            if self._is_complete(label, of_class):
                 continue
-            of_class.hashes[places] = hashes.cpu()[source]
-            of_class.z[places] = embeddings[source]
-            if self.folder is not None and of_class.is_complete():
+            of_class.hashes[places] = content[own]
+            of_class.z[places] = embeddings[own]
+            if self.folder is not None and self._is_complete(label, of_class):
                 self._write(self.folder, label, of_class)
+
+    def _is_complete(self, label: int, of_class: ClassEmbeddings) -> bool:
+        needed = np.flatnonzero(~self.left_out[self.images.rows_of[label]])
+        return bool(of_class.known(torch.from_numpy(needed)).all())
 
     def take_incomplete(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Remove and return the embeddings of incomplete classes.
@@ -257,10 +252,10 @@ class EmbeddingCache:
         """
         parts = []
         for label, of_class in self._classes.items():
-            if of_class is None or of_class.is_complete():
+            if of_class is None or self._is_complete(label, of_class):
                 continue
             rows = torch.from_numpy(self.images.rows_of[label])
-            embedded = of_class.hashes >= 0
+            embedded = of_class.known(torch.arange(len(rows)))
             parts.append(
                 (rows[embedded], of_class.hashes[embedded], of_class.z[embedded])
             )

@@ -98,5 +98,6 @@ def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
     copy = names.index("ant/0 copy.png")
     first = names.index("ant/5.png")
     for tasks in ([[first], [copy]], [[copy], [first]]):
-        found = find_duplicates(source, [np.array(task) for task in tasks])
-        assert found.of_originals("train") == {tasks[0][0]: tasks[1]}
+        (found,) = find_duplicates(source, [np.array(task) for task in tasks])
+        assert [found.row] == tasks[1]
+        assert found.other == names[tasks[0][0]]
