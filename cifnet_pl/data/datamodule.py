@@ -403,8 +403,9 @@ class CIFNetDataModule(LightningDataModule):
         self.found_duplicates = found
         if self.duplicates == "keep":
             return
-        self.left_out, self.untested = found.left_out(self.source)
-        masks = {"train": self.left_out, "test": self.untested}
+        masks = found.left_out(self.source)
+        self.left_out = masks["train"]
+        self.untested = masks["test"]
         for part, cache in caches.items():
             cache.left_out = masks[part]
 

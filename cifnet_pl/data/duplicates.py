@@ -54,18 +54,19 @@ class Duplicate(NamedTuple):
 class SourceDuplicates(list[Duplicate]):
     """Samples of a source with the same content."""
 
-    def left_out(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """Return masks (n,) and (m,) bool of the training and test samples that are left out.
+    def left_out(self, source: Source) -> dict[Part, np.ndarray]:
+        """Return (n,) bool of each part: which samples are left out.
 
         These are duplicates of an earlier sample, and samples in two classes.
         """
-        learned = np.zeros(len(source.train), dtype=bool)
-        tested = np.zeros(len(source.test), dtype=bool)
-        masks = {"train": learned, "test": tested}
+        masks: dict[Part, np.ndarray] = {
+            "train": np.zeros(len(source.train), dtype=bool),
+            "test": np.zeros(len(source.test), dtype=bool),
+        }
         for found in self:
             if found.kind != IN_BOTH_SPLITS:
                 masks[found.part][found.row] = True
-        return learned, tested
+        return masks
 
     def sentences(self, duplicates: Duplicates) -> list[str]:
         """Return one note for the user about each kind of duplicates that occurs.

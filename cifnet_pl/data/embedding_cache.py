@@ -72,8 +72,7 @@ def pipeline_folder(
     engine = backbone.engine(device, precision)
     outputs = backbone.outputs(image_size).cpu().numpy()
     parts = (*DECODERS, backbone.sha256, image_size, crop_ratio, precision, engine)
-    digest = hashlib.sha256(repr(parts).encode())
-    key = digest.hexdigest()[:32]
+    key = _hash(repr(parts))[:32]
     folder = cache / key
     for number in count(1):
         path = folder / OUTPUTS_FILE
@@ -285,17 +284,19 @@ class EmbeddingCache:
     def _path(self, folder: Path, label: int) -> Path:
         """Return the file of a class: a hash of the class name and the names of its images."""
         names = self.images.names_of(self.images.rows_of[label])
-        text = "\0".join([self.class_names[label], *names])
-        # Names may hold bytes that are not UTF-8.
-        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape"))
-        return folder / f"{digest.hexdigest()[:32]}.safetensors"
+        key = _hash("\0".join([self.class_names[label], *names]))[:32]
+        return folder / f"{key}.safetensors"
 
     def _stamps(self, label: int) -> str:
         """Hash the files' sizes, inodes and change times; the contents where there are no files."""
         rows = self.images.rows_of[label]
         stamps = [self.images.change_stamp(row) for row in rows.tolist()]
-        content = repr(stamps).encode()
-        return hashlib.sha256(content).hexdigest()
+        return _hash(repr(stamps))
+
+
+def _hash(text: str) -> str:
+    content = text.encode("utf-8", "surrogateescape")  # names may hold other bytes
+    return hashlib.sha256(content).hexdigest()
 
 
 def _digest(z: Tensor, hashes: Tensor) -> str:

@@ -289,8 +289,7 @@ def joined(parts: Sequence[SampleTable], splits: Sequence[Split]) -> SampleTable
         table["split"] = np.repeat(splits, list(map(len, parts)))
         if "name" not in table:
             table["name"] = table.groupby("split").cumcount().astype(str)
-    notes = tuple(note for part in parts for note in part.notes)
-    whole = replace(parts[0], table=table, notes=notes, hash_of=np.zeros(0))
+    whole = replace(parts[0], table=table, hash_of=np.zeros(0))
     if whole.read is not None:
         whole.read = read
     if not whole.are_images:
@@ -331,7 +330,7 @@ class SourceOptions:
     """Options to build a source from; a source uses those that it needs.
 
     Attributes:
-        root: folder or file of the data.
+        root: folder or file of the data, without ``~``.
         val_fraction: share of each class that is held out if the data have no test split; 0 to
             hold nothing out, so that no sample is read.
         split_seed: seed of that split.
@@ -378,15 +377,8 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     names = samples.class_names
     labels = samples.table["label"]
     if labels.dtype.kind not in "iu":
-        cells = labels.tolist()
-        labels = pd.Series([_as_label(cell) for cell in cells], dtype=object)
-        is_missing = labels.isna().to_numpy()
-        if is_missing.any():
-            row = int(np.argmax(is_missing))
-            raise DataError(
-                f"{where}: the label in row {row} (counted from 0) is"
-                f" {printable(repr(cells[row])[:60])}, expected integers or names"
-            )
+        cells = [_as_label(cell, where) for cell in labels.tolist()]
+        labels = pd.Series(cells, dtype=object)
     # Integers come before texts.
     codes, distinct = pd.factorize(labels.to_numpy(), sort=True)
     named = []
@@ -403,10 +395,11 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     return class_names(named, where), samples.with_columns(label=codes)
 
 
-def _as_label(cell: object) -> int | str | None:
-    """Return a label that is an integer or a text, with the text in one form; None for others."""
+def _as_label(cell: object, where: str) -> int | str:
+    """Return a label that is an integer or a text, with the text in one form; else DataError."""
     if isinstance(cell, str):
         return class_name(cell)
     if isinstance(cell, int | np.integer) and not isinstance(cell, bool):
         return int(cell)
-    return None
+    shown = printable(repr(cell)[:60])
+    raise DataError(f"{where}: a label is {shown}, expected integers or names")

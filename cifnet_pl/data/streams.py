@@ -483,9 +483,9 @@ class Plan:
 
 def make_plan(
     source: Source,
-    stream: Stream | None = None,
-    class_order: ClassOrder = None,
-    classes_per_task: int | list[int] = 10,
+    stream: Stream,
+    class_order: ClassOrder,
+    classes_per_task: int | list[int],
     initial_classes: int | None = None,
     max_tasks: int | None = None,
     learned: Tasks = (),
@@ -494,7 +494,7 @@ def make_plan(
 
     Args:
         source: training and test samples.
-        stream: kind of stream, or None for disjoint classes.
+        stream: kind of stream.
         class_order: see :func:`order_classes`.
         classes_per_task: number of new classes of each task, or a list with one number per task.
         initial_classes: number of classes of a larger first task, or None.
@@ -505,15 +505,14 @@ def make_plan(
         DataError: the tasks that were learned are not those of the source and the stream.
         UsageError: as :func:`class_tasks`.
     """
-    kind = stream or Disjoint()
-    fixed = () if kind.samples_return else learned
+    fixed = () if stream.samples_return else learned
     tasks = class_tasks(
         source.class_names, class_order, classes_per_task, initial_classes, fixed
     )
     labels = tuple(tuple(source.position[name] for name in task) for task in tasks)
     classes = Classes(source, labels)
-    rows = kind.divide(classes)
-    if kind.samples_return:
+    rows = stream.divide(classes)
+    if stream.samples_return:
         tasks = _first_seen(classes, rows)
     if tasks[: len(learned)] != learned:
         raise DataError(

@@ -215,7 +215,7 @@ class TrainingSet:
             found = find_duplicates(self.whole, ())
             notes += found.sentences(self.duplicates)
             if self.duplicates == "leave_out":
-                left_out = np.flatnonzero(found.left_out(self.whole)[0])
+                left_out = np.flatnonzero(found.left_out(self.whole)["train"])
         units = []
         counts: Counter[Any] = Counter()
         first = 0

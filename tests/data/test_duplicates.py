@@ -85,7 +85,7 @@ def test_what_is_left_out_does_not_depend_on_where_a_run_stops(repeated: Path) -
         found = find_duplicates(source, data.plan.rows)
         told = {(one.kind, one.part, one.sample, one.other) for one in found}
         assert told == FOUND
-        left_out = [int(mask.sum()) for mask in found.left_out(source)]
+        left_out = [int(mask.sum()) for mask in found.left_out(source).values()]
         assert left_out == [6, 6]
 
 

@@ -33,7 +33,6 @@ from cifnet_pl.data.sources.tables import open_table, readable
 from cifnet_pl.data.splitting import held_out_rows
 from cifnet_pl.images.files import is_folder, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
-from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import class_name
 
 PARTS: dict[str, list[dict[str, Any]]] = {
@@ -107,7 +106,7 @@ def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
     elif "split" in parameters:
         usual = [{"split": "train"}, {"split": "test"}]
     splits = PARTS.get(name, usual)
-    root = expanded(options.root or DEFAULT_ROOT).absolute()
+    root = (options.root or DEFAULT_ROOT).absolute()
     keywords: dict[str, Any] = {"root": str(root)}
     # EMNIST and QMNIST take the option of their parent without naming it.
     if "download" in parameters or issubclass(builder, datasets.MNIST):
@@ -367,7 +366,7 @@ def cifar100(options: SourceOptions) -> SampleTable:
         UsageError: the Parquet files need a package that is missing.
         DataError: none of the three is there, or a Parquet file is damaged or has other columns.
     """
-    root = expanded(options.root or DEFAULT_ROOT)
+    root = options.root or DEFAULT_ROOT
     files = find_files(root, "**/*", (".parquet",))
     if files.splits:
         return files.read(_parquet_images)

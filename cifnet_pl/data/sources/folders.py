@@ -25,7 +25,6 @@ from cifnet_pl.images.files import (
     sub_folders,
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, class_name, class_names, split_in, split_of
 from cifnet_pl.utilities.text import listed, printable
 
@@ -156,7 +155,7 @@ class SplitFiles(NamedTuple):
     def read(self, read: Callable[[Path], SampleTable]) -> SampleTable:
         """Return the samples of all files, which ``read`` gives of one."""
         samples = joined([read(file) for file in self.files], self.splits)
-        return replace(samples, notes=samples.notes + self.notes)
+        return replace(samples, notes=self.notes)
 
 
 def required_files(
@@ -191,12 +190,11 @@ def find_files(root: Path, pattern: str, endings: Sequence[str]) -> SplitFiles:
         pattern: of the files in a folder.
         endings: of their names, in small letters.
     """
-    path = expanded(root)
-    if path.is_dir():
-        found = matching_paths(path / pattern)
+    if root.is_dir():
+        found = matching_paths(root / pattern)
         files = [file for file in found if file.suffix.lower() in endings]
     else:
-        files = matching_paths(path)
+        files = matching_paths(root)
     if not files:
         return SplitFiles([], [])
     common = os.path.commonpath([file.parent for file in files])
@@ -271,12 +269,11 @@ def find_splits(root: Path) -> SplitFolders | None:
 def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
     """Return whether the sub-folders of a folder are splits, and not classes.
 
-    They are if a training split lies beside a test or validation split, or alone, and they hold
-    class folders or nothing; or if all of several hold the same sub-folders, whatever their names.
+    They are if a training split lies beside a test or validation split, or alone, and one of them
+    has class folders; or if all of several hold the same sub-folders, whatever their names.
     """
     if "train" in splits and (len(splits) > 1 or len(folders) == 1):
-        has_classes = any(sub_folders(path) for path in splits.values())
-        return has_classes or not _images_beside(splits["train"])
+        return any(sub_folders(path) for path in splits.values())
     inner = set()
     for path in folders:
         inner.add(frozenset(sub_folder.name for sub_folder in sub_folders(path)))
@@ -338,6 +335,5 @@ def required_root(options: SourceOptions, noun: str) -> Path:
     """
     if options.root is None:
         raise UsageError(f"no data folder was given: set --data.root to {noun}")
-    root = expanded(options.root)
-    require_folder(root, "--data.root", noun)
-    return root
+    require_folder(options.root, "--data.root", noun)
+    return options.root

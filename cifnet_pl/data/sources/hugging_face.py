@@ -13,7 +13,6 @@ from cifnet_pl.data.samples import SampleTable, SourceOptions, joined, table_of
 from cifnet_pl.data.sources.folders import find_files
 from cifnet_pl.images.files import read_bytes, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
-from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import printable
@@ -100,8 +99,9 @@ def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
         explained(DataError, f"cannot load {where}", end=hint),
     ):
         if not name:
-            return dict(_local(datasets, expanded(options.root or ""), config))
-        cache = options.root and str(expanded(options.root))
+            assert options.root is not None
+            return dict(_local(datasets, options.root, config))
+        cache = options.root and str(options.root)
         # The number of rows, and the checksums of files where the set records them.
         found = datasets.load_dataset(
             name, config, cache_dir=cache, verification_mode="all_checks"
@@ -165,8 +165,6 @@ def _named_splits(
     for split in given:
         if split in options.own:
             splits[split] = str(options.own[split])
-    if "test" in options.own:
-        splits.pop("val", None)
     for name in splits.values():
         if name not in parts:
             known = ", ".join(map(printable, parts))

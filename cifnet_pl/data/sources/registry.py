@@ -104,7 +104,10 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
         elif not name.startswith(TORCHVISION_PREFIX):
             plugin = entry_point("sources", name)
         if plugin is not None:
-            return split_table(_from_plugin(plugin, options), options)
+            make = import_object(plugin)
+            with explained(UsageError, f"data source {plugin} fails", reason=failure):
+                samples = make(options)
+            return split_table(samples, options)
         read = partial(torchvision_set, _torchvision_class(name))
     _check_options(name, options)
     group = SINGLE
@@ -114,18 +117,6 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
     with explained(DataError, unreadable, OSError, end="; give this account access"):
         samples = read(options)
     return split_table(samples, options, group)
-
-
-def _from_plugin(name: str, options: SourceOptions) -> SampleTable:
-    make = import_object(name)
-    with explained(UsageError, f"data source {name} fails", reason=failure):
-        samples = make(options)
-    if not isinstance(samples, SampleTable):
-        raise UsageError(
-            f"data source {name} gives a {type(samples).__name__}, not SampleTable"
-            " (docs/how_to/plugins.md)"
-        )
-    return samples
 
 
 def _check_options(name: str, options: SourceOptions) -> None:

@@ -78,23 +78,23 @@ class ArrayFile:
         """Return an (n, d) array of floats; DataError for another shape or dtype."""
         array = self.array(name)
         if array.ndim != 2 or array.dtype.kind != "f" or not array.size:
-            raise DataError(
-                f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape} and dtype"
-                f" {array.dtype}, expected (n, d) floats"
-            )
+            raise self._unfit(name, array, "(n, d) floats")
         return array
 
     def vector(self, name: str, length: int) -> np.ndarray:
         """Return an (n,) array of integers or objects; DataError for another shape."""
         array = self.array(name)
         if array.shape != (length,):
-            raise DataError(
-                f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape}, expected"
-                f" ({length},)"
-            )
+            raise self._unfit(name, array, f"({length},)")
         if array.dtype.kind not in "iu":
             array = array.astype(object)
         return array
+
+    def _unfit(self, name: str, array: np.ndarray, expected: str) -> DataError:
+        return DataError(
+            f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape} and dtype"
+            f" {array.dtype}, expected {expected}"
+        )
 
     def samples(
         self,
@@ -353,7 +353,7 @@ def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
         root: its file or files.
         options: of the source :func:`embeddings`.
     """
-    files = embedding_files(Path(root) if root else None)
+    files = embedding_files(expanded(root) if root else None)
     column = (options or {}).get("embeddings", "embeddings")
     matrix = open_table(files.files[0]).matrix(str(column))
     return int(matrix.shape[1])
@@ -510,23 +510,26 @@ def _existing_files(paths: Sequence[str], root: Path, where: str) -> list[str]:
         DataError: files that are not there, or one that is listed twice.
     """
     found = []
-    missing = []
     for path in paths:
         if "\\" in path and not os.path.lexists(root / path):
             path = path.replace("\\", "/")
         if not os.path.lexists(root / path):
-            missing.append(path)
+            raise DataError(
+                f"{where} lists {shown_path(root / path)}, which is not there:"
+                f" {_where_it_may_be(path, root)}"
+            )
         found.append(os.path.normpath(path))
-    if missing:
-        hint = "paths are relative to the table's folder"
-        name = glob.escape(missing[0])
-        for file in chain(root.glob(f"{name}.*"), root.glob(f"*/{name}.*")):
-            like = printable(file.relative_to(root).as_posix())
-            pattern = like.replace(missing[0], "{}")
-            hint = f"did you mean {like}? Then add --data.options.pattern '{pattern}'"
-        raise DataError(
-            f"{where} lists {len(missing)} files that are not there, the first is"
-            f" {shown_path(root / missing[0])}: {hint}"
-        )
     refuse_repeated(found, where, "image")
     return found
+
+
+def _where_it_may_be(path: str, root: Path) -> str:
+    """Return a hint for a path of a table in a folder ``root``, where there is no such file."""
+    name = glob.escape(path)
+    with_ending = chain(root.glob(f"{name}.*"), root.glob(f"*/{name}.*"))
+    found = next(with_ending, None)
+    if found is None:
+        return "paths are relative to the table's folder"
+    like = printable(found.relative_to(root).as_posix())
+    pattern = like.replace(path, "{}")
+    return f"did you mean {like}? Then add --data.options.pattern '{pattern}'"
