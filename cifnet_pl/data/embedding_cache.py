@@ -18,7 +18,6 @@ import logging
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -88,27 +87,11 @@ def pipeline_folder(
     return folder
 
 
-class ClassEmbeddings(NamedTuple):
-    """The embeddings of a class.
-
-    Attributes:
-        hashes: (n,) int64 content hash of each image; -1 where it is not known.
-        z: (n, d) float32; NaN where an image is not embedded.
-    """
-
-    hashes: Tensor
-    z: Tensor
-
-    def known(self, places: Tensor) -> Tensor:
-        """Return (m,) bool: which images at some places (m,) are embedded."""
-        return ~self.z[places, 0].isnan()
-
-
 class EmbeddingCache:
     """The embeddings of one image set on disk, class by class.
 
     Args:
-        images: the set; it learns the content hashes that are stored beside the embeddings.
+        images: the set; it learns the content hashes of what is embedded or stored.
         class_names: name of each label of the set.
         folder: where the files of this set and pipeline are; None to keep embeddings in memory.
 
@@ -124,10 +107,9 @@ class EmbeddingCache:
         self.folder = folder
         self.left_out = np.zeros(len(images), dtype=bool)
         self._writable = True
-        self._classes: dict[int, ClassEmbeddings | None] = {}
-        self._stamps_before: dict[
-            int, str
-        ] = {}  # before an image of a class was embedded
+        self._classes: dict[int, Tensor | None] = {}
+        self._embedded = np.zeros(len(images), dtype=bool)  # in ``_classes``
+        self._stamps_before: dict[int, str] = {}  # of classes, when they were asked for
         by_class = pd.Series(images.labels).groupby(images.labels)
         self._place_in_class = by_class.cumcount().to_numpy()
 
@@ -148,11 +130,9 @@ class EmbeddingCache:
         Returns:
             (n,) bool.
         """
-        known = np.zeros(len(rows), dtype=bool)
-        for label, own, places in self._by_class(rows):
-            of_class = self._of_class(label)
-            if of_class is not None:
-                known[own] = of_class.known(places).numpy()
+        for label, _, _ in self._by_class(rows):
+            self._of_class(label)
+        known: np.ndarray = self._embedded[rows]
         return known
 
     def get(self, rows: np.ndarray) -> Tensor:
@@ -167,20 +147,20 @@ class EmbeddingCache:
         parts = []
         order = []
         for label, own, places in self._by_class(rows):
-            of_class = self._of_class(label)
-            assert of_class is not None
-            parts.append(of_class.z[places])
+            z = self._of_class(label)
+            assert z is not None
+            parts.append(z[places])
             order.append(own)
         place_in_parts = np.argsort(np.concatenate(order))
         return torch.cat(parts)[place_in_parts]
 
-    def _of_class(self, label: int) -> ClassEmbeddings | None:
-        """Return the embeddings of a class, of which those on disk are read once."""
+    def _of_class(self, label: int) -> Tensor | None:
+        """Return the embeddings (n, d) of a class, of which those on disk are read once."""
         if label not in self._classes:
             self._classes[label] = self._read(label)
         return self._classes[label]
 
-    def _read(self, label: int) -> ClassEmbeddings | None:
+    def _read(self, label: int) -> Tensor | None:
         """Read the embeddings of a class from disk.
 
         Returns:
@@ -210,7 +190,8 @@ class EmbeddingCache:
             self.images.hash_of[rows] = hashes.numpy()
         elif not np.array_equal(hashes.numpy(), self.images.hashes(rows)):
             return None
-        return ClassEmbeddings(hashes, z)
+        self._embedded[rows] = ~z[:, 0].isnan().numpy()
+        return z
 
     def collect(self, rows: Tensor, hashes: Tensor, z: Tensor) -> None:
         """Add embeddings; write a class as soon as it is complete.
@@ -221,26 +202,25 @@ class EmbeddingCache:
             z: (n, d) their embeddings.
         """
         embeddings = z.float().cpu()
-        content = hashes.cpu()
-        for label, own, places in self._by_class(rows.numpy()):
+        embedded = rows.numpy()
+        self.images.hash_of[embedded] = hashes.cpu().numpy()
+        for label, own, places in self._by_class(embedded):
             of_class = self._of_class(label)
             if of_class is None:
-                rows_of_class = self.images.rows_of[label]
-                of_class = ClassEmbeddings(
-                    torch.from_numpy(self.images.hash_of[rows_of_class]),
-                    torch.full((len(rows_of_class), embeddings.shape[1]), np.nan),
-                )
+                # What is left out stays NaN.
+                count_of_class = len(self.images.rows_of[label])
+                of_class = torch.full((count_of_class, embeddings.shape[1]), np.nan)
                 self._classes[label] = of_class
-            if self._is_complete(label, of_class):
+            if self._embedded[embedded[own]].all():
                 continue
-            of_class.hashes[places] = content[own]
-            of_class.z[places] = embeddings[own]
-            if self.folder is not None and self._is_complete(label, of_class):
+            of_class[places] = embeddings[own]
+            self._embedded[embedded[own]] = True
+            if self.folder is not None and self._is_complete(label):
                 self._write(self.folder, label, of_class)
 
-    def _is_complete(self, label: int, of_class: ClassEmbeddings) -> bool:
-        needed = np.flatnonzero(~self.left_out[self.images.rows_of[label]])
-        return bool(of_class.known(torch.from_numpy(needed)).all())
+    def _is_complete(self, label: int) -> bool:
+        rows = self.images.rows_of[label]
+        return bool((self._embedded[rows] | self.left_out[rows]).all())
 
     def take_incomplete(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Remove and return the embeddings of incomplete classes.
@@ -250,22 +230,27 @@ class EmbeddingCache:
             processes they are complete.
         """
         parts = []
-        for label, of_class in self._classes.items():
-            if of_class is None or self._is_complete(label, of_class):
+        for label, z in self._classes.items():
+            if z is None or self._is_complete(label):
                 continue
-            rows = torch.from_numpy(self.images.rows_of[label])
-            embedded = of_class.known(torch.arange(len(rows)))
+            rows_of_class = self.images.rows_of[label]
+            embedded = self._embedded[rows_of_class]
+            rows = rows_of_class[embedded]
+            hashes = self.images.hash_of[rows]
             parts.append(
-                (rows[embedded], of_class.hashes[embedded], of_class.z[embedded])
+                (torch.from_numpy(rows), torch.from_numpy(hashes), z[embedded])
             )
             self._classes[label] = None
+            self._embedded[rows] = False
         return parts
 
-    def _write(self, folder: Path, label: int, of_class: ClassEmbeddings) -> None:
+    def _write(self, folder: Path, label: int, z: Tensor) -> None:
         """Write a class; warn once if that is impossible, as in a shared cache of someone else."""
+        rows = self.images.rows_of[label]
         # Memory is freed: the file is mapped when it is needed.
         del self._classes[label]
-        hashes, z = of_class
+        self._embedded[rows] = False
+        hashes = torch.from_numpy(self.images.hash_of[rows])
         # Where images changed while they were read, these are no longer their stamps, and nobody
         # uses the file.
         metadata = {

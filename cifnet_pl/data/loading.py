@@ -231,7 +231,7 @@ def unreadable_images(places: Sequence[str]) -> DataError:
     """Return the error for unreadable images, each "place: reason"."""
     return DataError(
         f"cannot read image {listed(places, UNREADABLE_SHOWN)}: repair or remove it, or use"
-        " --data.on_corrupt skip, which names all of them at the end"
+        " --data.on_corrupt skip"
     )
 
 

@@ -150,13 +150,10 @@ def test_a_damaged_tiny_imagenet_is_named(tmp_path: Path) -> None:
 def test_bad_parquet_files_of_cifar100(tmp_path, monkeypatch):
     cifar100_parquet(tmp_path, monkeypatch)
     path = tmp_path / "test.parquet"
-    for columns, sentence in (
-        ({"image": [b""], "fine_label": [0]}, "has no 'img', it has image, fine_label"),
-        ({"img": ["a.png"], "fine_label": [0]}, "row 0 of column img holds no image"),
-    ):
-        pyarrow.parquet.write_table(pyarrow.table(columns), path)
-        with pytest.raises(DataError, match=f"test.parquet.*{sentence}"):
-            build("cifar100", tmp_path).test.given(0)
+    columns = {"image": [b""], "fine_label": [0]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    with pytest.raises(DataError, match=r"test.parquet has no 'img', it has image"):
+        build("cifar100", tmp_path)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match=r"cannot read .*/test\.parquet: "):
         build("cifar100", tmp_path)

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cifnet_pl.data.datamodule import CIFNetDataModule
@@ -24,7 +24,7 @@ def plans(draw: st.DrawFn) -> tuple[list[str], int, int, int | None]:
     """Class names, a seed, classes per task and an initial size that fit each other."""
     classes = draw(names)
     initial = draw(st.none() | st.integers(1, len(classes)))
-    per_task = draw(st.integers(1, len(classes) if initial is None else 30))
+    per_task = draw(st.integers(1, 30))
     return classes, draw(seeds), per_task, initial
 
 
@@ -72,7 +72,6 @@ def test_learned_tasks_never_move_when_classes_are_added(plan, data):
     longer = st.text(min_size=5, max_size=6)
     added = data.draw(st.lists(longer, max_size=6, unique=True))
     grown = data.draw(st.permutations([*classes, *added]))
-    assume(learned or initial is not None or per_task <= len(grown))
     after = class_tasks(grown, seed, per_task, initial, learned)
     assert after[: len(learned)] == learned
     assert sorted(name for task in after for name in task) == sorted(grown)
@@ -83,9 +82,7 @@ def test_learned_tasks_never_move_when_classes_are_added(plan, data):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"per_task": 4}, "ask for 4 classes, the data has 3: lower"),
         ({"per_task": 0}, "classes_per_task is 0: every task"),
-        ({"per_task": 1, "initial": 0}, "initial_classes 0: every task"),
         ({"per_task": []}, r"classes_per_task is \[\]: every task"),
         ({"order": -1}, "class_order is -1, expected a seed of at least 0"),
         ({"order": [0, 0, 1]}, "each of the 3 names once, which is not so for 'c'"),
@@ -128,7 +125,7 @@ def test_each_domain_gives_its_share() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tune": 1.0}, "expected a share"),
+        ({"tune": 1.0}, "tune is 1, expected a number between"),
         ({"tune": 0.2, "group": "folder"}, "leave one of them out"),
     ],
 )

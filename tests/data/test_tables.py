@@ -65,7 +65,10 @@ def with_number(number: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [
-        ({"labels": Y[:29]}, "'labels' has shape (29,), expected (30,)"),
+        (
+            {"labels": Y[:29]},
+            "'labels' has shape (29,) and dtype int64, expected (30,)",
+        ),
         ({"labels": Y.astype(str).astype(object)}, "save labels.astype(str)"),
         ({"embeddings": np.zeros((30, 2), dtype=int)}, "dtype int64, expected"),
         ({"embeddings": with_number(np.nan)}, "no finite float32 in row 17"),
@@ -91,7 +94,7 @@ def test_bad_arrays(arrays: Any, sentence: str, tmp_path: Path) -> None:
         ),
         ({"embeddings": [[1.0, 2.0], [1.0, None]] * 4}, "no finite float32 in row"),
         ({"embeddings": [["1", "2"]] * 8}, "expected (n, d) floats"),
-        ({"labels": [0, None] * 4}, "'labels' has nothing in row 1"),
+        ({"labels": [0, None] * 4}, "'labels' has rows without a value"),
     ],
 )
 def test_tables_with_holes_or_other_types(columns, sentence, tmp_path):
@@ -133,7 +136,10 @@ def test_tasks_and_domains_of_a_table(tmp_path, monkeypatch):
         ("file,label\nblue/0.png,blue\n", r"has no column 'path', it has file, label"),
         ("path,label\n", "lists no image"),
         ("path,label\nblue/0.png,\n", "row 1 has nothing for label"),
-        ("path,label\nblue/0.png,a\nblue/99.png,b\n", "lists 1 files .*blue/99.png"),
+        (
+            "path,label\nblue/0.png,a\nblue/99.png,b\n",
+            "lists .*blue/99.png, which is not",
+        ),
         ("path,label\nblue/0.png,a\nblue/../blue/0.png,b\n", "stands there twice"),
         ("path,label\nblue/0.png,K\xe4fer\n", "not UTF-8: .*: save it as CSV UTF-8"),
         ("path,label,label\nblue/0.png,a,b\n", "two columns 'label'"),
@@ -175,8 +181,6 @@ def test_tables_as_spreadsheets_write_them(content: bytes, tmp_path: Path) -> No
     source = build_source("manifest", SourceOptions(tmp_path / "table.csv"))
     assert source.class_names == ["blue", "green"]
     assert sorted([*source.train.names, *source.test.names]) == ROWS
-    has_empty_rows = content == TABLES[-1]
-    assert any("2 empty rows" in note for note in source.notes) == has_empty_rows
 
 
 def test_an_excel_workbook(tmp_path: Path) -> None:

@@ -221,7 +221,10 @@ def _parquet(path: Path) -> ArrayFile:
         # Blocks are whole row groups.
         wanted = [group for group in groups if start <= first_rows[group] < stop]
         with ParquetFile(path) as file:
-            return array_of(file.read_row_groups(wanted, columns=[name]).column(0))
+            cells = file.read_row_groups(wanted, columns=[name]).column(0)
+        if cells.null_count:
+            raise DataError(f"'{printable(name)}' has rows without a value")
+        return array_of(cells)
 
     return ArrayFile(path, names, read, lambda: first_rows)
 
