@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import chain
@@ -51,14 +50,8 @@ DEFAULT_BATCH = 64
 
 OnCorrupt = Literal["error", "skip"]
 
-LIMITS = {
-    "batch_size": (1, math.inf),
-    "image_size": (1, IMAGE_SIZE_LIMIT),
-    "initial_classes": (1, math.inf),
-    "max_tasks": (1, math.inf),
-    "num_workers": (0, math.inf),
-}
-"""Option → its smallest and its largest value."""
+SMALLEST = {"batch_size": 1, "initial_classes": 1, "max_tasks": 1, "num_workers": 0}
+"""Option → its smallest value."""
 
 
 class Learner(NamedTuple):
@@ -642,10 +635,13 @@ def check_options(given: Mapping[str, Any]) -> None:
         UsageError: one has a value that it cannot have.
     """
     check_choice("on_corrupt", given["on_corrupt"], OnCorrupt)
-    for name, (least, most) in LIMITS.items():
+    for name, least in SMALLEST.items():
         value = given[name]
-        expected = f"{least} to {most}" if most < math.inf else f"at least {least}"
-        check_that(value is None or least <= value <= most, name, value, expected)
+        is_enough = value is None or value >= least
+        check_that(is_enough, name, value, f"at least {least}")
+    side = given["image_size"]
+    is_side = side is None or 1 <= side <= IMAGE_SIZE_LIMIT
+    check_that(is_side, "image_size", side, f"1 to {IMAGE_SIZE_LIMIT}")
     for name in ("val_fraction", "tune"):
         share = given[name]
         is_share = share is None or 0 < share < 1

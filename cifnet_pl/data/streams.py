@@ -61,45 +61,6 @@ def order_classes(
     return chosen
 
 
-def task_sizes(
-    classes: int, per_task: int | list[int], initial: int | None = None, past: int = 0
-) -> list[int]:
-    """Return the number of classes of each task to come.
-
-    Args:
-        classes: number of classes that no task has learned.
-        per_task: classes of each task, the last of which may be smaller; or one number for each
-            task.
-        initial: classes of the first task, if it differs.
-        past: number of tasks that were learned before.
-
-    Raises:
-        UsageError: sizes below one, or a list that asks for more classes than there are.
-
-    Example:
-        >>> task_sizes(100, 20, initial=50)
-        [50, 20, 20, 10]
-    """
-    first = [] if initial is None else [initial]
-    listed = per_task if isinstance(per_task, list) else [per_task]
-    if not listed or min(listed) < 1:
-        raise UsageError(
-            f"classes_per_task is {per_task}: every task needs at least one class"
-        )
-    if isinstance(per_task, list):
-        sizes = [*first, *per_task][past:]
-    else:
-        sizes = first[past:]
-        starts = range(sum(sizes), classes, per_task)
-        sizes += [min(per_task, classes - start) for start in starts]
-    if sum(sizes) > classes:
-        raise UsageError(
-            f"the tasks ask for {sum(sizes)} classes, the data has {classes}: lower"
-            " classes_per_task"
-        )
-    return sizes
-
-
 Tasks = tuple[tuple[str, ...], ...]
 """Class names of each task."""
 
@@ -119,16 +80,19 @@ def class_tasks(
     Args:
         names: all classes as the source gives them.
         order: see :func:`order_classes`.
-        per_task, initial: see :func:`task_sizes`.
+        per_task: classes of each new task, the last of which may be smaller; or one number for each
+            task.
+        initial: classes of the first task, if it differs.
         learned: class names of the tasks that were learned before.
 
     Raises:
         DataError: a learned class is gone from the data.
-        UsageError: as :func:`order_classes` and :func:`task_sizes`.
+        UsageError: as :func:`order_classes`; sizes below one, or a list that asks for more classes
+            than there are.
 
     Example:
-        >>> class_tasks(["a", "b", "c"], per_task=2)
-        (('a', 'b'), ('c',))
+        >>> class_tasks(["a", "b", "c", "d", "e"], per_task=2, initial=1)
+        (('a',), ('b', 'c'), ('d', 'e'))
     """
     ordered = names
     if order is not None:
@@ -140,7 +104,23 @@ def class_tasks(
             f"class '{gone[0]}' was learned before, but the data no longer has it: put it back"
         )
     new = [name for name in ordered if name not in known]
-    sizes = task_sizes(len(new), per_task, initial, len(learned))
+    listed = per_task if isinstance(per_task, list) else [per_task]
+    if not listed or min(listed) < 1:
+        raise UsageError(
+            f"classes_per_task is {per_task}: every task needs at least one class"
+        )
+    first = [] if initial is None else [initial]
+    if isinstance(per_task, list):
+        sizes = [*first, *per_task][len(learned) :]
+    else:
+        sizes = first[len(learned) :]
+        starts = range(sum(sizes), len(new), per_task)
+        sizes += [min(per_task, len(new) - start) for start in starts]
+    if sum(sizes) > len(new):
+        raise UsageError(
+            f"the tasks ask for {sum(sizes)} classes, the data has {len(new)}: lower"
+            " classes_per_task"
+        )
     left = iter(new)
     return learned + tuple(tuple(islice(left, size)) for size in sizes)
 

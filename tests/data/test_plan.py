@@ -10,7 +10,7 @@ from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import tuning_source
-from cifnet_pl.data.streams import class_tasks, order_classes, task_sizes
+from cifnet_pl.data.streams import class_tasks, order_classes
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.names import class_name
 
@@ -57,7 +57,7 @@ def test_list_sizes(classes: list[str], data: st.DataObject) -> None:
     if sum(wanted) > len(classes):
         sentence = f"{sum(wanted)} classes, the data has {len(classes)}"
         with pytest.raises(UsageError, match=sentence):
-            task_sizes(len(classes), sizes, initial)
+            class_tasks(classes, None, sizes, initial)
     else:
         tasks = class_tasks(classes, None, sizes, initial)
         assert [len(task) for task in tasks] == wanted

@@ -35,23 +35,16 @@ from cifnet_pl.images.files import is_folder, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
 from cifnet_pl.utilities.names import class_name
 
-PARTS: dict[str, list[dict[str, Any]]] = {
+SPLITS = {
     # Its test labels are not public.
-    "CLEVRClassification": [{"split": "train"}, {"split": "val"}],
-    "EMNIST": [
-        {"split": "balanced", "train": True},
-        {"split": "balanced", "train": False},
-    ],
-    "FGVCAircraft": [{"split": "trainval"}, {"split": "test"}],
-    "ImageNet": [{"split": "train"}, {"split": "val"}],
-    "Imagenette": [{"split": "train"}, {"split": "val"}],
-    "OxfordIIITPet": [{"split": "trainval"}, {"split": "test"}],
-    "Places365": [{"split": "train-standard"}, {"split": "val"}],
+    "CLEVRClassification": ("train", "val"),
+    "FGVCAircraft": ("trainval", "test"),
+    "ImageNet": ("train", "val"),
+    "Imagenette": ("train", "val"),
+    "OxfordIIITPet": ("trainval", "test"),
+    "Places365": ("train-standard", "val"),
 }
-"""Arguments of the training and the test split, where these are not the usual ones.
-
-The usual ones are ``train=True`` and ``False``, or ``split="train"`` and ``"test"``.
-"""
+"""Names of the split to learn and the one to test with, where these are not train and test."""
 
 DEFAULT_ROOT = Path("data")
 """Default folder of torchvision sets."""
@@ -74,11 +67,10 @@ def digits(options: SourceOptions) -> SampleTable:
     """Load scikit-learn's bundled digits: 1797 real 8x8 scans of ten classes, split by seed."""
     from sklearn.datasets import load_digits
 
-    pixels, labels = load_digits(return_X_y=True)
-    squares = pixels.reshape(-1, 8, 8)
-    scaled = squares * (255 / 16)
+    scans = load_digits()
+    scaled = scans.images * (255 / 16)
     images = scaled.round().astype(np.uint8)
-    table = pd.DataFrame({"label": labels})
+    table = pd.DataFrame({"label": scans.target})
     return SampleTable(table, lambda row: Image.fromarray(images[row]))
 
 
@@ -100,36 +92,38 @@ def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
 
     builder = getattr(datasets, name)
     parameters = inspect.signature(builder).parameters
-    usual: list[dict[str, Any]] = [{}]
-    if "train" in parameters:
-        usual = [{"train": True}, {"train": False}]
-    elif "split" in parameters:
-        usual = [{"split": "train"}, {"split": "test"}]
-    splits = PARTS.get(name, usual)
     root = (options.root or DEFAULT_ROOT).absolute()
     keywords: dict[str, Any] = {"root": str(root)}
-    # EMNIST and QMNIST take the option of their parent without naming it.
-    if "download" in parameters or issubclass(builder, datasets.MNIST):
+    # EMNIST and QMNIST take options of their parent without naming them.
+    is_mnist = issubclass(builder, datasets.MNIST)
+    if "download" in parameters or is_mnist:
         keywords["download"] = options.download
+    if name == "EMNIST":
+        keywords["split"] = "balanced"
+    splits: list[dict[str, Any]] = [{}]
+    if "train" in parameters or is_mnist:
+        splits = [{"train": True}, {"train": False}]
+    elif "split" in parameters:
+        names = SPLITS.get(name, ("train", "test"))
+        splits = [{"split": split} for split in names]
     absent = f"torchvision's {name} is not in {shown_path(root)}"
     remedies = (
         "; set --data.root to the folder that holds it, or fetch it with --data.download"
         " true"
     )
-    unmet = f"torchvision's {name} needs a package that is not installed"
-    unsuitable = f"torchvision's {name} is not a set of images with one class each"
+    unsuitable = f"torchvision's {name} cannot be read as images with one class each"
+    unfit = (TypeError, ValueError, ImportError)
     instead = "; arrange its images in class folders and use --data.source folder"
     parts = []
     for arguments in splits:
         with (
             explained(DataError, absent, RuntimeError, OSError, end=remedies),
-            explained(UsageError, unmet, ImportError),
-            explained(UsageError, unsuitable, TypeError, ValueError, end=instead),
+            explained(UsageError, unsuitable, *unfit, end=instead),
         ):
             opened = builder(**keywords, **arguments)
             labels = [int(label) for label in _labels(opened)]
-        if not labels:
-            raise UsageError(f"{unsuitable}: it does not list its labels{instead}")
+            if not labels:
+                raise ValueError("it does not list its labels")
         samples = SampleTable(
             pd.DataFrame({"label": labels}),
             partial(dataset_image, opened),

@@ -217,11 +217,6 @@ class SplitFolders(NamedTuple):
     parts: dict[Split, Path]
     notes: list[str]
 
-    @property
-    def tested(self) -> Path | None:
-        """Class folders to test with; None where there is only a training split with labels."""
-        return self.parts.get("test") or self.parts.get("val")
-
 
 def find_splits(root: Path) -> SplitFolders | None:
     """Find the folders of the splits in a data set, such as ``train`` and ``test``, in any case.
