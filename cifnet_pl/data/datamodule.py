@@ -203,9 +203,7 @@ class CIFNetDataModule(LightningDataModule):
             self.source = tuning_source(self.source, tune, split_seed)
         # By these two numbers `audit` divides the images again, unless the user named the groups.
         by_seed = tune is None and group in (None, NEAR, SINGLE)
-        self._held_out = None
-        if by_seed:
-            self._held_out = [val_fraction, split_seed]
+        self._held_out = [val_fraction, split_seed] if by_seed else None
         self.image_size = image_size
         self.batch_size = batch_size or DEFAULT_BATCH
         self.num_workers = num_workers
@@ -278,8 +276,7 @@ class CIFNetDataModule(LightningDataModule):
                 "the size of the images depends on the backbone: without a Trainer set image_size="
             )
         plan = self.plan
-        if self.duplicates == "leave_out":
-            self.find_duplicates()
+        self.find_duplicates()
         loader = partial(
             ImageLoader,
             size=self.image_size or 0,
@@ -335,14 +332,7 @@ class CIFNetDataModule(LightningDataModule):
 
         Returns:
             (n, 3, s, s) uint8; unreadable ones are left out.
-
-        Raises:
-            UsageError: the samples are embeddings.
         """
-        if not self.source.train.are_images:
-            raise UsageError(
-                f"data source {self.source_name} has no images to learn a backbone from"
-            )
         rows = self.task(0).rows
         places = np.linspace(0, len(rows) - 1, min(len(rows), at_most)).round()
         chunks = pieces(rows[places.astype(np.int64)], self._loader_batch)

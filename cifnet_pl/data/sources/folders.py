@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -95,7 +95,7 @@ def class_samples(
     messages = [
         *notes,
         *passed_over.notes(),
-        _strays_message(homes.values()),
+        *map(_strays_message, homes.values()),
     ]
     if empty:
         messages.append(f"note: class folders without images left out: {listed(empty)}")
@@ -290,31 +290,21 @@ def _nesting_message(classes: Mapping[str, Sequence[Path]]) -> str | None:
     )
 
 
-def _strays_message(folders: Iterable[Path]) -> str | None:
+def _strays_message(home: Path) -> str | None:
     """Say that images lie beside class folders, and are of no class; None if none do.
 
     Args:
-        folders: each holds class folders.
+        home: folder or archive that holds the class folders.
     """
-    strays = chain.from_iterable(map(_images_beside, folders))
-    first = next(strays, None)
-    if first is None:
+    part = archive_part(home)
+    entries = sorted(home.iterdir()) if part is None else archived_files(part)
+    strays = [path for path in entries if path.parent == home and is_image(path)]
+    if not strays:
         return None
     return (
         "note: images beside the class folders are passed over, the first is"
-        f" {shown_path(first)}: move each into the folder of its class"
+        f" {shown_path(strays[0])}: move each into the folder of its class"
     )
-
-
-def _images_beside(home: Path) -> list[Path]:
-    """Return the images right in a folder or archive, beside its sub-folders."""
-    part = archive_part(home)
-    if part is not None:
-        entries = archived_files(part)
-        return [path for path in entries if path.parent == home and is_image(path)]
-    return [
-        path for path in sorted(home.iterdir()) if is_image(path) and path.is_file()
-    ]
 
 
 def required_root(options: SourceOptions, noun: str) -> Path:

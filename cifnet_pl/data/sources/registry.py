@@ -129,7 +129,9 @@ def _check_options(name: str, options: SourceOptions) -> None:
     known = OWN_OPTIONS.get(kind, ())
     for option in options.own:
         if option not in known:
-            raise unknown_name(f"option of data source {name}", option, known)
+            raise unknown_name(
+                f"option of data source {name}", option, known or ["none"]
+            )
 
 
 def _torchvision_class(name: str) -> str:

@@ -128,7 +128,7 @@ def read_shard(shard: Path, label: str, numbered: bool) -> SampleTable:
                 )
             return content
 
-    table = table_of(name=names, label=labels, shard=[str(shard)] * len(names))
+    table = table_of(name=names, label=labels)
     return SampleTable(table, read, sequential=True)
 
 
