@@ -155,18 +155,15 @@ class EmbeddingCache:
         return torch.cat(parts)[place_in_parts]
 
     def _of_class(self, label: int) -> Tensor | None:
-        """Return the embeddings (n, d) of a class, of which those on disk are read once."""
-        if label not in self._classes:
-            self._classes[label] = self._read(label)
-        return self._classes[label]
-
-    def _read(self, label: int) -> Tensor | None:
-        """Read the embeddings of a class from disk.
+        """Return the embeddings (n, d) of a class; those on disk are read when first asked for.
 
         Returns:
             None where there are none of exactly its images, and, with a warning in the log, where
             the file is damaged.
         """
+        if label in self._classes:
+            return self._classes[label]
+        self._classes[label] = None
         if self.folder is None:
             return None
         stamps = self._stamps(label)
@@ -191,6 +188,7 @@ class EmbeddingCache:
         elif not np.array_equal(hashes.numpy(), self.images.hashes(rows)):
             return None
         self._embedded[rows] = ~z[:, 0].isnan().numpy()
+        self._classes[label] = z
         return z
 
     def collect(self, rows: Tensor, hashes: Tensor, z: Tensor) -> None:

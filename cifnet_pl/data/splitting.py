@@ -128,32 +128,21 @@ def _held_out_source(
             held[rows] = held_out_together(names, whole.look(rows), fraction, seed)
     else:
         _check_kind(kind)
-        own_names = np.array(whole.names, dtype=object)
-        groups = own_names.copy()
         numbers = np.zeros(len(whole), dtype=np.int64)
+        alone = np.zeros(len(whole), dtype=bool)
         undivided = []
         for label, rows in whole.rows_of.items():
             class_name = class_names[label]
-            groups[rows] = _groups(kind, whole, rows)
-            held[rows] = held_out_groups(groups[rows], class_name, fraction, seed)
+            groups = _groups(kind, whole, rows)
+            held[rows] = held_out_groups(groups, class_name, fraction, seed)
             if not held[rows].any():
                 undivided.append(printable(class_name))
-            digests = [_hash(f"{class_name}\0{group}") for group in groups[rows]]
+            digests = [_hash(f"{class_name}\0{group}") for group in groups]
             numbers[rows] = np.frombuffer(b"".join(digests), ">i8")
+            is_own_name = pd.Series(groups) == whole.names_of(rows)
+            alone[rows] = is_own_name & ~pd.Series(groups).duplicated(keep=False)
         whole = whole.with_columns(group=numbers)
-        sizes = whole.table.groupby("group")["label"].transform("size")
-        alone = int(((sizes == 1) & (groups == own_names)).sum())
-        if alone:
-            images = number_of(len(whole), "image")
-            notes += (
-                f"note: {alone} of {images} in no group by --data.group {kind}: held out one by"
-                " one",
-            )
-        if undivided:
-            notes += (
-                f"note: nothing of {listed(undivided)} is held out: it is one group by --data.group"
-                f" {kind}",
-            )
+        notes += _group_notes(kind, alone, undivided)
     train = whole.subset(np.flatnonzero(~held))
     test = whole.subset(np.flatnonzero(held))
     return Source(class_names, train, test, notes, held_out=True)
@@ -323,6 +312,31 @@ def _nearest(
 
 
 # ---------------------------------------------------------------------- kinds of group
+
+
+def _group_notes(
+    kind: str, alone: np.ndarray, undivided: Sequence[str]
+) -> tuple[str, ...]:
+    """Say how many images are in no group, and of which classes nothing is held out.
+
+    Args:
+        kind: of group.
+        alone: (n,) bool, which images are in no group.
+        undivided: classes that are one group.
+    """
+    notes: tuple[str, ...] = ()
+    if alone.any():
+        images = number_of(len(alone), "image")
+        notes += (
+            f"note: {alone.sum()} of {images} in no group by --data.group {kind}: held out one by"
+            " one",
+        )
+    if undivided:
+        notes += (
+            f"note: nothing of {listed(undivided)} is held out: it is one group by --data.group"
+            f" {kind}",
+        )
+    return notes
 
 
 def _check_kind(kind: str) -> None:
