@@ -268,10 +268,7 @@ class Batches:
     def with_keys(self) -> Iterator[Batch]:
         """Yield the same batches, with the content hashes and positions of their samples."""
         samples = self.loader.images
-        if samples.are_images:
-            store = None
-        else:
-            store = samples
+        store = None if samples.are_images else samples
         plan = [PlannedBatch(rows, store) for rows in pieces(self.rows, self.size)]
         for batch in StoredLoader(plan, self.loader, learned=True):
             if isinstance(batch, ImageBatch) and batch.unreadable and not self.skip:

@@ -48,10 +48,12 @@ def order_classes(
         generator = np.random.default_rng(order)
         permutation = generator.permutation(len(names))
         return [names[i] for i in permutation]
-    chosen = [class_name(str(item)) for item in order]
-    if all(isinstance(item, int) for item in order):
-        at_position = {str(i): name for i, name in enumerate(names)}
-        chosen = [at_position.get(item, item) for item in chosen]
+    chosen = []
+    for item in order:
+        if isinstance(item, int) and 0 <= item < len(names):
+            chosen.append(names[item])
+        else:
+            chosen.append(class_name(str(item)))
     if sorted(chosen) != sorted(names):
         odd = [*(set(chosen) ^ set(names)), *chosen]
         raise UsageError(

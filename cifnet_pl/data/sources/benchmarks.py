@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -49,18 +49,20 @@ SPLITS = {
 DEFAULT_ROOT = Path("data")
 """Default folder of torchvision sets."""
 
-NOT_FOR_CLASSIFICATION = {"FakeData", "ImageFolder", "DatasetFolder", "VisionDataset"}
+NOT_FOR_CLASSIFICATION = {
+    "DatasetFolder",
+    "FakeData",
+    "ImageFolder",
+    "VisionDataset",
+    "wrap_dataset_for_transforms_v2",
+}
 
 
 def set_names() -> list[str]:
     """Return the names of torchvision's data sets."""
     from torchvision import datasets
 
-    names = []
-    for name in datasets.__all__:
-        if inspect.isclass(getattr(datasets, name)):
-            names.append(name)
-    return sorted(set(names) - NOT_FOR_CLASSIFICATION)
+    return sorted(set(datasets.__all__) - NOT_FOR_CLASSIFICATION)
 
 
 def digits(options: SourceOptions) -> SampleTable:
@@ -134,12 +136,12 @@ def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
     return joined(parts, ["train", "test"])
 
 
-def _labels(dataset: Any) -> Sequence[Any]:
+def _labels(dataset: Any) -> Any:
     """Return the label of each image, read without decoding any; none if they are not listed."""
     for attribute in ("targets", "labels", "_labels", "y"):
         values = getattr(dataset, attribute, None)
         if values is not None:
-            return cast(Sequence[Any], values)
+            return values
     return [sample[1] for sample in getattr(dataset, "_samples", ())]
 
 
@@ -279,9 +281,8 @@ def core50(options: SourceOptions) -> SampleTable:
     expected = "1 or more: keep every stride-th frame"
     check_that(type(stride) is int and stride > 0, "stride", stride, expected)
     root = _inner_folder(options, WHAT_CORE50, "core50_128x128", ())
-    found = []
-    for path in root.glob("s[0-9]*/o[0-9]*/*.png"):
-        found.append(path.relative_to(root).as_posix())
+    files = root.glob("s[0-9]*/o[0-9]*/*.png")
+    found = [path.relative_to(root).as_posix() for path in files]
     names = pd.Series(found, dtype=object, name="name")
     numbers = names.str.extract(FRAME).dropna().astype(int)
     frames = numbers.join(names).sort_values(["session", "object", "frame"])

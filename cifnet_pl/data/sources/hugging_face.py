@@ -56,8 +56,7 @@ def hugging_face(name: str, options: SourceOptions) -> SampleTable:
     image = _column(train, "image", options, where)
     label = _column(train, "label", options, where)
     class_names = getattr(train.features[label], "names", None)
-    samples = []
-    kept: list[Split] = []
+    samples: dict[Split, SampleTable] = {}
     notes = []
     for split, given in splits.items():
         part = parts[given]
@@ -70,17 +69,16 @@ def hugging_face(name: str, options: SourceOptions) -> SampleTable:
                 f"note: split {printable(given)} of {where} has no labels: it is not used"
             )
             continue
-        kept.append(split)
-        samples.append(
-            SampleTable(
-                table_of(name=[f"{given}/{i}" for i in range(len(part))], label=labels),
-                _row_reader(part, image, where),
-                class_names=class_names,
-                where=where,
-                sequential=True,
-            )
+        names = [f"{given}/{i}" for i in range(len(part))]
+        samples[split] = SampleTable(
+            table_of(name=names, label=labels),
+            _row_reader(part, image, where),
+            class_names=class_names,
+            where=where,
+            sequential=True,
         )
-    return replace(joined(samples, kept), notes=tuple(notes))
+    whole = joined(list(samples.values()), list(samples))
+    return replace(whole, notes=tuple(notes))
 
 
 def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
