@@ -19,9 +19,9 @@ from tests.data.entrances import ENTRANCES, Entrance, samples, split_samples
 from tests.data.layouts import CASES, Case
 
 
-def as_shipped(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+def as_shipped(case: Case, folder: Path) -> Source:
     """Lay a benchmark out, build it, and check its classes and sizes."""
-    case.write(folder, monkeypatch)
+    case.write(folder)
     source = case.build(folder)
     assert tuple(source.class_names) == case.classes
     assert (len(source.train), len(source.test)) == case.sizes
@@ -31,8 +31,8 @@ def as_shipped(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Sou
 @pytest.mark.parametrize(
     "case", CASES, ids=[f"{case.source} {case.write.__name__}" for case in CASES]
 )
-def test_what_every_benchmark_promises(case, tmp_path, monkeypatch):
-    check_source(as_shipped(case, tmp_path, monkeypatch))
+def test_what_every_benchmark_promises(case, tmp_path):
+    check_source(as_shipped(case, tmp_path))
 
 
 def as_users_have_them(entrance: Entrance, folder: Path) -> Source:

@@ -119,8 +119,8 @@ def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- lists of image files
 
 
-def test_tasks_and_domains_of_a_table(tmp_path, monkeypatch):
-    listed(tmp_path, monkeypatch)
+def test_tasks_and_domains_of_a_table(tmp_path):
+    listed(tmp_path)
     source = build_source("manifest", SourceOptions(tmp_path / "table.csv"))
     numbers = np.array([int(Path(name).stem) for name in source.train.names])
     plan = make_plan(source, Listed(), None, 3)
@@ -219,36 +219,32 @@ def test_pointers_of_git_lfs_are_named(source: str, name: str, tmp_path: Path) -
 # ---------------------------------------------------------------------- through the command line
 
 
-def test_learn_export_and_classify(tmp_path, capsys):
+def test_learn_and_classify_files_by_the_command_line(tmp_path, capsys):
     z, y = vectors(200, width=16, classes=10)
-    path = tmp_path / "vectors.npz"
-    np.savez(path, embeddings=z, labels=y, ids=np.array([f"s{i}" for i in range(200)]))
-    line = f"fit --data.source embeddings --data.root {path} --data.classes_per_task 5"
+    files = tmp_path / "files"
+    files.mkdir()
+    np.savez(files / "train.npz", embeddings=z[:150], labels=y[:150])
+    ids = [f"s{i}" for i in range(50)]
+    np.savez(files / "test.npz", embeddings=z[150:], labels=y[150:], ids=ids)
+    line = f"fit --data.source embeddings --data.root {files} --data.classes_per_task 5"
     line += f" --model.head RidgeHead --logs {tmp_path} --energy.enabled false"
     assert main([*line.split(), "--model.backbone", "pixels"]) == 0
     assert "backbone, pixels is left out" in capsys.readouterr().out
     run = tmp_path / "default" / "version_0"
     assert "backbone: none:16" in (run / "config.yaml").read_text()
-    bundle = tmp_path / "bundle"
-    table = tmp_path / "classes.csv"
-    assert main(f"export --model {run} --output {bundle}".split()) == 0
-
-    def classify(images: Path, output: Path, *options: str) -> int:
-        line = f"classify --model {bundle} --images {images} --output {output}"
-        return main([*line.split(), *options])
-
-    assert classify(path, table) == 0
-    rows = [line.split(",") for line in table.read_text().splitlines()[1:]]
-    assert rows[7][0] == f"{path}#s7"
-    correct = [row[1] == str(label) for row, label in zip(rows, y, strict=True)]
-    assert np.mean(correct) > 0.9
-    capsys.readouterr()
-    gallery = ["--gallery", str(tmp_path / "a.png"), "--overwrite", "true"]
-    assert classify(path, table, *gallery) == 2
-    assert "--gallery needs images" in capsys.readouterr().err
-    assert main(f"audit --model {bundle} --output {tmp_path}/audit".split()) == 2
-    assert "an audit needs images" in capsys.readouterr().err
     narrow = tmp_path / "narrow.npz"
     np.savez(narrow, embeddings=z[:, :8])
-    assert classify(narrow, tmp_path / "b.csv") == 1
-    assert "expected (n, 16)" in capsys.readouterr().err
+    table = tmp_path / "classes.csv"
+    images = f"--images {files}/test.npz --output {table}"
+    for line, code, said in (
+        (f"classify {images}", 0, ""),
+        (f"classify {images} --gallery {tmp_path}/a.png", 2, "--gallery needs images"),
+        (f"audit --output {tmp_path}/audit", 2, "an audit needs images"),
+        (f"classify --images {narrow} --output {tmp_path}/b", 1, "expected (n, 16)"),
+    ):
+        assert main([*line.split(), "--model", str(run), "--overwrite", "true"]) == code
+        assert said in capsys.readouterr().err
+    rows = [line.split(",") for line in table.read_text().splitlines()[1:]]
+    assert rows[7][0] == f"{files}/test.npz#s7"
+    correct = [row[1] == str(label) for row, label in zip(rows, y[150:], strict=True)]
+    assert np.mean(correct) > 0.9
