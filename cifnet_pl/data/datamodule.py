@@ -556,12 +556,17 @@ class CIFNetDataModule(LightningDataModule):
         and positions stay on the CPU: they are needed there alone.
 
         Raises:
-            DataError: an image is unreadable, and ``on_corrupt`` is "error"; names those of the
-                batch.
+            DataError: an image is unreadable, and ``on_corrupt`` is "error"; names all unreadable
+                ones, with several processes those of the batch.
         """
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
-                raise unreadable_images(batch.unreadable)
+                places = list(batch.unreadable)
+                # Other processes would wait while one decodes all images.
+                if self.trainer.world_size == 1:
+                    for loader in self._loaders.values():
+                        places += loader.unreadable()
+                raise unreadable_images(places)
             self.skipped += batch.unreadable
         labels = self._labels(chain.from_iterable(self.learner.learned_tasks))
         non_blocking = device.type == "cuda"

@@ -17,6 +17,7 @@ from cifnet_pl.images.image import EncodedImage, UnreadableImage
 from cifnet_pl.images.reader import (
     BatchReader,
     ReadImage,
+    decoding_batch_size,
     decoding_cores,
     read_image,
 )
@@ -144,6 +145,14 @@ class ImageLoader:
         """End the processes that decode; they are started again when they are needed."""
         self._reader.close()
 
+    def unreadable(self) -> list[str]:
+        """Decode all images of the set; return "place: reason" of each that is unreadable."""
+        every_row = np.arange(len(self.images))
+        places: list[str] = []
+        for batch in self.decode(pieces(every_row, decoding_batch_size(self.size))):
+            places += batch.unreadable
+        return places
+
 
 def _read_row(images: SampleTable, size: int, crop_ratio: float, row: int) -> ReadImage:
     """Decode an image; return its content hash, too, or why it cannot be read."""
@@ -229,8 +238,9 @@ UNREADABLE_SHOWN = 50
 
 def unreadable_images(places: Sequence[str]) -> DataError:
     """Return the error for unreadable images, each "place: reason"."""
+    distinct = list(dict.fromkeys(places))
     return DataError(
-        f"cannot read image {listed(places, UNREADABLE_SHOWN)}: repair or remove it, or use"
+        f"cannot read image {listed(distinct, UNREADABLE_SHOWN)}: repair or remove it, or use"
         " --data.on_corrupt skip"
     )
 

@@ -66,16 +66,19 @@ def test_names_of_all_kinds_are_learned_and_predicted(tmp_path, capsys, caplog):
 
 def test_an_unreadable_image_is_named_or_left_out(tmp_path, caplog):
     root = class_tree(tmp_path / "images")
-    (root / "blue" / "a\nb.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    for file in ("blue/a\nb.jpg", "red/c.jpg"):
+        (root / file).write_bytes(b"\xff\xd8\xff\xe0" + file.encode())
     shown = f"{root}/blue/a\\nb.jpg: "
     given = {"source": "folder", "root": str(root), "classes_per_task": 3}
     model = module(head=RidgeHead, buffer=None)
     with pytest.raises(DataError, match=r"--data\.on_corrupt skip$") as caught:
         trainer(tmp_path).fit(model, datamodule=digits(**given, split_seed=3))
-    assert str(caught.value).startswith(f"cannot read image {shown}")
+    assert f"{root}/red/c.jpg: " in str(caught.value)
+    assert shown in str(caught.value)
     data = digits(**given, split_seed=3, on_corrupt="skip")
     trainer(tmp_path).fit(module(head=RidgeHead, buffer=None), datamodule=data)
-    assert f"1 unreadable image left out: {shown}" in caplog.text
+    assert "2 unreadable images left out: " in caplog.text
+    assert shown in caplog.text
 
 
 def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(tmp_path):
