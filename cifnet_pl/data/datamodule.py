@@ -415,13 +415,6 @@ class CIFNetDataModule(LightningDataModule):
             "test": EmbeddingCache(self.source.test, names, folder / "val"),
         }
 
-    def _store(self, part: Part) -> Store | None:
-        """Return what has embeddings of the training or test samples, or None."""
-        samples = self.source.train if part == "train" else self.source.test
-        if not samples.are_images:
-            return samples
-        return self._caches.get(part)
-
     def remember(self, batch: ImageBatch, z: Tensor) -> None:
         """Store the embeddings of a batch of the current set, as far as the options allow.
 
@@ -452,9 +445,10 @@ class CIFNetDataModule(LightningDataModule):
         Stored embeddings come in like batches.
         """
         trainer = self.trainer
-        store = self._store("train")
         size = self._loader_batch
+        store: Store | None = self._caches.get("train")
         if not self.source.train.are_images:
+            store = self.source.train
             # Embeddings take little memory, and a Gram matrix is faster over many of them.
             size = max(size, EMBEDDED_BATCH)
         number = trainer.current_epoch
@@ -479,8 +473,9 @@ class CIFNetDataModule(LightningDataModule):
         for rows in self.test_rows(chain.from_iterable(tasks), len(tasks)):
             shares.append(rows[trainer.global_rank :: trainer.world_size])
         tested = np.concatenate(shares)
-        store = self._store("test")
-        assert store is not None
+        store: Store = self._caches["test"]
+        if not self.source.test.are_images:
+            store = self.source.test
         known = store.known(tested)
         plan = []
         for rows in pieces(tested[known], EMBEDDED_BATCH):

@@ -38,14 +38,12 @@ class Duplicate(NamedTuple):
         kind: ``DUPLICATE`` of another sample of its class and part; ``TWO_CLASSES``, of which it
             is learned and tested in none, as it is not known which label is wrong; or
             ``IN_BOTH_SPLITS``, a test sample that is learned, too.
-        part: the set that the sample is in.
-        row: the sample.
+        row: the sample; the test samples are numbered after the training samples.
         sample: name of the sample.
         other: name of the sample that it duplicates, or of the other class.
     """
 
     kind: str
-    part: Part
     row: int
     sample: str
     other: str
@@ -59,14 +57,12 @@ class SourceDuplicates(list[Duplicate]):
 
         These are duplicates of an earlier sample, and samples in two classes.
         """
-        masks: dict[Part, np.ndarray] = {
-            "train": np.zeros(len(source.train), dtype=bool),
-            "test": np.zeros(len(source.test), dtype=bool),
-        }
+        count = len(source.train)
+        is_left_out = np.zeros(count + len(source.test), dtype=bool)
         for found in self:
             if found.kind != IN_BOTH_SPLITS:
-                masks[found.part][found.row] = True
-        return masks
+                is_left_out[found.row] = True
+        return {"train": is_left_out[:count], "test": is_left_out[count:]}
 
     def sentences(self, duplicates: Duplicates) -> list[str]:
         """Return one note for the user about each kind of duplicates that occurs.
@@ -110,7 +106,6 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
         tasks: rows of the training samples of each task; of several duplicates the first one is
             learned.
     """
-    # Test samples are numbered after the training samples.
     count = len(source.train)
     whole = replace(
         source.train,
@@ -130,6 +125,7 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
     repeats = find_repeats(
         zip(candidates.tolist(), hashes.tolist(), strict=True), whole.labels
     )
+    names = whole.names
     found = SourceDuplicates()
     # Training sample → its first duplicate among the test samples.
     tested_as: dict[int, int] = {}
@@ -139,21 +135,11 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
         if first < count <= number and first not in tested_as:
             tested_as[first] = number
             kind = IN_BOTH_SPLITS
-        found.append(_duplicate(whole, count, kind, number, whole.names[original]))
+        found.append(Duplicate(kind, number, names[number], names[original]))
     for number, label in sorted(repeats.undecided.items()):
         other = source.class_names[label]
-        found.append(_duplicate(whole, count, TWO_CLASSES, number, other))
+        found.append(Duplicate(TWO_CLASSES, number, names[number], other))
     return found
-
-
-def _duplicate(
-    whole: SampleTable, count: int, kind: str, number: int, other: str
-) -> Duplicate:
-    """Return a duplicate; the first ``count`` samples are those of training."""
-    name = whole.names[number]
-    if number < count:
-        return Duplicate(kind, "train", number, name, other)
-    return Duplicate(kind, "test", number - count, name, other)
 
 
 def _hash_all(samples: SampleTable, rows: np.ndarray) -> None:
