@@ -190,9 +190,7 @@ class CIFNetDataModule(LightningDataModule):
         elif not isinstance(source, str):
             self.source_name = type(source).__name__
         self.given["source"] = self.source_name
-        place = None
-        if root:
-            place = expanded(root)
+        place = expanded(root) if root else None
         own = options or {}
         source_options = SourceOptions(
             place, val_fraction, split_seed, download, own, group
@@ -209,9 +207,7 @@ class CIFNetDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.on_corrupt = on_corrupt
         self.unknown = unknown
-        self.cache_folder = None
-        if cache:
-            self.cache_folder = expanded(cache_folder)
+        self.cache_folder = expanded(cache_folder) if cache else None
         own_images = self.source_name in OWN_IMAGES
         if duplicates is None and own_images:
             duplicates = "leave_out"

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from cifnet_pl.data.samples import SampleTable, Source
+from cifnet_pl.data.samples import Source
 from cifnet_pl.images.duplicates import (
     Duplicates,
     conflicting_labels_message,
@@ -99,7 +99,7 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
     """Compare all samples of a source with each other.
 
     Samples of classes that no task learns yet count, too: which samples are in two classes must not
-    depend on where a run stops.
+    depend on where a run stops. With several processes all of them must call this.
 
     Args:
         source: source of the samples.
@@ -118,12 +118,16 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
     # Samples of a size that no other sample has are not read.
     is_candidate = (sizes < 0) | sizes.duplicated(keep=False)
     candidates = order[is_candidate.to_numpy()[order]]
-    _hash_all(whole, candidates)
+    # Each process reads a share of them.
+    rank, world = rank_and_world()
+    share = candidates[rank::world]
+    for rows, hashes in of_all_processes((share, whole.hashes(share))):
+        whole.hash_of[rows] = hashes
     source.train.hash_of = whole.hash_of[:count]
     source.test.hash_of = whole.hash_of[count:]
-    hashes = whole.hash_of[candidates]
+    content = whole.hash_of[candidates]
     repeats = find_repeats(
-        zip(candidates.tolist(), hashes.tolist(), strict=True), whole.labels
+        zip(candidates.tolist(), content.tolist(), strict=True), whole.labels
     )
     names = whole.names
     found = SourceDuplicates()
@@ -140,12 +144,3 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
         other = source.class_names[label]
         found.append(Duplicate(TWO_CLASSES, number, names[number], other))
     return found
-
-
-def _hash_all(samples: SampleTable, rows: np.ndarray) -> None:
-    """Hash samples; with several processes each reads a share of them, and all must call this."""
-    rank, world = rank_and_world()
-    share = rows[rank::world]
-    hashes = samples.hashes(share)
-    for known, known_hashes in of_all_processes((share, hashes)):
-        samples.hash_of[known] = known_hashes

@@ -169,7 +169,7 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
 
 
 def held_out_rows(
-    samples: SampleTable, fraction: float, seed: int, by: Sequence[str]
+    samples: SampleTable, fraction: float, seed: int, by: list[str]
 ) -> np.ndarray:
     """Choose a share of the samples of each class by a seeded hash of their names.
 
@@ -183,7 +183,7 @@ def held_out_rows(
         (n,) bool.
     """
     chosen = np.zeros(len(samples), dtype=bool)
-    for rows in samples.table.groupby(list(by), observed=True).indices.values():
+    for rows in samples.table.groupby(by, observed=True).indices.values():
         chosen[rows] = held_out(samples.names_of(rows), fraction, seed)
     return chosen
 

@@ -338,7 +338,7 @@ def domains(options: SourceOptions) -> SampleTable:
     )
     whole = replace(samples, table=table.drop(columns=["path", "split"]))
     held = held_out_rows(
-        whole, options.val_fraction, options.split_seed, by=("label", "domain")
+        whole, options.val_fraction, options.split_seed, by=["label", "domain"]
     )
     return whole.with_columns(split=np.where(held, "test", "train"))
 

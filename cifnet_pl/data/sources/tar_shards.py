@@ -78,8 +78,8 @@ def _class_list(options: SourceOptions) -> list[str] | None:
     if path is None:
         return None
     with explained(DataError, "cannot read the names of the classes"):
-        path_of_file = expanded(str(path))
-        return path_of_file.read_text(encoding="utf-8-sig").splitlines()
+        text = expanded(str(path)).read_text(encoding="utf-8-sig")
+    return text.splitlines()
 
 
 # ---------------------------------------------------------------------- reading
