@@ -51,15 +51,17 @@ def test_every_class_is_in_exactly_one_task(plan):
 
 @given(names, st.data())
 def test_list_sizes(classes: list[str], data: st.DataObject) -> None:
-    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
-    initial = data.draw(st.none() | st.integers(1, 5))
-    wanted = ([] if initial is None else [initial]) + sizes
+    initial, *sizes = data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=7))
+    wanted = [initial, *sizes]
     if sum(wanted) > len(classes):
         sentence = f"{sum(wanted)} classes, the data has {len(classes)}"
         with pytest.raises(UsageError, match=sentence):
             class_tasks(classes, None, sizes, initial)
-    else:
-        tasks = class_tasks(classes, None, sizes, initial)
+        return
+    for tasks in (
+        class_tasks(classes, None, sizes, initial),
+        class_tasks(classes, None, wanted),
+    ):
         assert [len(task) for task in tasks] == wanted
         assert [name for task in tasks for name in task] == classes[: sum(wanted)]
 
