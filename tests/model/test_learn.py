@@ -154,7 +154,7 @@ def test_images_in_memory_as_in_files(tmp_path: Path):
         assert again.exact
         assert_same_scores(again.model, old, queries())
     one = extend(old, ([*pillow, pillow[0]], [*names, names[0]]))
-    assert one.duplicates == [Path("number 20")]
+    assert one.duplicates == [Path("the data#20")]
     (alone,) = old.classify(arrays[0])
     assert alone.classes == next(old.classify(arrays)).classes
     with pytest.raises(DataError, match="expected uint8 pixels"):
