@@ -369,6 +369,9 @@ class CIFNetDataModule(LightningDataModule):
         """Find samples with the same content; call this in all processes before the first task.
 
         If duplicates are left out, they leave the plan, and the embedding cache needs none of them.
+
+        Raises:
+            DataError: all images of a class are in another one, too.
         """
         if self.duplicates is None:
             return

@@ -20,6 +20,7 @@ from cifnet_pl.images.duplicates import (
     duplicates_message,
     find_repeats,
 )
+from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.processes import of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import is_or_are, listed, printable
 
@@ -56,12 +57,22 @@ class SourceDuplicates(list[Duplicate]):
         """Return (n,) bool of each part: which samples are left out.
 
         These are duplicates of an earlier sample, and samples in two classes.
+
+        Raises:
+            DataError: all training samples of a class are in another one, too.
         """
         count = len(source.train)
         is_left_out = np.zeros(count + len(source.test), dtype=bool)
         for found in self:
             if found.kind != IN_BOTH_SPLITS:
                 is_left_out[found.row] = True
+        learned = source.train.labels[~is_left_out[:count]]
+        sizes = np.bincount(learned, minlength=len(source.class_names))
+        if not sizes.all():
+            name = printable(source.class_names[sizes.argmin()])
+            raise DataError(
+                f"every image of '{name}' is in another class, too: remove the wrong duplicates"
+            )
         return {"train": is_left_out[:count], "test": is_left_out[count:]}
 
     def sentences(self, duplicates: Duplicates) -> list[str]:

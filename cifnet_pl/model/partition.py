@@ -33,7 +33,6 @@ from cifnet_pl.data.sources.tar_shards import find_shards, webdataset
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.bundle import StoredRecord
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.text import printable
 
 Count = Annotated[int, Strict(), Field(ge=0)]
 
@@ -236,11 +235,6 @@ class TrainingSet:
             replace(samples, table=distinct, hash_of=np.zeros(0))
         )
         of_class = classes.table.groupby("label")["count"].sum().tolist()
-        if not all(of_class):
-            name = printable(class_names[of_class.index(0)])
-            raise DataError(
-                f"every image of '{name}' is in another class, too: remove the wrong duplicates"
-            )
         plan = SetPlan(
             data=data,
             set_hash=self._hash(units),

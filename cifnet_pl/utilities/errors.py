@@ -100,8 +100,8 @@ def refusal(error: OSError) -> str | None:
 def no_images(name: str) -> DataError:
     """Return the error of a class of which no image was learned."""
     return DataError(
-        f"no image of class '{name}' was learned: none could be read, all are in another class,"
-        " too, or trainer options limit the batches"
+        f"no image of class '{name}' was learned: none could be read, or trainer options limit the"
+        " batches"
     )
 
 

@@ -13,6 +13,7 @@ from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.images.image import EncodedImage
 from cifnet_pl.learning.callbacks import DuplicatesReport
+from cifnet_pl.utilities.errors import DataError
 from tests.command_line import make_images
 from tests.lightning_runs import digits, module, trainer
 
@@ -103,3 +104,11 @@ def test_samples_that_return_are_learned_once(tmp_path: Path) -> None:
         (found,) = find_duplicates(source, [np.array(task) for task in tasks])
         assert [found.row] == tasks[1]
         assert found.other == names[tasks[0][0]]
+
+
+def test_a_class_that_is_a_copy_of_another_is_refused(tmp_path: Path) -> None:
+    root = make_images(tmp_path / "images", ["ant", "bee"], 6)
+    shutil.copytree(root / "ant", root / "cow")
+    data = CIFNetDataModule(root=str(root), image_size=8, num_workers=0)
+    with pytest.raises(DataError, match="every image of 'ant' is in another class"):
+        next(iter(data))

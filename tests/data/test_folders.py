@@ -81,14 +81,6 @@ def test_an_unreadable_image_is_named_or_left_out(tmp_path, caplog):
     assert shown in caplog.text
 
 
-def test_a_folder_of_class_folders_one_level_too_deep_is_asked_about(tmp_path):
-    root = class_tree(tmp_path / "pictures" / "images", 4)
-    (note,) = build_source("folder", SourceOptions(root.parent)).notes
-    assert note.startswith(f"note: {root} is the only class: if its sub-folders")
-    class_tree(tmp_path / "pictures" / "more", 1)
-    assert not build_source("folder", SourceOptions(root.parent)).notes
-
-
 @pytest.mark.parametrize(("held", "packed"), [("val", False), ("test", True)])
 def test_images_to_learn_and_to_test_with_are_told_apart(tmp_path, held, packed):
     """By ``fit`` as by ``extend`` and ``evaluate``; images beside class folders are counted."""

@@ -74,7 +74,7 @@ def test_images_of_no_group_are_told(tmp_path: Path, group: str):
         shelf_of_image = tmp_path / "ant" / f"shelf{i // 2}"
         taken = START + timedelta(days=i // 2)
         image(shelf_of_image / f"shelf{i // 2} {i}.jpg", taken)
-    said = build_source("folder", options).notes[-1]
+    (said,) = build_source("folder", options).notes
     assert said.startswith("note: 12 of 20 images")
 
 

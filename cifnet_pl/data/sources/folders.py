@@ -76,8 +76,7 @@ def class_samples(
     homes = parts or {"train": root}
     for split, home in homes.items():
         prefix = home.relative_to(root)
-        classes = class_folders(home)
-        for label, folders in classes.items():
+        for label, folders in class_folders(home).items():
             if only is not None and label not in only:
                 continue
             found = [image_files(path, passed_over) for path in folders]
@@ -101,7 +100,6 @@ def class_samples(
         messages.append(f"note: class folders without images left out: {listed(empty)}")
     if not parts:
         table = table.drop(columns=["path", "split"])
-        messages.append(_nesting_message(classes))
     return SampleTable(
         table,
         root=root,
@@ -273,21 +271,6 @@ def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
     for path in folders:
         inner.add(frozenset(sub_folder.name for sub_folder in sub_folders(path)))
     return len(folders) > 1 and len(inner) == 1 and inner != {frozenset()}
-
-
-def _nesting_message(classes: Mapping[str, Sequence[Path]]) -> str | None:
-    """Ask whether the sub-folders of the only class are the classes; None where they cannot be.
-
-    Args:
-        classes: name of each class → its folders.
-    """
-    first, *others = chain.from_iterable(classes.values())
-    if others or len(sub_folders(first)) < 2:
-        return None
-    return (
-        f"note: {shown_path(first)} is the only class: if its sub-folders are the classes, name"
-        " that folder instead"
-    )
 
 
 def _strays_message(home: Path) -> str | None:
