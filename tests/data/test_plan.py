@@ -128,6 +128,8 @@ def test_each_domain_gives_its_share() -> None:
     ("options", "said"),
     [
         ({"tune": 1.0}, "tune is 1, expected a number between"),
+        ({"val_fraction": 0.0}, "val_fraction is 0, expected a number between"),
+        ({"val_fraction": float("nan")}, "val_fraction is nan, expected a number"),
         ({"tune": 0.2, "group": "folder"}, "leave one of them out"),
     ],
 )

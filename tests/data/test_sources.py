@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.loading import ImageLoader
 from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import held_out
-from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.errors import DataError
 from tests.data.entrances import ENTRANCES, Entrance, samples, split_samples
 from tests.data.layouts import CASES, Case
 
@@ -112,12 +111,6 @@ def test_held_out_share(names, fraction, seed, random):
     if len(names) > 20 and 5 <= len(held) <= len(names) - 5:
         others = (held_out(names, fraction, seed + i) for i in range(1, 4))
         assert any(set(compress(names, other)) != held for other in others)
-
-
-@pytest.mark.parametrize("fraction", [0.0, float("nan")])
-def test_fraction_must_be_inside(fraction: float) -> None:
-    with pytest.raises(UsageError, match=r"val_fraction is .*, expected a number"):
-        CIFNetDataModule("digits", val_fraction=fraction)
 
 
 def test_a_hub_s_set_with_fewer_rows_than_it_says_is_refused(tmp_path: Path) -> None:
