@@ -20,7 +20,7 @@ def ramp(largest: int) -> np.ndarray:
     return np.linspace(0, largest, 64).astype(np.uint16).reshape(8, 8)
 
 
-def png(values: np.ndarray, colours: str, significant: int | None = None) -> bytes:
+def png(values: np.ndarray, colours: str) -> bytes:
     """Return a PNG file of 16 bits a channel; each colour has the values, and alpha is opaque."""
     kind, channels = CHANNELS[colours]
     pixels = np.repeat(values[..., None], channels, axis=-1)
@@ -29,8 +29,6 @@ def png(values: np.ndarray, colours: str, significant: int | None = None) -> byt
     rows = [b"\0" + row.astype(">u2").tobytes() for row in pixels]
     header = struct.pack(">IIBBBBB", *values.shape[::-1], 16, kind, 0, 0, 0)
     content = PNG_SIGNATURE + chunk(b"IHDR", header)
-    if significant is not None:
-        content += chunk(b"sBIT", bytes([significant] * channels))
     content += chunk(b"IDAT", zlib.compress(b"".join(rows)))
     return content + chunk(b"IEND", b"")
 
@@ -51,16 +49,6 @@ def test_other_files_of_sixteen_bits(format: str) -> None:
     values = ramp(65535)
     square = read_square(file_of(Image.fromarray(values), format), 8)
     assert (square == (values // 256)[..., None]).all()
-
-
-def test_what_a_grey_png_file_calls_significant_decides() -> None:
-    """Twelve bits are significant: a dark image stays dark, and one of 16 bits is not too light."""
-    for largest, expected in ((1000, 62), (4095, 255), (5000, 19), (65535, 255)):
-        square = read_square(png(ramp(largest), "grey", significant=12), 8)
-        assert square[-1, -1, 0] == expected
-    for nonsense in (0, 200):
-        square = read_square(png(ramp(65535), "grey", significant=nonsense), 8)
-        assert square[-1, -1, 0] == 255
 
 
 @pytest.mark.parametrize(

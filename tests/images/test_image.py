@@ -2,6 +2,7 @@
 
 import io
 import struct
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 from torchvision.transforms import v2
 
-from cifnet_pl.images import image as images
 from cifnet_pl.images.image import UnreadableImage, read_square, square
 from tests.images.contents import bomb, file_of
 
@@ -194,7 +194,7 @@ def test_modes(image: Image.Image, expected: list[int]) -> None:
 
 
 def test_an_image_of_too_many_pixels_is_refused() -> None:
-    with pytest.raises(UnreadableImage, match="more than 178 million pixels"):
+    with pytest.raises(UnreadableImage, match="pixels"):
         read_square(bomb(), 8)
 
 
@@ -215,13 +215,10 @@ def test_decoded_whatever_its_name(tmp_path: Path):
 
 
 def test_without_the_package_the_sentence_names_it(monkeypatch: pytest.MonkeyPatch):
-    def unknown(*given: object) -> Image.Image:
-        raise Image.UnidentifiedImageError  # as long as nothing has taught Pillow the format
-
-    monkeypatch.setattr(images, "find_spec", lambda name: None)
-    monkeypatch.setattr(images, "_opened", unknown)
+    content = heic()
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
     with pytest.raises(UnreadableImage, match=r"pip install 'cifnet_pl\[heic\]'"):
-        read_square(heic(), 8)
+        read_square(content, 8)
 
 
 FORMATS = ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM", "TGA", "JPEG2000", "ICO"]

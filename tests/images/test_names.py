@@ -74,7 +74,8 @@ def test_a_folder_that_cannot_be_read_ends_no_watch(tmp_path, monkeypatch):
         ("a.txt", b"", 0),
     ],
 )
-def test_files_that_may_be_images(name: str, content: bytes, count: int) -> None:
+def test_files_that_may_be_images(tmp_path, name, content, count) -> None:
+    (tmp_path / name).write_bytes(content)
     passed_over = PassedOver()
-    passed_over.add(Path(name), content)
+    assert list(images_below(tmp_path, passed_over)) == []
     assert passed_over.count == len(passed_over.notes()) == count
