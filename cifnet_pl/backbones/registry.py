@@ -35,7 +35,7 @@ from cifnet_pl.backbones.backbone import (
     NoNetwork,
     Preprocessing,
 )
-from cifnet_pl.backbones.cifar_resnets import ResNet32, small_stem_resnet18
+from cifnet_pl.backbones.cifar_resnets import resnet32, small_stem_resnet18
 from cifnet_pl.backbones.patches import Patches
 from cifnet_pl.backbones.structures import VIEWS, structured
 from cifnet_pl.backbones.weight_files import fill, read_tensors
@@ -87,32 +87,23 @@ def build_backbone(
     network, features, preprocessing = build(rest, architecture, download)
     for view in views:
         network, features = VIEWS[view](network, features, preprocessing.image_size)
-    backbone = Backbone(name, network, features, preprocessing, architecture, engine)
-    if backbone.learnable_patches is not None and engine not in ("auto", "torch"):
-        raise UsageError(
-            f"torch computes backbone {name}, which is learned in a run: leave engine"
-            f" {engine} out"
-        )
-    return backbone
+    return Backbone(name, network, features, preprocessing, architecture, engine)
 
 
 def split_views(name: str) -> tuple[str, list[str]]:
     """Split the name of a backbone into the name without views, and its views.
 
-    The views are in the order of ``VIEWS``. One that is named twice stays in the name, which is
-    then refused as unknown.
+    The views are in the order of ``VIEWS``; one that is named twice is one.
 
     Example:
         >>> split_views("file:a+b.pth+mirror+layers")
         ('file:a+b.pth', ['layers', 'mirror'])
     """
-    found: set[str] = set()
-    rest, plus, last = name.rpartition("+")
-    while plus and last in VIEWS and last not in found:
-        found.add(last)
-        name = rest
-        rest, plus, last = name.rpartition("+")
-    return name, [view for view in VIEWS if view in found]
+    parts = name.split("+")
+    found = set()
+    while len(parts) > 1 and parts[-1] in VIEWS:
+        found.add(parts.pop())
+    return "+".join(parts), [view for view in VIEWS if view in found]
 
 
 def _builder(family: str) -> Builder:
@@ -330,11 +321,8 @@ def timm_model(rest: str, architecture: str | None, download: bool) -> BuiltNetw
         CheckpointError: the weights do not fill the network.
     """
     timm = _import_timm(rest)
-    model, _, tag = rest.partition(".")
-    pretrained_names = timm.list_pretrained(f"{model}.*")
-    if tag and rest not in pretrained_names:
-        raise unknown_name("timm weights", rest, pretrained_names)
-    config = timm.get_pretrained_cfg(rest)
+    with explained(UsageError, f"timm has no weights {rest}", RuntimeError):
+        config = timm.get_pretrained_cfg(rest, allow_unregistered=False)
     state = _timm_tensors(config, rest, download)
     with explained(
         CheckpointError,
@@ -380,18 +368,16 @@ def _timm_tensors(config: Any, name: str, download: bool) -> dict[str, Tensor]:
     """Return the published weights, from the local hub cache if they are in it."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    if config is None or not config.hf_hub_id:
-        raise UsageError(
-            f"timm publishes no weights of {name}: choose a model of timm.list_pretrained()"
-        )
     repository = config.hf_hub_id
     filename = config.hf_hub_filename or "model.safetensors"
+    if not repository:
+        raise UsageError(f"the Hugging Face hub has no weights of timm:{name}")
+    # Asked for a file of the cache alone, ``hf_hub_download`` opens a connection all the same.
     file = try_to_load_from_cache(repository, filename)
     if not isinstance(file, str):
         if not download:
             raise CifnetError(
-                f"the weights of timm:{name} are not on this machine (looked for {filename} of"
-                f" {repository} in the Hugging Face cache): allow the download with"
+                f"the weights of timm:{name} are not on this machine: allow the download with"
                 " --model.download true (Python: download=True)"
             )
         with explained(CifnetError, f"cannot fetch the weights of timm:{name}"):
@@ -417,7 +403,7 @@ def weight_file(rest: str, architecture: str | None, download: bool) -> BuiltNet
 
 
 CIFAR_ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "resnet32_cifar": (ResNet32, 64),
+    "resnet32_cifar": (resnet32, 64),
     "resnet18_cifar": (small_stem_resnet18, 512),
 }
 """Architectures for images of 32 pixels: name → function without arguments, feature width."""
