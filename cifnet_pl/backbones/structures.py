@@ -200,6 +200,9 @@ def structured(structure: str, build: Callable[[], nn.Module]) -> tuple[nn.Modul
 
 # ---------------------------------------------------------------------- views
 
+VIEWS = ("layers", "mirror")
+"""Suffixes of a backbone's name, in the order in which they change the network."""
+
 STAGE = re.compile(
     r"(features|trunk_output|encoder\.layers|blocks|layers)\.[^.]+"
     r"|(layer|stage)\d+|(Mixed_|inception)\w+"
@@ -327,7 +330,9 @@ class Mirrored(nn.Module):
 
 
 @torch.inference_mode()
-def layers(network: nn.Module, features: int, side: int) -> tuple[nn.Module, int]:
+def with_late_layers(
+    network: nn.Module, features: int, side: int
+) -> tuple[nn.Module, int]:
     """Add the outputs of late layers to the embedding of a network.
 
     Args:
@@ -384,25 +389,3 @@ def _late_modules(
     outputs = extract(image)
     chosen = late_layers(list(outputs.values()), width)
     return [names[position] for position in chosen]
-
-
-def mirror(network: nn.Module, features: int, side: int) -> tuple[nn.Module, int]:
-    """Average the embeddings of an image and its mirror image.
-
-    Args:
-        network: (n, 3, h, w) → (n, ``features``).
-        features: width of its embeddings.
-        side: not needed for this view.
-
-    Returns:
-        A :class:`Mirrored`, and the same width.
-    """
-    return Mirrored(network), features
-
-
-VIEWS: dict[str, Callable[[nn.Module, int, int], tuple[nn.Module, int]]] = {
-    "layers": layers,
-    "mirror": mirror,
-}
-"""Suffix of a backbone's name → function (network, width, side of the images) → (network with the
-view, width)."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import bracex
 
-from cifnet_pl.utilities.errors import DataError, UsageError, explained
+from cifnet_pl.utilities.errors import DataError, explained
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
@@ -204,8 +204,8 @@ REMEDY = (
 )
 """End of the sentence about names in another encoding."""
 
-_encoding_of: dict[Path, str] = {}
-"""Archive, or folder of archives, → the encoding that a user has named for it."""
+_encoding_of: dict[Path, str | None] = {}
+"""Archive, or folder of archives, → the encoding that a user has named for it, if any."""
 
 
 def read_names_as(encoding: str | None, place: Path | None) -> None:
@@ -214,18 +214,8 @@ def read_names_as(encoding: str | None, place: Path | None) -> None:
     Args:
         encoding: one of Python's names, such as ``cp932``; None for that of the environment.
         place: the archive, or a folder with archives below it; None for none.
-
-    Raises:
-        UsageError: Python does not know it.
     """
-    if place is None:
-        return
-    _encoding_of.pop(place, None)
-    if encoding is not None:
-        with explained(
-            UsageError, "zip_encoding", LookupError, end="; for example cp932"
-        ):
-            "".encode(encoding)
+    if place is not None:
         _encoding_of[place] = encoding
 
 
@@ -270,7 +260,8 @@ class Archive:
         unknown = (
             f"archive {shown_path(path)} has a name in an encoding that it does not say"
         )
-        with self._explained(), explained(DataError, unknown, UnicodeError, end=REMEDY):
+        encodings = explained(DataError, unknown, UnicodeError, LookupError, end=REMEDY)
+        with self._explained(), encodings:
             self._zip = zipfile.ZipFile(path, metadata_encoding=encoding)
         entries = {}
         for entry in self._zip.infolist():
@@ -338,7 +329,7 @@ class ArchivePart(NamedTuple):
         version = (found.st_size, found.st_ino, found.st_mtime_ns)
         encoding = default_encoding()
         for place, named in _encoding_of.items():
-            if self.path.is_relative_to(place):
+            if named is not None and self.path.is_relative_to(place):
                 encoding = named
         return _opened(self.path, encoding, os.getpid(), version)
 

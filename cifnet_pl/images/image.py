@@ -394,9 +394,8 @@ def conversion(profile: bytes) -> Any | None:
     except (ImageCms.PyCMSError, OSError, ValueError, TypeError):  # a damaged profile
         return None
     # Colours from all over the cube of RGB.
-    levels = np.arange(0, 256, 15, dtype=np.uint8)
-    grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1)
-    colours = grid.reshape(len(levels), -1, 3)
+    levels = 15 * np.indices((18, 18, 18), dtype=np.uint8)
+    colours = levels.reshape(3, 18, -1).transpose(1, 2, 0)
     converted = np.asarray(ImageCms.applyTransform(Image.fromarray(colours), transform))
     difference = np.abs(converted.astype(int) - colours).max()
     if difference > COLOUR_TOLERANCE:

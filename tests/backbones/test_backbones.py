@@ -23,7 +23,7 @@ from torchvision.models import (
 from cifnet_pl.backbones import Backbone, Preprocessing, build_backbone
 from cifnet_pl.backbones.cifar_resnets import resnet32
 from cifnet_pl.backbones.registry import headless
-from cifnet_pl.backbones.structures import layers
+from cifnet_pl.backbones.structures import with_late_layers
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.models import Payload
 
@@ -384,7 +384,7 @@ def test_late_stages(build: Callable[[], nn.Module], stages: list[str]) -> None:
     network = build()
     x = torch.randn(2, 3, 64, 64)
     z = network(x)
-    layered, features = layers(network, z.shape[1], 64)
+    layered, features = with_late_layers(network, z.shape[1], 64)
     late = [averaged(network, stage, x) for stage in stages]
     torch.testing.assert_close(layered(x), torch.cat([z, *late], dim=1))
     assert features == layered(x).shape[1]
@@ -397,7 +397,7 @@ def test_last_blocks_of_a_vision_transformer(pooling: str) -> None:
     options = {"global_pool": pooling, "fc_norm": False, **SMALL_VIT}
     network: Any = of_timm(name, depth=6, **options)
     x = torch.randn(2, 3, 32, 32)
-    layered, features = layers(network, 24, 32)
+    layered, features = with_late_layers(network, 24, 32)
     assert features == 4 * 24
     tokens = network.forward_intermediates(
         x, norm=True, return_prefix_tokens=True, intermediates_only=True
@@ -419,7 +419,7 @@ def test_last_blocks_of_a_vision_transformer_of_torchvision() -> None:
         block.register_forward_hook(lambda m, a, out: tokens.append(out))
     z = network(x)
     late = [network.encoder.ln(output)[:, 0] for output in tokens]
-    layered, features = layers(network, 24, 32)
+    layered, features = with_late_layers(network, 24, 32)
     assert features == 4 * 24
     torch.testing.assert_close(layered(x), torch.cat([z, *late], dim=1))
 

@@ -114,12 +114,9 @@ def test_other_names_are_refused(numbers):
         build_backbone(f"patches:{numbers}")
 
 
-@pytest.mark.parametrize(
-    ("shape", "said"),
-    [((0, 3, 9, 9), "7 pixels"), ((3, 3, 6, 9), "7 pixels"), ((3, 3, 9, 9), "flat")],
-)
-def test_nothing_can_be_learned_from(shape, said):
-    with pytest.raises(CifnetError, match=said):
+@pytest.mark.parametrize("shape", [(0, 3, 9, 9), (3, 3, 6, 9)])
+def test_nothing_can_be_learned_from(shape):
+    with pytest.raises(CifnetError, match="7 pixels"):
         with_dictionary(learned_from=torch.full(shape, 7).byte())
 
 
