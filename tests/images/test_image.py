@@ -164,23 +164,11 @@ MODES: dict[str, tuple[Image.Image, list[int]]] = {
     ),
     "clear": (CLEAR, WHITE),
     "half clear": (plain("RGBA", (0, 0, 0, 128)), [127] * 3),
-    "clear grey": (plain("LA", (0, 0)), WHITE),
     "clear, premultiplied": (CLEAR.convert("RGBa"), WHITE),
     "opaque, premultiplied": (plain("La", (60, 255)), [60] * 3),
     "palette PNG": (reopened(palette(), "PNG"), [200, 10, 10]),
-    "palette GIF": (reopened(palette(), "GIF"), [200, 10, 10]),
     "clear palette PNG": (reopened(palette(), "PNG", transparency=1), WHITE),
-    "clear palette GIF": (reopened(palette(), "GIF", transparency=1), WHITE),
     "grey that is clear": (reopened(plain("L", 7), "PNG", transparency=7), WHITE),
-    "colour that is clear": (
-        reopened(plain("RGB", (1, 2, 3)), "PNG", transparency=(1, 2, 3)),
-        WHITE,
-    ),
-    "clear bit": (reopened(plain("1", 0), "PNG", transparency=0), WHITE),
-    "animation": (
-        reopened(plain("L", 9), "PNG", save_all=True, append_images=[plain("L", 99)]),
-        [9] * 3,
-    ),
 }
 
 
