@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,15 +29,17 @@ def resnet32() -> nn.Module:
 
     It has no classifier. The modules are named as in torchvision's ResNets.
     """
-    network = nn.Sequential()
-    network.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-    network.bn1 = nn.BatchNorm2d(16)
-    network.relu = nn.ReLU(inplace=True)
-    network.layer1 = _stage(16, 16)
-    network.layer2 = _stage(16, 32)
-    network.layer3 = _stage(32, 64)
-    network.avgpool = nn.AdaptiveAvgPool2d(1)
-    network.flatten = nn.Flatten()
+    modules: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        bn1=nn.BatchNorm2d(16),
+        relu=nn.ReLU(inplace=True),
+        layer1=_stage(16, 16),
+        layer2=_stage(16, 32),
+        layer3=_stage(32, 64),
+        avgpool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+    )
+    network = nn.Sequential(modules)
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight)

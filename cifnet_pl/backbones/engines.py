@@ -335,8 +335,9 @@ def natural_images(side: int) -> Tensor:
 
 # ---------------------------------------------------------------------- ONNX Runtime
 
-TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
-"""Environment variable that ONNX Runtime reads when it is imported."""
+# ONNX Runtime's official builds store facts about the machine in the user's cache folder and send
+# them, unless this is set when it is imported. A value that the user has set stays.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 PIXELS_PER_PIECE = 2**17
 """Pixels that a thread embeds at once, such as 8 images of 128 by 128; of larger images, one.
@@ -348,31 +349,13 @@ PIXELS_FOR_SHARED_WORK = 2**18
 """Pixels of an image above which all threads embed the same one, as each image needs memory."""
 
 
-def import_onnxruntime() -> Any:
-    """Import ONNX Runtime with its telemetry switched off.
-
-    Its official builds store facts about the machine in the user's cache folder and send them
-    unless ``ORT_DISABLE_TELEMETRY`` is set. A value that the user has set stays.
-
-    Returns:
-        The module.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    os.environ.setdefault(TELEMETRY_SWITCH, "1")
-    import onnxruntime
-
-    return onnxruntime
-
-
 class Runtime:
     """A graph in ONNX Runtime on the CPU, with as many threads as torch has.
 
-    A batch is cut into pieces of about equal size, as many for each thread. Threads that shared the
-    work of every layer would wait for each other after each layer, and all of them for one whose
-    core another program has taken. Where there are fewer images than threads, or large images, all
-    threads work on the same images.
+    A batch is cut into pieces of about equal size, and each thread embeds as many. Threads that
+    shared the work of every layer would wait for each other after each layer, and all of them for
+    one whose core another program has taken. Where there are fewer images than threads, or large
+    images, all threads work on the same images.
 
     The same images with the same number of threads give the same bits. With another number of
     threads EfficientNet-Lite0 gives the same bits, too; networks with products of other shapes
@@ -403,7 +386,8 @@ class Runtime:
         Its threads stop waiting for work as soon as a call returns, because other processes may be
         decoding images on the same cores.
         """
-        onnxruntime = import_onnxruntime()
+        import onnxruntime
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -447,7 +431,7 @@ class Runtime:
         return torch.from_numpy(np.concatenate(embeddings))
 
 
-@lru_cache(maxsize=2)
-def _workers(count: int) -> ThreadPoolExecutor:
-    """Return threads that stay: starting them for every batch takes a twentieth of its time."""
-    return ThreadPoolExecutor(count, "embed")
+_workers = lru_cache(maxsize=2)(ThreadPoolExecutor)
+"""Number of threads → threads that stay: starting them for each batch takes a twentieth of its
+time.
+"""
