@@ -218,7 +218,7 @@ class BatchReader(Generic[Item]):
                 batch_size=None,
                 sampler=self._asked,
                 num_workers=workers,
-                collate_fn=lambda batch: batch,
+                collate_fn=lambda batch: batch,  # it is one already
                 pin_memory=True,
                 persistent_workers=True,
                 multiprocessing_context="fork",  # functions of a source need not be picklable
