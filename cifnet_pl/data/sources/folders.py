@@ -17,7 +17,7 @@ from cifnet_pl.images.files import (
     PassedOver,
     archive_part,
     archived_files,
-    image_files,
+    images_below,
     is_image,
     matching_paths,
     require_folder,
@@ -79,7 +79,7 @@ def class_samples(
         for label, folders in class_folders(home).items():
             if only is not None and label not in only:
                 continue
-            found = [image_files(path, passed_over) for path in folders]
+            found = [images_below(path, passed_over) for path in folders]
             files = list(chain.from_iterable(found))
             if not files:
                 empty.append(shown_path(folders[0]))
