@@ -6,7 +6,7 @@ import asyncio
 import io
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +29,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment
 from PIL import Image
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -43,7 +43,6 @@ from cifnet_pl.serving.gate import (
     Access,
     ApiObject,
     Gate,
-    check_number,
     content_of,
     decoded,
     refused,
@@ -90,9 +89,8 @@ class Error(ApiObject):
 
 
 class Classification(ApiObject):
-    """Answers to one request; all from the same version unless a change was stored in between."""
+    """Answers to one request."""
 
-    version: int
     images: list[ImageAnswer]
 
 
@@ -102,7 +100,7 @@ class ClassInfo(ApiObject):
     name: str
     images: int
     """Number of images it was learned from."""
-    kept_images: list[str] = Field(default=[])
+    kept_images: list[str]
     """Names of images that are kept in the workspace."""
 
 
@@ -116,12 +114,6 @@ class Versions(ApiObject):
 
 
 Purged = Literal["forgotten", "all"]
-
-
-class InboxCount(ApiObject):
-    """The number of images that wait."""
-
-    waiting: int
 
 
 def the_service(request: Request) -> Service:
@@ -146,17 +138,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": Error},
 }
 SentFiles = Annotated[list[UploadFile], File(description="one image or many")]
-
-
-def encodable(text: str) -> str:
-    """Return a text; ValueError for one with half a character, which no file can store."""
-    text.encode()
-    return text
-
-
-Text = Annotated[str, AfterValidator(encodable)]
-TypedName = Annotated[Text, Field(max_length=1000)]
-ClassName = Annotated[TypedName, Body(min_length=1)]
+Text = Annotated[str, Field(max_length=1000)]
+"""A text whose length is checked, so that one with half a character, which no file can store, is
+refused."""
+ClassName = Annotated[Text, Body(min_length=1)]
 FileNames = Annotated[
     list[Text],
     Body(
@@ -165,7 +150,9 @@ FileNames = Annotated[
         description="names of the images' files",
     ),
 ]
-Count = Annotated[int, Body(ge=0, le=1000)]
+Count = Annotated[
+    int, Body(ge=-1000, le=1000, description="negative to take answers back")
+]
 VersionNumber = Annotated[int, InPath(ge=1, le=10**9)]
 KnownVersion = Annotated[
     int | None,
@@ -183,9 +170,6 @@ Anyway = Annotated[
 
 routes = APIRouter(responses=ERRORS)
 writes = APIRouter(responses=ERRORS, dependencies=[Depends(check_writable)])
-changes = APIRouter(
-    responses={**ERRORS, 202: {"model": Job}}, dependencies=[Depends(check_writable)]
-)
 
 # ---------------------------------------------------------------------- classify and inspect
 
@@ -206,7 +190,6 @@ async def classify(
     """Predict the classes of images. One that cannot be decoded does not stop the others."""
     decoding: asyncio.Semaphore = request.app.state.decoding
     waiting = []
-    check_number(len(files))
     for file in files:
         name = file.filename or "image"
         content = await run_in_threadpool(content_of, file.file)
@@ -214,7 +197,6 @@ async def classify(
         future = asyncio.wrap_future(service.answering.submit(content))
         future.add_done_callback(lambda _: decoding.release())
         waiting.append((name, future))
-    version = service.answering.served.version
     answers = []
     for name, future in waiting:
         try:
@@ -222,8 +204,8 @@ async def classify(
         except UnreadableImage as error:
             answers.append(ImageAnswer(file=printable(name), unreadable=str(error)))
             continue
-        answers.append(service.inbox.answer(scored, name, top))
-    return Classification(version=version, images=answers)
+        answers.append(scored.answer(name, top))
+    return Classification(images=answers)
 
 
 @routes.get("/classes")
@@ -250,21 +232,17 @@ def class_predictions(service: AskedService) -> inspection.ClassPredictions:
 
 @routes.get("/summary")
 def summary(service: AskedService) -> inspection.ModelSummary:
-    """The state of the model, its history and its accuracy."""
+    """The state of the model, and its accuracy."""
     served = service.answering.served
     model = served.model
     return inspection.ModelSummary(
         name=service.options.name,
         version=served.version,
         read_only=service.options.read_only,
-        head=type(model.head).__name__,
-        backbone=model.backbone.name,
-        image_size=model.image_size,
         largest_file=LIMITS.body_bytes,
         photo_side=round(inspection.PHOTO_SCALE * model.image_size / model.crop_ratio),
         classes=len(model.class_names),
         images=sum(model.counts.values()),
-        history=model.history,
         accuracy=inspection.AccuracyEstimate.from_model(model),
     )
 
@@ -281,12 +259,9 @@ def count_answers(
     asked: Count = 0,
     unsure: Count = 0,
     corrected: Count = 0,
-    back: Annotated[
-        bool, Query(description="true: take them out of the counts instead")
-    ] = False,
 ) -> list[Day]:
     """Count answers of this day."""
-    service.workspace.count_answers(asked, unsure, corrected, back)
+    service.workspace.count_answers(asked, unsure, corrected)
     return service.workspace.days()
 
 
@@ -334,9 +309,6 @@ async def receive(
 @routes.get("/inbox")
 def waiting(
     service: AskedService,
-    first: Annotated[
-        int, Query(ge=0, description="images to leave out at the beginning")
-    ] = 0,
     count: Annotated[int, Query(ge=0, description="images to return")] = 60,
     after: Annotated[
         int | None, Query(description="images with a larger number come first")
@@ -344,15 +316,15 @@ def waiting(
     surest: Annotated[bool, Query(description="true: the most probable first")] = False,
 ) -> InboxView:
     """Images that wait, predicted by the served version, the least probable first."""
-    return service.inbox.view(first, count, after, surest)
+    return service.inbox.view(count, after, surest)
 
 
 @routes.post("/group")
-def group(service: AskedService, images: FileNames) -> list[UploadGroup]:
+def group(
+    service: AskedService,
+    images: Annotated[FileNames, Field(max_length=GROUPED_IMAGES)],
+) -> list[UploadGroup]:
     """Group images that wait or are kept by similarity, so that each group is labelled once."""
-    if len(images) > GROUPED_IMAGES:
-        allowed = f"more than {GROUPED_IMAGES} photos to group in one request"
-        raise RequestError(413, f"{allowed}: send them in parts")
     return service.inbox.group(images)
 
 
@@ -363,27 +335,25 @@ def remove(
     back: Annotated[
         bool, Query(description="true: let them wait again instead")
     ] = False,
-) -> InboxCount:
+) -> None:
     """Take images away that need no label; their files stay until the service starts again."""
     service.workspace.remove(images, back)
-    return InboxCount(waiting=len(service.workspace.waiting()))
 
 
 @writes.post("/inbox/names")
 def name_images(
     service: AskedService,
     names: Annotated[
-        dict[Text, TypedName | None],
+        dict[Text, Text | None],
         Body(
             embed=True,
             min_length=1,
             description="name of an image's file → its class; null to forget it",
         ),
     ],
-) -> InboxCount:
+) -> None:
     """Remember classes that someone typed; nothing is learned by it."""
     service.workspace.name_images(names)
-    return InboxCount(waiting=len(service.workspace.waiting()))
 
 
 # ---------------------------------------------------------------------- changes
@@ -415,17 +385,14 @@ class ChangeRequest:
         if not self.wait:
             return JSONResponse(job.model_dump(), status_code=202)
         # A client that goes, or the end of the service, does not cancel the change.
-        await asyncio.shield(asyncio.wrap_future(job.end))
-        if job.error is not None:
-            raise RequestError(job.status or 500, job.error)
-        result = job.update or job.change
-        return JSONResponse(result.model_dump() if result else None)
+        result = await asyncio.shield(asyncio.wrap_future(job.end))
+        return JSONResponse(result.model_dump())
 
 
 AskedChange = Annotated[ChangeRequest, Depends()]
 
 
-@changes.post("/inbox/learn", response_model=UpdateResult)
+@writes.post("/inbox/learn", response_model=UpdateResult)
 async def learn_waiting(
     change: AskedChange,
     names: Annotated[
@@ -445,7 +412,7 @@ async def learn_waiting(
     return await change(change.service.learn, names, dry_run, anyway)
 
 
-@changes.post("/forget", response_model=ChangeResult)
+@writes.post("/forget", response_model=ChangeResult)
 async def forget(
     change: AskedChange,
     name: Annotated[ClassName, Body(embed=True)],
@@ -456,7 +423,7 @@ async def forget(
     return await change(change.service.forget, name)
 
 
-@changes.post("/rename", response_model=ChangeResult)
+@writes.post("/rename", response_model=ChangeResult)
 async def rename(
     change: AskedChange,
     old: ClassName,
@@ -467,7 +434,7 @@ async def rename(
     return await change(change.service.rename, old, new, anyway)
 
 
-@changes.post("/move", response_model=ChangeResult)
+@writes.post("/move", response_model=ChangeResult)
 async def move(
     change: AskedChange,
     name: ClassName,
@@ -485,19 +452,19 @@ async def move(
     return await change(change.service.move, name, into, images, anyway)
 
 
-@changes.post("/undo", response_model=ChangeResult)
+@writes.post("/undo", response_model=ChangeResult)
 async def undo(change: AskedChange, version: KnownVersion = None) -> Response:
     """Go back by one change."""
-    return await change(change.service.undo, version)
+    return await change(change.service.walk, "undo", version)
 
 
-@changes.post("/redo", response_model=ChangeResult)
+@writes.post("/redo", response_model=ChangeResult)
 async def redo(change: AskedChange, version: KnownVersion = None) -> Response:
     """Do again what was undone last."""
-    return await change(change.service.redo, version)
+    return await change(change.service.walk, "redo", version)
 
 
-@changes.post("/versions/{number}/serve", response_model=ChangeResult)
+@writes.post("/versions/{number}/serve", response_model=ChangeResult)
 async def serve(change: AskedChange, number: VersionNumber) -> Response:
     """Serve another version; this can be undone, too."""
     return await change(change.service.go_to, number)
@@ -509,7 +476,7 @@ def purge_counts(service: AskedService, images: Purged = "forgotten") -> Deleted
     return service.workspace.purge_counts(images == "all")
 
 
-@changes.post("/purge", response_model=ChangeResult)
+@writes.post("/purge", response_model=ChangeResult)
 async def purge(
     change: AskedChange,
     images: Annotated[
@@ -548,16 +515,14 @@ def versions(service: AskedService) -> Versions:
 def bundle(service: AskedService, number: VersionNumber) -> Response:
     """The version as a bundle, zipped: unpack it, and every command takes it as --model."""
     source = service.workspace.bundle(number)
-    with ExitStack() as stack:
-        folder = TemporaryDirectory(dir=service.workspace.incoming)
-        stack.callback(folder.cleanup)
-        file = f"{folder.name}/bundle.zip"
-        # Files of reproducible builds are dated 1970, which Zip cannot express.
-        with ZipFile(file, "w", strict_timestamps=False) as archive:
-            for path in source.iterdir():
-                archive.write(path, path.name)
-        remove = BackgroundTask(stack.pop_all().close)
+    folder = TemporaryDirectory(dir=service.workspace.incoming)  # goes with its object
+    file = f"{folder.name}/bundle.zip"
+    # Files of reproducible builds are dated 1970, which Zip cannot express.
+    with ZipFile(file, "w", strict_timestamps=False) as archive:
+        for path in source.iterdir():
+            archive.write(path, path.name)
     name = f"{service.options.name}-{number}.zip"
+    remove = BackgroundTask(folder.cleanup)
     return FileResponse(file, filename=name, background=remove)
 
 
@@ -603,8 +568,8 @@ def make_app(service: Service, access: Access) -> Gate:
     # A batch for each core; requests with more images take turns, one image each.
     app.state.decoding = asyncio.Semaphore(LARGEST_BATCH * decoding_cores())
     app.state.receiving = asyncio.Semaphore(RECEIVED_AT_ONCE)
-    for router in (routes, writes, changes):
-        app.include_router(router)
+    app.include_router(routes)
+    app.include_router(writes)
     app.mount("/page", StaticFiles(directory=PAGE))
     pages = {
         "/": lambda: FileResponse(PAGE / "page.html"),
@@ -643,11 +608,6 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         return refused(422, f"the request is wrong: {mistake}")
     # A full disk may be met in reading a request's files, too.
     if isinstance(error, HTTPException) and not has_disk_error(error):
-        known = {
-            404: "there is nothing here; /docs lists what there is",
-            405: "this path takes another method",
-        }
-        sentence = known.get(error.status_code, str(error.detail))
-        return refused(error.status_code, sentence, error.headers)
+        return refused(error.status_code, str(error.detail), error.headers)
     refusal = refusal_of(error)
     return refused(refusal.status, str(refusal))

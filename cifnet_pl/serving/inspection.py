@@ -13,7 +13,6 @@ from pydantic import Field
 
 from cifnet_pl.heads.probabilities import CalibrationSamples
 from cifnet_pl.model.audit import audit
-from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.calibration import (
     MIN_IMAGES_PER_CLASS,
     Kind,
@@ -91,16 +90,12 @@ class ModelSummary(ApiObject):
     name: str
     version: int
     read_only: bool
-    head: str
-    backbone: str
-    image_size: int
     photo_side: int
     """Pixels of an image's shorter side beyond which the answers are the same."""
     largest_file: int
     """Bytes of a file that a request can hold."""
     classes: int
     images: int
-    history: list[Event]
     accuracy: AccuracyEstimate
 
 
@@ -114,19 +109,15 @@ class ClassEstimate(ApiObject):
     """Percentages between which as many new groups lie with a probability of 95 %."""
     confused_with: list[str] = Field(default=[])
     """Classes that are predicted instead, the most frequent first."""
-    rarely_predicted: bool = False
-    """Whether hardly any of its images is predicted right."""
 
 
 class ClassPredictions(ApiObject):
     """Leave-one-group-out predictions for the images in the calibration buffer."""
 
     classes: list[ClassEstimate]
-    ten_more: tuple[float, float] | None = None
-    """Points of accuracy on new groups that ten more images of each class would bring: interval of
-    95 %; null: too few images to say."""
     ten_more_text: str = "too few to say"
-    """The same in words."""
+    """Points of accuracy on new groups that ten more images of each class would bring: interval of
+    95 %."""
 
 
 class AuditedImage(ApiObject):
@@ -189,8 +180,8 @@ def class_predictions(model: Classifier) -> ClassPredictions:
     """Return leave-one-group-out predictions of the buffer by class, in the model's order."""
     result = ClassPredictions(classes=class_estimates(model))
     if model.calibration.estimate_kind not in ("unknown", "few"):
-        result.ten_more = gain_of_more_images(model.calibration_samples())
-        result.ten_more_text = gain_text(result.ten_more)
+        gain = gain_of_more_images(model.calibration_samples())
+        result.ten_more_text = gain_text(gain)
     return result
 
 
@@ -201,17 +192,12 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
     kind = model.calibration.estimate_kind
     if kind == "unknown" or len(names) <= 1:
         return estimates
-    left_out = evaluate_left_out(model)
-    confusion = left_out.confusion
-    rare = left_out.rarely_predicted
+    confusion = evaluate_left_out(model).confusion
     samples = model.calibration_samples()
     images = confusion.sum(axis=1)
     for row, estimate in enumerate(estimates):
         estimate.confused_with = confused_with(names, confusion[row], row)
-        if kind == "few":
-            continue
-        estimate.rarely_predicted = estimate.name in rare
-        if images[row] >= MIN_IMAGES_PER_CLASS:
+        if kind != "few" and images[row] >= MIN_IMAGES_PER_CLASS:
             accuracy, interval = _accuracy(confusion, samples, [row])
             if interval is not None and interval[1] - interval[0] <= WIDEST_INTERVAL:
                 estimate.accuracy = accuracy

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import sqlite3
 from collections.abc import Mapping
 
-from cifnet_pl.utilities.errors import (
-    CifnetError,
-    DataError,
-    UnsupportedError,
-    UsageError,
-)
+from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
 from cifnet_pl.utilities.files import DISK_ERRORS
 from cifnet_pl.utilities.text import printable
 
 SHOWN_NAMES = 3
 """Class names in one sentence; others are counted."""
-
-NOT_STORED = (*DISK_ERRORS, errno.EFBIG, errno.EACCES)
-"""Error numbers of a system that cannot store a change."""
 
 DISK_FULL = (
     "the server's disk is full, not writable, or held by another program; nothing was changed:"
@@ -61,8 +52,6 @@ def refusal_of(error: BaseException) -> RequestError:
         return RequestError(409, str(error))
     if isinstance(error, UsageError | DataError):
         return RequestError(422, str(error))
-    if isinstance(error, CifnetError):
-        return RequestError(500, "the server could not do that; its log says why")
     return RequestError(500, "the server failed; its log says why")
 
 
@@ -72,7 +61,7 @@ def has_disk_error(error: BaseException) -> bool:
     while cause is not None and not isinstance(cause, RequestError):
         if isinstance(cause, sqlite3.OperationalError):
             return True
-        if isinstance(cause, OSError) and cause.errno in NOT_STORED:
+        if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
             return True
         cause = cause.__cause__ or cause.__context__
     return False

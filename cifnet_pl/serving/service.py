@@ -33,18 +33,10 @@ from cifnet_pl.serving.inbox import Inbox, LeftOut
 from cifnet_pl.serving.inspection import AccuracyEstimate, accuracy_of_classes
 from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError, refusal_of
 from cifnet_pl.serving.workspace import Change, Workspace
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.text import listed, number_of, printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
-
-SCORES = {
-    "new_accuracy",
-    "new_images",
-    "old_accuracy_before",
-    "old_accuracy_after",
-}
-"""What a version keeps of its update."""
 
 ENOUGH_IMAGES = 10
 """Images of a class below which more of it are asked for."""
@@ -60,21 +52,20 @@ class UpdateResult(ApiObject):
     """The new version; null for a dry run."""
     learned: dict[str, int]
     """Images learned of each class."""
-    unreadable: list[LeftOut] = Field(default=[])
-    new_accuracy: float | None = None
+    unreadable: list[LeftOut]
+    new_accuracy: float | None
     """Leave-one-group-out accuracy of the classes that were learned, in percent."""
-    new_images: int = 0
+    new_images: int
     """Number of their images in the calibration buffer, of which that is a share."""
-    old_accuracy_before: float | None = None
+    old_accuracy_before: float | None
     """Leave-one-group-out accuracy of the earlier classes in percent, before the update."""
-    old_accuracy_after: float | None = None
-    old_accuracy_interval: tuple[float, float] | None = None
+    old_accuracy_after: float | None
+    old_accuracy_interval: tuple[float, float] | None
     """Percentages between which the latter lies with a probability of 95 %."""
-    next_step: str = ""
+    next_step: str
     """Most useful next step, in one sentence."""
     accuracy: AccuracyEstimate
     seconds: float = 0.0
-    warnings: list[str] = Field(default=[])
 
 
 class ChangeResult(ApiObject):
@@ -93,28 +84,18 @@ class Job(ApiObject):
     """A change that was asked for, or its end."""
 
     job: str = Field(default_factory=partial(secrets.token_hex, 16))
-    action: str
-    """learn, forget, …"""
     state: Literal["waiting", "at work", "done", "refused"] = "waiting"
-    place: int = 0
-    """Number of changes that come before this one."""
-    done: int = 0
-    """Images learned so far."""
-    total: int | None = None
-    status: int | None = None
-    """HTTP status that the change ended with."""
     error: str | None = None
     may_be_asked_for: bool = False
     """Whether a refused change is made where it is sent with anyway=true."""
     instead: dict[str, str] = Field(default={})
     """Name that was given → class that is meant instead, maybe."""
-    update: UpdateResult | None = None
-    change: ChangeResult | None = None
-    _end: Future[None] = PrivateAttr()
+    result: UpdateResult | ChangeResult | None = None
+    _end: Future[Result] = PrivateAttr()
 
     @property
-    def end(self) -> Future[None]:
-        """What waits for the end of the change, whatever that is."""
+    def end(self) -> Future[Result]:
+        """What waits for the result of the change; RequestError if it is refused."""
         return self._end
 
 
@@ -142,7 +123,6 @@ class Service:
         self.costly = threading.Lock()
         self.closed = threading.Event()
         self._jobs: dict[str, Job] = {}
-        self._at_work: Job  # the change that the thread makes
         self._thread = ThreadPoolExecutor(1, "learn")
         blank = torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8)
         # The first call builds or exports the backbone's engine, before several threads embed.
@@ -168,7 +148,7 @@ class Service:
             work: method that makes it.
             args: of the method.
         """
-        job = Job(action=work.__name__)
+        job = Job()
         job._end = self._thread.submit(self._make, job, work, args)
         self._jobs[job.job] = job
         ended = [key for key, one in self._jobs.items() if one.end.done()]
@@ -184,36 +164,30 @@ class Service:
         """
         if key not in self._jobs:
             raise RequestError(404, "there is no such job, or it ended long ago")
-        keys = list(self._jobs)
-        before = keys[: keys.index(key)]
-        job = self._jobs[key]
-        job.place = sum(not self._jobs[other].end.done() for other in before)
-        return job
+        return self._jobs[key]
 
-    def _make(self, job: Job, work: Callable[..., Result], args: Sequence[Any]) -> None:
-        """Make a change, and free what it needed."""
-        self._at_work = job
+    def _make(
+        self, job: Job, work: Callable[..., Result], args: Sequence[Any]
+    ) -> Result:
+        """Make a change; return what its job gets as well, or raise RequestError."""
         job.state = "at work"
         try:
             result = work(*args)
         except BaseException as error:
             # What is no error of ours is a fault: the service goes on, the log has the traceback.
             is_fault = not isinstance(error, CifnetError)
-            LOGGER.warning("%s: %s", job.action, error, exc_info=is_fault)
+            LOGGER.warning("%s: %s", work.__name__, error, exc_info=is_fault)
             refusal = refusal_of(error)
             job.may_be_asked_for = refusal.anyway
             job.instead = refusal.instead
             job.error = str(refusal)
-            job.status = refusal.status
             job.state = "refused"
-        else:
-            if isinstance(result, UpdateResult):
-                job.update = result
-            else:
-                job.change = result
-            job.status = 200
-            job.state = "done"
-        self.inbox.request_update()
+            raise refusal from error
+        finally:
+            self.inbox.request_update()
+        job.result = result
+        job.state = "done"
+        return result
 
     # ------------------------------------------------------------------ changes: learn
 
@@ -248,7 +222,6 @@ class Service:
             old_accuracy_interval=interval,
             next_step=next_step(model.counts),
             accuracy=AccuracyEstimate.from_model(model),
-            warnings=old.class_name_warnings(list(images.classes)),
         )
         result.seconds = time.perf_counter() - start
         model.record_event(
@@ -272,10 +245,7 @@ class Service:
             for label, files in enumerate(classes.values())
             for file in files
         }
-        job = self._at_work
-        job.total = len(label_of)
-        report = partial(setattr, job, "done")
-        present, z = self.inbox.embeddings(list(label_of), report)
+        present, z = self.inbox.embeddings(list(label_of))
         paths = [self.workspace.image(file) for file in present]
         hashes = [content_hash(path.read_bytes()) for path in paths]
         labels = [label_of[file] for file in present]
@@ -290,8 +260,7 @@ class Service:
         count = sum(result.learned.values())
         names = quoted(list(result.learned))
         message = f"learned {number_of(count, 'photo')} of {names}"
-        scores = result.model_dump(include=SCORES, exclude_none=True)
-        change = Change(action="extend", message=message, scores=scores)
+        change = Change(action="extend", message=message)
         if self.options.keep_images:
             change.learned = classes
         result.version = self._changed(model, change).version
@@ -319,10 +288,6 @@ class Service:
         change = Change(action="forget", message=message, forgotten=name)
         result = self._changed(done.model, change)
         result.exact = done.exact
-        if kept_images:
-            photos = number_of(len(kept_images), "photo")
-            stay = "stay here until you delete them for good"
-            result.message += f". {photos} of it and the versions before {stay}"
         return result
 
     def rename(self, old: str, new: str, anyway: bool = False) -> ChangeResult:
@@ -334,12 +299,8 @@ class Service:
             anyway: whether it may be nearly the name of another class.
         """
         model = self.answering.served.model.clone()
-        require(model, old)
         others = [other for other in model.class_names if other != old]
         name = checked_names([new], others, anyway)[new]
-        if name == old:
-            same = f"'{name}' has this name already: give another one"
-            raise RequestError(422, same)
         if name in others:
             taken = f"there is a class '{name}' already"
             joined = f"'{name}' and '{old}' would become one"
@@ -408,9 +369,9 @@ class Service:
         return self._changed(model, change)
 
     def _model_with_another(self, name: str) -> Classifier:
-        """Return the model; RequestError unless it knows class ``name`` and another one."""
+        """Return the model; UsageError unless it knows class ``name`` and another one."""
         model = self.answering.served.model
-        require(model, name)
+        model.labels([name])
         if len(model.class_names) == 1:
             raise RequestError(
                 422, f"'{name}' is the only class: teach another one first"
@@ -438,31 +399,14 @@ class Service:
 
     # ------------------------------------------------------------------ changes of versions
 
-    def undo(self, version: int | None = None) -> ChangeResult:
-        """Go back by one change.
-
-        Args:
-            version: that is to be undone; None for whichever is served.
-        """
-        return self._walk("undo", "undid", version)
-
-    def redo(self, version: int | None = None) -> ChangeResult:
-        """Do again what was undone last.
-
-        Args:
-            version: after which it is to be done; None for whichever is served.
-        """
-        return self._walk("redo", "did again", version)
-
-    def _walk(
-        self, action: Literal["undo", "redo"], done: str, version: int | None
+    def walk(
+        self, action: Literal["undo", "redo"], version: int | None = None
     ) -> ChangeResult:
-        """Serve the version one step along the line.
+        """Go back by one change, or do again what was undone last.
 
         Args:
             action: the step.
-            done: how the answer begins.
-            version: that must be served now, if one is given.
+            version: that must be served now; None for whichever is.
         """
         current = self.workspace.current
         if version not in (None, current):
@@ -474,11 +418,8 @@ class Service:
         step = self.workspace.step(action)
         if step is None:
             raise RequestError(409, f"there is no change to {action}")
-        message = f"went to version {step.version}"
-        if step.message is not None:
-            message = f"{done}: {step.message}"
         model = self.workspace.go(step.version, action, step.place)
-        return self._serve(model, step.version, message)
+        return self._serve(model, step.version, step.message)
 
     def go_to(self, number: int) -> ChangeResult:
         """Serve another version."""
@@ -492,7 +433,7 @@ class Service:
             every: all kept images; otherwise those that the served version did not learn.
         """
         counts = self.workspace.purge(every)
-        photos = number_of(counts.learned + counts.taken_away, "photo")
+        photos = number_of(counts.images, "photo")
         versions = number_of(counts.versions, "other version")
         message = f"deleted {photos} and {versions} for good"
         return ChangeResult(version=self.workspace.current, message=message)
@@ -506,14 +447,6 @@ class Service:
         """Serve the model of a stored version; return the answer."""
         self.answering.serve(model, number)
         return ChangeResult(version=number, message=message)
-
-
-def require(model: Classifier, name: str) -> None:
-    """Raise RequestError unless the model knows class ``name``."""
-    try:
-        model.labels([name])
-    except UsageError as error:
-        raise RequestError(404, str(error)) from error
 
 
 def quoted(names: Sequence[str]) -> str:

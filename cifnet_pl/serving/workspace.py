@@ -105,8 +105,6 @@ class Change(ApiObject):
     """open, extend, forget, rename, move or join."""
     message: str
     """One sentence."""
-    scores: dict[str, float] = Field(default={})
-    """Percentages; new_images is how many images new_accuracy is a share of."""
     learned: dict[str, list[str]] = Field(default={}, exclude=True)
     """Class name → file names of its kept images."""
     forgotten: str | None = Field(default=None, exclude=True)
@@ -164,13 +162,6 @@ class WaitingImage(NamedTuple):
     folders: list[str]
     name: str | None
 
-    @property
-    def folder(self) -> str | None:
-        """Name of the folder that it was sent in; None for none or several."""
-        if len(self.folders) == 1:
-            return self.folders[0]
-        return None
-
 
 class LineStep(NamedTuple):
     """A step along the line of versions.
@@ -178,21 +169,19 @@ class LineStep(NamedTuple):
     Attributes:
         place: to which it leads.
         version: there.
-        message: of the change that it takes back or makes again; None where it does neither.
+        message: what it does, in one sentence.
     """
 
     place: int
     version: int
-    message: str | None
+    message: str
 
 
 class DeletedCounts(ApiObject):
     """Numbers of images and versions that a purge deletes for good."""
 
-    learned: int
-    """Kept images that the served version did not learn, or all."""
-    taken_away: int
-    """Images that were taken away from those that wait."""
+    images: int
+    """Kept images that the served version did not learn, or all, and those that were taken away."""
     versions: int
     """Other versions."""
 
@@ -250,7 +239,7 @@ class Workspace:
         self._device = model.backbone.device
         self._lock = RLock()
         with ExitStack() as stack:
-            self._lock_folder(stack)
+            stack.enter_context(exclusive(self.folder / "workspace"))
             self._open_journal(model, stack)
             self._remove_leftovers()
             shutil.rmtree(self.incoming, ignore_errors=True)
@@ -262,16 +251,6 @@ class Workspace:
                 self._begin(model, images)
             self._make_reserve()
             self._stack = stack.pop_all()
-
-    def _lock_folder(self, stack: ExitStack) -> None:
-        """Keep other processes out until the stack is closed."""
-        try:
-            stack.enter_context(exclusive(self.folder / "workspace"))
-        except UsageError as error:
-            raise UsageError(
-                f"another process serves the workspace {self.folder}: end it, or choose another"
-                " with --workspace"
-            ) from error
 
     def _open_journal(self, model: Classifier, stack: ExitStack) -> None:
         """Open the database that alone says which versions and images are valid.
@@ -370,10 +349,7 @@ class Workspace:
         if images is not None:
             self.images_folder.mkdir(exist_ok=True)
             learned = self._link_learned(model, images)
-        message = "began with no class"
-        if model.class_names:
-            classes = number_of(len(model.class_names), "class")
-            message = f"{classes} from the model that was given"
+        message = f"began with {number_of(len(model.class_names), 'class')}"
         self.commit(model, Change(action="open", message=message, learned=learned))
 
     def _link_learned(self, model: Classifier, folder: Path) -> dict[str, list[str]]:
@@ -415,10 +391,13 @@ class Workspace:
         """
         served = self.current
         for place, number in self._rows(STEPS[action]):
-            changed = {"undo": served, "redo": number}
-            change = self.versions[changed[action]]
-            is_of_change = {change.number, change.parent} == {served, number}
-            return LineStep(place, number, change.message if is_of_change else None)
+            message = f"went to version {number}"
+            versions = self.versions
+            if action == "undo" and versions[served].parent == number:
+                message = f"undid: {versions[served].message}"
+            if action == "redo" and versions[number].parent == served:
+                message = f"did again: {versions[number].message}"
+            return LineStep(place, number, message)
         return None
 
     @property
@@ -714,11 +693,8 @@ class Workspace:
         Args:
             every: as for :meth:`purge`.
         """
-        deletable = self._deletable(every)
-        taken_away = len(deletable - self.ever_learned())
         return DeletedCounts(
-            learned=len(deletable) - taken_away,
-            taken_away=taken_away,
+            images=len(self._deletable(every)),
             versions=len(self.stored_versions) - 1,
         )
 
@@ -778,22 +754,15 @@ class Workspace:
 
     # ------------------------------------------------------------------ other things on the disk
 
-    def count_answers(
-        self, asked: int, unsure: int, corrected: int, back: bool = False
-    ) -> None:
-        """Add to the counts of this day.
+    def count_answers(self, asked: int, unsure: int, corrected: int) -> None:
+        """Add to the counts of this day, or take from them what is negative.
 
         Args:
             asked: images that were asked about.
             unsure: those of them for which no class, or several, were likely enough.
             corrected: those whose class someone corrected.
-            back: whether to take them out of the counts instead.
         """
-        if back:
-            sign = -1
-        else:
-            sign = 1
-        row = (date.today().isoformat(), sign * asked, sign * unsure, sign * corrected)
+        row = (date.today().isoformat(), asked, unsure, corrected)
         with self._transaction() as database:
             database.execute(COUNT_ANSWERS, row)
 
