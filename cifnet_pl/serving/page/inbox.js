@@ -3,8 +3,8 @@
 import { showBoxes, startBoxes } from "./boxes.js";
 import { takesPictures } from "./camera.js";
 import {
-  $, attempt, bar, bars, button, certain, change, changed, count, ENOUGH, finished, get, hint, keptPhoto, known, make,
-  named as nameTag, onClick, onName, post, promised, save, say, short, takesBack, takesFiles, takesPasted, verdict,
+  $, attempt, bar, bars, button, certain, change, changed, count, ENOUGH, finished, get, hint, keptPhoto, make,
+  named as nameTag, onClick, onName, post, promised, say, short, takesBack, takesFiles, takesPasted, verdict,
 } from "./page.js";
 import { ask, store, waitingOf } from "./photos.js";
 import { inbox, isReadOnly, latestOnly } from "./state.js";
@@ -94,15 +94,8 @@ function foot(photo) {
   return place;
 }
 
-/** The photo that is most similar, loaded when it is asked for; nothing where there is none. */
-function mostSimilar(photo) {
-  if (!photo.nearest || !known(photo)) return "";
-  const near = make("details", {}, hint("Most similar", "summary"));
-  near.addEventListener("toggle", () => {
-    if (near.open && near.children.length < 2) near.append(keptPhoto(photo.nearest, `Most similar kept photo of ${photo.classes[0].name}`));
-  });
-  return near;
-}
+/** The folder that a photo was sent in; none where it was sent in several. */
+const folderOf = ({ folders = [] }) => (folders.length === 1 ? folders[0] : "");
 
 function card(photo) {
   const [text, remark, kind] = verdict(photo);
@@ -110,12 +103,12 @@ function card(photo) {
   const about = { ariaLabel: `Select ${photo.file}`, ariaPressed: selected.has(photo.image), tabIndex: -1 };
   const picture = make("button", { type: "button", className: "picture", ...about }, shown);
   if (photo.image) picture.addEventListener("click", ({ shiftKey }) => select(photo.image, shiftKey));
-  const head = make("div", { className: "head", title: photo.file }, nameTag([photo.folder, photo.file.split("/").at(-1)].filter(Boolean).join("/")));
+  const head = make("div", { className: "head", title: photo.file }, nameTag([folderOf(photo), photo.file.split("/").at(-1)].filter(Boolean).join("/")));
   head.append(button("⤢", `Enlarge ${photo.file}`, () => zoom(photo)));
   const said = make("p", { className: `verdict clamp ${kind}`, textContent: text, dir: "auto" });
   const more = remark ? make("p", { className: "hint clamp", title: remark }, remark) : "";
   const label = `${photo.file}: ${nameOf(photo.image) ?? text}`;
-  const made = make("li", { className: "card", tabIndex: 0, ariaLabel: label }, picture, head, said, more, mostSimilar(photo), foot(photo));
+  const made = make("li", { className: "card", tabIndex: 0, ariaLabel: label }, picture, head, said, more, foot(photo));
   if (photo.image) made.dataset.photo = photo.image;
   made.dataset.looks = looksOf(photo);
   made.classList.toggle("selected", selected.has(photo.image));
@@ -123,21 +116,18 @@ function card(photo) {
   return made;
 }
 
-/** What a card shows: one that would look the same stays as it is, with its focus and what is open in it. */
+/** What a card shows: one that would look the same stays as it is, with its focus. */
 const looksOf = (photo) => JSON.stringify([photo, nameOf(photo.image), selected.has(photo.image), isReadOnly()]);
 
 function drawCards(photos) {
   const place = $("cards");
   const focused = document.activeElement.closest?.("#cards .card");
   const at = [...place.children].indexOf(focused);
-  const open = new Set([...place.querySelectorAll(".card:has(details[open])")].map((one) => one.dataset.photo));
   const before = new Map([...place.children].map((one) => [one.dataset.looks, one]));
   const cards = photos.map((photo) => before.get(looksOf(photo)) ?? card(photo));
   for (const one of [...place.children]) if (!cards.includes(one)) one.remove();
   cards.forEach((one, i) => {
     if (place.children[i] !== one) place.insertBefore(one, place.children[i] ?? null);
-    const near = one.querySelector("details");
-    if (near && open.has(one.dataset.photo)) near.open = true;
   });
   if (focused && !focused.contains(document.activeElement)) (cardOf(focused.dataset.photo) ?? cards[Math.min(at, cards.length - 1)])?.focus();
 }
@@ -246,17 +236,15 @@ const bare = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
 async function learn(trial) {
   await inbox.sending;
   const { names: now } = await get("/inbox?count=0"); // someone may have renamed a class
-  const here = named().filter((photo) => photo in now);
-  if (here.length < named().length) await show();
-  if (!here.length) throw new Error("None of these photos waits any more: someone else decided them, or took them away.");
+  const given = Object.entries({ ...inbox.view.names, ...now }).filter(([photo]) => nameOf(photo));
   const begin = ({ anyway, instead }) => {
     const meant = new Map(Object.entries(instead ?? {}).map(([name, other]) => [bare(name), other]));
-    const names = Object.fromEntries(here.map((photo) => [photo, meant.get(bare(now[photo])) ?? now[photo]]));
+    const names = Object.fromEntries(given.map(([photo, name]) => [photo, meant.get(bare(name)) ?? name]));
     return post(`/inbox/learn?wait=false&dry_run=${trial}${anyway ? "&anyway=true" : ""}`, { names });
   };
   $("learn").disabled = $("try").disabled = true;
   try {
-    const { update: lesson } = await finished(begin);
+    const { result: lesson } = await finished(begin);
     const learned = Object.entries(lesson.learned).map(([name, photos]) => `${name} (${photos})`).join(", ");
     inbox.lesson = lesson.version ?? inbox.view.version;
     showLesson(lesson);
@@ -280,7 +268,7 @@ function showLesson(lesson) {
     : `What it knew before is about as often right as it was: ${rounded(after)}${range}.`;
   const rest = [of < ENOUGH ? "Too few new photos to say how well they would have been answered."
     : `${rounded(share)} of ${of} new photos, left out to test it, were right.`];
-  rest.push(...Object.entries(promised(lesson.accuracy)).map(([name, value]) => `${name}: ${value}.`), ...lesson.warnings);
+  rest.push(...Object.entries(promised(lesson.accuracy)).map(([name, value]) => `${name}: ${value}.`));
   rest.push(...lesson.unreadable.map(({ file, reason }) => `${file} was left out: ${reason}.`));
   const folded = make("details", {}, hint("More", "summary"), ...rest.map((textContent) => make("p", { textContent })));
   const lines = [old, lesson.next_step].filter(Boolean).map((textContent) => make("p", { textContent }));
@@ -321,9 +309,8 @@ async function group() {
   const open = (await all()).filter(({ image, seen }) => seen && !nameOf(image)).map(({ image }) => image);
   const alike = await post("/group", { images: open.slice(0, GROUPED) });
   const groups = alike.filter(({ images: photos }) => photos.length > 1);
-  const rest = open.length - groups.flatMap(({ images: photos }) => photos).length;
-  const found = hint(`${count(groups.length, "group")}; ${count(rest, "photo")} like no other below.`);
-  $("groups").replaceChildren(found, make("ul", { className: "cards" }, ...groups.map(groupCard)));
+  if (!groups.length) say("No photos are alike.", true);
+  $("groups").replaceChildren(make("ul", { className: "cards" }, ...groups.map(groupCard)));
 }
 
 async function remove() {
@@ -341,37 +328,19 @@ async function remove() {
   say(`Took ${count(photos.length, "photo")} away.`, true, { text: "Put back", work: back });
 }
 
-async function all() {
-  return isReadOnly() ? inbox.asked : (await get(`/inbox?count=${inbox.view.waiting}`)).images;
-}
-
-const cell = (value) => {
-  const text = String(value ?? "");
-  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text; // a spreadsheet must not run a file's name
-  return `"${safe.replaceAll('"', '""')}"`;
-};
-
-async function csv() {
-  const rows = (await all()).map(({ file, classes: [best], ...photo }) => [
-    cell(file), cell(photo.known === false ? "" : best?.name), cell(best?.name), best ? best.probability.toFixed(6) : "",
-    cell(photo.known), photo.novelty ?? "", photo.p_value ?? "", cell(photo.prediction_set?.join("; ")), cell(photo.unreadable),
-  ].join(","));
-  const columns = "file,class,closest,probability,known,novelty,p_value,answers,unreadable";
-  save("answers.csv", new Blob([[columns, ...rows].join("\n") + "\n"], { type: "text/csv" }));
-}
+const all = async () => (await get(`/inbox?count=${inbox.view.waiting}`)).images;
 
 function pressed(event) {
   const photo = inbox.view.images.find((one) => one.image === event.target.dataset.photo);
   if (!photo || isReadOnly() || event.ctrlKey || event.metaKey || event.altKey) return;
-  const place = "123".indexOf(event.key);
-  const yes = event.key.toLowerCase() === "y";
-  const chosen = place >= 0 ? photo.classes[place]?.name : yes && certain(photo) ? photo.classes[0].name : null;
+  const key = event.key.toLowerCase();
+  const place = key === "y" && certain(photo) ? 0 : "123".indexOf(key);
+  const chosen = photo.classes[place]?.name;
   if (chosen) decide(photo.image, chosen);
-  else if (yes) say("Not sure, or unlike what I learned: press 1, 2 or 3 for one of its names, or N for another.");
-  else if (event.key === " ") select(photo.image, event.shiftKey);
-  else if (event.key === "Delete" || event.key.toLowerCase() === "n") {
+  else if (key === " ") select(photo.image, event.shiftKey);
+  else if (key === "delete" || key === "n") {
     if (!selected.has(photo.image)) select(photo.image, false);
-    if (event.key === "Delete") attempt(remove);
+    if (key === "delete") attempt(remove);
     else $("name").focus();
   } else return;
   event.preventDefault();
@@ -390,8 +359,8 @@ export function start() {
     return show();
   });
   onClick("by-folder", async () => {
-    const open = (await all()).filter(({ image, folder }) => folder && !nameOf(image));
-    giveEach(Object.fromEntries(open.map(({ image, folder }) => [image, folder])));
+    const open = (await all()).filter((photo) => folderOf(photo) && !nameOf(photo.image));
+    giveEach(Object.fromEntries(open.map((photo) => [photo.image, folderOf(photo)])));
     await show();
   });
   onClick("group", group);
@@ -399,7 +368,6 @@ export function start() {
     for (const { image: photo } of inbox.view.images) if (!nameOf(photo)) selected.add(photo);
     draw();
   });
-  onClick("csv", csv);
   onClick("clear", () => {
     inbox.asked.splice(0).forEach(({ url }) => URL.revokeObjectURL(url));
     draw();

@@ -78,9 +78,6 @@ export const released = () => (pressed ? new Promise((resolve) => { awaiting.pus
 /** A percentage that stays on one line. */
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}\u00a0%`;
 
-/** A probability in whole percent, which are never all of them. */
-export const likely = (share) => (share >= 0.995 ? "over 99\u00a0%" : percent(share, 0));
-
 export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 
 /** Whether a photo is of a known class, as far as the service can tell. */
@@ -99,7 +96,7 @@ export function bar(element, share) {
   return element;
 }
 
-/** A probability beside its bar. */
+/** A probability in whole percent, which are never all of them. */
 export const short = (share) => percent(Math.min(share, 0.99), 0);
 
 /** All classes with their probabilities as bars, the most probable first. */
@@ -115,20 +112,19 @@ export function verdict(photo) {
   const [best] = photo.classes;
   const others = alternatives(photo);
   const remark = others.length ? `Or: ${others.join(", ")}` : "";
-  return [`${certain(photo) ? "" : "Not sure: "}${best.name} ${likely(best.probability)}`, remark, ""];
+  return [`${certain(photo) ? "" : "Not sure: "}${best.name} ${short(best.probability)}`, remark, ""];
 }
 
-/** An accuracy with the ends of its interval; what is said where there is none. */
-export function accuracy(value, ends, none) {
-  if (value === null) return none;
+/** An accuracy with the ends of its interval. */
+export function accuracy(value, ends) {
+  if (value === null) return "not estimated";
   return ends ? `${value.toFixed(0)} % (${ends[0].toFixed(0)} to ${ends[1].toFixed(0)})` : `${value.toFixed(1)} %`;
 }
 
 /** Two numbers with two names: right answers on photos of these days, and on photos of another day, which may be off. */
 export function promised({ loo_accuracy: these, loo_accuracy_interval: ends, new_group_accuracy: other, new_group_accuracy_interval: others, kind }) {
   const where = kind === "measured" ? "Right on the labelled photos of a new place" : "Right on photos of another day (estimated)";
-  const none = { few: "too few photos to say", one_group: "photos of one day only: cannot be told" }[kind] ?? "not estimated";
-  return { "Right on photos of these days": accuracy(these, ends, "not estimated"), [where]: accuracy(other, others, none) };
+  return { "Right on photos of these days": accuracy(these, ends), [where]: accuracy(other, others) };
 }
 
 /** Fewer photos than these say too little for a percentage. */
@@ -190,18 +186,12 @@ export async function post(path, content = {}, signal = null) {
   return (await request(path, { method: "POST", signal, ...sent })).json();
 }
 
-/** What is said of a change that is under way. No message does: those are read out. */
-function progressOf({ place, done, total }) {
-  if (place) return `Waiting: ${count(place, "change comes", "changes come")} first.`;
-  return total !== null && done < total ? `Looking at photo ${done} of ${total}…` : "Learning…";
-}
-
+/** Wait for the end of a change. No message says that it is under way: those are read out. */
 async function ended(job) {
   for (;;) {
     const isOver = job.state === "done" || job.state === "refused";
     $("work").hidden = isOver;
     if (isOver) return job;
-    $("work-text").textContent = progressOf(job);
     await pause(250);
     job = await get(`/jobs/${job.job}`);
   }
@@ -391,17 +381,9 @@ export async function change(path, content, act = null, done = () => {}) {
     : post(`${path}?wait=false${anyway ? "&anyway=true" : ""}`, content));
   const labels = path === "/rename" ? { instead: "Join both", yes: "Keep both" } : {};
   const refused = (error) => showModel().finally(() => { throw error; }); // what the page shows may be old
-  const { change: made } = await finished(begin, labels).catch(refused);
+  const { result: made } = await finished(begin, labels).catch(refused);
   done();
   await changed(`${made.message[0].toUpperCase()}${made.message.slice(1)}. Version ${made.version} is served.`, act && act(made.version));
-}
-
-/** Delete photos and other versions for good, once someone has seen how many. */
-export async function purge(images) {
-  const { learned, taken_away: away, versions } = await get(`/purge?images=${images}`);
-  const parts = [count(learned, "photo"), away ? `${count(away, "photo")} that you took away` : "", count(versions, "other version")];
-  const what = `Delete ${parts.filter(Boolean).join(" and ")} for good? There is no Undo then.`;
-  if (await sure(what, [{ value: "yes", text: "Delete for good", kind: "danger" }]) === "yes") await change("/purge", { images });
 }
 
 /** A button at the end of a message that takes its change back, unless another came after it. */
