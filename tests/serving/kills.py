@@ -37,8 +37,8 @@ def random_change(service: Service, draw: random.Random) -> Job:
         partial(decided, service, name, draw.randrange(10**6)),
         partial(service.submit, service.forget, name),
         partial(service.submit, service.rename, name, draw.choice(NAMES)),
-        partial(service.submit, service.undo),
-        partial(service.submit, service.redo),
+        partial(service.submit, service.walk, "undo"),
+        partial(service.submit, service.walk, "redo"),
     ]
     return draw.choices(what, weights=[6, 2, 1, 2, 1])[0]()
 
@@ -69,8 +69,7 @@ def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
             job = random_change(service, draw)
         except RequestError:
             continue
-        job.end.result()
-        if job.error is not None:
+        if job.end.exception() is not None:
             continue
         waiting = [one.file for one in workspace.waiting()]
         state = {

@@ -95,7 +95,7 @@ def teach(
         return arrived
     waiting = http.get("/inbox?count=10000").json()["images"]
     new = [one for one in waiting if one["image"] in arrived.json()["images"]]
-    names = {one["image"]: one["folder"] if name is None else name for one in new}
+    names = {one["image"]: name or one["folders"][0] for one in new}
     return http.post("/inbox/learn", json={"names": names}, params=params)
 
 

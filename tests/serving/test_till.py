@@ -117,9 +117,9 @@ def test_answers_of_a_day_are_counted(http, one_day):
     http.post("/days", json={"asked": 2, "unsure": 1})
     (day,) = http.post("/days", json={"asked": 1, "corrected": 1}).json()
     assert (day["asked"], day["unsure"], day["corrected"]) == (3, 1, 1)
-    assert http.post("/days", json={"asked": -1}).status_code == 422
+    assert http.post("/days", json={"asked": -1001}).status_code == 422
     for _ in range(2):
-        (day,) = http.post("/days?back=true", json={"asked": 2, "corrected": 1}).json()
+        (day,) = http.post("/days", json={"asked": -2, "corrected": -1}).json()
     assert (day["asked"], day["unsure"], day["corrected"]) == (0, 1, 0)
 
 
