@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
@@ -27,7 +28,7 @@ from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
-from jinja2 import Environment
+from jinja2 import Environment, FileSystemLoader
 from PIL import Image
 from pydantic import Field
 from starlette.background import BackgroundTask
@@ -62,6 +63,9 @@ from cifnet_pl.utilities.text import printable
 from cifnet_pl.utilities.version import __version__
 
 PAGE = Path(__file__).parent / "page"
+TEMPLATES = Environment(loader=FileSystemLoader(PAGE), autoescape=True)
+PAGES = {"/": "page.html", "/till": "till.html", "/docs": "docs.html"}
+"""Templates of what browsers show, by their paths."""
 
 RECEIVED_AT_ONCE = 2
 """Requests whose images are stored at the same time, so that others keep their threads."""
@@ -571,12 +575,8 @@ def make_app(service: Service, access: Access) -> Gate:
     app.include_router(routes)
     app.include_router(writes)
     app.mount("/page", StaticFiles(directory=PAGE))
-    pages = {
-        "/": lambda: FileResponse(PAGE / "page.html"),
-        "/till": lambda: FileResponse(PAGE / "till.html"),
-        "/docs": lambda: HTMLResponse(_docs(app)),
-    }
-    for path, page in pages.items():
+    for path, template in PAGES.items():
+        page = partial(_page, app, template)
         app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
     for kind in (
         OSError,
@@ -590,12 +590,13 @@ def make_app(service: Service, access: Access) -> Gate:
     return Gate(app, access)
 
 
-def _docs(app: FastAPI) -> str:
-    """Return the page that describes the API, as FastAPI's own loads scripts from elsewhere."""
-    template = Environment(autoescape=True).from_string(
-        (PAGE / "docs.html").read_text(encoding="utf-8")
-    )
-    return template.render(app.openapi())
+def _page(app: FastAPI, template: str) -> HTMLResponse:
+    """Return a page; that of the API is made of its description.
+
+    FastAPI's own page of the API loads scripts from elsewhere.
+    """
+    page = TEMPLATES.get_template(template)
+    return HTMLResponse(page.render(app.openapi()))
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:

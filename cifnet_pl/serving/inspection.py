@@ -116,8 +116,7 @@ class ClassPredictions(ApiObject):
 
     classes: list[ClassEstimate]
     ten_more_text: str = "too few to say"
-    """Points of accuracy on new groups that ten more images of each class would bring: interval of
-    95 %."""
+    """Points of accuracy on new groups that ten more images of each class would bring, in words."""
 
 
 class AuditedImage(ApiObject):
