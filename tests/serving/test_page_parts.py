@@ -161,27 +161,6 @@ def test_many_images_are_named_by_a_range(browser, server):
         expect(page.locator("#message-text")).to_contain_text("blue (4)")
 
 
-def test_a_reload_keeps_images_and_names(browser, server):
-    """What waits is kept by the service, for every browser, and so are names."""
-    with page_of(browser, server) as page:
-        names = {"a.png": image("red", 70, 120), "b.png": image("green", 70, 120)}
-        drop(page, "#drop", names)
-        with page.expect_response("**/inbox/names"):
-            page.get_by_role("button", name="Yes, a.png is red").click()
-        expect(page).to_have_title("model · cifnet")
-        page.reload()
-        expect(page.locator("#named")).to_have_text("1 named")
-        with page_of(browser, server) as other:
-            expect(other.locator("#cards .card")).to_have_count(2)
-            expect(other.locator("#named")).to_have_text("1 named")
-            other.get_by_role("button", name="Yes, b.png is green").click()
-            other.get_by_role("button", name="Learn 2").click()
-            expect(other.locator("#cards .card")).to_have_count(0)
-        # What others decide goes away here, too.
-        expect(page.locator("#cards .card")).to_have_count(0)
-        expect(page.locator("#state")).to_contain_text("version 2")
-
-
 TWO_FRAMES = (
     "() => new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))"
 )

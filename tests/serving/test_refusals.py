@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from cifnet_pl.serving.gate import Access
-from tests.serving.services import PATIENCE, ThreadServer, image, teach
+from tests.serving.services import PATIENCE, ThreadServer
 
 
 @pytest.fixture(scope="module")
@@ -24,20 +24,6 @@ def said(server: ThreadServer, status: int, answer: httpx.Response) -> str:
     assert set(answer.json()) == {"error"}
     assert server.get("/health") == {"ready": True}
     return answer.json()["error"]
-
-
-def test_names_of_devices_and_html_are_names(server, patient):
-    """A reserved name, HTML, right-to-left and 1000 characters are kept as they are."""
-    names = ("CON", "nul", "aux", "<img src=x onerror=alert(1)>", "مرحبا", "x" * 1000)
-    files = [("files", ("COM1.png", image("navy", i))) for i in range(len(names))]
-    arrived = patient.post("/inbox", files=files).json()["images"]
-    given = dict(zip(arrived, names, strict=True))
-    answer = patient.post("/inbox/learn", json={"names": given})
-    assert answer.json()["learned"] == dict.fromkeys(names, 1)
-    assert [one["name"] for one in server.get("/classes")][2:] == list(names)
-    for number, name in enumerate(("x" * 1001, "a\nb", "")):
-        refused = teach(patient, [("files", ("a.png", image("pink", number)))], name)
-        said(server, 422, refused)
 
 
 FOREIGN = [
