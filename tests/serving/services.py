@@ -22,7 +22,6 @@ from starlette.testclient import TestClient
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import Head, RidgeHead
-from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving.app import make_app
 from cifnet_pl.serving.gate import Access
@@ -161,16 +160,11 @@ def learned_by(head: Head, names: tuple[str, ...]) -> Classifier:
     made = Classifier(backbone, head, CalibrationBuffer(100), [], SIDE)
     if not names:
         return made
-    squares = []
-    for name in names:
-        for i in range(12):
-            small = Image.fromarray(pixels(name, i)).resize((SIDE, SIDE))
-            squares.append(np.asarray(small))
-    z = made.embed(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2))
+    pictures = [Image.fromarray(pixels(name, i)) for name in names for i in range(12)]
+    squares = np.stack([np.asarray(one.resize((SIDE, SIDE))) for one in pictures])
+    z = made.embed(torch.from_numpy(squares).permute(0, 3, 1, 2))
     keys = torch.arange(len(z))
     learn_embeddings(made, names, z, keys // 12, keys)
-    cost = {"seconds": 0.1, "energy_kwh": 1e-6, "energy_source": "estimated"}
-    made.history.append(Event("task", len(names), None, 95.0, **cost))
     return made
 
 
@@ -209,16 +203,6 @@ class Address:
     def get(self, path: str) -> Any:
         """A JSON answer."""
         return httpx.get(self.url + path, timeout=PATIENCE).raise_for_status().json()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.stop()
-
-    def stop(self) -> Any:
-        """End it."""
-        raise NotImplementedError
 
 
 class Proxy:
@@ -261,6 +245,12 @@ class ThreadServer(Address):
             target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
         )
         self._thread.start()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Answer what is under way and end."""

@@ -373,8 +373,8 @@ def promise(right):
     return answer
 
 
-def test_plain_words_first(browser, server):
-    """No word of the laboratory; accuracy of these days is not promised for another day."""
+def test_what_is_promised(browser, server):
+    """The accuracy of these days is not promised for another day; the worst class is the first."""
     red = {"name": "red", "accuracy": 71.2, "interval": [50, 86.4]}
     red["confused_with"] = ["green"]
     green = {"name": "green", "accuracy": 3.0, "interval": None}
@@ -386,8 +386,6 @@ def test_plain_words_first(browser, server):
     with page_of(browser, server) as page:
         figures = page.locator("#figures div")
         expect(figures.nth(4)).to_contain_text("too few to say")
-        shown = page.locator("body").inner_text()
-        assert not [word for word in ("RidgeHead", " Wh", " MB") if word in shown]
         page.route("**/summary", promise(found))
         page.route("**/classes/predictions", lambda route: route.fulfill(json=answers))
         page.get_by_role("tab", name="Classes").click()
