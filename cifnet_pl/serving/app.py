@@ -389,8 +389,10 @@ class ChangeRequest:
         if not self.wait:
             return JSONResponse(job.model_dump(), status_code=202)
         # A client that goes, or the end of the service, does not cancel the change.
-        result = await asyncio.shield(asyncio.wrap_future(job.end))
-        return JSONResponse(result.model_dump())
+        await asyncio.shield(asyncio.wrap_future(job.end))
+        if job.result is None:
+            raise RequestError(job.status, str(job.error))
+        return JSONResponse(job.result.model_dump())
 
 
 AskedChange = Annotated[ChangeRequest, Depends()]

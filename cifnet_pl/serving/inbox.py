@@ -171,9 +171,9 @@ class Inbox:
 
     def _update(self) -> None:
         """Embed what is not known yet, and drop what is no longer needed."""
-        waiting = [image.file for image in self.workspace.waiting()]
-        self._embed(waiting)
-        needed = set(waiting).union(*self.workspace.kept_images().values())
+        self._embed([image.file for image in self.workspace.waiting()])
+        waiting = {image.file for image in self.workspace.waiting()}  # by now
+        needed = waiting.union(*self.workspace.kept_images().values())
         for name in self.known.keys() - needed:
             self.known.pop(name, None)
 

@@ -85,17 +85,19 @@ class Job(ApiObject):
 
     job: str = Field(default_factory=partial(secrets.token_hex, 16))
     state: Literal["waiting", "at work", "done", "refused"] = "waiting"
+    status: int = 200
+    """HTTP status that the change ends with."""
     error: str | None = None
     may_be_asked_for: bool = False
     """Whether a refused change is made where it is sent with anyway=true."""
     instead: dict[str, str] = Field(default={})
     """Name that was given → class that is meant instead, maybe."""
     result: UpdateResult | ChangeResult | None = None
-    _end: Future[Result] = PrivateAttr()
+    _end: Future[None] = PrivateAttr()
 
     @property
-    def end(self) -> Future[Result]:
-        """What waits for the result of the change; RequestError if it is refused."""
+    def end(self) -> Future[None]:
+        """What waits for the end of the change, whatever that is."""
         return self._end
 
 
@@ -166,13 +168,12 @@ class Service:
             raise RequestError(404, "there is no such job, or it ended long ago")
         return self._jobs[key]
 
-    def _make(
-        self, job: Job, work: Callable[..., Result], args: Sequence[Any]
-    ) -> Result:
-        """Make a change; return what its job gets as well, or raise RequestError."""
+    def _make(self, job: Job, work: Callable[..., Result], args: Sequence[Any]) -> None:
+        """Make a change, and free what it needed."""
         job.state = "at work"
         try:
-            result = work(*args)
+            job.result = work(*args)
+            job.state = "done"
         except BaseException as error:
             # What is no error of ours is a fault: the service goes on, the log has the traceback.
             is_fault = not isinstance(error, CifnetError)
@@ -181,13 +182,9 @@ class Service:
             job.may_be_asked_for = refusal.anyway
             job.instead = refusal.instead
             job.error = str(refusal)
+            job.status = refusal.status
             job.state = "refused"
-            raise refusal from error
-        finally:
-            self.inbox.request_update()
-        job.result = result
-        job.state = "done"
-        return result
+        self.inbox.request_update()
 
     # ------------------------------------------------------------------ changes: learn
 

@@ -69,7 +69,8 @@ def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
             job = random_change(service, draw)
         except RequestError:
             continue
-        if job.end.exception() is not None:
+        job.end.result()
+        if job.error is not None:
             continue
         waiting = [one.file for one in workspace.waiting()]
         state = {
