@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import uvicorn
 from PIL import Image
-from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from cifnet_pl.backbones import build_backbone
@@ -205,21 +204,15 @@ class Address:
         return httpx.get(self.url + path, timeout=PATIENCE).raise_for_status().json()
 
 
-class Proxy:
+def proxied(app: Any, folder: str) -> Any:
     """An ASGI application below a folder, as a reverse proxy offers it."""
 
-    def __init__(self, app: Any, folder: str):
-        self.app = app
-        self.folder = folder
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on without the folder."""
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            if not scope["path"].startswith(f"{self.folder}/"):
-                await Response(status_code=404)(scope, receive, send)
-                return
-            scope = {**scope, "path": scope["path"].removeprefix(self.folder)}
-        await self.app(scope, receive, send)
+            scope = {**scope, "path": scope["path"].removeprefix(folder)}
+        await app(scope, receive, send)
+
+    return answer
 
 
 class ThreadServer(Address):
@@ -233,7 +226,7 @@ class ThreadServer(Address):
         self.service = Service(Workspace(folder, begun), begun, options)
         gate = make_app(self.service, access or Access())
         self.app = gate.app
-        app = Proxy(gate, below)
+        app = proxied(gate, below)
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen()

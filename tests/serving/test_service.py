@@ -381,6 +381,7 @@ def test_read_only(tmp_path):
 
 
 def test_limits(http, monkeypatch):
+    assert http.post("/group", json={"images": ["a"] * 2001}).status_code == 422
     limits = Limits(body_bytes=20_000, json_bytes=9_000, image_bytes=5_000)
     monkeypatch.setattr(gate, "LIMITS", limits)
     answers = [
