@@ -239,7 +239,7 @@ class Workspace:
         self._device = model.backbone.device
         self._lock = RLock()
         with ExitStack() as stack:
-            stack.enter_context(exclusive(self.folder / "workspace"))
+            self._lock_folder(stack)
             self._open_journal(model, stack)
             self._remove_leftovers()
             shutil.rmtree(self.incoming, ignore_errors=True)
@@ -251,6 +251,16 @@ class Workspace:
                 self._begin(model, images)
             self._make_reserve()
             self._stack = stack.pop_all()
+
+    def _lock_folder(self, stack: ExitStack) -> None:
+        """Keep other processes out until the stack is closed."""
+        try:
+            stack.enter_context(exclusive(self.folder / "workspace"))
+        except UsageError as error:
+            raise UsageError(
+                f"another process serves the workspace {self.folder}: end it, or choose another"
+                " with --workspace"
+            ) from error
 
     def _open_journal(self, model: Classifier, stack: ExitStack) -> None:
         """Open the database that alone says which versions and images are valid.
@@ -390,9 +400,9 @@ class Workspace:
         one that the current one was made from.
         """
         served = self.current
+        versions = self.versions
         for place, number in self._rows(STEPS[action]):
             message = f"went to version {number}"
-            versions = self.versions
             if action == "undo" and versions[served].parent == number:
                 message = f"undid: {versions[served].message}"
             if action == "redo" and versions[number].parent == served:

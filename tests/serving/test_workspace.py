@@ -95,7 +95,7 @@ def test_undo_redo_a_new_start_and_a_change_after_undo(tmp_path):
 
 def test_only_one_process_and_only_one_model(tmp_path):
     workspace = Workspace(tmp_path / "w", model())
-    with pytest.raises(UsageError, match="another process"):
+    with pytest.raises(UsageError, match="choose another with --workspace"):
         Workspace(tmp_path / "w", model())
     workspace.close()
     with pytest.raises(UsageError, match="began with another model"):
