@@ -176,9 +176,8 @@ class Classifier(ModelLearner):
             labels.append(label_of[name])
         return labels
 
-    def class_name_warnings(self, names: Iterable[str]) -> list[str]:
+    def class_name_warnings(self, names: Sequence[str]) -> list[str]:
         """Return warnings about classes to be learned: spelled in two ways, or removed before."""
-        names = list(names)
         warnings = []
         spellings = similar_spellings_message(names, self.class_names)
         if spellings:
@@ -506,12 +505,12 @@ class Classifier(ModelLearner):
         Args:
             unknown, coverage: as for :meth:`classify`.
         """
-        recalibrated = len(self.calibration.y) > 0
-        if self.buffer_samples is None and not recalibrated:
+        samples = self.calibration_samples()
+        if samples is None:
             return None, None
         if not self.head.tells_novelty:
             unknown = None
-        if not self.head.leaves_one_out and not recalibrated:
+        if samples.learned and not self.head.leaves_one_out:
             coverage = None
         return unknown, coverage
 

@@ -293,5 +293,5 @@ def test_forgetting_equals_never_having_learned(options: dict[str, Any]) -> None
 def test_a_model_recalls_what_its_head_remembers() -> None:
     model = models.learned("ridge-remember", [["ant", "bee"], ["cat"]])
     result = cifnet_pl.forget(model, ["ant", "cat"])
-    assert (result.exact, result.recalled) == (True, {"ant", "cat"})
+    assert (result.exact, result.recalled) == (True, True)
     assert not result.model.removals
