@@ -100,4 +100,4 @@ def test_clients_of_a_service(tmp_path: Path) -> None:
     assert (len(good.times), good.errors, len(bad.times), bad.errors) == (12, 0, 5, 5)
     assert good.rate > 0
     assert max(good.times) >= good.percentile(99) >= good.percentile(50) > 0
-    assert job["result"]["learned"] == {"new": 4}
+    assert job["update"]["learned"] == {"new": 4}

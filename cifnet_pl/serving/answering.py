@@ -192,6 +192,8 @@ class Answering:
         with suppress(queue.Empty):
             while len(answers) < LARGEST_BATCH:
                 content, answer = self._asked.get_nowait()
+                if not answer.set_running_or_notify_cancel():
+                    continue  # who asked is gone
                 try:
                     image = decoded(content, model.image_size, model.crop_ratio)
                 except Exception as error:  # whatever happened, someone waits for it

@@ -44,6 +44,7 @@ from cifnet_pl.serving.gate import (
     Access,
     ApiObject,
     Gate,
+    check_number,
     content_of,
     decoded,
     refused,
@@ -93,8 +94,9 @@ class Error(ApiObject):
 
 
 class Classification(ApiObject):
-    """Answers to one request."""
+    """Answers to one request; all from the same version unless a change was stored in between."""
 
+    version: int
     images: list[ImageAnswer]
 
 
@@ -118,6 +120,12 @@ class Versions(ApiObject):
 
 
 Purged = Literal["forgotten", "all"]
+
+
+class InboxCount(ApiObject):
+    """The number of images that wait."""
+
+    waiting: int
 
 
 def the_service(request: Request) -> Service:
@@ -154,9 +162,7 @@ FileNames = Annotated[
         description="names of the images' files",
     ),
 ]
-Count = Annotated[
-    int, Body(ge=-1000, le=1000, description="negative to take answers back")
-]
+Count = Annotated[int, Body(ge=0, le=1000)]
 VersionNumber = Annotated[int, InPath(ge=1, le=10**9)]
 KnownVersion = Annotated[
     int | None,
@@ -194,6 +200,7 @@ async def classify(
     """Predict the classes of images. One that cannot be decoded does not stop the others."""
     decoding: asyncio.Semaphore = request.app.state.decoding
     waiting = []
+    check_number(len(files))
     for file in files:
         name = file.filename or "image"
         content = await run_in_threadpool(content_of, file.file)
@@ -201,6 +208,7 @@ async def classify(
         future = asyncio.wrap_future(service.answering.submit(content))
         future.add_done_callback(lambda _: decoding.release())
         waiting.append((name, future))
+    version = service.answering.served.version
     answers = []
     for name, future in waiting:
         try:
@@ -209,7 +217,7 @@ async def classify(
             answers.append(ImageAnswer(file=printable(name), unreadable=str(error)))
             continue
         answers.append(scored.answer(name, top))
-    return Classification(images=answers)
+    return Classification(version=version, images=answers)
 
 
 @routes.get("/classes")
@@ -236,17 +244,21 @@ def class_predictions(service: AskedService) -> inspection.ClassPredictions:
 
 @routes.get("/summary")
 def summary(service: AskedService) -> inspection.ModelSummary:
-    """The state of the model, and its accuracy."""
+    """The state of the model, its history and its accuracy."""
     served = service.answering.served
     model = served.model
     return inspection.ModelSummary(
         name=service.options.name,
         version=served.version,
         read_only=service.options.read_only,
+        head=type(model.head).__name__,
+        backbone=model.backbone.name,
+        image_size=model.image_size,
         largest_file=LIMITS.body_bytes,
         photo_side=round(inspection.PHOTO_SCALE * model.image_size / model.crop_ratio),
         classes=len(model.class_names),
         images=sum(model.counts.values()),
+        history=model.history,
         accuracy=inspection.AccuracyEstimate.from_model(model),
     )
 
@@ -263,9 +275,15 @@ def count_answers(
     asked: Count = 0,
     unsure: Count = 0,
     corrected: Count = 0,
+    back: Annotated[
+        bool, Query(description="true: take them out of the counts instead")
+    ] = False,
 ) -> list[Day]:
     """Count answers of this day."""
-    service.workspace.count_answers(asked, unsure, corrected)
+    counts = [asked, unsure, corrected]
+    if back:
+        counts = [-count for count in counts]
+    service.workspace.count_answers(*counts)
     return service.workspace.days()
 
 
@@ -313,6 +331,9 @@ async def receive(
 @routes.get("/inbox")
 def waiting(
     service: AskedService,
+    first: Annotated[
+        int, Query(ge=0, description="images to leave out at the beginning")
+    ] = 0,
     count: Annotated[int, Query(ge=0, description="images to return")] = 60,
     after: Annotated[
         int | None, Query(description="images with a larger number come first")
@@ -320,15 +341,15 @@ def waiting(
     surest: Annotated[bool, Query(description="true: the most probable first")] = False,
 ) -> InboxView:
     """Images that wait, predicted by the served version, the least probable first."""
-    return service.inbox.view(count, after, surest)
+    return service.inbox.view(first, count, after, surest)
 
 
 @routes.post("/group")
-def group(
-    service: AskedService,
-    images: Annotated[FileNames, Field(max_length=GROUPED_IMAGES)],
-) -> list[UploadGroup]:
+def group(service: AskedService, images: FileNames) -> list[UploadGroup]:
     """Group images that wait or are kept by similarity, so that each group is labelled once."""
+    if len(images) > GROUPED_IMAGES:
+        allowed = f"more than {GROUPED_IMAGES} photos to group in one request"
+        raise RequestError(413, f"{allowed}: send them in parts")
     return service.inbox.group(images)
 
 
@@ -339,9 +360,10 @@ def remove(
     back: Annotated[
         bool, Query(description="true: let them wait again instead")
     ] = False,
-) -> None:
+) -> InboxCount:
     """Take images away that need no label; their files stay until the service starts again."""
     service.workspace.remove(images, back)
+    return InboxCount(waiting=len(service.workspace.waiting()))
 
 
 @writes.post("/inbox/names")
@@ -355,9 +377,10 @@ def name_images(
             description="name of an image's file → its class; null to forget it",
         ),
     ],
-) -> None:
+) -> InboxCount:
     """Remember classes that someone typed; nothing is learned by it."""
     service.workspace.name_images(names)
+    return InboxCount(waiting=len(service.workspace.waiting()))
 
 
 # ---------------------------------------------------------------------- changes
@@ -378,21 +401,25 @@ class ChangeRequest:
         Query(description="false: answer at once with a job, to be asked for at /jobs"),
     ] = True
 
-    async def __call__(self, work: Callable[..., Result], *args: Any) -> Response:
+    async def __call__(
+        self, action: str, work: Callable[..., Result], *args: Any
+    ) -> Response:
         """Return the result of a change, or the job itself where the client does not wait.
 
         Args:
+            action: what the job calls it.
             work: method of the service that makes it.
             args: of the method.
         """
-        job = self.service.submit(work, *args)
+        job = self.service.submit(action, work, *args)
         if not self.wait:
             return JSONResponse(job.model_dump(), status_code=202)
         # A client that goes, or the end of the service, does not cancel the change.
         await asyncio.shield(asyncio.wrap_future(job.end))
-        if job.result is None:
-            raise RequestError(job.status, str(job.error))
-        return JSONResponse(job.result.model_dump())
+        result = job.update or job.change
+        if result is None:
+            raise RequestError(job.status or 500, str(job.error))
+        return JSONResponse(result.model_dump())
 
 
 AskedChange = Annotated[ChangeRequest, Depends()]
@@ -415,7 +442,7 @@ async def learn_waiting(
     anyway: Anyway = False,
 ) -> Response:
     """Learn images that wait, in one step. Those that wait no more are left out."""
-    return await change(change.service.learn, names, dry_run, anyway)
+    return await change("learn", change.service.learn, names, dry_run, anyway)
 
 
 @writes.post("/forget", response_model=ChangeResult)
@@ -426,7 +453,7 @@ async def forget(
     """Remove a class: exactly where all of its images are kept and the head can, else from what
     is predicted.
     """
-    return await change(change.service.forget, name)
+    return await change("forget", change.service.forget, name)
 
 
 @writes.post("/rename", response_model=ChangeResult)
@@ -437,7 +464,7 @@ async def rename(
     anyway: Anyway = False,
 ) -> Response:
     """Give a class another name."""
-    return await change(change.service.rename, old, new, anyway)
+    return await change("rename", change.service.rename, old, new, anyway)
 
 
 @writes.post("/move", response_model=ChangeResult)
@@ -455,25 +482,25 @@ async def move(
 
     All must be kept in the workspace.
     """
-    return await change(change.service.move, name, into, images, anyway)
+    return await change("move", change.service.move, name, into, images, anyway)
 
 
 @writes.post("/undo", response_model=ChangeResult)
 async def undo(change: AskedChange, version: KnownVersion = None) -> Response:
     """Go back by one change."""
-    return await change(change.service.walk, "undo", version)
+    return await change("undo", change.service.walk, "undo", version)
 
 
 @writes.post("/redo", response_model=ChangeResult)
 async def redo(change: AskedChange, version: KnownVersion = None) -> Response:
     """Do again what was undone last."""
-    return await change(change.service.walk, "redo", version)
+    return await change("redo", change.service.walk, "redo", version)
 
 
 @writes.post("/versions/{number}/serve", response_model=ChangeResult)
 async def serve(change: AskedChange, number: VersionNumber) -> Response:
     """Serve another version; this can be undone, too."""
-    return await change(change.service.go_to, number)
+    return await change("go_to", change.service.go_to, number)
 
 
 @routes.get("/purge")
@@ -494,7 +521,7 @@ async def purge(
     ] = "forgotten",
 ) -> Response:
     """Delete kept images and every version but the served one, for good: this cannot be undone."""
-    return await change(change.service.purge, images == "all")
+    return await change("purge", change.service.purge, images == "all")
 
 
 @routes.get("/jobs/{job}")

@@ -233,14 +233,19 @@ def uploads(
             images = iter([(name, content_of(file))])
         for path, content in images:
             count += 1
-            if count > LIMITS.images:
-                allowed = f"more than {LIMITS.images} photos in one request"
-                raise RequestError(413, f"{allowed}: send them in parts")
+            check_number(count)
             try:
                 decoded(content, size, crop_ratio)
                 yield Upload(path, content, file_name(content))
             except UnreadableImage as error:
                 yield Upload(path, content, unreadable=str(error))
+
+
+def check_number(images: int) -> None:
+    """Raise RequestError if a request has more images than it may have."""
+    if images > LIMITS.images:
+        allowed = f"more than {LIMITS.images} photos in one request"
+        raise RequestError(413, f"{allowed}: send them in parts")
 
 
 def content_of(file: IO[bytes]) -> bytes:

@@ -35,7 +35,7 @@ from cifnet_pl.serving.gate import (
 )
 from cifnet_pl.serving.messages import DAMAGED, SHOWN_NAMES, RequestError
 from cifnet_pl.serving.workspace import WaitingImage, Workspace, names_of_hashes
-from cifnet_pl.utilities.text import printable
+from cifnet_pl.utilities.text import number_of, printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
 
@@ -51,8 +51,12 @@ class InboxImage(ImageAnswer):
 
     image: str
     """Name of its file at /images, by which it is labelled."""
+    folder: str | None
+    """Name of the folder that it was sent in; null for none or several."""
     folders: list[str]
-    """Names of all folders that it was sent in; that of a single one may be its class."""
+    """Names of all folders that it was sent in."""
+    name: str | None
+    """Class that someone typed for it; it is learned when someone asks for that."""
     seen: bool = True
     """False: it is not predicted yet."""
 
@@ -258,11 +262,12 @@ class Inbox:
         return result
 
     def view(
-        self, count: int, after: int | None = None, surest: bool = False
+        self, first: int, count: int, after: int | None = None, surest: bool = False
     ) -> InboxView:
         """Return some of the images that wait, the least probable first.
 
         Args:
+            first: number of images that are left out at the beginning.
             count: number of images to return.
             after: number of an image; those that came later come before all others.
             surest: whether the most probable come first.
@@ -278,12 +283,13 @@ class Inbox:
         images = seen + rest
         if after is not None:
             images.sort(key=lambda image: image.number <= after)
+        shown = images[first : first + count]
         in_folders = 0
         names = {}
         for image in waiting:
             if image.name is not None:
                 names[image.file] = image.name
-            elif len(image.folders) == 1:
+            elif image.folder is not None:
                 in_folders += 1
         return InboxView(
             version=served.version,
@@ -292,9 +298,7 @@ class Inbox:
             in_folders=in_folders,
             newest=max((image.number for image in waiting), default=0),
             names=names,
-            images=[
-                _shown(image, predicted.get(image.file)) for image in images[:count]
-            ],
+            images=[_shown(image, predicted.get(image.file)) for image in shown],
         )
 
     def _predictions(self, names: Sequence[str]) -> dict[str, ScoredImage]:
@@ -378,11 +382,11 @@ class Inbox:
                 classes.setdefault(name, []).append(file)
                 if bare(name) not in map(bare, image.folders):
                     selected.append(content)
+        if not content_of:
+            raise RequestError(409, f"{left_out[0].file}: {DAMAGED}")
         if not classes:
-            raise RequestError(
-                409,
-                f"nothing new is in these photos: each was learned before, or {DAMAGED}",
-            )
+            photos = number_of(len(content_of), "photo")
+            raise RequestError(422, f"{photos} sent, but all were learned before")
         if waiting.keys() <= content_of.keys():
             return ImagesToLearn(classes, [], left_out)
         return ImagesToLearn(classes, selected or None, left_out)
@@ -396,7 +400,9 @@ def _shown(image: WaitingImage, scored: ScoredImage | None) -> InboxImage:
     return InboxImage(
         **dict(answer),
         image=image.file,
+        folder=image.folder,
         folders=image.folders,
+        name=image.name,
         seen=scored is not None,
     )
 

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from cifnet_pl.heads.probabilities import CalibrationSamples
 from cifnet_pl.model.audit import audit
+from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.calibration import (
     MIN_IMAGES_PER_CLASS,
     Kind,
@@ -89,12 +90,16 @@ class ModelSummary(ApiObject):
     name: str
     version: int
     read_only: bool
+    head: str
+    backbone: str
+    image_size: int
     photo_side: int
     """Pixels of an image's shorter side beyond which the answers are the same."""
     largest_file: int
     """Bytes of a file that a request can hold."""
     classes: int
     images: int
+    history: list[Event]
     accuracy: AccuracyEstimate
 
 
@@ -108,6 +113,8 @@ class ClassEstimate(ApiObject):
     """Percentages between which as many new groups lie with a probability of 95 %."""
     confused_with: list[str] = Field(default=[])
     """Classes that are predicted instead, the most frequent first."""
+    rarely_predicted: bool = False
+    """Whether hardly any of its images is predicted right."""
 
 
 class ClassPredictions(ApiObject):
@@ -184,12 +191,17 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
     kind = model.calibration.estimate_kind
     if kind == "unknown" or len(names) <= 1:
         return estimates
-    confusion = evaluate_left_out(model).confusion
+    left_out = evaluate_left_out(model)
+    confusion = left_out.confusion
+    rare = left_out.rarely_predicted
     samples = model.calibration_samples()
     images = confusion.sum(axis=1)
     for row, estimate in enumerate(estimates):
         estimate.confused_with = confused_with(names, confusion[row], row)
-        if kind != "few" and images[row] >= MIN_IMAGES_PER_CLASS:
+        if kind == "few":
+            continue
+        estimate.rarely_predicted = estimate.name in rare
+        if images[row] >= MIN_IMAGES_PER_CLASS:
             accuracy, interval = _accuracy(confusion, samples, [row])
             if interval is not None and interval[1] - interval[0] <= WIDEST_INTERVAL:
                 estimate.accuracy = accuracy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Mapping
 
@@ -11,6 +12,9 @@ from cifnet_pl.utilities.text import printable
 
 SHOWN_NAMES = 3
 """Class names in one sentence; others are counted."""
+
+NOT_STORED = (*DISK_ERRORS, errno.EFBIG, errno.EACCES)
+"""Error numbers of a system that cannot store a change."""
 
 DISK_FULL = (
     "the server's disk is full, not writable, or held by another program; nothing was changed:"
@@ -61,7 +65,7 @@ def has_disk_error(error: BaseException) -> bool:
     while cause is not None and not isinstance(cause, RequestError):
         if isinstance(cause, sqlite3.OperationalError):
             return True
-        if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
+        if isinstance(cause, OSError) and cause.errno in NOT_STORED:
             return True
         cause = cause.__cause__ or cause.__context__
     return False

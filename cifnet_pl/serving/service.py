@@ -27,16 +27,24 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.learn import learn
-from cifnet_pl.serving.answering import Answering, ServiceOptions
+from cifnet_pl.serving.answering import LARGEST_BATCH, Answering, ServiceOptions
 from cifnet_pl.serving.gate import ApiObject, checked_names
 from cifnet_pl.serving.inbox import Inbox, LeftOut
 from cifnet_pl.serving.inspection import AccuracyEstimate, accuracy_of_classes
 from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError, refusal_of
 from cifnet_pl.serving.workspace import Change, Workspace
-from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.text import listed, number_of, printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
+
+SCORES = {
+    "new_accuracy",
+    "new_images",
+    "old_accuracy_before",
+    "old_accuracy_after",
+}
+"""What a version keeps of its update."""
 
 ENOUGH_IMAGES = 10
 """Images of a class below which more of it are asked for."""
@@ -66,6 +74,7 @@ class UpdateResult(ApiObject):
     """Most useful next step, in one sentence."""
     accuracy: AccuracyEstimate
     seconds: float = 0.0
+    warnings: list[str]
 
 
 class ChangeResult(ApiObject):
@@ -84,15 +93,23 @@ class Job(ApiObject):
     """A change that was asked for, or its end."""
 
     job: str = Field(default_factory=partial(secrets.token_hex, 16))
+    action: str
+    """learn, forget, …"""
     state: Literal["waiting", "at work", "done", "refused"] = "waiting"
-    status: int = 200
-    """HTTP status that the change ends with."""
+    place: int = 0
+    """Number of changes that come before this one."""
+    done: int = 0
+    """Images learned so far."""
+    total: int | None = None
+    status: int | None = None
+    """HTTP status that the change ended with."""
     error: str | None = None
     may_be_asked_for: bool = False
     """Whether a refused change is made where it is sent with anyway=true."""
     instead: dict[str, str] = Field(default={})
     """Name that was given → class that is meant instead, maybe."""
-    result: UpdateResult | ChangeResult | None = None
+    update: UpdateResult | None = None
+    change: ChangeResult | None = None
     _end: Future[None] = PrivateAttr()
 
     @property
@@ -125,6 +142,7 @@ class Service:
         self.costly = threading.Lock()
         self.closed = threading.Event()
         self._jobs: dict[str, Job] = {}
+        self._at_work: Job  # the change that the thread makes
         self._thread = ThreadPoolExecutor(1, "learn")
         blank = torch.zeros(1, 3, model.image_size, model.image_size, dtype=torch.uint8)
         # The first call builds or exports the backbone's engine, before several threads embed.
@@ -143,14 +161,15 @@ class Service:
 
     # ------------------------------------------------------------------ the queue of changes
 
-    def submit(self, work: Callable[..., Result], *args: Any) -> Job:
+    def submit(self, action: str, work: Callable[..., Result], *args: Any) -> Job:
         """Queue a change.
 
         Args:
+            action: what the job calls it.
             work: method that makes it.
             args: of the method.
         """
-        job = Job()
+        job = Job(action=action)
         job._end = self._thread.submit(self._make, job, work, args)
         self._jobs[job.job] = job
         ended = [key for key, one in self._jobs.items() if one.end.done()]
@@ -166,24 +185,35 @@ class Service:
         """
         if key not in self._jobs:
             raise RequestError(404, "there is no such job, or it ended long ago")
-        return self._jobs[key]
+        keys = list(self._jobs)
+        before = keys[: keys.index(key)]
+        job = self._jobs[key]
+        job.place = sum(not self._jobs[other].end.done() for other in before)
+        return job
 
     def _make(self, job: Job, work: Callable[..., Result], args: Sequence[Any]) -> None:
         """Make a change, and free what it needed."""
+        self._at_work = job
         job.state = "at work"
         try:
-            job.result = work(*args)
-            job.state = "done"
+            result = work(*args)
         except BaseException as error:
             # What is no error of ours is a fault: the service goes on, the log has the traceback.
             is_fault = not isinstance(error, CifnetError)
-            LOGGER.warning("%s: %s", work.__name__, error, exc_info=is_fault)
+            LOGGER.warning("%s: %s", job.action, error, exc_info=is_fault)
             refusal = refusal_of(error)
             job.may_be_asked_for = refusal.anyway
             job.instead = refusal.instead
             job.error = str(refusal)
             job.status = refusal.status
             job.state = "refused"
+        else:
+            if isinstance(result, UpdateResult):
+                job.update = result
+            else:
+                job.change = result
+            job.status = 200
+            job.state = "done"
         self.inbox.request_update()
 
     # ------------------------------------------------------------------ changes: learn
@@ -219,6 +249,7 @@ class Service:
             old_accuracy_interval=interval,
             next_step=next_step(model.counts),
             accuracy=AccuracyEstimate.from_model(model),
+            warnings=old.class_name_warnings(list(images.classes)),
         )
         result.seconds = time.perf_counter() - start
         model.record_event(
@@ -242,7 +273,14 @@ class Service:
             for label, files in enumerate(classes.values())
             for file in files
         }
-        present, z = self.inbox.embeddings(list(label_of))
+        files = list(label_of)
+        job = self._at_work
+        job.total = len(files)
+        for start in range(0, len(files), LARGEST_BATCH):
+            job.done = start
+            self.inbox.embeddings(files[start : start + LARGEST_BATCH])
+        job.done = len(files)
+        present, z = self.inbox.embeddings(files)
         paths = [self.workspace.image(file) for file in present]
         hashes = [content_hash(path.read_bytes()) for path in paths]
         labels = [label_of[file] for file in present]
@@ -257,7 +295,8 @@ class Service:
         count = sum(result.learned.values())
         names = quoted(list(result.learned))
         message = f"learned {number_of(count, 'photo')} of {names}"
-        change = Change(action="extend", message=message)
+        scores = result.model_dump(include=SCORES, exclude_none=True)
+        change = Change(action="extend", message=message, scores=scores)
         if self.options.keep_images:
             change.learned = classes
         result.version = self._changed(model, change).version
@@ -285,6 +324,10 @@ class Service:
         change = Change(action="forget", message=message, forgotten=name)
         result = self._changed(done.model, change)
         result.exact = done.exact
+        if kept_images:
+            photos = number_of(len(kept_images), "photo")
+            stay = "stay here until you delete them for good"
+            result.message += f". {photos} of it and the versions before {stay}"
         return result
 
     def rename(self, old: str, new: str, anyway: bool = False) -> ChangeResult:
@@ -296,8 +339,12 @@ class Service:
             anyway: whether it may be nearly the name of another class.
         """
         model = self.answering.served.model.clone()
+        require(model, old)
         others = [other for other in model.class_names if other != old]
         name = checked_names([new], others, anyway)[new]
+        if name == old:
+            same = f"'{name}' has this name already: give another one"
+            raise RequestError(422, same)
         if name in others:
             taken = f"there is a class '{name}' already"
             joined = f"'{name}' and '{old}' would become one"
@@ -366,9 +413,9 @@ class Service:
         return self._changed(model, change)
 
     def _model_with_another(self, name: str) -> Classifier:
-        """Return the model; UsageError unless it knows class ``name`` and another one."""
+        """Return the model; RequestError unless it knows class ``name`` and another one."""
         model = self.answering.served.model
-        model.labels([name])
+        require(model, name)
         if len(model.class_names) == 1:
             raise RequestError(
                 422, f"'{name}' is the only class: teach another one first"
@@ -430,7 +477,7 @@ class Service:
             every: all kept images; otherwise those that the served version did not learn.
         """
         counts = self.workspace.purge(every)
-        photos = number_of(counts.images, "photo")
+        photos = number_of(counts.learned + counts.taken_away, "photo")
         versions = number_of(counts.versions, "other version")
         message = f"deleted {photos} and {versions} for good"
         return ChangeResult(version=self.workspace.current, message=message)
@@ -444,6 +491,14 @@ class Service:
         """Serve the model of a stored version; return the answer."""
         self.answering.serve(model, number)
         return ChangeResult(version=number, message=message)
+
+
+def require(model: Classifier, name: str) -> None:
+    """Raise RequestError unless the model knows class ``name``."""
+    try:
+        model.labels([name])
+    except UsageError as error:
+        raise RequestError(404, str(error)) from error
 
 
 def quoted(names: Sequence[str]) -> str:

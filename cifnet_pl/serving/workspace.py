@@ -105,6 +105,8 @@ class Change(ApiObject):
     """open, extend, forget, rename, move or join."""
     message: str
     """One sentence."""
+    scores: dict[str, float] = Field(default={})
+    """Percentages; new_images is how many images new_accuracy is a share of."""
     learned: dict[str, list[str]] = Field(default={}, exclude=True)
     """Class name → file names of its kept images."""
     forgotten: str | None = Field(default=None, exclude=True)
@@ -162,6 +164,13 @@ class WaitingImage(NamedTuple):
     folders: list[str]
     name: str | None
 
+    @property
+    def folder(self) -> str | None:
+        """Name of the folder that it was sent in; None for none or several."""
+        if len(self.folders) == 1:
+            return self.folders[0]
+        return None
+
 
 class LineStep(NamedTuple):
     """A step along the line of versions.
@@ -180,8 +189,10 @@ class LineStep(NamedTuple):
 class DeletedCounts(ApiObject):
     """Numbers of images and versions that a purge deletes for good."""
 
-    images: int
-    """Kept images that the served version did not learn, or all, and those that were taken away."""
+    learned: int
+    """Kept images that the served version did not learn, or all."""
+    taken_away: int
+    """Images that were taken away from those that wait."""
     versions: int
     """Other versions."""
 
@@ -703,8 +714,11 @@ class Workspace:
         Args:
             every: as for :meth:`purge`.
         """
+        deletable = self._deletable(every)
+        taken_away = len(deletable - self.ever_learned())
         return DeletedCounts(
-            images=len(self._deletable(every)),
+            learned=len(deletable) - taken_away,
+            taken_away=taken_away,
             versions=len(self.stored_versions) - 1,
         )
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -86,3 +86,13 @@ def test_a_small_request_does_not_wait_for_a_large_one(server, monkeypatch):
         assert part.result().status_code == 200
         assert decoded.count(large) < count
         assert len(whole.result().json()["images"]) == count
+
+
+def test_who_goes_while_the_image_waits_stops_no_other(answering):
+    """A future that is cancelled is left out of its batch."""
+    gone, other = Future(), Future()
+    for content, answer in zip(IMAGES, (gone, other), strict=False):
+        answering._asked.put((content, answer))
+    gone.cancel()
+    answering._answer_batch()
+    assert int(other.result(0).probabilities.argmax()) == 1

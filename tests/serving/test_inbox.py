@@ -61,7 +61,7 @@ def test_images_wait_through_a_new_start_until_they_are_decided(tmp_path):
     with client(tmp_path / "w") as http:
         found = waiting(http)
         assert (found["waiting"], found["in_folders"], found["version"]) == (6, 4, 1)
-        names = {one["image"]: [*one["folders"], "blue"][0] for one in found["images"]}
+        names = {one["image"]: one["folder"] or "blue" for one in found["images"]}
         assert learned(http, names).json()["learned"] == {"blue": 4, "yellow": 2}
         assert learned(http, names).status_code == 409
         known = sent(http, images("blue", 3))["known"]
@@ -80,7 +80,7 @@ def test_the_most_uncertain_come_first_and_each_version_answers_anew(http):
     assert [one["known"] for one in found] == [False] * 3 + [True] * 3
     shares = [one["classes"][0]["probability"] for one in found[3:]]
     assert shares == sorted(shares)
-    assert http.get("/inbox?count=2").json()["images"] == found[:2]
+    assert http.get("/inbox?first=2&count=2").json()["images"] == found[2:4]
     surest = http.get("/inbox?surest=true").json()["images"]
     assert [one["known"] for one in surest] == [True] * 3 + [False] * 3
     assert surest[0]["image"] == found[-1]["image"]
@@ -94,10 +94,14 @@ def test_the_most_uncertain_come_first_and_each_version_answers_anew(http):
 def test_what_is_taken_away_comes_back_or_goes(tmp_path, monkeypatch):
     with client(tmp_path / "w") as http:
         first, second = sent(http, images("blue", 2))["images"]
-        http.post("/inbox/remove", json={"images": [first, second]})
-        assert http.get("/inbox").json()["waiting"] == 0
-        http.post("/inbox/remove?back=true", json={"images": [second]})
-        assert http.get("/inbox").json()["waiting"] == 1
+        left = http.post("/inbox/remove", json={"images": [first, second]}).json()
+        assert left == {"waiting": 0}
+        left = http.post("/inbox/remove?back=true", json={"images": [second]}).json()
+        assert left == {"waiting": 1}
+        left = http.post("/inbox/names", json={"names": {second: "navy"}}).json()
+        assert left == {"waiting": 1}
+        (one,) = http.get("/inbox").json()["images"]
+        assert (one["image"], one["name"]) == (second, "navy")
         assert tree(tmp_path / "w" / "images") == {first, second}
     monkeypatch.setattr("cifnet_pl.serving.workspace.KEPT_SECONDS", 0)  # a week later
     with client(tmp_path / "w") as http:
@@ -152,8 +156,9 @@ def test_an_image_that_is_learned_again_while_it_waits(tmp_path):
         assert refused.status_code == 409
         assert "was learned as 'red' before" in refused.json()["error"]
         again = learned(http, dict.fromkeys(names, "red"))
-        assert again.status_code == 409
-        assert "each was learned before" in again.json()["error"]
+        assert again.status_code == 422
+        said = again.json()["error"]
+        assert said == "3 photos sent, but all were learned before"
         pink = learned(http, names, params={"anyway": "true"}).json()
         assert pink["learned"] == {"pink": 3}
         assert http.get("/inbox").json()["waiting"] == 0

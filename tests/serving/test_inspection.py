@@ -13,7 +13,6 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import CalibrationSamples, KnownScores
 from cifnet_pl.model.calibration import estimated
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.more_images import gain_of_more_images
 from cifnet_pl.serving.inspection import (
     AccuracyEstimate,
     accuracy_of_classes,
@@ -68,6 +67,7 @@ def test_what_each_class_is_taken_for():
     assert (plum.accuracy, plum.interval) == (100, pytest.approx((90, 100)))
     assert (rare.accuracy, rare.interval) == (None, None)
     assert 20 < pear.accuracy < 80
+    assert not any(one.rarely_predicted for one in (pear, plum, quince, rare))
     assert AccuracyEstimate.from_model(model).new_group_accuracy is not None
 
 

@@ -108,6 +108,7 @@ def test_drop_name_learn_undo(browser, server):
         sure = page.locator("#sure")
         sure.get_by_role("button", name="Forget").click()
         expect(message).to_contain_text("Forgot 'blue' exactly")
+        expect(message).to_contain_text("1 photo of it and the versions before stay")
         change(page, "red")
         page.locator("#class-new").fill("<img src=x onerror=alert(1)>")
         page.get_by_role("button", name="Rename").click()
@@ -115,11 +116,16 @@ def test_drop_name_learn_undo(browser, server):
         page.get_by_role("tab", name="Versions").click()
         expect(page.locator("#version-table tr")).to_have_count(5)
         expect(page.locator("#version-table img")).to_have_count(0)
+        expect(page.locator("#version-table tr").nth(3)).to_contain_text(
+            "too few to say"
+        )  # of eight photos and one
         check_looks(page, "versions")
         page.get_by_role("button", name="Delete photos of forgotten classes").click()
         expect(sure).to_contain_text("Delete 1 photo and 3 other versions for good?")
         sure.get_by_role("button", name="Delete for good").click()
         expect(message).to_contain_text("Deleted 1 photo and 3 other versions for good")
+        gone = "3 versions were deleted for good."
+        expect(page.locator("#versions-hint")).to_contain_text(gone)
     assert list(counts(server)) == ["<img src=x onerror=alert(1)>", "green", "yellow"]
     assert len(tree(server.folder / "images")) == 8 + 2
 
@@ -144,6 +150,7 @@ def test_from_an_empty_page(browser, tmp_path):
         page.get_by_role("button", name="Group by likeness").click()
         until(page, "document.querySelectorAll('#groups .thumb').length > 60")
         groups = page.locator("#groups .card")
+        expect(page.locator("#groups")).to_contain_text("like no other below")
         page.locator("#groups .thumb").first.click()
         for name in ("one", "two"):
             groups.nth(0).locator("input").fill(name)
@@ -217,11 +224,12 @@ def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
         for _ in range(30):
             page.keyboard.press("Tab")
             reached.add(page.evaluate(FOCUSED))
-        buttons = {"files", "folder", "camera-open", "group", "select-all"}
+        buttons = {"files", "folder", "camera-open", "group", "csv"}
         assert buttons | {"card", "plain share", "plain yes share"} <= reached
         message = page.locator("#message-text")
         cards.nth(0).focus()
-        page.keyboard.press("y")  # it is unlike all
+        page.keyboard.press("y")
+        expect(message).to_contain_text("unlike")
         cards.nth(1).focus()
         page.keyboard.press("y")
         page.keyboard.press("2")
@@ -237,10 +245,11 @@ def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
         expect(page.locator("#learn")).to_be_focused()
         check_looks(page, "dark")
         keep_texts(page, "message-text")
+        keep_texts(page, "work-text")
         page.keyboard.press("Enter")
-        expect(page.locator("#work")).to_be_visible()
         expect(message).to_contain_text("Learned ")
         assert len(page.evaluate("window.texts['message-text']")) <= 2
+        assert set(page.evaluate("window.texts['work-text']")) == {"Learning…"}
         expect(page.locator("#lesson")).to_be_focused()
         expect(page.locator("#state")).to_contain_text("3 classes")
         page.locator("#message").get_by_role("button", name="Undo").press("Enter")
@@ -250,6 +259,36 @@ def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
         expect(cards).to_have_count(2)
         # None is left without a name.
         expect(page.locator("#files")).to_be_focused()
+
+
+def test_what_a_change_waits_for_and_what_it_takes_away(browser, server, patient):
+    """How far it is; how many photos that wait lose their name."""
+    (file,) = patient.post("/inbox", files=images("red", 1, 500)).json()["images"]
+    patient.post("/inbox/names", json={"names": {file: "red"}})
+    steps = [{"place": 1}, {"place": 0, "done": 3, "total": 80}]
+
+    def tell(route):
+        found = route.fetch()
+        job = found.json()
+        if steps:
+            job |= {"state": "at work", **steps.pop(0)}
+        route.fulfill(response=found, json=job)
+
+    with page_of(browser, server) as page:
+        expect(page.locator("#tab-photos")).to_have_text("Photos (1)")
+        page.get_by_role("tab", name="Classes").click()
+        keep_texts(page, "work-text")
+        page.route(re.compile("/jobs/|/forget"), tell)
+        change(page, "red")
+        page.get_by_role("button", name="Forget this class").click()
+        sure = page.locator("#sure")
+        lost = "1 photo that waits under this name will have none."
+        expect(sure).to_contain_text(lost)
+        sure.get_by_role("button", name="Forget").click()
+        expect(page.locator("#message-text")).to_contain_text("Forgot 'red'")
+        texts = page.evaluate("window.texts['work-text']")
+    said = ["Waiting: 1 change comes first.", "Looking at photo 3 of 80…"]
+    assert texts[:2] == said
 
 
 def test_the_token_is_asked_for_or_in_the_address(browser, tmp_path):
@@ -376,9 +415,9 @@ def promise(right):
 def test_what_is_promised(browser, server):
     """The accuracy of these days is not promised for another day; the worst class is the first."""
     red = {"name": "red", "accuracy": 71.2, "interval": [50, 86.4]}
-    red["confused_with"] = ["green"]
+    red |= {"confused_with": ["green"], "rarely_predicted": False}
     green = {"name": "green", "accuracy": 3.0, "interval": None}
-    green["confused_with"] = ["red"]
+    green |= {"confused_with": ["red"], "rarely_predicted": True}
     found = {"loo_accuracy": 96.5, "loo_accuracy_interval": None}
     found |= {"new_group_accuracy": 71.0, "new_group_accuracy_interval": [62.2, 79.8]}
     found |= {"kind": "found", "message": "Photos taken together count as one."}
@@ -396,8 +435,22 @@ def test_what_is_promised(browser, server):
         expect(figures.nth(3)).to_contain_text("another day (estimated)")
         expect(figures.nth(3).locator("dd")).to_have_text("71 % (62 to 80)")
         rows = page.locator("#class-table tr")  # the worst first
-        expect(rows.nth(1)).to_contain_text("3 %")
+        expect(rows.nth(1)).to_contain_text("3 % hardly ever answered")
+        expect(rows.nth(1)).to_contain_text("(0 kept here)")
         expect(rows.nth(2).get_by_label("71 % (50 to 86)")).to_be_visible()
+        expect(page.locator("#about-days")).to_have_text(
+            "Hardly ever answered: green. Photos taken together count as one. What helps most on"
+            " another day: photos of that day or place, five of each class."
+        )
+        said = {
+            "few": "too few photos to say",
+            "one_group": "photos of one day only: cannot be told",
+        }
+        for kind, words in said.items():
+            unknown = {**found, "new_group_accuracy": None, "kind": kind}
+            page.route("**/summary", promise(unknown))
+            page.get_by_role("tab", name="Classes").click()
+            expect(figures.nth(3).locator("dd")).to_have_text(words)
 
 
 LONG = [
@@ -418,7 +471,7 @@ def test_strange_names_fit_on_every_screen(browser, server):
     """
     served = server.service
     for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
-        served.submit(served.rename, old, new).end.result()
+        served.submit("rename", served.rename, old, new).end.result()
     files = {}
     for number, colour in enumerate(("red", "blue")):
         files[f"{'long ' * 40}{number}.png"] = image(colour, 70, 60)

@@ -2,6 +2,8 @@
 browsers.
 """
 
+import csv
+import io
 import re
 
 import pytest
@@ -63,7 +65,8 @@ def wait_for_another_picture(page) -> None:
 
 def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
     """Chromium's fake camera shows a green picture with a moving timer, which is learned as what it
-    is called.
+    is called; ten images are taken while a button is held, and stored where the camera goes away
+    meanwhile.
     """
     with page_of(browser, server) as page:
         page.get_by_role("tab", name="Photos").click()
@@ -78,12 +81,26 @@ def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
             wait_for_another_picture(page)
         expect(page.locator("#named")).to_have_text("2 named")
         check_looks(page, "camera")
+        page.locator("#camera-ten").hover()
+        page.mouse.down()
+        expect(page.locator("#camera-taken")).to_have_text("12 photos stored.")
+        page.mouse.up()
         page.locator("#camera").get_by_role("button", name="Close").click()
         until(page, "document.getElementById('camera-video').srcObject", None)
         page.locator("#learn").click()
         expect(page.locator("#message-text")).to_contain_text("Learned timer (")
         page.get_by_role("button", name="Camera", exact=True).click()
         expect(answer).to_contain_text("timer")
+        tab = page.locator("#tab-photos")
+        expect(tab).to_have_text("Photos")
+        page.locator("#camera-ten").focus()
+        page.keyboard.down(" ")
+        taken = page.locator("#camera-taken")
+        expect(taken).to_contain_text("not yet")
+        page.evaluate("document.getElementById('camera-video').srcObject = null")
+        expect(taken).to_have_text(re.compile(r"^\d photos? stored\.$"))
+        page.keyboard.up(" ")
+        expect(tab).to_contain_text("Photos (")
         page.keyboard.press("Escape")
         page.evaluate(NO_CAMERA)
         page.get_by_role("button", name="Camera", exact=True).click()
@@ -131,34 +148,45 @@ def test_a_list_that_comes_late_gives_no_name_again(browser, server, patient):
         assert "2 named" not in page.evaluate("window.texts.named")
 
 
-def test_many_images_are_named_by_a_range(browser, server):
-    """Uncertain ones first; click and shift select a range, one name serves for all."""
+def test_many_images_are_named_by_a_range_and_listed(browser, server):
+    """Uncertain ones first; click and shift select a range, one name serves for all; the CSV has
+    every image.
+    """
     names = ["red"] * 8 + ["green"] * 8 + ["blue"] * 4
     files = {
         f"{i:02} {name}.png": image(name, 70 + i, 60) for i, name in enumerate(names)
     }
     with page_of(browser, server) as page:
-        drop(page, "#drop", files)
+        drop(page, "#drop", {**files, "=1+1.png": image("red", 300, 60)})
         cards = page.locator("#cards .card")
-        expect(cards).to_have_count(20)
+        expect(cards).to_have_count(21)
         expect(page.locator("#progress")).to_be_hidden()
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download as CSV").click()
         cards.nth(0).locator(".picture").click()
         cards.nth(3).locator(".picture").click(modifiers=["Shift"])
         expect(page.locator("#selected")).to_have_text("4 selected")
         check_looks(page, "many")
         page.get_by_label("Class of the selected photos", exact=True).fill("blue")
         page.keyboard.press("Enter")
-        cards.nth(19).get_by_role("button", name="Yes, ").click()
-        cards.nth(19).get_by_role("button", name="Take back").click()
-        expect(cards.nth(19).get_by_role("button", name="Yes, ")).to_be_visible()
-        cards.nth(19).locator(".picture").click()
+        cards.nth(20).get_by_role("button", name="Yes, ").click()
+        cards.nth(20).get_by_role("button", name="Take back").click()
+        expect(cards.nth(20).get_by_role("button", name="Yes, ")).to_be_visible()
+        cards.nth(20).locator(".picture").click()
         page.get_by_role("button", name="Take away").click()
-        expect(cards).to_have_count(19)
+        expect(cards).to_have_count(20)
         expect(page.locator("#cards .card:focus")).to_have_count(1)
         page.get_by_role("button", name="Put back").click()
-        expect(cards).to_have_count(20)
+        expect(cards).to_have_count(21)
         page.locator("#learn").click()
         expect(page.locator("#message-text")).to_contain_text("blue (4)")
+        text = download.value.path().read_text(encoding="utf-8")
+    table = {row["file"]: row for row in csv.DictReader(io.StringIO(text))}
+    assert all(table[file]["closest"] in ("red", "green") for file in files)
+    assert [table[file]["class"] for file in list(files)[:16]] == names[:16]
+    unknown = [table[file] for file in list(files)[16:]]
+    assert [(row["class"], row["known"]) for row in unknown] == [("", "false")] * 4
+    assert "'=1+1.png" in table  # a spreadsheet must not run it
 
 
 TWO_FRAMES = (

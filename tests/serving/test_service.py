@@ -76,6 +76,7 @@ def test_answers_are_the_models_own(http, tmp_path):
     files = [("files", (path.name, path.read_bytes())) for path in paths]
     files.insert(1, ("files", ("<b>.png", b"no")))
     found = http.post("/classify", files=files).json()
+    assert found["version"] == 1
     bad = found["images"].pop(1)
     assert (bad["file"], bad["classes"]) == ("<b>.png", [])
     assert bad["unreadable"] == "no image of a known format"
@@ -113,7 +114,7 @@ def test_a_head_that_can_neither_promise_nor_take_more_says_so(tmp_path):
     promises = (answer.known, answer.novelty, answer.p_value, answer.prediction_set)
     assert promises == (None,) * 4
     arrived = service.inbox.receive([("a.png", BytesIO(image("red", 400)))]).images
-    job = service.submit(service.learn, dict.fromkeys(arrived, "red"))
+    job = service.submit("learn", service.learn, dict.fromkeys(arrived, "red"))
     job.end.result()
     assert (job.status, "cannot add images to class" in job.error) == (409, True)
     service.close()
@@ -136,9 +137,10 @@ def test_taught_as_the_command_line_teaches(http, tmp_path):
     own = cifnet_pl.extend(model(), tmp_path / "photos").model
     served = version_of(tmp_path, 2)
     assert_same_model(own, served, atol=1e-9)
-    event = served.history[-1]
-    assert (event.kind, event.class_names) == ("extend", ["blue"])
-    assert event.parents == [model().identity]
+    event = http.get("/summary").json()["history"][-1]
+    assert (event["kind"], event["class_names"]) == ("extend", ["blue"])
+    assert event["parents"] == [model().identity]
+    assert event["date"]
     answer = http.post("/classify", files=images("blue", 3, 500))
     assert names_of(answer) == ["blue"] * 3
 
@@ -152,8 +154,12 @@ def test_a_trial_changes_nothing(http, tmp_path):
     assert http.get("/inbox").json()["waiting"] == 10
 
 
-def test_learning_does_not_block_answers_and_others_wait(tmp_path, monkeypatch):
-    """While an update cannot end, images are answered, and two more changes wait."""
+def test_learning_does_not_block_answers_and_others_wait_with_their_place(
+    tmp_path, monkeypatch
+):
+    """While an update cannot end, images are answered, and two more changes say how many come
+    before them.
+    """
     begun = threading.Event()
     go_on = threading.Event()
     learn = teaching.learn
@@ -173,14 +179,39 @@ def test_learning_does_not_block_answers_and_others_wait(tmp_path, monkeypatch):
         assert [job.status_code for job in jobs] == [202] * 3
         assert begun.wait(PATIENCE)
         now = [http.get(f"/jobs/{job.json()['job']}").json() for job in jobs]
-        assert [job["state"] for job in now] == ["at work", "waiting", "waiting"]
+        assert [(job["state"], job["place"]) for job in now] == [
+            ("at work", 0),
+            ("waiting", 1),
+            ("waiting", 2),
+        ]
+        assert (now[0]["done"], now[0]["total"]) == (5, 5)
         answer = http.post("/classify", files=images("red", 2))
-        assert names_of(answer) == ["red"] * 2
+        assert (answer.json()["version"], names_of(answer)) == (1, ["red"] * 2)
         go_on.set()
         now = [ended(http, job.json()) for job in jobs]
-        assert [job["state"] for job in now] == ["done", "done", "refused"]
-        assert now[0]["result"]["learned"] == {"blue": 5}
+        assert [(job["state"], job["status"]) for job in now] == [
+            ("done", 200),
+            ("done", 200),
+            ("refused", 404),
+        ]
+        assert now[0]["update"]["learned"] == {"blue": 5}
         assert http.get("/versions").json()["current"] == 3
+
+
+def test_a_lesson_tells_how_far_it_is(http, monkeypatch):
+    inbox = http.app.app.state.service.inbox
+    embeddings = inbox.embeddings
+    seen = []
+
+    def ask(names):
+        (job,) = http.app.app.state.service._jobs
+        now = http.get(f"/jobs/{job}").json()
+        seen.append((now["action"], now["done"], now["total"]))
+        return embeddings(names)
+
+    monkeypatch.setattr(inbox, "embeddings", ask)
+    taught(http, "blue", 20)
+    assert seen == [("learn", done, 20) for done in (0, 8, 16, 20)]
 
 
 # ---------------------------------------------------------------------- change
@@ -195,7 +226,8 @@ def test_purged_images_and_versions_are_gone(tmp_path):
         assert changed(http, "/forget", name="blue")["exact"] is True
         (gone, _) = http.post("/inbox", files=images("pink", 2)).json()["images"]
         http.post("/inbox/remove", json={"images": [gone]})
-        assert http.get("/purge").json() == {"images": 5, "versions": 3}
+        counted = http.get("/purge").json()
+        assert counted == {"learned": 4, "taken_away": 1, "versions": 3}
         said = changed(http, "/purge")["message"]
         assert said == "deleted 5 photos and 3 other versions for good"
         assert len(tree(folder / "images")) == 3 + 1
@@ -219,6 +251,8 @@ def test_forgotten_exactly_where_all_images_are_kept(http, tmp_path):
     assert (forgot["exact"], "still count" in forgot["message"]) == (False, True)
     assert http.post("/forget", json={"name": "green"}).status_code == 422
     assert list(counts(http)) == ["green"]
+    lesson = teach(http, images("pink", 2), "pink").json()
+    assert any("removed" in warning for warning in lesson["warnings"])
 
 
 def refused(http, path, content):
@@ -227,10 +261,11 @@ def refused(http, path, content):
 
 
 REFUSED_NAMES = [
-    ("x", "y", 422),
+    ("x", "y", 404),
     ("red", "green", 409),
     ("red", "../x", 422),
     ("red", "", 422),
+    ("red", "red ", 422),
     ("red", "\ud800", 422),
 ]
 
@@ -250,7 +285,8 @@ def test_renamed_classes_keep_their_images(http):
         assert (answer.status_code, set(answer.json())) == (status, {"error"})
     # What may be a mistake is done where it is asked for anyway.
     job = refused(http, "/rename", {"old": name, "new": "Green "})
-    assert (job["may_be_asked_for"], job["instead"]) == (True, {"Green": "green"})
+    assert (job["status"], job["may_be_asked_for"]) == (409, True)
+    assert job["instead"] == {"Green": "green"}
     changed(http, "/rename?anyway=true", old=name, new="Green ")
     assert list(counts(http)) == ["red", "green", "Green"]
 
@@ -301,7 +337,7 @@ def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
     wrong = [{"into": "Red"}, {"name": "neither"}, {"images": ["x"]}]
     wrong += [{"into": into} for into in ("both", "../x", " ")]
     statuses = [http.post("/move", json=asked | one).status_code for one in wrong]
-    assert statuses == [409, 422, 422, 422, 422, 422]
+    assert statuses == [409, 404, 422, 422, 422, 422]
     said = changed(http, "/move", **asked)["message"]
     assert said == "moved 4 photos of 'both' to 'yellow'"
     changed(http, "/move", name="both", into="blue")
@@ -381,11 +417,12 @@ def test_read_only(tmp_path):
 
 
 def test_limits(http, monkeypatch):
-    assert http.post("/group", json={"images": ["a"] * 2001}).status_code == 422
-    limits = Limits(body_bytes=20_000, json_bytes=9_000, image_bytes=5_000)
+    assert http.post("/group", json={"images": ["a"] * 2001}).status_code == 413
+    limits = Limits(body_bytes=20_000, json_bytes=9_000, image_bytes=5_000, images=3)
     monkeypatch.setattr(gate, "LIMITS", limits)
     answers = [
         http.post("/classify", files=[("files", ("a.png", bytes(30_000)))]),
+        http.post("/classify", files=[("files", ("a.png", b"x"))] * 4),
         http.post("/forget", json={"name": "x" * 10_000}),
         http.post("/forget", files=[("files", ("a.png", bytes(10_000)))]),
     ]
@@ -404,11 +441,11 @@ def test_a_fault_stops_nothing(http, caplog):
     changed(http, "/rename", old="red", new="a")
     service.answering.submit(image("red", 50)).result()
     replaced = weakref.ref(service.answering.served.model)
-    failed = service.submit(Mock(side_effect=ZeroDivisionError, __name__="fail"))
+    failed = service.submit("fail", Mock(side_effect=ZeroDivisionError))
     failed.end.result()
-    assert failed.status == 500
+    assert (failed.status, "log" in failed.error) == (500, True)
     for _ in range(REMEMBERED_CHANGES + 1):
-        service.submit(Mock(return_value=None)).end.result()
+        service.submit("nothing", Mock(return_value=None)).end.result()
     assert http.get(f"/jobs/{failed.job}").status_code == 404
     assert changed(http, "/rename", old="a", new="b")["version"] == 3
     assert becomes(lambda: gc.collect() >= 0 and replaced() is None)

@@ -51,9 +51,15 @@ def test_a_wrong_answer_is_corrected_by_a_tap(browser, server, one_day):
         page.get_by_role("button", name="Save").click()
         expect(page.locator("#message-text")).to_contain_text("Kept as “timer”")
         expect(page.locator("#today")).to_contain_text("1 photo,")
-        page.get_by_role("button", name="This one").click()
-        page.locator("#till-tiles button").nth(0).click()
+        page.locator("#main").focus()  # nothing that keys belong to
+        page.keyboard.press(" ")
+        expect(page.locator("#till-tiles")).to_be_visible()
+        page.keyboard.press("1")
         expect(page.locator("#today")).to_contain_text("2 photos,")
+        expect(page.locator("#today")).to_contain_text("0\N{NO-BREAK SPACE}% right")
+        page.get_by_text("Day by day").click()
+        day = page.get_by_label("2026-03-01: 0\N{NO-BREAK SPACE}% of 2 right, 2 unsure")
+        expect(day).to_be_visible()
         page.get_by_role("button", name="This one").click()
         page.get_by_role("button", name="Next").click()  # nobody says what it was
         expect(page.locator("#till-tiles")).to_be_hidden()
@@ -115,9 +121,9 @@ def test_answers_of_a_day_are_counted(http, one_day):
     http.post("/days", json={"asked": 2, "unsure": 1})
     (day,) = http.post("/days", json={"asked": 1, "corrected": 1}).json()
     assert (day["asked"], day["unsure"], day["corrected"]) == (3, 1, 1)
-    assert http.post("/days", json={"asked": -1001}).status_code == 422
+    assert http.post("/days", json={"asked": -1}).status_code == 422
     for _ in range(2):
-        (day,) = http.post("/days", json={"asked": -2, "corrected": -1}).json()
+        (day,) = http.post("/days?back=true", json={"asked": 2, "corrected": 1}).json()
     assert (day["asked"], day["unsure"], day["corrected"]) == (0, 1, 0)
 
 

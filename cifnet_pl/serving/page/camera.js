@@ -1,12 +1,14 @@
 // The camera of this device: what it shows is answered while it runs; photos of it, one after the other.
 
-import { $, action, bars, count, onClick, pause, SILENT, verdict } from "./page.js";
+import { $, action, attempt, bars, count, onClick, pause, SILENT, verdict } from "./page.js";
 import { classified, cutOut, waitingOf } from "./photos.js";
 import { camera } from "./state.js";
 
 const PAUSE = 300; // milliseconds between an answer and the next question
 const STALE = 2000; // milliseconds after which an answer says nothing of what the camera shows now
 const SECOND = 1000; // milliseconds whose answers are one
+const TEN = 10; // photos that are taken at most while the button is held
+const BETWEEN = 300; // milliseconds between two of them
 const SIDE = 640; // pixels of the longer side of a picture that is asked about
 
 /** Show what the camera sees in a video; an error where the browser has no camera for this page. */
@@ -107,12 +109,34 @@ async function picture() {
 
 /** Call `take` with each photo that is taken and the name that was given; the camera stays open for the next one. */
 export function takesPictures(take) {
-  onClick("camera-open", () => open());
-  action($("camera-form"), "submit", async () => take([await picture()], $("camera-name").value.trim(), (part) => {
+  const store = (photos) => take(photos, $("camera-name").value.trim(), (part) => {
     camera.stored += waitingOf(part).length;
     camera.left -= part.images.length + part.known.length + part.unreadable.length;
     showStored();
-  }));
+  });
+  onClick("camera-open", () => open());
+  action($("camera-form"), "submit", async () => store([await picture()]));
+  let held = false;
+  for (const end of ["pointerup", "pointercancel", "lostpointercapture", "keyup"]) $("camera-ten").addEventListener(end, () => { held = false; });
+  const hold = async () => { // turn the product meanwhile
+    if (held) return;
+    held = true;
+    const photos = [];
+    try {
+      while (held && photos.length < TEN) {
+        photos.push(await picture());
+        await pause(BETWEEN);
+      }
+    } finally { // what was taken stays, also where the camera goes away meanwhile
+      held = false;
+      if (photos.length) await store(photos);
+    }
+  };
+  action($("camera-ten"), "pointerdown", (event) => {
+    $("camera-ten").setPointerCapture(event.pointerId); // what moves below the finger does not end it
+    return hold();
+  });
+  $("camera-ten").addEventListener("keydown", (event) => { if (event.key === " " && !event.repeat) attempt(hold); });
   $("camera-close").addEventListener("click", close);
   $("camera").addEventListener("close", close);
 }

@@ -4,7 +4,7 @@ import {
   $, accuracy, button, change, count, get, hint, keptPhoto, make, named, onClick, onName, percent, post, promised, sure, table,
   takesBack,
 } from "./page.js";
-import { latestOnly, model, opened } from "./state.js";
+import { inbox, latestOnly, model, opened } from "./state.js";
 
 const MOST = 200; // photos of a class that are shown, the newest
 
@@ -14,7 +14,10 @@ function figures(look, answers) {
   const found = { Classes: look.classes, Photos: look.images, ...promised(look.accuracy) };
   $("figures").replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", {}, name), make("dd", {}, value))));
-  $("about-days").textContent = look.accuracy.message;
+  const help = ["found", "given"].includes(look.accuracy.kind) ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
+  const seldom = (answers?.classes ?? []).filter((one) => one.rarely_predicted).map(({ name }) => name);
+  const never = seldom.length ? [`hardly ever answered: ${seldom.join(", ")}`] : [];
+  $("about-days").textContent = [...never, look.accuracy.message.replace(/\.$/, ""), ...help].map((one) => `${one[0].toUpperCase()}${one.slice(1)}.`).join(" ");
 }
 
 const COLUMNS = [
@@ -27,18 +30,18 @@ const COLUMNS = [
 ];
 
 /** How often a class is right on another day, as a bar: its middle, and between what as many new photos may show. */
-function estimate({ accuracy: right, interval }, estimated) {
+function estimate({ accuracy: right, interval, rarely_predicted: seldom }, estimated) {
   if (right === undefined) return "…";
   if (right === null && !estimated) return hint("not estimated", "span");
   if (right === null) return make("span", { className: "warn" }, "needs photos");
   const [low, high] = interval ?? [right, right];
-  const label = accuracy(right, interval);
+  const label = accuracy(right, interval, "");
   const range = make("span", { className: "range" });
   Object.assign(range.style, { left: `${low}%`, width: `${Math.max(1, high - low)}%` });
   const middle = make("span", { className: "middle" });
   middle.style.left = `${right}%`;
-  const bar = make("span", { className: "interval", role: "img", title: label, ariaLabel: label }, range, middle);
-  return make("span", {}, bar, `${right.toFixed(0)} %`);
+  const bar = make("span", { className: `interval ${seldom ? "bad" : ""}`, role: "img", title: label, ariaLabel: label }, range, middle);
+  return make("span", { className: seldom ? "warn" : "" }, bar, `${right.toFixed(0)} %`, seldom ? " hardly ever answered" : "");
 }
 
 /** What a class is taken for: its newest photo beside that of the other one. */
@@ -60,7 +63,8 @@ function row({ name, images: photos, kept_images: kept }, answers, newest, estim
     $("class").showModal();
   }, "plain changes"));
   const others = make("div", {}, ...confusions(name, answers.confused_with, newest));
-  return { cells: [named(name), examples, photos, estimate(answers, estimated), others, actions] };
+  const stored = kept.length < photos ? hint(` (${kept.length} kept here)`, "span") : "";
+  return { cells: [named(name), examples, make("span", {}, photos, stored), estimate(answers, estimated), others, actions] };
 }
 
 /** Show the photos of a class: in groups, if there are several. */
@@ -142,7 +146,9 @@ export function start() {
   onClick("forget", async () => {
     const name = $("class-title").textContent;
     close();
-    const asks = `Forget the class “${name}”? You can take it back as long as its photos and the versions before stay here.`;
+    const waiting = Object.values(inbox.view.names).filter((one) => one === name).length;
+    const lost = waiting ? ` ${count(waiting, "photo that waits", "photos that wait")} under this name will have none.` : "";
+    const asks = `Forget the class “${name}”? You can take it back as long as its photos and the versions before stay here.${lost}`;
     if (await sure(asks, [{ value: "yes", text: "Forget", kind: "danger" }]) === "yes") await change("/forget", { name }, takesBack);
   });
 }

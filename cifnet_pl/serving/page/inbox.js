@@ -4,7 +4,7 @@ import { showBoxes, startBoxes } from "./boxes.js";
 import { takesPictures } from "./camera.js";
 import {
   $, attempt, bar, bars, button, certain, change, changed, count, ENOUGH, finished, get, hint, keptPhoto, make,
-  named as nameTag, onClick, onName, post, promised, say, short, takesBack, takesFiles, takesPasted, verdict,
+  named as nameTag, onClick, onName, post, promised, save, say, short, takesBack, takesFiles, takesPasted, verdict,
 } from "./page.js";
 import { ask, store, waitingOf } from "./photos.js";
 import { inbox, isReadOnly, latestOnly } from "./state.js";
@@ -94,16 +94,13 @@ function foot(photo) {
   return place;
 }
 
-/** The folder that a photo was sent in; none where it was sent in several. */
-const folderOf = ({ folders = [] }) => (folders.length === 1 ? folders[0] : "");
-
 function card(photo) {
   const [text, remark, kind] = verdict(photo);
   const shown = photo.url ? make("img", { src: photo.url, alt: photo.file }) : keptPhoto(photo.image, photo.file);
   const about = { ariaLabel: `Select ${photo.file}`, ariaPressed: selected.has(photo.image), tabIndex: -1 };
   const picture = make("button", { type: "button", className: "picture", ...about }, shown);
   if (photo.image) picture.addEventListener("click", ({ shiftKey }) => select(photo.image, shiftKey));
-  const head = make("div", { className: "head", title: photo.file }, nameTag([folderOf(photo), photo.file.split("/").at(-1)].filter(Boolean).join("/")));
+  const head = make("div", { className: "head", title: photo.file }, nameTag([photo.folder, photo.file.split("/").at(-1)].filter(Boolean).join("/")));
   head.append(button("⤢", `Enlarge ${photo.file}`, () => zoom(photo)));
   const said = make("p", { className: `verdict clamp ${kind}`, textContent: text, dir: "auto" });
   const more = remark ? make("p", { className: "hint clamp", title: remark }, remark) : "";
@@ -244,7 +241,7 @@ async function learn(trial) {
   };
   $("learn").disabled = $("try").disabled = true;
   try {
-    const { result: lesson } = await finished(begin);
+    const { update: lesson } = await finished(begin);
     const learned = Object.entries(lesson.learned).map(([name, photos]) => `${name} (${photos})`).join(", ");
     inbox.lesson = lesson.version ?? inbox.view.version;
     showLesson(lesson);
@@ -268,7 +265,7 @@ function showLesson(lesson) {
     : `What it knew before is about as often right as it was: ${rounded(after)}${range}.`;
   const rest = [of < ENOUGH ? "Too few new photos to say how well they would have been answered."
     : `${rounded(share)} of ${of} new photos, left out to test it, were right.`];
-  rest.push(...Object.entries(promised(lesson.accuracy)).map(([name, value]) => `${name}: ${value}.`));
+  rest.push(...Object.entries(promised(lesson.accuracy)).map(([name, value]) => `${name}: ${value}.`), ...lesson.warnings);
   rest.push(...lesson.unreadable.map(({ file, reason }) => `${file} was left out: ${reason}.`));
   const folded = make("details", {}, hint("More", "summary"), ...rest.map((textContent) => make("p", { textContent })));
   const lines = [old, lesson.next_step].filter(Boolean).map((textContent) => make("p", { textContent }));
@@ -309,8 +306,9 @@ async function group() {
   const open = (await all()).filter(({ image, seen }) => seen && !nameOf(image)).map(({ image }) => image);
   const alike = await post("/group", { images: open.slice(0, GROUPED) });
   const groups = alike.filter(({ images: photos }) => photos.length > 1);
-  if (!groups.length) say("No photos are alike.", true);
-  $("groups").replaceChildren(make("ul", { className: "cards" }, ...groups.map(groupCard)));
+  const rest = open.length - groups.flatMap(({ images: photos }) => photos).length;
+  const found = hint(`${count(groups.length, "group")}; ${count(rest, "photo")} like no other below.`);
+  $("groups").replaceChildren(found, make("ul", { className: "cards" }, ...groups.map(groupCard)));
 }
 
 async function remove() {
@@ -328,7 +326,24 @@ async function remove() {
   say(`Took ${count(photos.length, "photo")} away.`, true, { text: "Put back", work: back });
 }
 
-const all = async () => (await get(`/inbox?count=${inbox.view.waiting}`)).images;
+async function all() {
+  return isReadOnly() ? inbox.asked : (await get(`/inbox?count=${inbox.view.waiting}`)).images;
+}
+
+const cell = (value) => {
+  const text = String(value ?? "");
+  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text; // a spreadsheet must not run a file's name
+  return `"${safe.replaceAll('"', '""')}"`;
+};
+
+async function csv() {
+  const rows = (await all()).map(({ file, classes: [best], ...photo }) => [
+    cell(file), cell(photo.known === false ? "" : best?.name), cell(best?.name), best ? best.probability.toFixed(6) : "",
+    cell(photo.known), photo.novelty ?? "", photo.p_value ?? "", cell(photo.prediction_set?.join("; ")), cell(photo.unreadable),
+  ].join(","));
+  const columns = "file,class,closest,probability,known,novelty,p_value,answers,unreadable";
+  save("answers.csv", new Blob([[columns, ...rows].join("\n") + "\n"], { type: "text/csv" }));
+}
 
 function pressed(event) {
   const photo = inbox.view.images.find((one) => one.image === event.target.dataset.photo);
@@ -337,6 +352,7 @@ function pressed(event) {
   const place = key === "y" && certain(photo) ? 0 : "123".indexOf(key);
   const chosen = photo.classes[place]?.name;
   if (chosen) decide(photo.image, chosen);
+  else if (key === "y") say("Not sure, or unlike what I learned: press 1, 2 or 3 for one of its names, or N for another.");
   else if (key === " ") select(photo.image, event.shiftKey);
   else if (key === "delete" || key === "n") {
     if (!selected.has(photo.image)) select(photo.image, false);
@@ -359,8 +375,8 @@ export function start() {
     return show();
   });
   onClick("by-folder", async () => {
-    const open = (await all()).filter((photo) => folderOf(photo) && !nameOf(photo.image));
-    giveEach(Object.fromEntries(open.map((photo) => [photo.image, folderOf(photo)])));
+    const open = (await all()).filter(({ image, folder }) => folder && !nameOf(image));
+    giveEach(Object.fromEntries(open.map(({ image, folder }) => [image, folder])));
     await show();
   });
   onClick("group", group);
@@ -368,6 +384,7 @@ export function start() {
     for (const { image: photo } of inbox.view.images) if (!nameOf(photo)) selected.add(photo);
     draw();
   });
+  onClick("csv", csv);
   onClick("clear", () => {
     inbox.asked.splice(0).forEach(({ url }) => URL.revokeObjectURL(url));
     draw();

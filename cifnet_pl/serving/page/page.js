@@ -115,16 +115,17 @@ export function verdict(photo) {
   return [`${certain(photo) ? "" : "Not sure: "}${best.name} ${short(best.probability)}`, remark, ""];
 }
 
-/** An accuracy with the ends of its interval. */
-export function accuracy(value, ends) {
-  if (value === null) return "not estimated";
+/** An accuracy with the ends of its interval; what is said where there is none. */
+export function accuracy(value, ends, none) {
+  if (value === null) return none;
   return ends ? `${value.toFixed(0)} % (${ends[0].toFixed(0)} to ${ends[1].toFixed(0)})` : `${value.toFixed(1)} %`;
 }
 
 /** Two numbers with two names: right answers on photos of these days, and on photos of another day, which may be off. */
 export function promised({ loo_accuracy: these, loo_accuracy_interval: ends, new_group_accuracy: other, new_group_accuracy_interval: others, kind }) {
   const where = kind === "measured" ? "Right on the labelled photos of a new place" : "Right on photos of another day (estimated)";
-  return { "Right on photos of these days": accuracy(these, ends), [where]: accuracy(other, others) };
+  const none = { few: "too few photos to say", one_group: "photos of one day only: cannot be told" }[kind] ?? "not estimated";
+  return { "Right on photos of these days": accuracy(these, ends, "not estimated"), [where]: accuracy(other, others, none) };
 }
 
 /** Fewer photos than these say too little for a percentage. */
@@ -186,12 +187,18 @@ export async function post(path, content = {}, signal = null) {
   return (await request(path, { method: "POST", signal, ...sent })).json();
 }
 
-/** Wait for the end of a change. No message says that it is under way: those are read out. */
+/** What is said of a change that is under way. No message does: those are read out. */
+function progressOf({ place, done, total }) {
+  if (place) return `Waiting: ${count(place, "change comes", "changes come")} first.`;
+  return total !== null && done < total ? `Looking at photo ${done} of ${total}…` : "Learning…";
+}
+
 async function ended(job) {
   for (;;) {
     const isOver = job.state === "done" || job.state === "refused";
     $("work").hidden = isOver;
     if (isOver) return job;
+    $("work-text").textContent = progressOf(job);
     await pause(250);
     job = await get(`/jobs/${job.job}`);
   }
@@ -381,7 +388,7 @@ export async function change(path, content, act = null, done = () => {}) {
     : post(`${path}?wait=false${anyway ? "&anyway=true" : ""}`, content));
   const labels = path === "/rename" ? { instead: "Join both", yes: "Keep both" } : {};
   const refused = (error) => showModel().finally(() => { throw error; }); // what the page shows may be old
-  const { result: made } = await finished(begin, labels).catch(refused);
+  const { change: made } = await finished(begin, labels).catch(refused);
   done();
   await changed(`${made.message[0].toUpperCase()}${made.message.slice(1)}. Version ${made.version} is served.`, act && act(made.version));
 }

@@ -2,11 +2,13 @@
 
 import { openCamera, shot, steady, watch } from "./camera.js";
 import {
-  $, action, alternatives, attempt, bar, button, certain, change, count, get, known, make, named, onClick, onName, post, say,
-  short, takesBack, verdict,
+  $, action, alternatives, attempt, bar, button, certain, change, count, get, known, make, named, onClick, onName, percent, post,
+  say, short, takesBack, verdict,
 } from "./page.js";
 import { classified, startUpload, store, waitingOf } from "./photos.js";
 import { camera, isReadOnly, model, refresh, till } from "./state.js";
+
+const DAYS = 30;
 
 /** What is said of an answer: the class, or that it is not known. */
 function wordsOf(answer) {
@@ -27,7 +29,7 @@ function showAnswer(answer, reason = "") {
   $("till-answer").replaceChildren(text, share);
 }
 
-const counted = async (counts) => showToday(await post("/days", counts));
+const counted = async (counts, back = false) => showDays(await post(`/days?back=${back}`, counts));
 
 function showTiles(answer) {
   const tiles = answer.classes.slice(0, 3).map(({ name, probability }) => {
@@ -90,7 +92,7 @@ async function decide(name) {
   await counted(counts);
   const takeBack = async () => {
     await back?.();
-    await counted({ asked: -counts.asked, unsure: -counts.unsure, corrected: -counts.corrected });
+    await counted(counts, true);
     say("Taken back.", true);
   };
   say(text, true, act ?? { text: "Take back", work: takeBack });
@@ -107,9 +109,16 @@ function next() {
   else $("till-answer").replaceChildren("Take a photo");
 }
 
-function showToday(days) {
+function showDays(days) {
+  const right = ({ asked: all, corrected }) => (all ? Math.max(0, 1 - corrected / all) : 0);
   const today = days.at(-1);
-  $("today").textContent = today ? `${today.date.slice(5)}: ${count(today.asked, "photo")}, ${today.unsure} unsure, ${today.corrected} corrected` : "";
+  $("today").textContent = today ? `${today.date.slice(5)}: ${count(today.asked, "photo")}, ${today.unsure} unsure, ${today.corrected} corrected, ${percent(right(today), 0)} right` : "";
+  $("till-days").replaceChildren(...days.slice(-DAYS).map((day) => {
+    const bar = make("span", { className: "bar" });
+    bar.style.height = `${100 * right(day)}%`;
+    const label = `${day.date}: ${percent(right(day), 0)} of ${day.asked} right, ${day.unsure} unsure`;
+    return make("span", { className: "day", title: label, role: "img", ariaLabel: label }, bar);
+  }));
 }
 
 async function take() {
@@ -121,7 +130,7 @@ async function take() {
 async function start() {
   await refresh();
   document.title = `Till · ${model.summary.name} · cifnet`;
-  showToday(await get("/days"));
+  showDays(await get("/days"));
   try {
     await openCamera($("till-video"));
   } catch {
@@ -138,6 +147,12 @@ action($("till-file"), "change", async () => {
   const [file] = $("till-file").files;
   if (file) await ask({ file, path: file.name });
   $("till-file").value = "";
+});
+document.addEventListener("keydown", (event) => {
+  if (event.target.matches("input, button, summary")) return;
+  if (event.key === " ") attempt(till.asked ? next : take);
+  const tile = $("till-tiles").children["123".indexOf(event.key)];
+  if (till.asked && !$("till-tiles").hidden && tile) tile.click();
 });
 startUpload();
 attempt(start);
