@@ -360,13 +360,8 @@ def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
         backbone: gives the embeddings.
 
     Raises:
-        UsageError: a name, a head of another width, or one that has learned already.
+        UsageError: a head of another width, or one that has learned already.
     """
-    if not callable(head):
-        raise UsageError(
-            f"head is {head!r}, expected a class such as cifnet_pl.heads.RidgeHead, or a head of"
-            " that width"
-        )
     made = head
     if not isinstance(made, Head):
         made = made(backbone.features)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, cast
 
 import torch.distributed
@@ -17,14 +15,17 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators.cpu import CPUAccelerator
 from lightning.pytorch.overrides.distributed import _sync_module_states
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
-from torch.distributed import distributed_c10d
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+    StrategyRegistry,
+)
+from lightning.pytorch.utilities import rank_zero_only
 
 from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.processes import RANKS
-from cifnet_pl.utilities.text import print_text
 
 LOST_PROCESS_SIGNS = (
     "closed by peer",
@@ -33,35 +34,6 @@ LOST_PROCESS_SIGNS = (
     "remote process exited",
 )
 """Parts of a RuntimeError's message where another process ended."""
-
-
-REFUSED_STRATEGIES = (
-    "spawn",
-    "fork",
-    "notebook",
-    "fsdp",
-    "deepspeed",
-    "xla",
-    "model_parallel",
-)
-"""Parts of the names of strategies whose processes cannot learn together."""
-
-
-MEETING_SECONDS = 120
-"""How long the processes of a run wait for each other at its start."""
-
-
-NOT_MET = (
-    "the processes of this run did not meet: start all of them; where a node's name is its loopback"
-    " address, as Debian has it, set GLOO_SOCKET_IFNAME (for GPUs NCCL_SOCKET_IFNAME) to the"
-    " network's interface on each node"
-)
-
-
-def _end_without_meeting() -> None:
-    """End this process, which waits in a library."""
-    print_text(f"cifnet: error: {NOT_MET}", sys.stderr)
-    os._exit(CifnetError.exit_code)
 
 
 class StatisticsDDPStrategy(DDPStrategy):
@@ -74,31 +46,6 @@ class StatisticsDDPStrategy(DDPStrategy):
     """
 
     strategy_name = "ddp"
-
-    def setup_distributed(self) -> None:
-        """Meet the other processes; none waits for good for those that cannot be reached.
-
-        Raises:
-            CifnetError: they did not meet within ``MEETING_SECONDS``.
-        """
-        lasting = self._timeout
-        self._timeout = timedelta(seconds=MEETING_SECONDS)
-        # Gloo waits without a limit for a process that connects to another address.
-        alarm = threading.Timer(MEETING_SECONDS + 10, _end_without_meeting)
-        alarm.daemon = True
-        alarm.start()
-        try:
-            super().setup_distributed()
-        except RuntimeError as error:
-            raise CifnetError(NOT_MET) from error
-        finally:
-            alarm.cancel()
-            self._timeout = lasting
-        # Before torch 2.13 it has no public name.
-        set_timeout: Any = getattr(
-            torch.distributed, "set_timeout", distributed_c10d._set_pg_timeout
-        )
-        set_timeout(lasting)
 
     def configure_ddp(self) -> None:
         """Give all processes the same tensors; wrap modules that leave gradients to Lightning."""
@@ -172,9 +119,10 @@ def prepare_processes(trainer: Trainer) -> None:
 
     Raises:
         UsageError: the Trainer expects another number than torchrun started, would start more
-            processes on this machine than it has cores, or would wait for other machines that do
-            not know where this one is.
+            processes on this machine than it has cores, would wait for other machines that do not
+            know where this one is, or has a strategy that does not fit.
     """
+    check_strategy(trainer.strategy)
     cores = os.cpu_count() or 1
     on_cpu = isinstance(trainer.accelerator, CPUAccelerator)
     started_elsewhere = "MASTER_PORT" in os.environ
@@ -220,29 +168,20 @@ def check_trainer(trainer: Trainer) -> None:
             f"val_check_interval is {trainer.val_check_interval}, but each task is evaluated once"
             " it is learned: leave it out"
         )
-    strategy = trainer.strategy
-    check_strategy(getattr(strategy, "_start_method", strategy))
-    if trainer.world_size > 1 and not isinstance(strategy, StatisticsDDPStrategy):
-        raise UsageError(
-            f"{type(strategy).__name__} waits for gradients, and there are none: "
-            "use Trainer(strategy=cifnet_pl.learning.strategy.StatisticsDDPStrategy())"
-        )
+    check_strategy(trainer.strategy)
 
 
-def check_strategy(strategy: Any) -> None:
-    """Check a strategy.
+def check_strategy(strategy: Strategy) -> None:
+    """Check that what processes learn comes together.
 
     Raises:
-        UsageError: it spawns or forks processes, whose results the parent would never see, or it
-            shards gradients.
+        UsageError: the strategy waits for gradients, shards them, or loses the results of processes
+            that it spawns.
     """
-    name = strategy
-    if not isinstance(strategy, str):
-        name = getattr(strategy, "strategy_name", type(strategy).__name__)
-    if any(word in name for word in REFUSED_STRATEGIES):
+    if not isinstance(strategy, SingleDeviceStrategy | StatisticsDDPStrategy):
         raise UsageError(
-            f"strategy '{name}' would lose the results of its processes, or shard gradients that do"
-            " not exist here: use auto or ddp"
+            f"{type(strategy).__name__} does not add up the statistics of processes: use auto or"
+            " ddp, in Python cifnet_pl.learning.strategy.StatisticsDDPStrategy()"
         )
 
 
@@ -257,11 +196,6 @@ def take_tasks_as_epochs(trainer: Trainer, tasks: int, finished: int) -> None:
         tasks: number of tasks of the run.
         finished: number of tasks that the module has learned before.
     """
-    if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:
-        rank_zero_info(
-            f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all {tasks} tasks"
-            f" are learned: for fewer give max_tasks={trainer.max_epochs} to the data module"
-        )
     trainer.fit_loop.max_epochs = tasks
     # A module that has learned tasks before continues after them, with any Trainer.
     epochs = trainer.fit_loop.epoch_progress

@@ -50,11 +50,8 @@ def report(
     for comparison in comparisons:
         for line in comparison_lines(comparison):
             print_text(line)
-    measured = results.measured
-    runs_text = number_of(len(measured), "run")
-    count = len(measured.drop_duplicates(["setting", "label"]))
-    page = target / "report.html"
-    print_text(f"{runs_text} of {number_of(count, 'configuration')}: {page}")
+    runs_text = number_of(len(results.measured), "run")
+    print_text(f"{runs_text}: {target / 'report.html'}")
 
 
 def write_report(

@@ -58,19 +58,7 @@ DATA_COLUMNS = ["dataset", "n_tasks", "n_classes", "protocol", "tune", "root"]
 """Columns that two runs must share to have the same test images."""
 
 METHODS = {kind.__name__: title_of(kind) for kind in heads.HEADS.values()}
-METHODS |= {
-    "FinetuneModule": "Fine-tuning",
-    "ReplayModule": "Replay",
-    "ICaRLModule": "iCaRL",
-    "WAModule": "WA",
-    "PODNetModule": "PODNet",
-    "DERModule": "DER",
-    "FOSTERModule": "FOSTER",
-    "MEMOModule": "MEMO",
-    "CREATEModule": "CREATE",
-    "TagFexModule": "TagFex",
-}
-"""Class of a head or trained method → its name in tables, in the order of the rows."""
+"""Class of a head → its name in tables, in the order of the rows; trained methods follow."""
 
 JOINT = "Joint logistic regression (bound)"
 """Logistic regression on all embeddings ever seen: a reference, not a method for streams."""
@@ -328,13 +316,12 @@ def _circumstances(run: Run) -> dict[str, Any]:
     summary = run.summary
     seed = summary.get("seed")
     order = run.config["data"].get("class_order")
+    if order is None:
+        order = "as it is"
     if isinstance(order, list):
         order = "given"
-    class_order = str(order)
-    if order is None:
-        class_order = "as it is"
-    machine = str(summary.get("machine") or summary.get("device") or "")
-    if summary.get("threads"):
+    machine = str(summary.get("machine", ""))
+    if "threads" in summary:
         machine = f"{machine}, {number_of(summary['threads'], 'thread')}"
     energy_from = summary.get("energy_source") or "not measured"
     if summary.get("energy_counts_other_processes"):
@@ -343,11 +330,10 @@ def _circumstances(run: Run) -> dict[str, Any]:
         energy_from += "; embeddings from the cache"
     return {
         "seed": str(seed),
-        "class_order": class_order,
+        "class_order": str(order),
         "pair": f"{seed} {order}",
         "machine": machine,
         "energy_from": energy_from,
-        "commit": str(summary.get("git_commit") or "")[:10],
     }
 
 
@@ -358,16 +344,13 @@ def _memory(run: Run) -> dict[str, Any]:
     the tasks are those of all branches, so one network is taken from them.
     """
     summary = run.summary
-    network = summary.get("network_params") or summary.get("backbone_params") or 0
-    widths = summary.get("state_bytes_per_element") or {}
-    components = {}
-    for name, count in (summary.get("state_components") or {}).items():
-        own = count or 0
-        if name == "parameters":
-            own = max(0, own - network)
-        if own:
-            components[name] = own
-    sizes = [count * (widths.get(name) or 4) for name, count in components.items()]
+    network = summary["network_params"]
+    components = dict(summary["state_components"])
+    if "parameters" in components:
+        components["parameters"] -= network
+    components = {name: count for name, count in components.items() if count > 0}
+    widths = summary["state_bytes_per_element"]
+    sizes = [count * widths[name] for name, count in components.items()]
     return {
         "components": components,
         "state_bytes": float(sum(sizes)),

@@ -45,36 +45,20 @@ def read_run(folder: Path) -> Run:
         folder: of the run.
 
     Raises:
-        DataError: the run is not complete, or a file of it is damaged; the sentence says which.
+        DataError: the run is not complete, or a file of it is damaged.
     """
-    for name in ("summary.json", "config.yaml", "tasks.csv"):
-        if not (folder / name).is_file():
-            raise DataError(f"{folder} has no {name}: the run has not finished")
     path = folder / "summary.json"
-    with explained(DataError, f"{path} is damaged"):
+    if not path.exists():
+        raise DataError(f"{folder} has no summary.json: the run has not finished")
+    with explained(DataError, f"{folder} is damaged"):
         summary = json.loads(path.read_text(encoding="utf-8"))
-        n_tasks = len(summary["A_k"])
-        summary["head"] = str(summary["head"])
-        custom = [custom_column(name) for name in summary.get("metrics") or {}]
-        for column in custom:
-            summary[column.run] = summary["metrics"][column.task]
-        for key in (*NUMBERS, *(column.run for column in custom)):
-            number = summary.get(key)
-            if number is not None:
-                summary[key] = float(number)
-    path = folder / "config.yaml"
-    with explained(DataError, f"{path} is damaged"):
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for name, value in summary.get("metrics", {}).items():
+            summary[custom_column(name).run] = value
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         config["data"]["source"]
         config.setdefault("model", {}).setdefault("init_args", {})
-    path = folder / "tasks.csv"
-    with explained(DataError, f"{path} is damaged"):
-        tasks = pd.read_csv(path)
+        tasks = pd.read_csv(folder / "tasks.csv")
         tasks = tasks.astype({"task": int, "classes_seen": int, "A_k": float})
-    if len(tasks) != n_tasks or not n_tasks:
-        raise DataError(
-            f"{path} has {len(tasks)} rows, but summary.json says {n_tasks} tasks"
-        )
     return Run(folder, config, summary, tasks)
 
 
@@ -94,7 +78,7 @@ def natural_order(text: str) -> str:
 def find_folders(paths: Iterable[Path]) -> list[Path]:
     """Find all run folders at or below some paths, in natural order, each once.
 
-    A run folder has one of a run's files, or a folder ``checkpoints``.
+    A run folder has a ``config.yaml``.
 
     Args:
         paths: folders; files among them are passed over.
@@ -102,16 +86,14 @@ def find_folders(paths: Iterable[Path]) -> list[Path]:
     Raises:
         UsageError: a path that does not exist.
     """
-    marks = ("summary.json", "config.yaml", "tasks.csv", "checkpoints")
     folders: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise UsageError(
                 f"no folder {path}: give run folders, or folders that hold them"
             )
-        for folder in [path, *path.rglob("*")]:
-            if any((folder / mark).exists() for mark in marks):
-                folders.setdefault(folder.resolve(), folder)
+        for file in path.rglob("config.yaml"):
+            folders[file.parent.resolve()] = file.parent
     return sorted(folders.values(), key=lambda folder: natural_order(str(folder)))
 
 
@@ -122,16 +104,13 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         paths: folders.
 
     Returns:
-        The complete runs, and a sentence for each path or folder that is left out.
+        The complete runs, and a sentence for each folder that is left out.
 
     Raises:
         UsageError: a path that does not exist.
     """
     runs = []
     left_out = []
-    for path in paths:
-        if path.is_file():
-            left_out.append(f"{path} is a file, not a folder of runs")
     for folder in find_folders(paths):
         try:
             runs.append(read_run(folder))

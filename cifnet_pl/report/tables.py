@@ -415,7 +415,6 @@ def runs_table(results: Results) -> ReportTable:
         **accuracies,
         "machine": "machine",
         "energy_from": "energy from",
-        "commit": "commit",
         "run": "folder",
     }
     rows = runs[list(columns)].astype(object)

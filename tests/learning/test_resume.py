@@ -274,7 +274,7 @@ class TestOtherCheckpoints:
         with callbacks(signalled(signal.SIGUSR1), limit), pytest.raises(Killed):
             fit(tmp_path, *OPTIONS)
         assert (tmp_path / "default" / "hpc_ckpt_1.ckpt").is_file()
-        said = "resumed after task 2"
+        said = ", 2 learned before"
         assert_ends(fit(tmp_path, *OPTIONS), 0, said, capsys)
         assert_same_run(tmp_path / "default" / "version_1", reference)
 
@@ -292,7 +292,7 @@ class TestMore:
         assert fit(tmp_path, *OPTIONS, "--data.max_tasks", "1", *LAST) == 0
         shown = capsys.readouterr()
         assert shown.err == ""
-        assert "nothing is left to do" in shown.out
+        assert ", 3 learned before" in shown.out
         assert f"Run folder {tmp_path / RUN}" in shown.out
         assert shown.out.count("│") == 3 * 8  # the table: a row for each task
         assert_same_run(tmp_path / RUN, reference)

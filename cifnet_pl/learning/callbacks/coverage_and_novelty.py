@@ -24,7 +24,7 @@ from cifnet_pl.model.unknowns import (
 )
 from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
 from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import printable
 
 SET_COLUMNS = ["class", "test_images", "coverage", "set_size"]
 """Columns of ``prediction_sets.csv``."""
@@ -124,14 +124,6 @@ class CoverageAndNoveltyMetrics(Callback):
         known = torch.tensor(evaluation.samples["novelty"].to_numpy())
         unknown = module.head.novelty(self._unknown.to(module.model.device)).cpu()
         row.unknown_auroc, row.unknown_fpr95 = detection(known, unknown)
-        remark = (
-            f"Unknown images: AUROC {row.unknown_auroc:.1f} %, FPR95"
-            f" {row.unknown_fpr95:.1f} % ({number_of(len(unknown), 'image')})"
-        )
-        if row.known_rejected is not None:
-            share = f"{row.known_rejected:.1f} %"
-            remark += f"; {share} of the test images rejected (5 % asked for)"
-        module.record.remarks["unknown"] = remark
 
 
 def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:

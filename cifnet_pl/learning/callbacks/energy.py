@@ -85,12 +85,7 @@ class EnergyMonitor(Callback):
             if trainer.strategy.root_device.type == "cuda":
                 gpus = physical_gpus(trainer.device_ids)
 
-            class Tracker(OfflineEmissionsTracker):
-                # A file of CodeCarbon in a folder would change what the run's own options say, and
-                # runs of two folders are compared.
-                _external_conf = property(lambda tracker: {}, lambda *_: None)
-
-            self._tracker = Tracker(
+            self._tracker = OfflineEmissionsTracker(
                 country_iso_code=self.country_iso_code,
                 save_to_file=False,
                 allow_multiple_runs=True,
@@ -218,9 +213,8 @@ def physical_gpus(device_ids: Sequence[int]) -> list[int | str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not visible:
         return list(device_ids)
-    names = [name.strip() for name in visible.split(",")]
-    chosen = [names[i] for i in device_ids]
-    return [int(name) if name.isdigit() else name for name in chosen]
+    names = visible.split(",")
+    return [names[i] for i in device_ids]
 
 
 GPU_LIBRARIES = {"NvidiaGPUDevice": "nvml", "AMDGPUDevice": "amdsmi"}
@@ -237,9 +231,8 @@ def energy_source(hardware: Sequence[Any]) -> str:
     for part in hardware:
         kind = type(part).__name__
         if kind == "GPU":
-            counted = part._get_gpu_ids()
-            gpus = [gpu for gpu in part.devices.devices if gpu.gpu_index in counted]
-            sources += map(_gpu_source, gpus)
+            for gpu in part.devices.devices:
+                sources.append(f"gpu {GPU_LIBRARIES[type(gpu).__name__]}")
         elif kind == "RAM":
             sources.append("ram estimated")
         elif kind == "AppleSiliconChip":
@@ -251,15 +244,6 @@ def energy_source(hardware: Sequence[Any]) -> str:
             else:
                 sources.append(f"cpu estimated ({mode})")
     return ", ".join(dict.fromkeys(sources))
-
-
-def _gpu_source(gpu: Any) -> str:
-    """Return the library that reads a GPU, such as "gpu nvml"."""
-    kind = type(gpu).__name__
-    source = f"gpu {GPU_LIBRARIES.get(kind, kind)}"
-    if not getattr(gpu, "_has_counter", True):
-        source += " (power sampled)"
-    return source
 
 
 def _over_nodes(trainer: Trainer, energy: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info
@@ -13,15 +14,12 @@ from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.columns import custom_column
 from cifnet_pl.learning.run_record import RunRecord, run_folder
 from cifnet_pl.learning.task_module import TaskModule
-from cifnet_pl.model.bundle import plugin_imports
 from cifnet_pl.model.evaluation import Evaluation, rarely_predicted_message
 from cifnet_pl.model.metrics import ECE_BINS, MIN_TEST_IMAGES
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import to_csv, write_text
-from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.run_folders import COMPLETE, DUPLICATES_FILE
 from cifnet_pl.utilities.text import (
-    LISTED_NAMES,
     listed,
     next_command,
     number,
@@ -43,23 +41,20 @@ class DuplicatesReport(Callback):
         """Report once all checks of the run are over: a run that is refused leaves no folder."""
         data = cast(TaskModule, pl_module).data
         folder = run_folder(trainer)
-        messages = list(data.notes)
-        if data.duplicates:
-            spellings = similar_spellings_message(data.source.class_names)
-            if spellings is not None:
-                messages.append(spellings)
-        for message in messages:
-            rank_zero_info(message)
-        if not (data.duplicates and data.found_duplicates):
+        for note in data.notes:
+            rank_zero_info(note)
+        if not data.duplicates:
             return
-        for sentence in data.found_duplicates.sentences(data.duplicates):
+        spellings = similar_spellings_message(data.source.class_names)
+        if spellings is not None:
+            rank_zero_info(spellings)
+        found = data.found_duplicates
+        for sentence in found.sentences(data.duplicates):
             rank_zero_info(sentence)
-        if folder is not None:
-            rows = [(one.kind, one.sample, one.other) for one in data.found_duplicates]
-            path = folder / DUPLICATES_FILE
-            write_text(path, to_csv(["what", "image", "other"], rows))
-            if len(rows) > LISTED_NAMES:
-                rank_zero_info(f"all duplicates are listed in {path}")
+        if found and folder is not None:
+            rows = [(one.kind, one.sample, one.other) for one in found]
+            text = to_csv(["what", "image", "other"], rows)
+            write_text(folder / DUPLICATES_FILE, text)
 
 
 class TaskProgressBar(RichProgressBar):
@@ -83,57 +78,37 @@ class TaskProgressBar(RichProgressBar):
 
 
 def summary_lines(module: TaskModule) -> list[str]:
-    """Return one line each for accuracy, forgetting with calibration error, and costs.
+    """Return one line each for accuracy, forgetting, calibration error, custom metrics, and costs.
 
     Args:
         module: that learned.
     """
     summary = module.record.summary()
-    lines = []
-    if summary["A_K"] is None:
-        lines.append("Accuracy not measured: no test images")
-    else:
-        count = 0
-        custom: list[str] = []
-        if module.evaluation is not None:
-            count = module.evaluation.images
-            custom = custom_metric_lines(module.evaluation)
+    final = number(summary["A_K"], unit=" %")
+    average = number(summary["A_bar"], unit=" %")
+    accuracies = f"Final accuracy A_K {final}, average accuracy Ā {average}"
+    custom = []
+    if module.evaluation is not None:
         kind = "held-out" if module.data.learns_held_out else "test"
-        tested = f"({count:,} {kind} {module.backbone.sample}s)"
-        final = number(summary["A_K"], unit=" %")
-        average = number(summary["A_bar"], unit=" %")
-        lines.append(
-            f"Final accuracy A_K {final}, average accuracy Ā {average} {tested}"
-        )
-        if summary["n_classes"] == 1:
-            lines.append(
-                "With one class the accuracy is always 100 %: add a second class"
-            )
-        else:
-            measured = calibration_line(module, summary["ece"])
-            if summary["forgetting"] is not None:
-                points = number(summary["forgetting"])
-                measured = f"Forgetting {points} points, c{measured[1:]}"
-            lines.append(measured)
-        lines += custom
+        images = f"{module.evaluation.images:,} {kind} {module.backbone.sample}s"
+        accuracies = f"{accuracies} ({images})"
+        custom = custom_metric_lines(module.evaluation)
     energy = "energy not measured"
     if summary["energy_kwh"] is not None:
         # ``summary.json`` has the source of each part.
-        sources = summary["energy_source"].split(", ")
-        are_estimated = ["estimated" in source for source in sources]
-        how = "measured"
-        if all(are_estimated):
-            how = "estimated"
-        elif any(are_estimated):
-            how = "partly estimated"
+        how = "estimated" if "estimated" in summary["energy_source"] else "measured"
         energy = f"{summary['energy_kwh']:.1e} kWh ({how})"
     buffer = summary["buffer_elements"]
     statistics = summary["state_elements"] - buffer
-    megabytes = statistics * module.element_bytes / 1e6
-    megabytes += buffer * module.buffer_bytes / 1e6
-    seconds = f"{summary['train_seconds']:.1f} s{largest_share(module.record)}"
-    lines.append(f"Training {seconds}, {energy}, state {megabytes:.2f} MB")
-    return lines
+    size = statistics * module.element_bytes + buffer * module.buffer_bytes
+    seconds = f"{summary['train_seconds']:.1f} s"
+    return [
+        accuracies,
+        f"Forgetting {number(summary['forgetting'], unit=' points')}",
+        calibration_line(module, summary["ece"]),
+        *custom,
+        f"Training {seconds}, {energy}, state {size / 1e6:.2f} MB",
+    ]
 
 
 def custom_metric_lines(evaluation: Evaluation) -> list[str]:
@@ -153,35 +128,18 @@ def calibration_line(module: TaskModule, ece: float | None) -> str:
     return f"Calibration error {number(ece, unit=' %')} ({'; '.join(facts)})"
 
 
-def largest_share(record: RunRecord) -> str:
-    """Return what took most of the training time, and its share: it limits the run."""
-    seconds = {"images": 0.0, "solve": 0.0, "backbone": 0.0}
-    for row in record.rows:
-        waiting = row.waiting_seconds or 0.0
-        seconds["images"] += waiting
-        seconds["solve"] += row.solve_seconds
-        seconds["backbone"] += row.train_seconds - waiting - row.solve_seconds
-    total = sum(seconds.values())
-    if not total or not seconds["images"]:
-        return ""
-    slowest = max(seconds, key=seconds.__getitem__)
-    return f" ({slowest} {100 * seconds[slowest] / total:.0f} %)"
-
-
 def class_warnings(module: TaskModule) -> list[str]:
     """Return warnings about classes with few test samples, or hardly ever predicted."""
-    lines: list[str] = []
-    sample = module.backbone.sample
     evaluation = module.evaluation
     if evaluation is None:
-        return lines
-    names = evaluation.class_names
-    few = []
-    for name, count in zip(names, evaluation.class_counts[1].tolist(), strict=True):
-        if count < MIN_TEST_IMAGES:
-            few.append(f"{printable(name)} ({count})")
-    if few:
-        lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {listed(few)}")
+        return []
+    lines = []
+    images = evaluation.class_counts[1]
+    labels = np.flatnonzero(images < MIN_TEST_IMAGES)
+    if len(labels):
+        sample = module.backbone.sample
+        names = listed([printable(evaluation.class_names[label]) for label in labels])
+        lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {names}")
     model = getattr(module, "model", None)
     sentence = rarely_predicted_message(evaluation.rarely_predicted, model)
     if sentence is not None:
@@ -256,26 +214,15 @@ class RunTable(Callback):
         if not trainer.is_global_zero:
             return
         plan = module.data.plan
-        done = module.tasks_finished
-        tasks = len(plan.tasks)
-        summary = (
-            f"{number_of(len(plan.classes), 'class')} in {number_of(tasks, 'task')}"
-        )
+        classes = number_of(len(plan.classes), "class")
+        tasks = number_of(len(plan.tasks), "task")
         device = module.device.type
-        if done == tasks:
-            print_text(
-                f"{summary}: all tasks are learned already, nothing is left to do"
-            )
-            return
         if trainer.world_size > 1:
             device = f"{trainer.world_size} x {device}"
-        summary += f" on {device}"
-        model = getattr(module, "model", None)
-        if model is not None:
-            summary += f", {model.backbone.features:,} features"
-        if trainer.ckpt_path:
-            summary += f", resumed after task {done}"
-        print_text(summary)
+        done = ""
+        if module.tasks_finished:
+            done = f", {module.tasks_finished} learned before"
+        print_text(f"{classes} in {tasks} on {device}{done}")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -301,28 +248,20 @@ class RunTable(Callback):
             )
         self._print_table(record)
         lines = summary_lines(module)
-        if "unknown" in record.remarks:
-            lines.append(record.remarks["unknown"])
-        advice = None
-        is_model = folder is not None and (folder / COMPLETE).is_dir()
-        backbone = module.backbone
-        head = ""
+        row = record.rows[-1]
+        if row.unknown_auroc is not None:
+            found = f"AUROC {row.unknown_auroc:.1f} %, FPR95 {row.unknown_fpr95:.1f} %"
+            lines.append(f"Unknown images: {found}")
         if isinstance(module, CIFNetModule):
-            is_model = folder is not None
-            head = import_name(type(module.head))
             lines += module.model.accuracy_sentences()
-            if module.model.calibration.estimate_kind in ("found", "given"):
-                advice = (
-                    "For new groups add five images a class: cifnet extend --more true"
-                )
         if folder is not None:
-            lines.append(f"Run folder {folder}{record.remarks.get('folder', '')}")
+            refit = ""
+            if (folder / COMPLETE).is_dir():
+                refit = " (refit on all images)"
+            lines.append(f"Run folder {folder}{refit}")
         lines += class_warnings(module)
-        if advice is not None:
-            lines.append(advice)
-        if is_model:
+        if folder is not None and isinstance(module, CIFNetModule):
             words = ("export", "--model", str(folder), "--output", "MODEL")
-            imports = plugin_imports(head, backbone.name, backbone.architecture)
-            lines.append(next_command(*words, trust=bool(imports)))
+            lines.append(next_command(*words))
         for line in lines:
             print_text(line)
