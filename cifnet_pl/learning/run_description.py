@@ -114,21 +114,16 @@ def machine(device: torch.device) -> str:
     """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    name = processor()
-    if device.type == "cpu":
-        return f"{name}, {number_of(usable_cores(), 'core')}"
-    return f"{name} ({device.type})"
-
-
-def processor() -> str:
-    """Return the model of the processor, as the system calls it."""
     text = ""
     if CPU_INFO.exists():
         text = CPU_INFO.read_text(encoding="utf-8")
-    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
-    if match:
-        return " ".join(match[1].split())
-    return platform.processor() or platform.machine()
+    model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
+    processor = platform.processor() or platform.machine()
+    if model:
+        processor = " ".join(model[1].split())
+    if device.type == "cpu":
+        return f"{processor}, {number_of(usable_cores(), 'core')}"
+    return f"{processor} ({device.type})"
 
 
 def fingerprint(source: Source) -> str:

@@ -295,7 +295,7 @@ def setting_of(run: Run) -> dict[str, Any]:
     if data.get("tune"):
         tune = f", on {data['tune']:.3g} of the training images (tuning)"
     arguments = run.config["model"]["init_args"]
-    backbone = str(arguments.get("backbone") or run.summary.get("backbone"))
+    backbone = str(run.summary["backbone"])
     if arguments.get("architecture"):
         backbone = f"{backbone} ({arguments['architecture']})"
     if data.get("image_size"):
@@ -485,20 +485,18 @@ def with_labels(runs: pd.DataFrame) -> pd.DataFrame:
 
 def usual_settings(family: pd.DataFrame) -> dict[str, Any]:
     """Return the value of each setting that most runs of a method have; defaults win ties."""
-    votes: Counter[tuple[str, str]] = Counter()
-    values = {}
+    values: dict[str, list[Any]] = {}
     for config in family["config"]:
         for key, value in config.items():
-            choice = (key, repr(value))
-            values[choice] = value
-            votes[choice] += 2
-    for key, value in family["defaults"].iloc[0].items():
-        choice = (key, repr(value))
-        if choice in votes:
-            votes[choice] += 1
-    usual: dict[str, Any] = {}
-    for choice, _ in votes.most_common():
-        usual.setdefault(choice[0], values[choice])
+            values.setdefault(key, []).append(value)
+    usual = {}
+    for key, found in values.items():
+        votes = Counter(map(repr, found))
+        most = max(votes.values())
+        usual[key] = next(value for value in found if votes[repr(value)] == most)
+        default = family["defaults"].iloc[0].get(key)
+        if votes[repr(default)] == most:
+            usual[key] = default
     return usual
 
 

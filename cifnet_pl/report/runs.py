@@ -129,19 +129,15 @@ def find_missing(paths: Iterable[Path], complete: Iterable[Run]) -> list[str]:
     Returns:
         A sentence for each point below the paths: why there is no run, as far as is known.
     """
+    points = [file.parent for path in paths for file in path.rglob(POINT)]
     # A run's own folder belongs to a point too, but then the user asked for that run alone.
-    points: dict[Path, Path] = {}
-    for path in paths:
-        for file in path.rglob(POINT):
-            points[file.parent.resolve()] = file.parent
-    for run in complete:
-        points.pop(run.folder.resolve().parent, None)
-    missing = []
-    for folder in points.values():
-        reason = "not finished"
+    done = {run.folder.resolve().parent for run in complete}
+    missing = set()
+    for folder in points:
         failure = folder / FAILURE
+        reason = "not finished"
         if failure.is_file():
-            text = failure.read_text(encoding="utf-8", errors="replace")
-            reason = printable(text.strip())
-        missing.append(f"{folder.name}: {reason}")
+            reason = failure.read_text(encoding="utf-8", errors="replace").strip()
+        if folder.resolve() not in done:
+            missing.add(f"{folder.name}: {printable(reason)}")
     return sorted(missing, key=natural_order)

@@ -16,7 +16,7 @@ from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.reader import usable_cores
 from cifnet_pl.learning import run_description
-from cifnet_pl.learning.run_description import fingerprint, machine, processor
+from cifnet_pl.learning.run_description import fingerprint, machine
 from cifnet_pl.learning.run_record import PrequentialRow, RunRecord, TaskRow
 from cifnet_pl.utilities.files import to_csv
 from tests.command_line import make_images, rows
@@ -112,7 +112,7 @@ def test_a_fingerprint_is_of_the_data_and_its_split(tmp_path: Path) -> None:
 def test_the_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "info"
     monkeypatch.setattr(run_description, "CPU_INFO", info)
-    assert processor()
+    assert machine(torch.device("cpu"))
     info.write_text("processor : 0\nmodel name\t: Some  CPU @ 2.1GHz\n")
     name = machine(torch.device("cpu"))
     assert name.startswith(f"Some CPU @ 2.1GHz, {usable_cores()} core")

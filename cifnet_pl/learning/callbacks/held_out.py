@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cifnet_pl.buffer import BufferSamples, concatenate, given_groups, ungrouped
-from cifnet_pl.data.loading import Batch, ImageBatch
+from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.model.classifier import Classifier
@@ -40,15 +40,12 @@ class HeldOutImages(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Store the content hashes of decoded images, and the embeddings of the last evaluation."""
+        """Store the embeddings of the last evaluation."""
         module = pl_module
         if outputs is None or not isinstance(module, CIFNetModule):
             return
         if trainer.state.fn != "fit" or not module.data.learns_held_out:
             return
-        rows = batch.row.cpu().numpy()
-        if isinstance(batch, ImageBatch):
-            module.data.source.test.hash_of[rows] = batch.key.cpu().numpy()
         if module.is_complete and module.head.merges:
             z = module.evaluated_embeddings.float().cpu()
             self._batches.append(ungrouped(z, batch.label.cpu(), batch.row.cpu()))

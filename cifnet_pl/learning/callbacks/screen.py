@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.columns import custom_column
-from cifnet_pl.learning.run_record import RunRecord, run_folder
+from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.evaluation import Evaluation, rarely_predicted_message
 from cifnet_pl.model.metrics import ECE_BINS, MIN_TEST_IMAGES
@@ -148,40 +148,20 @@ def class_warnings(module: TaskModule) -> list[str]:
 
 
 class RunTable(Callback):
-    """Prints one table with a row per task, and a summary.
+    """Prints a line when a task ends, and at the end a table with a row per task and a summary.
 
-    Without a terminal, each row is printed when its task ends. On a terminal the progress bar
-    stands there meanwhile, and the table follows at the end.
+    On a terminal the progress bar stands in place of the lines.
     """
 
     console = Console()
-    _printed_lines = 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the row of the task, unless the progress bar is shown."""
+        """Print the accuracy after the task, unless the progress bar is shown."""
         fits = trainer.state.fn == "fit" and trainer.is_global_zero
         if fits and not self.console.is_terminal:
-            # The lower border follows at the end.
-            self._print_table(cast(TaskModule, pl_module).record, borders=1)
-
-    def _print_table(self, record: RunRecord, borders: int = 0) -> None:
-        """Print the lines of the run's table that were not printed yet, but for its lowest ones.
-
-        It fits into 80 columns.
-        """
-        columns = [column for column in record.columns if column.screen]
-        rows = []
-        for row in record.rows:
-            cells = [number(vars(row).get(c.task), c.form) for c in columns]
-            rows.append(cells)
-        header = [column.screen for column in columns]
-        with self.console.capture() as capture:
-            self.console.print(table(header, rows, names=()))
-        lines = capture.get().splitlines()
-        lines = lines[: len(lines) - borders]
-        for line in lines[self._printed_lines :]:
-            self.console.out(line, highlight=False)
-        self._printed_lines = len(lines)
+            row = cast(TaskModule, pl_module).record.rows[-1]
+            accuracy = number(row.A_k, unit=" %")
+            print_text(f"task {row.task}: A_k {accuracy}, {row.train_seconds:.1f} s")
 
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
@@ -189,20 +169,12 @@ class RunTable(Callback):
         """Print the result of validate or test, once the progress bar is gone."""
         module = cast(TaskModule, pl_module)
         evaluation = module.evaluation
-        if (
-            stage not in ("validate", "test")
-            or not trainer.is_global_zero
-            or evaluation is None
-        ):
+        is_evaluated = stage in ("validate", "test") and trainer.is_global_zero
+        if not is_evaluated or evaluation is None:
             return
-        rows = []
-        accuracies = zip(module.learned_tasks, evaluation.task_accuracy, strict=True)
-        for task, (names, accuracy) in enumerate(accuracies, 1):
-            rows.append((str(task), str(len(names)), number(accuracy)))
-        shown = table(("task", "classes", "accuracy %"), rows, names=())
-        shown.add_section()
-        shown.add_row("all", str(len(module.class_names)), number(evaluation.accuracy))
-        self.console.print(shown)
+        accuracy = number(evaluation.accuracy, unit=" %")
+        by_task = ", ".join(map(number, evaluation.task_accuracy))
+        print_text(f"Accuracy {accuracy}, by task {by_task}")
         print_text(calibration_line(module, evaluation.ece))
         for line in custom_metric_lines(evaluation) + class_warnings(module):
             print_text(line)
@@ -210,7 +182,6 @@ class RunTable(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print what is going to be learned, and on which device."""
         module = cast(TaskModule, pl_module)
-        self._printed_lines = 0
         if not trainer.is_global_zero:
             return
         plan = module.data.plan
@@ -236,7 +207,7 @@ class RunTable(Callback):
             )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the rest of the table, the summary, where the run is, and what comes next."""
+        """Print the table, the summary, where the run is, and what comes next."""
         folder = run_folder(trainer)
         if not trainer.is_global_zero:
             return
@@ -246,7 +217,13 @@ class RunTable(Callback):
             raise CifnetError(
                 "nothing was learned: the limits of the trainer leave no task"
             )
-        self._print_table(record)
+        columns = [column for column in record.columns if column.screen]
+        rows = []
+        for row in record.rows:
+            cells = [number(vars(row).get(c.task), c.form) for c in columns]
+            rows.append(cells)
+        header = [column.screen for column in columns]
+        self.console.print(table(header, rows, names=()))
         lines = summary_lines(module)
         row = record.rows[-1]
         if row.unknown_auroc is not None:
