@@ -185,9 +185,7 @@ class CIFNetModule(TaskModule):
             self.data.first_images(BACKBONE_IMAGES), torch.initial_seed()
         )
         network.load_state_dict(self.trainer.strategy.broadcast(network.state_dict()))
-        seconds = time.perf_counter() - start
-        self.preparation_seconds = seconds
-        rank_zero_info(f"backbone {self.backbone.name} is learned in {seconds:.0f} s")
+        self.preparation_seconds = time.perf_counter() - start
 
     def check_returning(self) -> None:
         """Check that the head can add samples of a class that it has learned.

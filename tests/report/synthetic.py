@@ -53,19 +53,13 @@ def write_run(
     activations: bool = False,
     backbone: str = "file:resnet18.pth",
 ) -> Path:
-    """Write ``config.yaml``, ``tasks.csv``, ``accuracy_matrix.csv`` and ``summary.json`` of one
-    whole run.
-    """
+    """Write the files of one whole run that reports read."""
     draw = np.random.default_rng(seed)
     options = {**HEADS[head], "dtype": "float64", **(head_options or {})}
     if "seed" in options:
         options["seed"] = seed
-    kept = None
-    used = None
-    if buffer is not None:
-        kept = BUFFER | buffer
-        if head in ("CIFNetHead", "LogisticHead", "SGDHead"):
-            used = kept
+    kept = None if buffer is None else BUFFER | buffer
+    used = kept if head in ("CIFNetHead", "LogisticHead", "SGDHead") else None
     width = options.get("width", FEATURES + 1)
     weights = tasks * classes * width
     components = {"moments": weights, "weights": weights, "buffer": 0}
@@ -90,29 +84,17 @@ def write_run(
             train_seconds=60 * minutes / tasks,
             energy_kwh=None if kwh is None else kwh / tasks,
             energy_source=None if kwh is None else SOURCE,
-            state_elements=sum(components.values()),
-            buffer_elements=components["buffer"],
-            nll=1.5,
         )
         record.rows.append(row)
-    learner = {"class_path": f"cifnet_pl.heads.{head}", "init_args": options}
-    stored = {"class_path": "cifnet_pl.CalibrationBuffer", "init_args": kept}
-    arguments = {
-        "backbone": backbone,
-        "head": learner,
-        "buffer": None if kept is None else stored,
-        "architecture": "resnet18" if backbone.startswith("file:") else None,
-        "download": False,
-    }
-    tasks_of = {"classes_per_task": classes, "initial_classes": None, "max_tasks": None}
-    images = {"image_size": 224, "batch_size": 64}
-    source = {"source": "cifar100", "root": "data", "class_order": seed}
+    arguments: dict[str, Any] = {"backbone": backbone}
+    if backbone.startswith("file:"):
+        arguments["architecture"] = "resnet18"
+    given = {"source": "cifar100", "root": "data", "class_order": seed}
+    given |= {"classes_per_task": classes, "image_size": 224, "batch_size": 64}
     config = {
-        "seed_everything": seed,
-        "trainer": {"accelerator": "auto", "precision": None, "callbacks": None},
+        "trainer": {"accelerator": "auto", "precision": None},
         "model": {"class_path": "cifnet_pl.CIFNetModule", "init_args": arguments},
-        "data": {**source, **tasks_of, **images, **(data or {})},
-        "energy": {"enabled": True, "country_iso_code": "USA"},
+        "data": {**given, **(data or {})},
     }
     write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     record.write_tables(folder, tasks=[])
@@ -124,14 +106,11 @@ def write_run(
         head_settings=settings,
         buffer_settings=used,
         backbone=backbone,
-        backbone_params=11_170_000,
         network_params=11_170_000,
         seed=seed,
-        versions={},
         **{"machine": "x86_64", **(about or {})},
         state_components=components,
         state_bytes_per_element={n: 4 if n == "buffer" else 8 for n in components},
-        image_size=config["data"]["image_size"],
     )
     write_json(folder / "summary.json", summary)
     if activations:

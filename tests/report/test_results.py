@@ -37,18 +37,6 @@ def test_the_table_has_a_row_for_each_run_and_task(tmp_path: Path) -> None:
         assert list(rows["A_K"]) == [tasks["A_k"].iloc[-1]] * 3
 
 
-def test_further_tasks_of_one_configuration_are_another_setting(tmp_path: Path) -> None:
-    """As of a folder of images that has got classes since: nothing in the configuration says so."""
-    runs = [{"seed": seed, "tasks": n} for seed in (1, 2) for n in (2, 3)]
-    results = results_of(tmp_path, *runs)
-    assert results.settings == [
-        "CIFAR-100, 10 cls/task, 2 tasks",
-        "CIFAR-100, 10 cls/task, 3 tasks",
-    ]
-    counts = results.measured.groupby("setting")["pair"].nunique()
-    assert list(counts) == [2, 2]
-
-
 def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> None:
     """As on a second machine; images that differ, in folders of one name, stay apart."""
     places = {
@@ -180,9 +168,12 @@ def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path: Path) -> None:
 
 
 def test_settings_with_one_name_are_told_apart(tmp_path: Path) -> None:
-    runs = [{}, {"backbone": "pixels"}, {"classes": 5, "tasks": 2}]
+    """Further tasks are those of a folder of images that has got classes since."""
+    runs = [{}, {"tasks": 2}, {"backbone": "pixels"}, {"classes": 5, "tasks": 2}]
+    network = "file:resnet18.pth (resnet18), 224 px"
     assert sorted(results_of(tmp_path, *runs).settings) == [
-        "CIFAR-100, 10 cls/task, file:resnet18.pth (resnet18), 224 px",
+        f"CIFAR-100, 10 cls/task, {network}, 2 tasks",
+        f"CIFAR-100, 10 cls/task, {network}, 3 tasks",
         "CIFAR-100, 10 cls/task, pixels, 224 px",
         "CIFAR-100, 5 cls/task",
     ]
@@ -198,6 +189,12 @@ def test_a_protocol_says_the_classes_of_each_task(tmp_path: Path) -> None:
     assert set(protocols) == {"10", "50 + 10", "4, 3, 3"}
 
 
+def say(run: Path, **about: Any) -> None:
+    """Change the summary of a run."""
+    path = run / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | about))
+
+
 def trained(folder: Path, seed: int, **options: Any) -> None:
     """A run of FOSTER: its options, the seed among them, are those of the model itself."""
     run = write_run(folder, seed=seed, tasks=2)
@@ -205,11 +202,8 @@ def trained(folder: Path, seed: int, **options: Any) -> None:
     given = {"backbone": "b", "seed": seed, **options}
     config["model"] = {"class_path": "cifnet_pl.FOSTERModule", "init_args": given}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    summary = json.loads((run / "summary.json").read_text())
-    summary |= {"head": "FOSTERModule", **about(FOSTERModule)}
-    del summary["head_settings"]
-    del summary["buffer_settings"]
-    (run / "summary.json").write_text(json.dumps(summary))
+    own = {"head_settings": None, "buffer_settings": None, **about(FOSTERModule)}
+    say(run, head="FOSTERModule", **own)
 
 
 def test_seeds_of_a_trained_method_are_one_row_and_its_defaults_have_its_name(
@@ -227,11 +221,8 @@ def test_seeds_of_a_trained_method_are_one_row_and_its_defaults_have_its_name(
 def outside(folder: Path, seed: int, **options: Any) -> None:
     """A run of a head from outside: the summary has its title and the defaults of its arguments."""
     run = write_run(folder, seed=seed, head="NCMHead", head_options=options, tasks=3)
-    path = run / "summary.json"
-    summary = json.loads(path.read_text())
     defaults = {"alpha": 2.0, "soft": False}
-    summary |= {"head": "Mine", "title": "My head", "defaults": defaults}
-    path.write_text(json.dumps(summary))
+    say(run, head="Mine", title="My head", defaults=defaults)
 
 
 def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
