@@ -249,13 +249,10 @@ class RunRecord:
         for task, names in enumerate(tasks, 1):
             for name in names:
                 label = len(rows)
-                row = [name, task, int(self.class_counts[-1][1, label])]
-                for counts in self.class_counts:
-                    accuracy = None
-                    if label < counts.shape[1]:
-                        accuracy = percent(*counts[:, label].tolist())
-                    row.append(accuracy)
-                rows.append(row)
+                since = [counts[:, label] for counts in self.class_counts[task - 1 :]]
+                accuracies = [percent(*counts.tolist()) for counts in since]
+                not_yet = [None] * (task - 1)
+                rows.append([name, task, int(since[-1][1]), *not_yet, *accuracies])
         return Table(header, rows)
 
     def _prequential_table(self) -> Table:

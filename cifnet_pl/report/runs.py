@@ -92,8 +92,9 @@ def find_folders(paths: Iterable[Path]) -> list[Path]:
             raise UsageError(
                 f"no folder {path}: give run folders, or folders that hold them"
             )
-        for file in path.rglob("config.yaml"):
-            folders[file.parent.resolve()] = file.parent
+        for folder in [path, *path.rglob("*")]:
+            if (folder / "config.yaml").exists():
+                folders.setdefault(folder.resolve(), folder)
     return sorted(folders.values(), key=lambda folder: natural_order(str(folder)))
 
 
@@ -129,7 +130,9 @@ def find_missing(paths: Iterable[Path], complete: Iterable[Run]) -> list[str]:
     Returns:
         A sentence for each point below the paths: why there is no run, as far as is known.
     """
-    points = [file.parent for path in paths for file in path.rglob(POINT)]
+    points = set()
+    for path in paths:
+        points |= {file.parent for file in path.rglob(POINT)}
     # A run's own folder belongs to a point too, but then the user asked for that run alone.
     done = {run.folder.resolve().parent for run in complete}
     missing = set()

@@ -9,6 +9,7 @@ import yaml
 
 from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from cifnet_pl.model.metrics import average_accuracy, forgetting
+from cifnet_pl.report.results import Results, read_results
 from cifnet_pl.utilities.files import write_json, write_text
 
 FEATURES = 512
@@ -119,3 +120,12 @@ def write_run(
         np.fill_diagonal(means, 0.9)
         pd.DataFrame(means).to_csv(folder / "activations.csv")
     return folder
+
+
+def results_of(
+    folder: Path, *runs: dict[str, Any], external: Path | None = None
+) -> Results:
+    """Write runs with these options, of three tasks each unless they say otherwise."""
+    for i, options in enumerate(runs):
+        write_run(folder / f"e{i:02}" / "version_0", **{"tasks": 3, **options})
+    return read_results([folder], external)

@@ -13,13 +13,7 @@ from cifnet_pl.iterative import FOSTERModule
 from cifnet_pl.report.results import JOINT, METHODS, Results, read_results, warnings
 from cifnet_pl.report.tables import settings_table
 from cifnet_pl.utilities.plugins import about
-from tests.report.synthetic import write_run
-
-
-def results_of(folder: Path, *runs: dict[str, Any]) -> Results:
-    for i, options in enumerate(runs):
-        write_run(folder / f"e{i:02}" / "version_0", **{"tasks": 3, **options})
-    return read_results([folder])
+from tests.report.synthetic import results_of, write_run
 
 
 def seeds_by_label(results: Results) -> dict[str, list[str]]:
@@ -48,9 +42,8 @@ def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> 
     options = []
     for seed, (root, mark) in enumerate(places.items(), 1):
         data = {"source": "folder", "root": root}
-        options.append(
-            {"seed": seed, "data": data, "about": {"data_fingerprint": mark}}
-        )
+        about = {"data_fingerprint": mark}
+        options.append({"seed": seed, "data": data, "about": about})
     measured = results_of(tmp_path, *options).measured
     found = measured.groupby(["dataset", "root"])["seed"].agg(list).to_dict()
     assert found == {
@@ -92,12 +85,10 @@ def test_every_other_setting_makes_another_row(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_twice_counts_once(tmp_path: Path) -> None:
-    write_run(tmp_path / "e" / "version_0", tasks=3, final=40.0)
-    write_run(tmp_path / "e" / "version_1", tasks=3, final=50.0)
-    results = read_results([tmp_path])
+    results = results_of(tmp_path, {"final": 40.0}, {"final": 50.0})
     assert list(results.measured["A_K"]) == pytest.approx([50.0])
     (sentence,) = results.left_out
-    assert "version_0: a later run of the same configuration and seed" in sentence
+    assert "e00/version_0: a later run of the same configuration" in sentence
 
 
 def test_variants_are_named_by_what_they_change(tmp_path: Path) -> None:
@@ -144,8 +135,7 @@ def test_two_buffers_beside_a_reference_without_any_are_told_apart(
 ) -> None:
     runs = [{"buffer": {"capacity": c}, "classes": 2} for c in (100, 300)]
     runs += [{"buffer": None, "classes": c} for c in (2, 5, 10)]
-    results = results_of(tmp_path, *runs)
-    measured = results.measured
+    measured = results_of(tmp_path, *runs).measured
     same = measured[measured["protocol"] == "2"]
     assert sorted(same["label"]) == [
         "CIFNet, no buffer",
@@ -180,12 +170,11 @@ def test_settings_with_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_protocol_says_the_classes_of_each_task(tmp_path: Path) -> None:
-    parts = [(10, None), (10, 50), ([4, 3, 3], None)]
-    runs = []
-    for per_task, initial in parts:
-        data = {"classes_per_task": per_task, "initial_classes": initial}
-        runs.append({"data": data})
-    protocols = results_of(tmp_path, *runs).measured["protocol"]
+    runs: list[dict[str, Any]] = [
+        {"data": {"initial_classes": 50}},
+        {"data": {"classes_per_task": [4, 3, 3]}},
+    ]
+    protocols = results_of(tmp_path, {}, *runs).measured["protocol"]
     assert set(protocols) == {"10", "50 + 10", "4, 3, 3"}
 
 
@@ -255,9 +244,8 @@ def test_every_head_has_a_name_of_its_own():
 
 
 def test_runs_of_other_data_are_said(tmp_path: Path) -> None:
-    marks = ["aaaa", "aaaa", "bbbb", None]
     runs = []
-    for seed, mark in enumerate(marks):
+    for seed, mark in enumerate(["aaaa", "aaaa", "bbbb", None]):
         runs.append({"seed": seed, "about": {"data_fingerprint": mark}})
     sentence = warnings(results_of(tmp_path, *runs))[0]
     assert "Runs of CIFAR-100, 10 cls/task had different data" in sentence

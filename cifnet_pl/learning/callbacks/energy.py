@@ -228,7 +228,8 @@ def energy_source(hardware: Sequence[Any]) -> str:
         kind = type(part).__name__
         if kind == "GPU":
             for gpu in part.devices.devices:
-                sources.append(f"gpu {GPU_LIBRARIES[type(gpu).__name__]}")
+                name = type(gpu).__name__
+                sources.append(f"gpu {GPU_LIBRARIES.get(name, name)}")
         elif kind == "RAM":
             sources.append("ram estimated")
         elif kind == "AppleSiliconChip":

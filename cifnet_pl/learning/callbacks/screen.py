@@ -70,11 +70,10 @@ class TaskProgressBar(RichProgressBar):
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> dict[str, Any]:
-        """Return only A_k of the last task, in percent."""
+        """Return A_k of the last task, without the number of the run's folder."""
         metrics = super().get_metrics(trainer, pl_module)
-        if "A_k" in metrics:
-            return {"A_k": f"{cast(float, metrics['A_k']):.1f} %"}
-        return {}
+        metrics.pop("v_num", None)
+        return metrics
 
 
 def summary_lines(module: TaskModule) -> list[str]:
