@@ -75,7 +75,10 @@ def process_group() -> Iterator[None]:
         override=True,
         start_method="popen",
     )
-    if is_alone_in_slurm_job():
+    tasks = int(os.environ.get("SLURM_NTASKS", "1"))
+    started = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # by srun, as one step
+    if tasks > 1 and started == "1":
+        # A notebook, a shell, or a batch script without ``srun`` in a job of several tasks:
         # Lightning would take the process for one of several, and wait for the others.
         del os.environ["SLURM_NTASKS"]
     if "MASTER_PORT" not in os.environ and not SLURMEnvironment.detect():
@@ -102,16 +105,6 @@ def become_first_process() -> None:
     for name in RANKS:
         os.environ.pop(name, None)
     cast(Any, rank_zero_only).rank = 0
-
-
-def is_alone_in_slurm_job() -> bool:
-    """Return whether SLURM gave the job several tasks, but started this process by itself.
-
-    That is so in a notebook, a shell, and a batch script without ``srun``.
-    """
-    tasks = os.environ.get("SLURM_NTASKS", "")
-    started = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # by srun, as one step
-    return tasks.isdecimal() and int(tasks) > 1 and started == "1"
 
 
 def prepare_processes(trainer: Trainer) -> None:

@@ -191,8 +191,10 @@ def number_text(
     """Return a mean with its deviation: percentages with two decimals, others three digits.
 
     Example:
-        >>> number_text(59.256, 0.504, True), number_text(0.0603, 0.00112), number_text(1234.5)
-        ('59.26 ± 0.50', '0.0603 ± 0.0011', '1,234')
+        >>> number_text(59.256, 0.504, True), number_text(0.0603, 0.00112), number_text(1611.2)
+        ('59.26 ± 0.50', '0.0603 ± 0.0011', '1,611')
+        >>> number_text(0.0)
+        '0.00'
     """
     decimals = 2
     if not is_percentage and mean:

@@ -111,14 +111,6 @@ def assert_equal_models(run: Path, other: Path, tolerance: float = 1e-9) -> None
         assert (run / name).read_text() == (other / name).read_text()
 
 
-def assert_equal_predictions(run: Path, other: Path) -> None:
-    """The same images in the same order, with the same classes."""
-    tables = [
-        pd.read_parquet(folder / "predictions.parquet") for folder in (run, other)
-    ]
-    pd.testing.assert_frame_equal(*tables, check_exact=False, rtol=0, atol=1e-5)
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
     """A run of one process."""
@@ -137,31 +129,24 @@ def test_the_launcher_of_lightning(alone, tmp_path):
 
 
 @pytest.mark.system
-class TestTorchrun:
-    """As docs/how_to/several_machines.md has it."""
+def test_torchrun_as_the_documentation_has_it(alone, tmp_path):
+    words = ["-m", "--", "cifnet_pl", "fit", *FAST, *BUFFER, *TWO[:4]]
+    words += ["--logs", str(tmp_path)]
+    line = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    with reserved_port() as port:
+        line += ["--master_port", str(port), *words]
+        done = subprocess.run(line, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert_equal_models(tmp_path / "default" / "version_0", alone)
 
-    def test_learns(self, alone, tmp_path):
-        words = ["-m", "--", "cifnet_pl", "fit", *FAST, *BUFFER, *TWO[:4]]
-        words += ["--logs", str(tmp_path)]
-        line = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-        with reserved_port() as port:
-            line += ["--master_port", str(port), *words]
-            own = environment()
-            done = subprocess.run(line, env=own, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert_equal_models(tmp_path / "default" / "version_0", alone)
 
-    def test_another_number_of_processes_is_refused(
-        self, tmp_path, monkeypatch, capsys
-    ):
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-        monkeypatch.setenv("MASTER_PORT", "29500")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        for name in ("RANK", "LOCAL_RANK"):
-            monkeypatch.setenv(name, "0")
-        words = [*TWO[2:4], "--trainer.devices", "1"]
-        said = "torchrun started 2 processes, the Trainer expects 1"
-        assert_ends(fit(tmp_path, *words), 2, said, capsys)
+def test_another_number_than_torchrun_started_is_refused(tmp_path, monkeypatch, capsys):
+    started = {"TORCHELASTIC_RUN_ID": "x", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
+    for name, value in (started | dict.fromkeys(["RANK", "LOCAL_RANK"], "0")).items():
+        monkeypatch.setenv(name, value)
+    words = [*TWO[2:4], "--trainer.devices", "1"]
+    said = "torchrun started 2 processes, the Trainer expects 1"
+    assert_ends(fit(tmp_path, *words), 2, said, capsys)
 
 
 @pytest.mark.system
@@ -177,7 +162,10 @@ class TestSeveral:
         assert fit(tmp_path, *BUFFER, *KEEP, *LAST) == 0
         folder = tmp_path / "default" / "version_0"
         assert_equal_models(folder, alone)
-        assert_equal_predictions(folder, alone)
+        of_both = [
+            pd.read_parquet(run / "predictions.parquet") for run in (folder, alone)
+        ]
+        pd.testing.assert_frame_equal(*of_both, check_exact=False, rtol=0, atol=1e-5)
         codes, shown = several(2, tmp_path, "predict", *words, *LAST)
         assert codes == [0, 0], shown
         by_two = (folder / "predictions.csv").read_text()

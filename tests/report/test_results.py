@@ -157,6 +157,18 @@ def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path: Path) -> None:
     assert list(seeds_by_label(alone)) == ["CIFNet, no buffer"]
 
 
+def test_a_label_is_one_configuration_in_every_setting(tmp_path: Path) -> None:
+    """The width that a setting has most runs of is not that of the other setting."""
+    runs = []
+    for width, classes, seeds in ((8192, 10, 2), (8192, 5, 1), (1024, 5, 2)):
+        run = {"head": "ACILHead", "head_options": {"width": width}, "classes": classes}
+        runs += [{**run, "seed": seed, "final": width / 100} for seed in range(seeds)]
+    measured = results_of(tmp_path, *runs).measured
+    rounded = measured["A_K"].round(2)
+    accuracies = rounded.groupby(measured["label"]).agg(set).to_dict()
+    assert accuracies == {"ACIL": {81.92}, "ACIL, width 1024": {10.24}}
+
+
 def test_settings_with_one_name_are_told_apart(tmp_path: Path) -> None:
     """Further tasks are those of a folder of images that has got classes since."""
     runs = [{}, {"tasks": 2}, {"backbone": "pixels"}, {"classes": 5, "tasks": 2}]

@@ -18,7 +18,6 @@ from cifnet_pl.report.tables import (
     all_tables,
     efficiency_table,
     memory_table,
-    number_text,
     report_notes,
 )
 from tests.report.synthetic import SOURCE, results_of, write_run
@@ -123,22 +122,6 @@ def test_costs_are_not_averaged_over_machines_or_with_the_cache(study) -> None:
     check(by_method["Energy alone"], "energy (kWh)", 0.02)
 
 
-def test_a_row_is_one_configuration_in_every_setting(tmp_path: Path) -> None:
-    """The width that a setting has most runs of is not that of the other setting."""
-    plan = [(8192, 10, 1), (8192, 10, 2), (8192, 5, 1), (1024, 5, 1), (1024, 5, 2)]
-    runs = []
-    for width, classes, seed in plan:
-        run = {"head": "ACILHead", "head_options": {"width": width}, "seed": seed}
-        runs.append(run | {"classes": classes, "final": width / 100})
-    found = {}
-    for row in rows_of(accuracy_table(results_of(tmp_path, *runs))):
-        if row["origin"] == "measured":
-            means = [row[name] for name in row if name.endswith("A_K (%)")]
-            found[row["method"]] = {float(mean) for mean in means if mean}
-    assert found.keys() <= {"ACIL", "ACIL, width 1024"}
-    assert found["ACIL"] == {81.92}
-
-
 def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path: Path) -> None:
     about = {"energy_counts_other_processes": True}
     first = {"tasks": 10, "backbone": "timm:vit", "about": about}
@@ -184,11 +167,6 @@ def test_what_deviations_are_over_is_said(orders, said, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- formats
-
-
-def test_numbers_and_deviations() -> None:
-    assert number_text(1611.2, 85.4) == "1,611 ± 85"
-    assert number_text(0.0) == "0.00"
 
 
 def test_names_are_escaped_in_every_format(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import Table
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.embedding import embed
-from cifnet_pl.model.evaluation import Evaluation
 from cifnet_pl.model.unknowns import (
     COVERAGE,
     UNKNOWN_SHARE,
@@ -117,7 +116,11 @@ class CoverageAndNoveltyMetrics(Callback):
         module = cast(CIFNetModule, pl_module)
         row = module.record.rows[-1]
         if predictor.sets is not None:
-            rows = prediction_set_rows(evaluation)
+            rows: list[list[Any]] = []
+            for label, name in enumerate(evaluation.class_names):
+                is_own = evaluation.samples["target"] == label
+                own = replace(evaluation, samples=evaluation.samples[is_own])
+                rows.append([name, own.images, own.set_coverage, own.mean_set_size])
             module.record.tables["prediction_sets.csv"] = Table(SET_COLUMNS, rows)
         if self._unknown is None:
             return
@@ -143,20 +146,3 @@ def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
         if not len(z):
             raise DataError(f"none of the images of {printable(folder)} can be read")
     return z
-
-
-def prediction_set_rows(evaluation: Evaluation) -> list[list[Any]]:
-    """Return the rows of ``prediction_sets.csv``.
-
-    Args:
-        evaluation: with prediction sets.
-
-    Returns:
-        For each class: name, test images, coverage in percent, mean size of a set.
-    """
-    rows: list[list[Any]] = []
-    for label, name in enumerate(evaluation.class_names):
-        is_own = evaluation.samples["target"] == label
-        own = replace(evaluation, samples=evaluation.samples[is_own])
-        rows.append([name, own.images, own.set_coverage, own.mean_set_size])
-    return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -66,14 +66,6 @@ class TaskProgressBar(RichProgressBar):
 
     def _get_train_description(self, current_epoch: int) -> str:
         return f"Task {current_epoch + 1}/{self.trainer.max_epochs}"
-
-    def get_metrics(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> dict[str, Any]:
-        """Return A_k of the last task, without the number of the run's folder."""
-        metrics = super().get_metrics(trainer, pl_module)
-        metrics.pop("v_num", None)
-        return metrics
 
 
 def summary_lines(module: TaskModule) -> list[str]:

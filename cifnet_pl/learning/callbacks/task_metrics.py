@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image
 from torch.nn.functional import pad
 
 from cifnet_pl.data.loading import Batch
@@ -249,11 +253,28 @@ class TrajectoryPlot(Callback):
         figure = draw_trajectory(
             classes_seen, record.trajectory, average, record.matrix, title
         )
-        write_bytes(folder / "trajectory.png", png(figure))
+        write_figure(trainer, folder / "trajectory.png", png(figure))
         evaluation = module.evaluation
         if module.is_complete and evaluation is not None and evaluation.images:
             figure = draw_confusion(evaluation.confusion, module.class_names, title)
-            write_bytes(folder / "confusion.png", png(figure))
+            write_figure(trainer, folder / "confusion.png", png(figure))
+
+
+def write_figure(trainer: Trainer, path: Path, content: bytes) -> None:
+    """Write a PNG file, and show it in TensorBoard under the file's name.
+
+    Args:
+        trainer: its loggers show the figure, at the number of tasks.
+        path: the file.
+        content: PNG.
+    """
+    write_bytes(path, content)
+    with Image.open(io.BytesIO(content)) as opened:
+        pixels = np.asarray(opened)
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            step = trainer.global_step
+            logger.experiment.add_image(path.stem, pixels, step, dataformats="HWC")
 
 
 def run_callbacks(config: str = "", progress_bar: bool = False) -> list[Callback]:
