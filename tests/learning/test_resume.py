@@ -347,9 +347,7 @@ class TestMore:
 OTHER = [
     ({"head": RidgeHead}, {}, "head.class = .*CIFNetHead, .*RidgeHead"),
     ({"head": partial(CIFNetHead, ridge=0.5)}, {}, "head.ridge = 0.01, .* 0.5"),
-    ({"buffer": CalibrationBuffer(300, seed=6)}, {}, "buffer.seed = 5, .* 6"),
     ({}, {"split_seed": 5}, "split_seed = 0, .* 5"),
-    ({}, {"image_size": 9}, "image_size = 8, .* 9"),
 ]
 
 
