@@ -190,7 +190,7 @@ class TestEvaluation:
         given = {"config": run / "config.yaml"}
         given["ckpt_path"] = run / "checkpoints/last.ckpt"
         assert run_cifnet("test", **given) == 0
-        said = f"Accuracy {summary['A_K']:.1f} %, by task "
+        said = f"Accuracy {summary['A_K']:.1f} %, calibration error "
         assert said in capsys.readouterr().out
         assert list(run.parent.iterdir()) == [run]  # nothing new
 

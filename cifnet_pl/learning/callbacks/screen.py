@@ -69,7 +69,7 @@ class TaskProgressBar(RichProgressBar):
 
 
 def summary_lines(module: TaskModule) -> list[str]:
-    """Return one line each for accuracy, forgetting, calibration error, custom metrics, and costs.
+    """Return a line each for accuracy, forgetting with calibration, custom metrics, and costs.
 
     Args:
         module: that learned.
@@ -89,14 +89,14 @@ def summary_lines(module: TaskModule) -> list[str]:
         # ``summary.json`` has the source of each part.
         how = "estimated" if "estimated" in summary["energy_source"] else "measured"
         energy = f"{summary['energy_kwh']:.1e} kWh ({how})"
+    forgetting = number(summary["forgetting"], unit=" points")
     buffer = summary["buffer_elements"]
     statistics = summary["state_elements"] - buffer
     size = statistics * module.element_bytes + buffer * module.buffer_bytes
     seconds = f"{summary['train_seconds']:.1f} s"
     return [
         accuracies,
-        f"Forgetting {number(summary['forgetting'], unit=' points')}",
-        calibration_line(module, summary["ece"]),
+        f"Forgetting {forgetting}, {calibration_text(module, summary['ece'])}",
         *custom,
         f"Training {seconds}, {energy}, state {size / 1e6:.2f} MB",
     ]
@@ -111,12 +111,12 @@ def custom_metric_lines(evaluation: Evaluation) -> list[str]:
     return lines
 
 
-def calibration_line(module: TaskModule, ece: float | None) -> str:
-    """Return a line on the calibration error in percent, and how to calibrate where nothing is."""
+def calibration_text(module: TaskModule, ece: float | None) -> str:
+    """Return the calibration error in words, and how to calibrate where nothing is."""
     facts = [f"ECE, {ECE_BINS} bins"]
     if isinstance(module, CIFNetModule):
         facts += module.model.calibration_notes()
-    return f"Calibration error {number(ece, unit=' %')} ({'; '.join(facts)})"
+    return f"calibration error {number(ece, unit=' %')} ({'; '.join(facts)})"
 
 
 def class_warnings(module: TaskModule) -> list[str]:
@@ -165,8 +165,8 @@ class RunTable(Callback):
             return
         accuracy = number(evaluation.accuracy, unit=" %")
         by_task = ", ".join(map(number, evaluation.task_accuracy))
-        print_text(f"Accuracy {accuracy}, by task {by_task}")
-        print_text(calibration_line(module, evaluation.ece))
+        print_text(f"Accuracy {accuracy}, {calibration_text(module, evaluation.ece)}")
+        print_text(f"Accuracy of each task: {by_task} %")
         for line in custom_metric_lines(evaluation) + class_warnings(module):
             print_text(line)
 
