@@ -6,7 +6,9 @@ import hashlib
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,6 @@ from cifnet_pl.utilities.plugins import (
 )
 from cifnet_pl.utilities.text import number_of
 from cifnet_pl.utilities.version import __version__
-
-CPU_INFO = Path("/proc/cpuinfo")
-"""Linux's description of the processors."""
 
 PACKAGES = ("torch", "torchvision", "lightning", "codecarbon")
 
@@ -78,8 +77,8 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
         "tasks": [list(names) for names in module.learned_tasks],
         "data_fingerprint": fingerprint(data.source),
         "versions": versions,
-        "machine": machine(device),
-        "threads": torch.get_num_threads(),
+        "git_commit": package_commit(),
+        **machine(device),
         "processes": module.trainer.world_size,
     }
 
@@ -106,24 +105,77 @@ def global_seed() -> int | None:
     return int(seed)
 
 
-def machine(device: torch.device) -> str:
-    """Return the machine of a run in words.
+def machine(device: torch.device) -> dict[str, Any]:
+    """Describe the machine of a run.
 
     Args:
         device: of the run.
+
+    Returns:
+        ``device``, ``machine`` (a line for people), ``processor``, ``gpu`` (None without one),
+        ``cores`` that this process may use, and ``threads`` of torch.
     """
+    name = processor()
+    cores = usable_cores()
+    gpu = None
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        gpu = torch.cuda.get_device_name(device)
+    elif device.type != "cpu":
+        gpu = f"{name} ({device.type})"
+    return {
+        "device": gpu or platform.machine(),
+        "machine": gpu or f"{name}, {number_of(cores, 'core')}",
+        "processor": name,
+        "gpu": gpu,
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def processor(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the model of the processor, as the system calls it.
+
+    Args:
+        info: Linux's description of the processors.
+    """
     text = ""
-    if CPU_INFO.exists():
-        text = CPU_INFO.read_text(encoding="utf-8")
-    model = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
-    processor = platform.processor() or platform.machine()
-    if model:
-        processor = " ".join(model[1].split())
-    if device.type == "cpu":
-        return f"{processor}, {number_of(usable_cores(), 'core')}"
-    return f"{processor} ({device.type})"
+    if info.exists():
+        text = info.read_text(encoding="utf-8")
+    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
+    if match:
+        return " ".join(match[1].split())
+    return platform.processor() or platform.machine()
+
+
+@cache
+def package_commit(folder: Path = Path(__file__).parents[1]) -> str | None:
+    """Return the git commit of the package, with "+changes" if its files differ from it.
+
+    Args:
+        folder: of the package.
+
+    Returns:
+        None outside a repository. A package that is installed below someone else's repository does
+        not belong to it.
+    """
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    if commit and changed:
+        return f"{commit}+changes"
+    return commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if done.returncode:
+        return None
+    return done.stdout.strip()
 
 
 def fingerprint(source: Source) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, cast
 
 import torch.distributed
@@ -21,11 +23,13 @@ from lightning.pytorch.strategies import (
     Strategy,
     StrategyRegistry,
 )
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from torch.distributed import distributed_c10d
 
 from cifnet_pl.backbones.engines import check_precision
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.processes import RANKS
+from cifnet_pl.utilities.text import print_text
 
 LOST_PROCESS_SIGNS = (
     "closed by peer",
@@ -34,6 +38,23 @@ LOST_PROCESS_SIGNS = (
     "remote process exited",
 )
 """Parts of a RuntimeError's message where another process ended."""
+
+
+MEETING_SECONDS = 120
+"""How long the processes of a run wait for each other at its start."""
+
+
+NOT_MET = (
+    "the processes of this run did not meet: start all of them; where a node's name is its loopback"
+    " address, as Debian has it, set GLOO_SOCKET_IFNAME (for GPUs NCCL_SOCKET_IFNAME) to the"
+    " network's interface on each node"
+)
+
+
+def _end_without_meeting() -> None:
+    """End this process, which waits in a library."""
+    print_text(f"cifnet: error: {NOT_MET}", sys.stderr)
+    os._exit(CifnetError.exit_code)
 
 
 class StatisticsDDPStrategy(DDPStrategy):
@@ -46,6 +67,31 @@ class StatisticsDDPStrategy(DDPStrategy):
     """
 
     strategy_name = "ddp"
+
+    def setup_distributed(self) -> None:
+        """Meet the other processes; none waits for good for those that cannot be reached.
+
+        Raises:
+            CifnetError: they did not meet within ``MEETING_SECONDS``.
+        """
+        lasting = self._timeout
+        self._timeout = timedelta(seconds=MEETING_SECONDS)
+        # Gloo waits without a limit for a process that connects to another address.
+        alarm = threading.Timer(MEETING_SECONDS + 10, _end_without_meeting)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            super().setup_distributed()
+        except RuntimeError as error:
+            raise CifnetError(NOT_MET) from error
+        finally:
+            alarm.cancel()
+            self._timeout = lasting
+        # Before torch 2.13 it has no public name.
+        set_timeout: Any = getattr(
+            torch.distributed, "set_timeout", distributed_c10d._set_pg_timeout
+        )
+        set_timeout(lasting)
 
     def configure_ddp(self) -> None:
         """Give all processes the same tensors; wrap modules that leave gradients to Lightning."""
@@ -189,6 +235,11 @@ def take_tasks_as_epochs(trainer: Trainer, tasks: int, finished: int) -> None:
         tasks: number of tasks of the run.
         finished: number of tasks that the module has learned before.
     """
+    if trainer.max_epochs is not None and 0 <= trainer.max_epochs < tasks:
+        rank_zero_info(
+            f"max_epochs is {trainer.max_epochs}, but a task is one epoch, and all {tasks} tasks"
+            f" are learned: for fewer give max_tasks={trainer.max_epochs} to the data module"
+        )
     trainer.fit_loop.max_epochs = tasks
     # A module that has learned tasks before continues after them, with any Trainer.
     epochs = trainer.fit_loop.epoch_progress

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from cifnet_pl import heads
+from cifnet_pl import heads, iterative
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.learning.columns import COLUMNS, Column, custom_column
 from cifnet_pl.report.external_results import published_rows, read_external
@@ -57,8 +57,10 @@ TRAINER_KEYS = (
 DATA_COLUMNS = ["dataset", "n_tasks", "n_classes", "protocol", "tune", "root"]
 """Columns that two runs must share to have the same test images."""
 
-METHODS = {kind.__name__: title_of(kind) for kind in heads.HEADS.values()}
-"""Class of a head → its name in tables, in the order of the rows; trained methods follow."""
+LEARNERS = [*heads.HEADS.values(), *iterative.METHODS]
+
+METHODS = {kind.__name__: title_of(kind) for kind in LEARNERS}
+"""Class of a head or trained method → its name in tables, in the order of the rows."""
 
 JOINT = "Joint logistic regression (bound)"
 """Logistic regression on all embeddings ever seen: a reference, not a method for streams."""
@@ -295,7 +297,7 @@ def setting_of(run: Run) -> dict[str, Any]:
     if data.get("tune"):
         tune = f", on {data['tune']:.3g} of the training images (tuning)"
     arguments = run.config["model"]["init_args"]
-    backbone = str(run.summary["backbone"])
+    backbone = str(arguments.get("backbone") or run.summary.get("backbone"))
     if arguments.get("architecture"):
         backbone = f"{backbone} ({arguments['architecture']})"
     if data.get("image_size"):
@@ -320,7 +322,7 @@ def _circumstances(run: Run) -> dict[str, Any]:
         order = "as it is"
     if isinstance(order, list):
         order = "given"
-    machine = str(summary.get("machine", ""))
+    machine = str(summary.get("machine") or summary.get("device") or "")
     if "threads" in summary:
         machine = f"{machine}, {number_of(summary['threads'], 'thread')}"
     energy_from = summary.get("energy_source") or "not measured"
@@ -334,6 +336,7 @@ def _circumstances(run: Run) -> dict[str, Any]:
         "pair": f"{seed} {order}",
         "machine": machine,
         "energy_from": energy_from,
+        "commit": str(summary.get("git_commit") or "")[:10],
     }
 
 
@@ -344,13 +347,14 @@ def _memory(run: Run) -> dict[str, Any]:
     the tasks are those of all branches, so one network is taken from them.
     """
     summary = run.summary
-    network = summary["network_params"]
-    components = dict(summary["state_components"])
+    # The run may be of a version that did not write these.
+    network = summary.get("network_params") or summary.get("backbone_params", 0)
+    widths = summary.get("state_bytes_per_element", {})
+    components = dict(summary.get("state_components", {}))
     if "parameters" in components:
         components["parameters"] -= network
     components = {name: count for name, count in components.items() if count > 0}
-    widths = summary["state_bytes_per_element"]
-    sizes = [count * widths[name] for name, count in components.items()]
+    sizes = [count * widths.get(name, 4) for name, count in components.items()]
     return {
         "components": components,
         "state_bytes": float(sum(sizes)),

@@ -78,7 +78,7 @@ def natural_order(text: str) -> str:
 def find_folders(paths: Iterable[Path]) -> list[Path]:
     """Find all run folders at or below some paths, in natural order, each once.
 
-    A run folder has a ``config.yaml``.
+    A run folder has one of a run's files, or a folder ``checkpoints``.
 
     Args:
         paths: folders; files among them are passed over.
@@ -86,6 +86,7 @@ def find_folders(paths: Iterable[Path]) -> list[Path]:
     Raises:
         UsageError: a path that does not exist.
     """
+    marks = ("summary.json", "config.yaml", "tasks.csv", "checkpoints")
     folders: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
@@ -93,7 +94,7 @@ def find_folders(paths: Iterable[Path]) -> list[Path]:
                 f"no folder {path}: give run folders, or folders that hold them"
             )
         for folder in [path, *path.rglob("*")]:
-            if (folder / "config.yaml").exists():
+            if any((folder / mark).exists() for mark in marks):
                 folders.setdefault(folder.resolve(), folder)
     return sorted(folders.values(), key=lambda folder: natural_order(str(folder)))
 
@@ -105,13 +106,16 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         paths: folders.
 
     Returns:
-        The complete runs, and a sentence for each folder that is left out.
+        The complete runs, and a sentence for each path or folder that is left out.
 
     Raises:
         UsageError: a path that does not exist.
     """
     runs = []
     left_out = []
+    for path in paths:
+        if path.is_file():
+            left_out.append(f"{path} is a file, not a folder of runs")
     for folder in find_folders(paths):
         try:
             runs.append(read_run(folder))

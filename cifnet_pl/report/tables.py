@@ -415,6 +415,7 @@ def runs_table(results: Results) -> ReportTable:
         **accuracies,
         "machine": "machine",
         "energy_from": "energy from",
+        "commit": "commit",
         "run": "folder",
     }
     rows = runs[list(columns)].astype(object)

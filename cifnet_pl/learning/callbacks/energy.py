@@ -84,7 +84,12 @@ class EnergyMonitor(Callback):
             if trainer.strategy.root_device.type == "cuda":
                 gpus = physical_gpus(trainer.device_ids)
 
-            self._tracker = OfflineEmissionsTracker(
+            class Tracker(OfflineEmissionsTracker):
+                # A file of CodeCarbon in a folder would change what the run's own options say, and
+                # runs of two folders are compared.
+                _external_conf = property(lambda tracker: {}, lambda *_: None)
+
+            self._tracker = Tracker(
                 country_iso_code=self.country_iso_code,
                 save_to_file=False,
                 allow_multiple_runs=True,
@@ -209,8 +214,9 @@ def physical_gpus(device_ids: Sequence[int]) -> list[int | str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not visible:
         return list(device_ids)
-    names = visible.split(",")
-    return [names[i] for i in device_ids]
+    names = [name.strip() for name in visible.split(",")]
+    chosen = [names[i] for i in device_ids]
+    return [int(name) if name.isdigit() else name for name in chosen]
 
 
 GPU_LIBRARIES = {"NvidiaGPUDevice": "nvml", "AMDGPUDevice": "amdsmi"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,12 +14,14 @@ from rich.console import Console
 
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.columns import custom_column
-from cifnet_pl.learning.run_record import run_folder
+from cifnet_pl.learning.run_record import RunRecord, run_folder
 from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.model.bundle import plugin_imports
 from cifnet_pl.model.evaluation import Evaluation, rarely_predicted_message
 from cifnet_pl.model.metrics import ECE_BINS, MIN_TEST_IMAGES
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import to_csv, write_text
+from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.run_folders import COMPLETE, DUPLICATES_FILE
 from cifnet_pl.utilities.text import (
     listed,
@@ -75,6 +79,31 @@ def summary_lines(module: TaskModule) -> list[str]:
         module: that learned.
     """
     summary = module.record.summary()
+    lines = []
+    if summary["A_K"] is None:
+        lines.append("Accuracy not measured: no test images")
+    else:
+        lines += accuracy_lines(module, summary)
+    energy = "energy not measured"
+    if summary["energy_kwh"] is not None:
+        # ``summary.json`` has the source of each part.
+        how = "estimated" if "estimated" in summary["energy_source"] else "measured"
+        energy = f"{summary['energy_kwh']:.1e} kWh ({how})"
+    buffer = summary["buffer_elements"]
+    statistics = summary["state_elements"] - buffer
+    size = statistics * module.element_bytes + buffer * module.buffer_bytes
+    seconds = f"{summary['train_seconds']:.1f} s{largest_share(module.record)}"
+    lines.append(f"Training {seconds}, {energy}, state {size / 1e6:.2f} MB")
+    return lines
+
+
+def accuracy_lines(module: TaskModule, summary: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a summary on what was measured with test images.
+
+    Args:
+        module: that learned.
+        summary: of its record.
+    """
     final = number(summary["A_K"], unit=" %")
     average = number(summary["A_bar"], unit=" %")
     accuracies = f"Final accuracy A_K {final}, average accuracy Ā {average}"
@@ -84,22 +113,14 @@ def summary_lines(module: TaskModule) -> list[str]:
         images = f"{module.evaluation.images:,} {kind} {module.backbone.sample}s"
         accuracies = f"{accuracies} ({images})"
         custom = custom_metric_lines(module.evaluation)
-    energy = "energy not measured"
-    if summary["energy_kwh"] is not None:
-        # ``summary.json`` has the source of each part.
-        how = "estimated" if "estimated" in summary["energy_source"] else "measured"
-        energy = f"{summary['energy_kwh']:.1e} kWh ({how})"
-    forgetting = number(summary["forgetting"], unit=" points")
-    buffer = summary["buffer_elements"]
-    statistics = summary["state_elements"] - buffer
-    size = statistics * module.element_bytes + buffer * module.buffer_bytes
-    seconds = f"{summary['train_seconds']:.1f} s"
-    return [
-        accuracies,
-        f"Forgetting {forgetting}, {calibration_text(module, summary['ece'])}",
-        *custom,
-        f"Training {seconds}, {energy}, state {size / 1e6:.2f} MB",
-    ]
+    calibration = calibration_text(module, summary["ece"])
+    if summary["n_classes"] == 1:
+        measured = "With one class the accuracy is always 100 %: add a second class"
+    elif summary["forgetting"] is None:
+        measured = f"C{calibration[1:]}"
+    else:
+        measured = f"Forgetting {number(summary['forgetting'])} points, {calibration}"
+    return [accuracies, measured, *custom]
 
 
 def custom_metric_lines(evaluation: Evaluation) -> list[str]:
@@ -119,6 +140,18 @@ def calibration_text(module: TaskModule, ece: float | None) -> str:
     return f"calibration error {number(ece, unit=' %')} ({'; '.join(facts)})"
 
 
+def largest_share(record: RunRecord) -> str:
+    """Return what took most of the training time, and its share: it limits the run."""
+    total = sum(row.train_seconds for row in record.rows)
+    images = sum(row.waiting_seconds or 0.0 for row in record.rows)
+    solve = sum(row.solve_seconds for row in record.rows)
+    if not images:
+        return ""
+    seconds = {"images": images, "solve": solve, "backbone": total - images - solve}
+    slowest = max(seconds, key=seconds.__getitem__)
+    return f" ({slowest} {100 * seconds[slowest] / total:.0f} %)"
+
+
 def class_warnings(module: TaskModule) -> list[str]:
     """Return warnings about classes with few test samples, or hardly ever predicted."""
     evaluation = module.evaluation
@@ -135,6 +168,42 @@ def class_warnings(module: TaskModule) -> list[str]:
     sentence = rarely_predicted_message(evaluation.rarely_predicted, model)
     if sentence is not None:
         lines.append(sentence)
+    return lines
+
+
+def closing_lines(module: TaskModule, folder: Path | None) -> list[str]:
+    """Return the lines below the summary: further accuracies, where the run is, what comes next.
+
+    Args:
+        module: that learned.
+        folder: of the run; None without one.
+    """
+    lines = []
+    row = module.record.rows[-1]
+    if row.unknown_auroc is not None:
+        found = f"AUROC {row.unknown_auroc:.1f} %, FPR95 {row.unknown_fpr95:.1f} %"
+        lines.append(f"Unknown images: {found}")
+    is_model = folder is not None and (folder / COMPLETE).is_dir()
+    refit = ""
+    head = ""
+    if isinstance(module, CIFNetModule):
+        lines += module.model.accuracy_sentences()
+        if module.calibration.estimate_kind in ("found", "given"):
+            lines.append(
+                "For new groups add five images a class: cifnet extend --more true"
+            )
+        if is_model:
+            refit = " (refit on all images)"
+        is_model = folder is not None
+        head = import_name(type(module.head))
+    if folder is not None:
+        lines.append(f"Run folder {folder}{refit}")
+    lines += class_warnings(module)
+    if is_model:
+        backbone = module.backbone
+        imports = plugin_imports(head, backbone.name, backbone.architecture)
+        words = ("export", "--model", str(folder), "--output", "MODEL")
+        lines.append(next_command(*words, trust=bool(imports)))
     return lines
 
 
@@ -181,10 +250,13 @@ class RunTable(Callback):
         device = module.device.type
         if trainer.world_size > 1:
             device = f"{trainer.world_size} x {device}"
+        features = ""
+        if isinstance(module, CIFNetModule):
+            features = f", {module.backbone.features:,} features"
         done = ""
         if module.tasks_finished:
             done = f", {module.tasks_finished} learned before"
-        print_text(f"{classes} in {tasks} on {device}{done}")
+        print_text(f"{classes} in {tasks} on {device}{features}{done}")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -215,21 +287,5 @@ class RunTable(Callback):
             rows.append(cells)
         header = [column.screen for column in columns]
         self.console.print(table(header, rows, names=()))
-        lines = summary_lines(module)
-        row = record.rows[-1]
-        if row.unknown_auroc is not None:
-            found = f"AUROC {row.unknown_auroc:.1f} %, FPR95 {row.unknown_fpr95:.1f} %"
-            lines.append(f"Unknown images: {found}")
-        if isinstance(module, CIFNetModule):
-            lines += module.model.accuracy_sentences()
-        if folder is not None:
-            refit = ""
-            if (folder / COMPLETE).is_dir():
-                refit = " (refit on all images)"
-            lines.append(f"Run folder {folder}{refit}")
-        lines += class_warnings(module)
-        if folder is not None and isinstance(module, CIFNetModule):
-            words = ("export", "--model", str(folder), "--output", "MODEL")
-            lines.append(next_command(*words))
-        for line in lines:
+        for line in summary_lines(module) + closing_lines(module, folder):
             print_text(line)
