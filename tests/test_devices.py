@@ -116,7 +116,7 @@ def test_a_run_and_its_resumption(there, run_here, tmp_path):
         assert main(["predict", *FAST, *options, "--logs", str(tmp_path)]) == 0
     run = tmp_path / "default" / "version_0"
     assert (run / "activations.csv").is_file()
-    name = json.loads((run / "summary.json").read_text())["machine"]
+    name = json.loads((run / "summary.json").read_text())["device"]
     assert name == "a simulated GPU" or IS_REAL
     rounded = []
     for each in (run_here, run):

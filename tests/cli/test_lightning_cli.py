@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import pairwise
 
@@ -227,13 +228,15 @@ class TestEvaluation:
 def test_the_screen_of_a_run(shown_run, summary):
     folder, screen = shown_run
     shown = screen.splitlines()
-    assert shown[0] == "6 classes in 3 tasks on cpu"
+    assert shown[0] == "6 classes in 3 tasks on cpu, 192 features"
     (header,) = [line for line in shown if line.startswith("┃")]
     header = [cell.strip() for cell in header.strip("┃").split("┃")]
     columns = ["task", "classes", "A_k %", "Ā %", "forgetting", "ECE %", "seconds"]
     assert header == columns
     assert f"A_K {summary['A_K']:.1f} %" in screen
     assert f"Ā {summary['A_bar']:.1f} %" in screen
+    assert re.search(r"\nForgetting [\d.-]+ points, calibration error ", screen)
+    assert re.search(r"\nTraining [\d.]+ s \(\w+ \d+ %\), ", screen)
     stored = summary["buffer_elements"]  # float32; the statistics are float64
     size = (summary["state_elements"] - stored) * 8 + stored * 4
     assert f"state {size / 1e6:.2f} MB" in screen

@@ -109,12 +109,13 @@ class TestBackbone:
 
 
 class TestWithoutTheCommandLine:
-    def test_defaults_of_the_trainer_are_put_right(self, tmp_path):
+    def test_defaults_of_the_trainer_are_put_right(self, tmp_path, caplog):
         learner = module(head=RidgeHead, buffer=None)
         data = digits(max_tasks=2)
         wrong = {"num_sanity_val_steps": 2, "check_val_every_n_epoch": 1}
         run = trainer(tmp_path, max_epochs=1, **wrong)
         run.fit(learner, datamodule=data)
+        assert "max_epochs is 1, but" in caplog.text
         assert len(learner.learned_tasks) == 2
         learned = learner.evaluation
         run.validate(learner, datamodule=data, verbose=False)

@@ -5,6 +5,7 @@ numbers come from.
 import csv
 import io
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,12 @@ from hypothesis import strategies as st
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.reader import usable_cores
-from cifnet_pl.learning import run_description
-from cifnet_pl.learning.run_description import fingerprint, machine
+from cifnet_pl.learning.run_description import (
+    fingerprint,
+    machine,
+    package_commit,
+    processor,
+)
 from cifnet_pl.learning.run_record import PrequentialRow, RunRecord, TaskRow
 from cifnet_pl.utilities.files import to_csv
 from tests.command_line import make_images, rows
@@ -109,10 +114,42 @@ def test_a_fingerprint_is_of_the_data_and_its_split(tmp_path: Path) -> None:
     assert len(of(images)) == 16
 
 
-def test_the_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "info"
-    monkeypatch.setattr(run_description, "CPU_INFO", info)
-    assert machine(torch.device("cpu"))
-    info.write_text("processor : 0\nmodel name\t: Some  CPU @ 2.1GHz\n")
-    name = machine(torch.device("cpu"))
-    assert name.startswith(f"Some CPU @ 2.1GHz, {usable_cores()} core")
+def test_the_machine_is_named(tmp_path: Path) -> None:
+    (tmp_path / "info").write_text("processor : 0\nmodel name\t: Some  CPU @ 2.1GHz\n")
+    assert processor(tmp_path / "info") == "Some CPU @ 2.1GHz"
+    assert processor(tmp_path / "nothing")
+    result = machine(torch.device("cpu"))
+    assert result["gpu"] is None
+    assert result["cores"] == usable_cores()
+    assert result["machine"].startswith(f"{result['processor']}, {usable_cores()} core")
+
+
+def test_the_commit_is_the_packages_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(tmp_path), *who, *arguments]
+        return subprocess.check_output(command, text=True)
+
+    def found() -> str | None:
+        package_commit.cache_clear()
+        return package_commit(package)
+
+    assert found() is None  # no repository
+    git("init", "-q")
+    (tmp_path / "other").write_text("")
+    git("add", "other")
+    git("commit", "-qm", "first")
+    assert found() is None  # installed below someone else's repository
+    git("add", ".")
+    git("commit", "-qm", "second")
+    commit = git("rev-parse", "HEAD").strip()
+    assert found() == commit
+    (package / "__init__.py").write_text("1")
+    assert found() == f"{commit}+changes"

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
+from cifnet_pl.learning import strategy
 from cifnet_pl.learning.strategy import StatisticsDDPStrategy, check_trainer
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import (
@@ -36,7 +38,7 @@ from tests.command_line import (
     make_images,
     measurements,
 )
-from tests.killing import ended, start
+from tests.killing import ended, in_a_process, start
 
 LINE = "--trainer.devices 2 --trainer.accelerator cpu --trainer.strategy ddp"
 TWO = LINE.split()
@@ -251,6 +253,26 @@ class TestSeveral:
         assert found[0] == found[1]
         assert_equal_models(two, one)
         assert cifnet_pl.load(two).counts == cifnet_pl.load(one).counts
+
+
+def rank_alone(words: Sequence[str], patience: float, joins: bool) -> int:
+    """The first of two processes; the other one never comes, or the group waits for good."""
+    strategy.MEETING_SECONDS = patience
+    if joins:
+        DDPStrategy.setup_distributed = lambda _: time.sleep(60)
+    with reserved_port() as port:
+        return rank(0, 2, port, words)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("patience", "joins"), [(1, False), (-9, True)])
+def test_a_process_that_meets_nobody_ends_with_a_sentence(patience, joins, tmp_path):
+    words = ["fit", *FAST, "--logs", str(tmp_path)]
+    work = partial(rank_alone, words, patience, joins)
+    assert in_a_process(work, tmp_path / "output") == 1
+    (said,) = (tmp_path / "output").read_text().splitlines()
+    assert said.startswith("cifnet: error: the processes of this run did not meet")
+    assert "GLOO_SOCKET_IFNAME" in said
 
 
 class TestStrategies:

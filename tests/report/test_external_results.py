@@ -116,8 +116,10 @@ def test_bad_external_files_are_named(tmp_path, lines, part) -> None:
         read_external(write(tmp_path, *lines), pd.DataFrame([CIFAR, FIVE, IMAGES]))
 
 
-def test_a_file_of_another_encoding(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_of_another_encoding(tmp_path: Path) -> None:
     path = tmp_path / "external.csv"
+    with pytest.raises(CifnetError, match="no table of external results"):
+        read_external(path, pd.DataFrame([CIFAR]))
     path.write_bytes(f"{HEADER}\nM\u00fcller,1,1,50,,\n".encode("latin-1"))
     with pytest.raises(CifnetError, match="no table of external results"):
         read_external(path, pd.DataFrame([CIFAR]))

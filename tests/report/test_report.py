@@ -50,8 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = {"source": "folder", "root": "some/images", "image_size": 128}
     embedded = "embedded:efficientnet_lite0"
     write_run(root / "images" / "version_0", tasks=1, data=images, backbone=embedded)
-    (root / "half" / "version_0").mkdir(parents=True)
-    (root / "half" / "version_0" / "config.yaml").touch()
+    (root / "half" / "version_0" / "checkpoints").mkdir(parents=True)
     killed = root / "acil-s3-0123456789"
     killed.mkdir()
     (killed / "point.yaml").write_text("seed_everything: 3\n")
@@ -188,7 +187,7 @@ def test_an_earlier_report_is_replaced_only_if_that_is_asked_for(
     write_run(home / "e" / "version_0", tasks=1, kwh=None)
     (home / "README.md").write_text("about the runs")
     words = ["report", "~/e", "~/README.md", "--output=~/out"]
-    assert main(words) == 0
+    assert_ends(main(words), 0, f"Left out: {home / 'README.md'}", capsys)
     assert os.listdir(tmp_path) == ["home"]
     written = content(home / "out")
     assert {Path(name).suffix for name in written} >= {".svg", ".png", ".csv", ".html"}

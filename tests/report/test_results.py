@@ -219,6 +219,22 @@ def test_seeds_of_a_trained_method_are_one_row_and_its_defaults_have_its_name(
     }
 
 
+def test_trained_methods_have_their_papers_names_and_order(tmp_path: Path) -> None:
+    """Also where a run of a version before did not write its title, parts and widths."""
+    names = {"FOSTERModule": "FOSTER", "ICaRLModule": "iCaRL", "NCMHead": "NCM"}
+    for head in names:
+        run = write_run(tmp_path / head / "version_0", tasks=2)
+        say(run, head=head)
+        path = run / "summary.json"
+        summary = json.loads(path.read_text())
+        for key in ("network_params", "state_components", "state_bytes_per_element"):
+            del summary[key]
+        path.write_text(json.dumps(summary))
+    results = read_results([tmp_path])
+    assert list(seeds_by_label(results)) == ["NCM", "iCaRL", "FOSTER"]
+    assert set(results.measured["network_params"]) == {0}
+
+
 def outside(folder: Path, seed: int, **options: Any) -> None:
     """A run of a head from outside: the summary has its title and the defaults of its arguments."""
     run = write_run(folder, seed=seed, head="NCMHead", head_options=options, tasks=3)

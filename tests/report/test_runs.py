@@ -20,12 +20,21 @@ def test_folders_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None
         find_folders([tmp_path / "none"])
 
 
+def test_a_file_is_no_folder_of_runs(tmp_path):
+    file = tmp_path / "README.md"
+    file.touch()
+    runs, (sentence,) = read_runs([file])
+    assert not runs
+    assert sentence == f"{file} is a file, not a folder of runs"
+
+
 DAMAGED = [
     ("summary.json", '{"head": "NCM', " is damaged"),
     ("summary.json", None, " has no summary.json: the run has not finished"),
     ("tasks.csv", "task\n1\n", " is damaged"),
     ("tasks.csv", None, " is damaged"),
     ("config.yaml", "a: 1", " is damaged"),
+    ("config.yaml", None, " is damaged"),
 ]
 """A file of a run, what is in it instead, as a full disk or a failing one leaves it, and the
 sentence.

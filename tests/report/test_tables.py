@@ -22,7 +22,7 @@ from cifnet_pl.report.tables import (
 )
 from tests.report.synthetic import SOURCE, results_of, write_run
 
-HERE = {"machine": "some CPU"}
+HERE = {"machine": "some CPU", "git_commit": "0123456789abcdef+changes"}
 SETTING = "digits, 10 cls/task"
 CACHED = {**HERE, "cached_images": 900}
 WIDE: dict[str, Any] = {"head": "ACILHead", "head_options": {"width": 256}}
@@ -120,6 +120,10 @@ def test_costs_are_not_averaged_over_machines_or_with_the_cache(study) -> None:
     check(by_method["Other, tuned"], "energy (kWh)", 0.005, 0.005)
     check(by_method["Other, tuned"], "training (min)", 25, 25)
     check(by_method["Energy alone"], "energy (kWh)", 0.02)
+
+
+def test_a_run_is_listed_with_the_commit_of_the_package(study) -> None:
+    assert {row["commit"] for row in study["runs"]} == {"0123456789", ""}
 
 
 def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path: Path) -> None:

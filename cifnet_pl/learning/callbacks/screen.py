@@ -185,20 +185,21 @@ def closing_lines(module: TaskModule, folder: Path | None) -> list[str]:
         lines.append(f"Unknown images: {found}")
     is_model = folder is not None and (folder / COMPLETE).is_dir()
     refit = ""
-    head = ""
     if isinstance(module, CIFNetModule):
         lines += module.model.accuracy_sentences()
+        if is_model:
+            refit = " (refit on all images)"
+    if folder is not None:
+        lines.append(f"Run folder {folder}{refit}")
+    lines += class_warnings(module)
+    head = ""
+    if isinstance(module, CIFNetModule):
         if module.calibration.estimate_kind in ("found", "given"):
             lines.append(
                 "For new groups add five images a class: cifnet extend --more true"
             )
-        if is_model:
-            refit = " (refit on all images)"
         is_model = folder is not None
         head = import_name(type(module.head))
-    if folder is not None:
-        lines.append(f"Run folder {folder}{refit}")
-    lines += class_warnings(module)
     if is_model:
         backbone = module.backbone
         imports = plugin_imports(head, backbone.name, backbone.architecture)

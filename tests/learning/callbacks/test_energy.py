@@ -153,7 +153,10 @@ def test_a_failure_costs_the_reading_and_not_the_run(
     assert tracker.calls["stop"] == stops
 
 
-def test_with_the_real_tracker(tmp_path, capfd):
+def test_with_the_real_tracker(tmp_path, capfd, monkeypatch):
+    """A file of CodeCarbon, which is for other programs, changes nothing."""
+    (tmp_path / ".codecarbon.config").write_text("[codecarbon]\npue=1e9\n")
+    monkeypatch.chdir(tmp_path)
     words = "--energy.enabled true --data.max_tasks 1 --energy.country_iso_code FRA"
     run = learned(tmp_path, *words.split())
     summary = json.loads((run / "summary.json").read_text())
@@ -172,7 +175,7 @@ def test_with_the_real_tracker(tmp_path, capfd):
 def test_only_the_trainers_gpus_are_counted(tracker, monkeypatch):
     """On a machine with other GPUs, and with the mode that was asked for."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3,1")
-    assert physical_gpus([0, 2]) == ["5", "1"]
+    assert physical_gpus([0, 2]) == [5, 1]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert physical_gpus([0, 2]) == [0, 2]
     strategy = SimpleNamespace(root_device=SimpleNamespace(type="cuda"))

@@ -6,7 +6,11 @@ from functools import partial
 import pytest
 
 from cifnet_pl.__main__ import main
+from cifnet_pl.heads import RidgeHead
+from cifnet_pl.learning.callbacks.screen import largest_share, summary_lines
+from cifnet_pl.learning.run_record import RunRecord, TaskRow
 from tests.command_line import FAST, fit, make_images
+from tests.lightning_runs import digits, module, trainer
 from tests.terminal import seen_at_a_terminal
 
 
@@ -64,3 +68,32 @@ def test_a_log_shows_each_task_when_it_ends(tmp_path, capsys, caplog):
     assert shown.count(str(tmp_path / "default")) == 2
     table = (tmp_path / "default" / "version_0" / "tasks.csv").read_text()
     assert table.startswith("task,classes_seen,A_k,average,forgetting,ece")
+
+
+@pytest.mark.parametrize(
+    ("train", "waiting", "solving", "text"),
+    [
+        (10.0, 7.0, 1.0, " (images 70 %)"),
+        (10.0, 1.0, 6.0, " (solve 60 %)"),
+        (10.0, 1.0, 1.0, " (backbone 80 %)"),
+        (10.0, None, 9.0, ""),
+    ],
+)
+def test_a_run_says_what_limits_it(
+    train: float, waiting: float | None, solving: float, text: str
+) -> None:
+    seconds = {"train_seconds": train, "waiting_seconds": waiting}
+    row = TaskRow(solve_seconds=solving, **seconds)
+    assert largest_share(RunRecord([row, row])) == text
+
+
+@pytest.mark.parametrize(
+    ("classes", "start"), [(1, "With one class "), (2, "Calibration error ")]
+)
+def test_figures_that_say_nothing_are_not_shown(classes, start, tmp_path):
+    learner = module(head=RidgeHead, buffer=None)
+    data = digits(classes_per_task=classes, max_tasks=1)
+    trainer(tmp_path).fit(learner, datamodule=data)
+    lines = summary_lines(learner)
+    assert len(lines) == 3
+    assert lines[1].startswith(start)
