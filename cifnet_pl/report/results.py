@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from cifnet_pl import heads, iterative
+from cifnet_pl import heads
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.learning.columns import COLUMNS, Column, custom_column
 from cifnet_pl.report.external_results import published_rows, read_external
@@ -57,9 +57,20 @@ TRAINER_KEYS = (
 DATA_COLUMNS = ["dataset", "n_tasks", "n_classes", "protocol", "tune", "root"]
 """Columns that two runs must share to have the same test images."""
 
-LEARNERS = [*heads.HEADS.values(), *iterative.METHODS]
-
-METHODS = {kind.__name__: title_of(kind) for kind in LEARNERS}
+METHODS = {kind.__name__: title_of(kind) for kind in heads.HEADS.values()}
+# To ask the trained methods themselves would import Lightning, which takes seconds.
+METHODS |= {
+    "FinetuneModule": "Fine-tuning",
+    "ReplayModule": "Replay",
+    "ICaRLModule": "iCaRL",
+    "WAModule": "WA",
+    "PODNetModule": "PODNet",
+    "DERModule": "DER",
+    "FOSTERModule": "FOSTER",
+    "MEMOModule": "MEMO",
+    "CREATEModule": "CREATE",
+    "TagFexModule": "TagFex",
+}
 """Class of a head or trained method → its name in tables, in the order of the rows."""
 
 JOINT = "Joint logistic regression (bound)"

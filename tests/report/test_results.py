@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 import yaml
 
+from cifnet_pl import iterative
 from cifnet_pl.heads import HEADS
 from cifnet_pl.iterative import FOSTERModule
 from cifnet_pl.report.results import JOINT, METHODS, Results, read_results, warnings
 from cifnet_pl.report.tables import settings_table
-from cifnet_pl.utilities.plugins import about
+from cifnet_pl.utilities.plugins import about, title_of
 from tests.report.synthetic import results_of, write_run
 
 
@@ -266,9 +267,11 @@ def test_the_bound_is_one_method_with_its_settings(tmp_path: Path) -> None:
     assert list(seeds_by_label(results)) == ["CIFNet", "Logistic regression", JOINT]
 
 
-def test_every_head_has_a_name_of_its_own():
-    names = [METHODS[head] for head in HEADS]
-    assert len(set(names)) == len(names)
+def test_every_method_has_a_name_of_its_own():
+    assert len(set(METHODS.values())) == len(METHODS)
+    learners = [*HEADS.values(), *iterative.METHODS]
+    named = [(kind.__name__, title_of(kind)) for kind in learners]
+    assert list(METHODS.items()) == named
 
 
 def test_runs_of_other_data_are_said(tmp_path: Path) -> None:
