@@ -57,6 +57,9 @@ def test_every_command_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     fit += ["--data.max_tasks", "2", "--model.exemplars", "40"]
     assert main([*fit, "--logs", str(tmp_path)]) == 0
     run_folder = str(tmp_path / "default" / "version_0")
+    shown = capsys.readouterr().out
+    assert f"Run folder {run_folder}\n" in shown  # nothing held out is learned
+    assert shown.endswith(f"next: cifnet export --model {run_folder} --output MODEL\n")
     images = ["--images", str(make_images(tmp_path / "images", ["ant", "bee"]))]
     bundle, more, table = (str(tmp_path / name) for name in ("bundle", "more", "table"))
     assert main(["export", "--model", run_folder, "--output", bundle]) == 0
