@@ -10,7 +10,6 @@ import errno
 import hashlib
 import io
 import json
-import logging
 import os
 import platform
 import re
@@ -29,8 +28,6 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 
-log = logging.getLogger(__name__)
-
 LONGEST_WHOLE_NAME = 220
 """Bytes of a name that hidden files beside it repeat: file systems allow 255."""
 
@@ -40,8 +37,8 @@ RECOMMENDED = "folder"
 DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors by which a disk says that it has not stored what was written."""
 
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""Errors of file systems that have no ``flock``, such as some of NFS and Lustre."""
+WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of file systems that have no ``flock``, such as some of NFS."""
 
 MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
 """A short name of this machine for names of files."""
@@ -50,23 +47,14 @@ RENAME_WAITS = (0.0, 0.1, 0.4, 1.0)
 """Seconds before each attempt to rename a file over one that another program reads."""
 
 
-SWEEP_SECONDS = 1.0
-"""Time within which a lock is got that no process holds longer than to remove it."""
-
-
 def expanded(path: Path | str) -> Path:
-    """Replace a leading ``~`` by the home folder; names that only begin with ``~`` stay.
+    """Replace a leading ``~`` by the home folder.
 
     Raises:
         UsageError: this account has no home folder, as in some containers.
     """
-    whole = os.path.expanduser(path)
-    if str(whole).partition(os.sep)[0] == "~":
-        raise UsageError(
-            f"{whole}: this account has no home folder: set the variable HOME, or give a path"
-            " without ~"
-        )
-    return Path(whole)
+    with explained(UsageError, str(path), RuntimeError):
+        return Path(path).expanduser()
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -146,15 +134,10 @@ def _rename(temporary: Path, path: Path) -> None:
     ) from refusal
 
 
-def remove_leftovers(folder: Path, ending: str = "") -> None:
-    """Remove what killed processes left in a folder: temporary files, and locks that none holds.
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files and folders that killed processes left in a folder.
 
-    Temporary files of other machines stay, as their processes cannot be seen from here.
-
-    Args:
-        folder: where they are.
-        ending: of the files whose locks are removed, as other programs have locks, too; empty for
-            none.
+    Those of other machines stay, as their processes cannot be seen from here.
     """
     for path in folder.glob(".*.tmp"):
         maker = re.search(rf"\.{MACHINE}-(\d+)-[0-9a-f]{{8}}\.tmp$", path.name)
@@ -163,11 +146,6 @@ def remove_leftovers(folder: Path, ending: str = "") -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-    if not ending:
-        return
-    for path in folder.glob(f".*{ending}.lock"):
-        with suppress(OSError, Timeout), FileLock(path, blocking=False):
-            os.unlink(path)
 
 
 def _is_running(process: int) -> bool:
@@ -312,12 +290,10 @@ def config_files() -> dict[str, Path]:
     folder = package / "configs"
     if not folder.is_dir():  # a checkout, not an installation
         folder = package.parent / "configs"
-    names = {
-        path.relative_to(folder).with_suffix("").as_posix(): path
-        for path in folder.rglob("*.yaml")
+    paths = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/**/*.yaml"))]
+    return {
+        path.relative_to(folder).with_suffix("").as_posix(): path for path in paths
     }
-    in_order = sorted(names, key=lambda name: (name.count("/"), name))
-    return {name: names[name] for name in in_order}
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -446,13 +422,10 @@ def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
         CifnetError: the folder that holds it cannot be written.
     """
     place = Path(os.path.abspath(output))  # "." has no name
-    lock_file = hidden_beside(place, "lock")
-    # Others that remove leftovers hold it for a moment.
-    patience = -1.0 if wait else SWEEP_SECONDS
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(place.parent, place.suffix)
-        lock = _acquired(lock_file, patience)
+        remove_leftovers(place.parent)
+        lock = _acquired(place, wait)
     except Timeout:
         raise UsageError(
             f"another process is writing {output}: wait for it, or choose another output"
@@ -469,34 +442,23 @@ def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
         lock.release()
 
 
-def _acquired(lock_file: Path, patience: float) -> BaseFileLock:
-    """Return a lock that is held.
+def _acquired(place: Path, wait: bool) -> BaseFileLock:
+    """Return a lock on a place that is held.
 
     Where the file system has no ``flock``, a file is the lock as long as it exists. One that a
     killed process left is recognised on the machine where it ran.
 
-    Args:
-        lock_file: beside what is written.
-        patience: seconds to wait for it; negative to wait for ever.
-
     Raises:
         Timeout: another process holds it.
-        OSError: the file cannot be written.
+        OSError: its file cannot be written.
     """
-    lock = FileLock(lock_file, timeout=patience, fallback_to_soft=False)
+    lock: BaseFileLock = FileLock(hidden_beside(place, "lock"), blocking=wait)
     try:
         lock.acquire()
-        return lock
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
-    marker = lock_file.with_suffix(".held")
-    log.warning(
-        "no file locks in %s: the lock is the file %s; remove it if its computer has stopped",
-        lock_file.parent,
-        marker.name,
-    )
-    lock_file.unlink(missing_ok=True)
-    soft = SoftFileLock(marker, timeout=patience)
-    soft.acquire()
-    return soft
+        os.unlink(lock.lock_file)
+        lock = SoftFileLock(hidden_beside(place, "held"), blocking=wait)
+        lock.acquire()
+    return lock
