@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import hashlib
 import io
 import json
 import os
@@ -27,9 +26,6 @@ import yaml
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
-
-LONGEST_WHOLE_NAME = 220
-"""Bytes of a name that hidden files beside it repeat: file systems allow 255."""
 
 RECOMMENDED = "folder"
 """The configuration of ``fit --data.root IMAGES`` alone."""
@@ -106,11 +102,8 @@ def _temporary(path: Path) -> Path:
 
 
 def hidden_beside(path: Path, ending: str) -> Path:
-    """Return a hidden file beside ``path``; its name holds that of ``path`` unless it is long."""
-    name = path.name
-    if len(os.fsencode(name)) > LONGEST_WHOLE_NAME:
-        name = hashlib.sha256(os.fsencode(name)).hexdigest()
-    return path.with_name(f".{name}.{ending}")
+    """Return a hidden file beside ``path``; its name holds that of ``path``."""
+    return path.with_name(f".{path.name}.{ending}")
 
 
 def _rename(temporary: Path, path: Path) -> None:

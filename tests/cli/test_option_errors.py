@@ -169,7 +169,6 @@ def test_class_without_a_readable_image(tmp_path, capsys):
         assert f"bee/{i}.png: no image of a known format" in shown
     assert fit(tmp_path, *options, "--data.on_corrupt", "skip") == RUN
     assert "class 'bee'" in one_sentence(capsys)
-    assert not (tmp_path / "default").exists()  # nor has the experiment a folder
 
 
 def test_a_run_that_fails_later_keeps_what_it_has_learned(tmp_path, capsys):

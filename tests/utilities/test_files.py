@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 from unittest.mock import Mock
@@ -24,7 +23,7 @@ from cifnet_pl.utilities.files import (
     write_json,
     write_text,
 )
-from cifnet_pl.utilities.run_folders import RunChoice, locked_run, versions
+from cifnet_pl.utilities.run_folders import versions
 
 pytestmark = pytest.mark.usefixtures("true_fsync")
 
@@ -170,35 +169,6 @@ def test_versions_are_numbers_in_their_order(tmp_path: Path):
         (tmp_path / name).mkdir()
     assert [path.name for path in versions(tmp_path)] == ["version_9", "version_10"]
     assert versions(tmp_path / "absent") == []
-
-
-def test_folders_above_a_run_stay_if_they_hold_something_or_were_there(tmp_path: Path):
-    (tmp_path / "old").mkdir()
-    for logs, files, kept in (
-        ("new", [], False),
-        ("new", ["file"], True),
-        ("old", [], True),
-    ):
-        folder = tmp_path / logs / "experiment" / "version_0"
-        with suppress(ZeroDivisionError), locked_run(RunChoice(folder)):
-            assert folder.parent.is_dir()
-            for name in files:
-                (folder.parent / name).touch()
-            raise ZeroDivisionError
-        assert (tmp_path / logs).exists() == kept
-        assert folder.parent.exists() == bool(files)
-
-
-@pytest.mark.parametrize("name", ["a" * 255, "ä" * 127])
-def test_names_as_long_as_the_system_allows(name: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    with exclusive(path):
-        write_text(path, "new")
-        with pytest.raises(UsageError, match="another process"), exclusive(path):
-            pass
-        with exclusive(tmp_path / f"b{name[1:]}"):
-            pass
-    assert os.listdir(tmp_path) == [name]
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path):

@@ -13,16 +13,9 @@ from cifnet_pl.utilities.text import (
     FONT,
     families,
     next_command,
-    number_of,
     print_text,
     similar_spellings_message,
 )
-
-
-def test_a_count_and_its_noun():
-    assert number_of(1, "image") == "1 image"
-    assert number_of(2, "class") == "2 classes"
-    assert number_of(1234, "image has", "images have") == "1,234 images have"
 
 
 @pytest.mark.parametrize(
