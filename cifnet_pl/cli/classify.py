@@ -14,8 +14,6 @@ from typing import IO, TYPE_CHECKING, Any
 from cifnet_pl.cli.commands import Engine
 from cifnet_pl.cli.outputs import (
     IMAGES_SHOWN,
-    STANDARD_OUTPUT,
-    require_table,
     warn,
     writing,
 )
@@ -107,11 +105,8 @@ def classify(
         raise UsageError(f"--top is {top}, expected at least 1")
     if precision is not None:
         check_precision(precision)
-    target = None if output == STANDARD_OUTPUT else expanded(output)
+    target = None if output == "-" else expanded(output)
     picture = expanded(gallery) if gallery else None
-    require_table(target)
-    if picture is not None and picture == target:
-        raise UsageError("--output and --gallery are the same file: choose two")
     with writing(target, overwrite), writing(picture, overwrite):
         classifier = load(model, engine=engine, trust=trust)
         if picture is not None and not classifier.backbone.takes_images:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.cli.outputs import OutputKind, next_classify, refuse_other, writing
+from cifnet_pl.cli.outputs import next_classify, writing
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, print_text
@@ -67,13 +67,10 @@ def export(
     if output is None:
         return
     target = expanded(output)
-    kind: OutputKind = "bundle"
-    if format == "onnx":
-        kind = "file"
-    with writing(target, True, kind):
+    with writing(target, overwrite, "file" if format == "onnx" else "bundle"):
         loaded = load(model, device="cpu", trust=trust, download=download)
         if format == "onnx":
-            _export_graph(loaded, target, overwrite)
+            _export_graph(loaded, target)
             return
         loaded.save(target, overwrite)
     classes = number_of(len(loaded.class_names), "class")
@@ -81,11 +78,9 @@ def export(
     print_text(next_classify(target, trust))
 
 
-def _export_graph(model: Classifier, target: Path, overwrite: bool) -> None:
+def _export_graph(model: Classifier, target: Path) -> None:
     """Write one ONNX file, and print what it takes and gives."""
     content, check = model.to_onnx()
-    if target.is_file() and not overwrite:
-        refuse_other(target, target.read_bytes() == content)
     write_bytes(target, content)
     inputs = f"embeddings (n, {model.head.in_features}) float32"
     samples = "random embeddings"

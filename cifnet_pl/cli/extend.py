@@ -55,7 +55,7 @@ def extend(
     from cifnet_pl.model.store import load
 
     target = expanded(output)
-    with writing(target, overwrite, "extend"):
+    with writing(target, overwrite, "bundle"):
         old = load(model, engine=engine, trust=trust)
         result = extend_model(
             old, images, check=check, more=more, duplicates=duplicates, progress=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cifnet_pl.cli.outputs import refuse_other, warn, writing
+from cifnet_pl.cli.outputs import warn, writing
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, print_text
@@ -51,7 +51,7 @@ def merge(
     if files:
         merge_sums(files, target, overwrite, trust)
         return
-    with writing(target, overwrite, "merge"):
+    with writing(target, overwrite, "bundle"):
         loaded = [load(path, trust=trust) for path in models]
         ancestor = load(base, trust=trust) if base is not None else None
         result = merging.merge(loaded, models, ancestor)
@@ -102,7 +102,6 @@ def merge_sums(
         trust: whether custom heads and backbones may be imported.
 
     Raises:
-        AlreadyThere: the same is at ``target`` already.
         UsageError: the same samples twice, sums of other settings, or something else is at
             ``target``.
         CheckpointError: a file that is damaged.
@@ -111,18 +110,15 @@ def merge_sums(
 
     count = number_of(len(files), "file")
     if target.suffix == FILE_ENDING:
-        with writing(target, True, "file"):
+        with writing(target, overwrite):
             total = add_up(files, trust).end()
-            content = content_of(total)
-            if target.is_file() and not overwrite:
-                refuse_other(target, target.read_bytes() == content)
-            write_bytes(target, content)
+            write_bytes(target, content_of(total))
         missing = number_of(len(total.missing), "part")
         print_text(
             f"{count} of sums added up in {target}: {total.learned}, {missing} missing"
         )
         return
-    with writing(target, overwrite, "task"):
+    with writing(target, overwrite, "bundle"):
         total = add_up(files, trust)
         model = total.solved()
         model.save(target, overwrite)

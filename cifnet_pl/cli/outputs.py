@@ -8,19 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from cifnet_pl.images.files import is_image
-from cifnet_pl.utilities.errors import AlreadyThere, UsageError
+from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive, expanded
 from cifnet_pl.utilities.text import next_command, print_text, printable
 
 IMAGES_SHOWN = 24
 """Images in a gallery, or in one section of a page; tables have all."""
 
-STANDARD_OUTPUT = "-"
-"""Name of the standard output, where a command writes one table."""
-
-OutputKind = Literal["file", "folder", "bundle", "extend", "forget", "merge", "task"]
-"""Kind of an output; bundles also by the step that makes them."""
+OutputKind = Literal["file", "folder", "bundle"]
 
 
 @contextmanager
@@ -41,36 +36,20 @@ def writing(
         yield
         return
     target = expanded(output)
-    if str(target) == STANDARD_OUTPUT:
-        raise UsageError("--output - is for a table: choose an output with a name")
-    if kind in ("file", "folder"):
+    if kind != "bundle":
         require_kind(target, kind)
     with exclusive(target):
-        if kind not in ("file", "folder"):
-            from cifnet_pl.model import bundle  # here: it imports torch
+        if kind == "bundle":
+            from cifnet_pl.model.bundle import refuse_existing  # here: it imports torch
 
-            # One that this step made may be the same: it is compared when it is written.
-            may_be_same = overwrite or bundle.last_step(target) == kind
-            bundle.refuse_existing(target, may_be_same)
+            refuse_existing(target, overwrite)
         elif not overwrite and (
             target.is_file() or (target.is_dir() and any(target.iterdir()))
         ):
-            refuse_other(target, is_same=False)
+            raise UsageError(
+                f"{target} exists already: choose another --output, or add --overwrite true"
+            )
         yield
-
-
-def refuse_other(target: Path | str, is_same: bool) -> None:
-    """Raise the error of an output that is there already.
-
-    Args:
-        target: the output.
-        is_same: whether the command would write the same again.
-    """
-    if is_same:
-        raise AlreadyThere(f"{target} is already there: it is the same")
-    raise UsageError(
-        f"{target} exists already: choose another --output, or add --overwrite true"
-    )
 
 
 def require_kind(target: Path, kind: OutputKind) -> None:
@@ -91,27 +70,6 @@ def require_kind(target: Path, kind: OutputKind) -> None:
         raise UsageError(
             f"{target} is a {there}, expected a {kind}: choose another --output"
         )
-
-
-OTHER_ENDINGS = (".ckpt", ".json", ".npz", ".onnx", ".parquet", ".safetensors", ".zip")
-"""Endings of models, and of images and embeddings in one file."""
-
-
-def require_table(target: Path | None) -> None:
-    """Check that the output of a table may be written; UsageError for another file's name, too.
-
-    With the options in the wrong order, an image or a part of a model would be replaced.
-    """
-    if target is None:
-        return
-    named = None
-    if is_image(target):
-        named = "an image"
-    elif target.suffix.lower() in OTHER_ENDINGS:
-        named = f"a {target.suffix} file"
-    if named is not None:
-        raise UsageError(f"--output {target} is named as {named}, expected a .csv file")
-    require_kind(target, "file")
 
 
 def warn(

@@ -10,7 +10,6 @@ import copy
 import hashlib
 import itertools
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -23,7 +22,7 @@ from typing import Any
 from pydantic import BaseModel, PrivateAttr, StrictInt, ValidationError
 
 from cifnet_pl.cli.configs import find_config
-from cifnet_pl.cli.outputs import refuse_other, writing
+from cifnet_pl.cli.outputs import writing
 from cifnet_pl.cli.parsing import arguments_of, plain, yaml_value
 from cifnet_pl.utilities.errors import (
     CifnetError,
@@ -203,11 +202,6 @@ def sweep(
         for folder in jobs:
             print_text(f"{folder.name}: {state(folder) or 'not run yet'}")
         return
-    if output is not None and not overwrite:
-        table = expanded(output) / "tables" / "runs.csv"
-        if table.is_file():
-            reported = re.findall(r"(?m)([^,/]+)/version_\d+$", table.read_text())
-            refuse_other(output, set(reported) == {job.name for job in jobs})
     with writing(output, overwrite, "folder"):
         failed = run_all(jobs)
         if output is not None and failed != list(jobs):

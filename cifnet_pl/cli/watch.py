@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from cifnet_pl.cli.outputs import require_table
+from cifnet_pl.cli.outputs import writing
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.files import (
     csv_line,
-    exclusive,
     expanded,
     list_cell,
     read_list_cell,
@@ -114,9 +113,8 @@ def watch(
     folder = expanded(images)
     require_folder(folder, "--images", "a folder of images")
     target = expanded(output)
-    require_table(target)
     current_model = model_source(model, workspace, trust)
-    with exclusive(target), target.open("a+b") as table:
+    with writing(target, overwrite=True), target.open("a+b") as table:
         known = rows_of(table)
         ids = {row["id"] for row in known}
         sender = None
@@ -214,13 +212,14 @@ def rows_of(table: IO[bytes]) -> list[Row]:
     table.seek(0)
     content = table.read()
     whole = content[: content.rfind(b"\n") + 1]
-    table.truncate(len(whole))
     text = whole.decode("utf-8", "surrogateescape")
     rows = csv.DictReader(io.StringIO(text, newline=""), restval="")
-    if rows.fieldnames is None:
-        append(table, [dict(zip(COLUMNS, COLUMNS, strict=True))])
-    elif tuple(rows.fieldnames) != COLUMNS:
+    is_new = not content
+    if not is_new and tuple(rows.fieldnames or ()) != COLUMNS:
         raise DataError(f"{table.name} is no table of watch: choose another --output")
+    table.truncate(len(whole))
+    if is_new:
+        append(table, [dict(zip(COLUMNS, COLUMNS, strict=True))])
     return list(rows)
 
 

@@ -284,9 +284,7 @@ def config_files() -> dict[str, Path]:
     if not folder.is_dir():  # a checkout, not an installation
         folder = package.parent / "configs"
     paths = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/**/*.yaml"))]
-    return {
-        path.relative_to(folder).with_suffix("").as_posix(): path for path in paths
-    }
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -282,18 +282,6 @@ def test_a_report_that_cannot_be_made_is_refused_first(tmp_path, run):
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_repeated_sweep_has_its_report_already(tmp_path, run):
-    write(tmp_path, seeds=[1, 2])
-    output = ["--output", str(tmp_path / "report")]
-    run(*output)
-    report = tmp_path / "report" / "report.html"
-    before = report.stat().st_mtime_ns
-    assert f"{tmp_path}/report is already there" in run(*output)
-    assert report.stat().st_mtime_ns == before
-    for seeds in ("1", "1,2,3"):
-        assert "exists already" in run(*output, "--seeds", seeds, code=2)
-
-
 def test_a_plan_is_printed_and_nothing_run(tmp_path, run):
     write(tmp_path, axes=AXES, seeds=[1, 2])
     said = run("--dry-run")

@@ -198,7 +198,7 @@ def test_nothing_goes_where_it_was_not_sent(place, impatient, monkeypatch):
         ("--every 0", "--every is 0, expected more than 0"),
         ("--unknown 2", "unknown is 2"),
         ("--output other.csv", "other.csv is no table of watch"),
-        ("--output 1.png", "is named as an image"),
+        ("--output images/blue.png", "blue.png is no table of watch"),
         ("--model model --workspace w", "give one of --model and --workspace"),
         ("--workspace .", "journal.sqlite"),
     ],
@@ -206,8 +206,10 @@ def test_nothing_goes_where_it_was_not_sent(place, impatient, monkeypatch):
 def test_wrong_options(options, sentence, place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     (place / "other.csv").write_text("a,b\n1,2\n")
+    before = (place / "images" / "blue.png").read_bytes()
     assert watched(place, *options.split()) in (1, 2)
     assert sentence in capsys.readouterr().err
+    assert (place / "images" / "blue.png").read_bytes() == before
 
 
 def test_the_examples_of_the_documentation_work(place):

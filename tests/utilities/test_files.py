@@ -183,10 +183,13 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path):
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "1.sums")])
     assert killed.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 2
+
     def write(file: IO[bytes]) -> None:
         remove_leftovers(tmp_path)
         assert len(list(tmp_path.glob(".*.tmp"))) == 1
 
     with exclusive(tmp_path / "2.sums"):
         write_atomic(tmp_path / "2.sums", write)
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == ["2.sums"]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == [
+        "2.sums"
+    ]
