@@ -19,7 +19,6 @@ from cifnet_pl.cli.outputs import IMAGES_SHOWN, warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
-    to_csv,
     write_bytes,
     write_text,
 )
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.report.page import Section
 
-IMAGE_COLUMNS = (
+IMAGE_COLUMNS = [
     "file",
     "class",
     "probability_of_class",
@@ -48,7 +47,7 @@ IMAGE_COLUMNS = (
     "label_error",
     "near_duplicate",
     "novelty",
-)
+]
 """Columns of images.csv."""
 
 CONFUSION_LEGEND = (
@@ -136,12 +135,8 @@ def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source
         raise UsageError(
             f"{name} does not say where its images are: give them with --images"
         )
-    root = expanded(given)
-    if not root.exists():
-        raise UsageError(
-            f"no folder {printable(str(root))}: give the images with --images"
-        )
-    return build_source("folder", SourceOptions(root, *(model.held_out or (0.2, 0))))
+    options = SourceOptions(expanded(given), *(model.held_out or (0.2, 0)))
+    return build_source("folder", options)
 
 
 def audit_images(
@@ -200,9 +195,7 @@ def summary_lines(audited: AuditedImages) -> list[str]:
         )
     if result.unjudged:
         count = number_of(len(result.unjudged), "class")
-        reason = "one image each"
-        if max(result.unjudged.values()) > 1:
-            reason = "one image, or near-duplicates of one"
+        reason = "one image, or near-duplicates of one"
         lines.append(f"{count} not judged ({reason}): {_listed(list(result.unjudged))}")
     copied = int(result.images["near_duplicate"].sum())
     if copied:
@@ -288,21 +281,12 @@ def images_csv(result: Audit) -> str:
     """Return CSV with a row per image, the most probable label error first, unjudged ones last."""
     by = ["judged", "probability_of_class"]
     images = result.images.sort_values(by, ascending=[False, True], kind="stable")
-    rows = []
-    for image in images.to_dict("records"):
-        near_duplicate = str(image["near_duplicate"]).lower()
-        verdict = ["", "", "", ""]
-        novelty = ""
-        if image["judged"]:
-            verdict = [
-                f"{image['probability_of_class']:.6f}",
-                image["predicted"],
-                f"{image['probability']:.6f}",
-                str(image["label_error"]).lower(),
-            ]
-            novelty = f"{image['novelty']:.6g}"
-        rows.append([image["file"], image["class"], *verdict, near_duplicate, novelty])
-    return to_csv(IMAGE_COLUMNS, rows)
+    for name in ("label_error", "near_duplicate"):
+        images[name] = images[name].map({True: "true", False: "false"})
+    table = images[IMAGE_COLUMNS].copy()
+    verdict = table.columns.difference(["file", "class", "near_duplicate"])
+    table.loc[~images["judged"], verdict] = None
+    return str(table.to_csv(index=False, float_format="%.6g"))
 
 
 # ---------------------------------------------------------------------- sections of the page
@@ -355,13 +339,10 @@ def _pair_section(result: Audit) -> Section:
 def _class_section(result: Audit) -> Section:
     from cifnet_pl.report.page import Section
 
-    counts = [score.images for score in result.scored.class_scores()]
-    counts += result.unjudged.values()
-    texts = [f"{min(counts)} to {number_of(max(counts), 'image')} per class."]
     rows = class_rows(result.scored)
     for name, count in result.unjudged.items():
         rows.append((printable(name), str(count), "not judged", "", ""))
-    return Section("Classes", texts, header=CLASS_HEADER, rows=rows)
+    return Section("Classes", [], header=CLASS_HEADER, rows=rows)
 
 
 def _outlier_section(result: Audit) -> Section:

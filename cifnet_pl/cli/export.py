@@ -92,8 +92,4 @@ def _export_graph(model: Classifier, target: Path) -> None:
         outputs = "probabilities and novelty"
     classes = number_of(len(model.class_names), "class")
     print_text(f"{classes} in {target}: {inputs} → {outputs}")
-    if model.precision != "32-true":
-        print_text(
-            f"The graph computes in float32; the model learned embeddings in {model.precision}"
-        )
     print_text(f"Largest difference from torch on {samples}: {check.probability:.1g}")

@@ -84,7 +84,7 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         check: folder of images of the old classes, or None.
     """
     from cifnet_pl.model.calibration import interval_text
-    from cifnet_pl.model.evaluation import rarely_predicted_message
+    from cifnet_pl.model.evaluation import rarely_predicted_notes
 
     lines = []
     sample = result.model.backbone.sample
@@ -106,7 +106,5 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         lines.append(
             f"Accuracy on old classes {before} % before, {after} % after{interval}"
         )
-    rarely = rarely_predicted_message(result.rarely_predicted, result.model)
-    if rarely is not None:
-        lines.append(rarely)
+    lines += rarely_predicted_notes(result.rarely_predicted, result.model)
     return lines + result.model.accuracy_sentences()

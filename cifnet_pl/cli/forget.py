@@ -13,8 +13,6 @@ from cifnet_pl.utilities.text import number_of, print_text, printable
 if TYPE_CHECKING:
     from cifnet_pl.model.forget import Forgetting
 
-MODEL_BEFORE = "the model before this, with --images"
-
 
 def forget(
     model: str,
@@ -112,18 +110,12 @@ def removal_lines(result: Forgetting, name: str) -> list[str]:
     """
     head = result.model.head
     images = number_of(result.images[name], "image")
-    if result.model.buffer is not None:
-        buffer = " and from the buffer"
-    else:
-        buffer = ""
-    first = f"Class '{printable(name)}' removed from the predictions{buffer}"
-    kind = type(head).__name__
+    lines = [f"Class '{printable(name)}' removed from the predictions"]
     if not head.counterexamples:
-        return [
-            first,
-            f"Nothing remains of its {images}: {kind} learns each class independently",
-        ]
-    remains = f"Its {images} still count as counterexamples of the other classes"
-    if not head.subtracts:
-        return [first, f"{remains}: {kind} cannot subtract them"]
-    return [first, remains, f"To subtract them forget the class from {MODEL_BEFORE}"]
+        return [*lines, f"Nothing remains of its {images}"]
+    lines.append(f"Its {images} still count as counterexamples of the other classes")
+    if head.subtracts:
+        lines.append(
+            "To subtract them forget the class from the model before this, with --images"
+        )
+    return lines

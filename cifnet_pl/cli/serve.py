@@ -261,9 +261,8 @@ def _given_token(token: str | None, token_file: str | None) -> str | None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    check_that(0 <= port < 2**16, "--port", port, f"0 to {2**16 - 1}")
     refused = f"cannot listen on {printable(host)} port {port}"
-    with explained(UsageError, refused, OSError, end="; choose another --port"):
+    with explained(UsageError, refused, OSError, OverflowError):
         if ":" in host:
             family = socket.AF_INET6
         else:

@@ -363,12 +363,9 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     for axis, option in options.items():
         if option.label:
             labels[axis] = option.label
-        values = option.model_extra or {}
-        if seed not in (None, values.get("seed_everything", seed)):
-            raise UsageError(
-                f"axis {axis} and seeds both set seed_everything: leave one of them out"
-            )
-        _put_all(config, values)
+        for name, value in (option.model_extra or {}).items():
+            if not put(config, plain(name), copy.deepcopy(value)):
+                raise UsageError(f"{name} cannot be set: there is no such option")
     if seed is not None:
         config.setdefault("data", {}).setdefault("class_order", seed)
     ignored = []
@@ -403,13 +400,6 @@ def _drop_seed(config: CONFIG) -> None:
     data = config.get("data", {})
     if seed is not None and data.get("class_order") == seed:
         del data["class_order"]
-
-
-def _put_all(config: CONFIG, values: Mapping[str, Any]) -> None:
-    """Set dotted names in a configuration; UsageError where there is no such option."""
-    for name, value in values.items():
-        if not put(config, plain(name), copy.deepcopy(value)):
-            raise UsageError(f"{name} cannot be set: there is no such option")
 
 
 def put(config: CONFIG, name: str, value: Any, kind: str | None = None) -> bool:
@@ -461,17 +451,18 @@ def choose(
     Raises:
         UsageError: a label that no point has, or no point that has these labels.
     """
-    import pandas as pd  # here: help need not wait for it
-
-    labels = pd.DataFrame([point.labels for point in points])
-    known = set(labels.stack().dropna())
+    known: set[str] = set()
+    named_axes: set[str] = set()
+    for point in points:
+        known.update(point.labels.values())
+        named_axes.update(axis for axis, label in point.labels.items() if label in only)
     for label in {*only, *without} - known:
         raise unknown_name("label of the sweep", label, known)
-    has_label = labels.isin(only)
-    # An axis of which no label is named leaves out no point.
-    is_wanted = (has_label | ~has_label.any()).all(axis="columns")
-    is_left_out = labels.isin(without).any(axis="columns")
-    chosen = list(itertools.compress(points, is_wanted & ~is_left_out))
+    chosen = []
+    for point in points:
+        is_wanted = all(point.labels.get(axis) in only for axis in named_axes)
+        if is_wanted and not set(without).intersection(point.labels.values()):
+            chosen.append(point)
     if not chosen:
         raise UsageError("no point has these labels: see --dry_run without them")
     return chosen

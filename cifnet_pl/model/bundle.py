@@ -282,7 +282,8 @@ def write_bundle(
         overwrite: whether a bundle that is there may be replaced.
 
     Raises:
-        UsageError: there is a bundle already and ``overwrite`` is false, or the folder holds other files.
+        UsageError: there is a bundle already and ``overwrite`` is false, or the folder holds other
+            files.
         CifnetError: the disk is full or not writable; an old bundle is left as it was.
     """
     content = safetensors.torch.save(dict(tensors))
@@ -333,14 +334,6 @@ def read_bundle(folder: Path) -> StoredModel:
             )
         tensors = safetensors.torch.load(content)
     return StoredModel(str(folder), description, tensors)
-
-
-def read_versions(folder: Path) -> dict[str, str]:
-    """Return the versions of the software that wrote a bundle."""
-    _, file = _read_config(folder)
-    return {
-        printable(name): printable(number) for name, number in file.versions.items()
-    }
 
 
 def _read_config(folder: Path) -> tuple[dict[str, Any], BundleRecord]:

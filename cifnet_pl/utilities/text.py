@@ -238,11 +238,6 @@ def one_line(error: BaseException, length: int = 300) -> str:
 T = TypeVar("T")
 
 
-def on_terminal() -> bool:
-    """Return whether a progress bar would be visible."""
-    return Console(stderr=True).is_terminal
-
-
 LOG_SECONDS = 30
 """Seconds between two lines of a log that say how far a command is."""
 

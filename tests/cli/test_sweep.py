@@ -67,9 +67,6 @@ def test_seeds_leave_an_order_that_is_named(tmp_path: Path) -> None:
     seeds = [point.config["seed_everything"] for point in read_points(path)]
     assert (class_orders(path), seeds) == ([7, 7, 8, 8], [1, 2, 1, 2])
     assert set(class_orders(path, ("data.class_order", "3"))) == {3}
-    twice = [{"label": "nine", "seed_everything": 9}]
-    with pytest.raises(UsageError, match="axis run and seeds both set"):
-        read_points(write(tmp_path, axes={"run": twice}, seeds=[1]))
     alone = write(tmp_path, seeds=[1, 2])
     for seed_of_base, expected in ((1, [5, 5]), (5, [1, 2])):
         data = {**BASE["data"], "class_order": 5}
