@@ -107,10 +107,6 @@ def audit(
     target = expanded(output)
     with writing(target, overwrite, "folder"):
         loaded = load(model, trust=trust)
-        if not loaded.backbone.takes_images:
-            raise UsageError(
-                "this model learned embeddings that were computed elsewhere: an audit needs images"
-            )
         source = _images_to_audit(loaded, model, images)
         unreadable: list[Any] = []
         audited = audit_images(loaded, source, expanded(cache_folder), unreadable)
@@ -212,25 +208,20 @@ def curve_line(audited: AuditedImages) -> str:
     from cifnet_pl.model.more_images import gain_text
 
     curve = audited.curve
-    size = curve.points[-1][0]
+    size = curve.points[-1].images
     if curve.gain is None:
-        parts = [f"{number_of(size, 'image')} per class: too few for a learning curve"]
-    else:
-        half = curve.points[-2][0]
-        gain = max(0.0, curve.gain)
-        parts = [f"{size} instead of {half} images per class: +{gain:.1f} points"]
+        return f"{number_of(size, 'image')} per class: too few for a learning curve"
+    half = curve.points[-2].images
+    gain = max(0.0, curve.gain)
+    line = f"{size} instead of {half} images per class: +{gain:.1f} points"
     if curve.short:
         names = audited.result.scored.class_names
         classes = _listed([names[label] for label in curve.short])
-        images = number_of(-(-size // 2), "image")
-        count = number_of(len(curve.short), "class")
-        parts.append(f"add images to {count} with fewer than {images}: {classes}")
-    if curve.gain is not None:
-        brought = gain_text(audited.ten_more)
-        parts.append(
-            f"ten more images of each class, of other days, would bring: {brought}"
-        )
-    return "; ".join(parts)
+        line += f"; fewer than half as many: {classes}"
+    brought = gain_text(audited.ten_more)
+    return (
+        f"{line}; ten more images of each class, of other days, would bring: {brought}"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -306,11 +297,11 @@ def _label_error_section(result: Audit) -> Section:
         own = f"{image['class']} {100 * image['probability_of_class']:.0f} %"
         other = f"{image['predicted']} {100 * image['probability']:.0f} %"
         captions[image["file"]] = f"{own}, predicted {other}"
-    text = "No probable label errors."
+    text = "None."
     if captions:
         text = (
-            f"{number_of(len(captions), 'image')} with a probable label error, the most probable"
-            " first. Check them: some are in the wrong folder, others are only difficult."
+            "The most probable first. Check them: some are in the wrong folder, others are only"
+            " difficult."
         )
     return _image_section("Label errors", text, captions)
 

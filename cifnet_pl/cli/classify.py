@@ -211,7 +211,16 @@ class ClassificationTable:
 
     def _predictions(self) -> Iterator[Prediction]:
         """Yield the predictions of readable images, and count all."""
-        for prediction in self._all_predictions():
+        sources: list[Any] = list(self.images)  # files of embeddings
+        if self.model.backbone.takes_images:
+            sources = [self._find_images()]
+        every = chain.from_iterable(
+            [
+                self.model.classify(source, self.top, **self._judged)
+                for source in sources
+            ]
+        )
+        for prediction in counted(every, "classifying"):
             if prediction.unreadable is not None:
                 self.unreadable += 1
                 warn([], [(prediction.file, prediction.unreadable)])
@@ -221,15 +230,6 @@ class ClassificationTable:
             self.set_sizes += len(prediction.prediction_set or ())
             self._draw_lots(prediction)
             yield prediction
-
-    def _all_predictions(self) -> Iterator[Prediction]:
-        sources: list[Any] = list(self.images)  # files of embeddings
-        if self.model.backbone.takes_images:
-            sources = [self._find_images()]
-        predictions = [
-            self.model.classify(source, self.top, **self._judged) for source in sources
-        ]
-        return counted(chain.from_iterable(predictions), "classifying")
 
     def _find_images(self) -> Iterator[Path]:
         """Find all images; all sources are opened first, so that a wrong one is reported early."""

@@ -87,10 +87,9 @@ def run_command(command: str, args: Sequence[str]) -> None:
         args = [word for word, value in words if value is None]
         pairs = [(word.removeprefix("--"), value) for word, value in words if value]
         more[OVERRIDES] = pairs
+    if "" in args:
+        raise UsageError("an argument is empty: give a value")
     options = vars(parser_of(function).parse_args(args))
-    for name, value in options.items():
-        if value == "" or (isinstance(value, list) and "" in value):
-            raise UsageError(f"'{name.rstrip('_')}' is empty: give a value")
     function(**options, **more)
 
 

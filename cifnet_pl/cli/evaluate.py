@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.cli.outputs import next_classify, warn, writing
+from cifnet_pl.cli.outputs import print_stored, warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
@@ -341,9 +341,7 @@ def store_recalibrated(
             f"too few images to measure the effect: give at least {2 * MIN_NEW_IMAGES} that are no"
             " near-duplicates"
         )
-    classes = number_of(len(result.model.class_names), "class")
-    print_text(f"{classes} in bundle {target}; {name} is not changed")
-    print_text(next_classify(target, trust))
+    print_stored(result.model, target, trust)
 
 
 def recalibration_table(result: Recalibration) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from cifnet_pl.cli.commands import Engine
-from cifnet_pl.cli.outputs import next_classify, warn, writing
+from cifnet_pl.cli.outputs import print_stored, warn, writing
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number, number_of, print_text
 
@@ -66,14 +66,12 @@ def extend(
         sum(result.learned.values()), result.model.backbone.sample
     )
     classes_learned = number_of(len(result.learned), "class")
-    total = number_of(len(result.model.class_names), "class")
     print_text(
         f"{images_learned} of {classes_learned} learned in {result.seconds:.1f} s"
     )
     for line in accuracy_lines(result, check):
         print_text(line)
-    print_text(f"{total} in bundle {target}")
-    print_text(next_classify(target, trust))
+    print_stored(result.model, target, trust)
 
 
 def accuracy_lines(result: Extension, check: str | None) -> list[str]:
@@ -95,8 +93,8 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         lines.append(f"Accuracy on new classes {percent} %{interval}")
     else:
         lines.append(
-            "Accuracy on new classes not measured: no leave-one-out scores (these take a buffer,"
-            f" and two {sample}s of a class); measure it by cifnet evaluate on other {sample}s"
+            "Accuracy on new classes not measured: it takes a buffer, and two"
+            f" {sample}s of a class"
         )
     if result.old_before.images:
         before = number(result.old_before.accuracy)

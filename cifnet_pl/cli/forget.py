@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cifnet_pl.cli.commands import Engine
-from cifnet_pl.cli.outputs import warn, writing
+from cifnet_pl.cli.outputs import print_stored, warn, writing
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number_of, print_text, printable
 
@@ -68,9 +68,7 @@ def forget(
         print_text(
             f"{count} in {', '.join(images)} ignored: not learned as these classes"
         )
-    print_text(
-        f"{number_of(len(result.model.class_names), 'class')} in bundle {target}"
-    )
+    print_stored(result.model, target, trust)
 
 
 def exact_lines(result: Forgetting, name: str) -> list[str]:
@@ -81,10 +79,6 @@ def exact_lines(result: Forgetting, name: str) -> list[str]:
         name: of the class.
     """
     images = number_of(result.images[name], "image")
-    if name in result.recalled:
-        where = "from the head's memory"
-    else:
-        where = "from the statistics"
     how = "exactly"
     if result.rounding is not None:
         if result.model.precision == "32-true":
@@ -92,7 +86,7 @@ def exact_lines(result: Forgetting, name: str) -> list[str]:
         else:
             bound = "1e-2"
         how = f"to about {bound} of its share, not to 1e-8 ({result.rounding})"
-    lines = [f"Class '{printable(name)}' forgotten {how}: {images} subtracted {where}"]
+    lines = [f"Class '{printable(name)}' forgotten {how}: {images} subtracted"]
     if result.earlier_removals:
         lines.append(
             "A class was removed earlier without its images, which still count; if it is this one,"

@@ -126,8 +126,7 @@ def _part_lines(model: Classifier) -> list[str]:
         f"Backbone {printable(backbone.name)}, {backbone.features:,} features, {size}",
     ]
     if backbone.takes_images:
-        crop = f"{model.image_size} px, crop ratio {model.crop_ratio:g}"
-        lines.append(f"Images {crop}, embedded in {model.precision}")
+        lines.append(f"Images {model.image_size} px, embedded in {model.precision}")
     stored = sum(
         value.numel() * value.element_size() for value in model.tensors().values()
     )

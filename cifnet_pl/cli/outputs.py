@@ -6,11 +6,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import exclusive, expanded
-from cifnet_pl.utilities.text import next_command, print_text, printable
+from cifnet_pl.utilities.text import next_command, number_of, print_text, printable
+
+if TYPE_CHECKING:
+    from cifnet_pl.model.classifier import Classifier
 
 IMAGES_SHOWN = 24
 """Images in a gallery, or in one section of a page; tables have all."""
@@ -36,8 +39,10 @@ def writing(
         yield
         return
     target = expanded(output)
-    if kind != "bundle":
-        require_kind(target, kind)
+    is_of_kind = target.is_file() if kind == "file" else target.is_dir()
+    if target.exists() and not is_of_kind and kind != "bundle":
+        # A pipe or a device, such as /dev/null, would be replaced.
+        raise UsageError(f"{target} is no {kind}: choose another --output")
     with exclusive(target):
         if kind == "bundle":
             from cifnet_pl.model.bundle import refuse_existing  # here: it imports torch
@@ -52,26 +57,6 @@ def writing(
         yield
 
 
-def require_kind(target: Path, kind: OutputKind) -> None:
-    """Check that an output is of a kind, or not there yet.
-
-    A pipe or a device, such as ``/dev/null``, is neither: it would be replaced.
-
-    Raises:
-        UsageError: what is there is of another kind.
-    """
-    if target.is_file():
-        there = "file"
-    elif target.is_dir():
-        there = "folder"
-    else:
-        there = "pipe or device"
-    if target.exists() and there != kind:
-        raise UsageError(
-            f"{target} is a {there}, expected a {kind}: choose another --output"
-        )
-
-
 def warn(
     warnings: Iterable[str], unreadable: Iterable[tuple[Path | None, str]] = ()
 ) -> None:
@@ -82,7 +67,8 @@ def warn(
         print_text(f"skipped {printable(str(file))}: {reason}", sys.stderr)
 
 
-def next_classify(model: Path, trust: bool) -> str:
-    """Return the line that suggests to classify images with a new model."""
-    options = ("--model", str(model), "--images", "IMAGES", "--output", "out.csv")
-    return next_command("classify", *options, trust=trust)
+def print_stored(model: Classifier, target: Path, trust: bool) -> None:
+    """Print where a new model is, and how to classify images with it."""
+    print_text(f"{number_of(len(model.class_names), 'class')} in bundle {target}")
+    options = ("--model", str(target), "--images", "IMAGES", "--output", "out.csv")
+    print_text(next_command("classify", *options, trust=trust))

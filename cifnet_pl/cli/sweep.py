@@ -12,7 +12,6 @@ import itertools
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,7 +196,7 @@ def sweep(
             "logs": str(place),
         }
     print_text(number_of(len(jobs), "point"))
-    print_ignored(points)
+    check_overrides(points)
     if dry_run:
         for folder in jobs:
             print_text(f"{folder.name}: {state(folder) or 'not run yet'}")
@@ -468,19 +467,11 @@ def choose(
     return chosen
 
 
-def print_ignored(points: Sequence[Point]) -> None:
-    """Print a sentence for each override that does not hold for some points.
-
-    Raises:
-        UsageError: one that holds for no point.
-    """
-    counts: Counter[str] = Counter()
-    for point in points:
-        counts.update(point.ignored)
-    for name, count in counts.items():
-        if count == len(points):
+def check_overrides(points: Sequence[Point]) -> None:
+    """Check that each override holds for a point; UsageError for one that holds for none."""
+    for name in points[0].ignored:
+        if all(name in point.ignored for point in points):
             raise UsageError(
                 f"--{name} fits no point: their classes have no such option, or their own"
                 " configurations set it"
             )
-        print_text(f"--{name} is not for {number_of(count, 'point')}")

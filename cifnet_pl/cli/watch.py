@@ -118,12 +118,10 @@ def watch(
         known = rows_of(table)
         ids = {row["id"] for row in known}
         sender = None
-        receiver = ""
         if webhook is not None:
             last_sent = target.with_name(f"{target.name}.sent")
             sender = Sender(webhook, last_sent, known, folder, link)
-            receiver = " and to the webhook"
-        print_text(f"watching {images}; predictions in {target}{receiver}")
+        print_text(f"watching {images}; predictions in {target}")
         found = NewImages(folder, lambda note: print_text(note, sys.stderr))
         for batch in found.batches(IMAGES_PER_WRITE, every, settled=not once):
             new = {f"{content_hash(image.content):016x}": image for image in batch}

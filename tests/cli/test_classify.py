@@ -109,11 +109,11 @@ REFUSED = [
     ("--images {tmp}/no --output {tmp}/old.csv --overwrite", 1, "no file or folder"),
     ("--images {tmp}/empty", 1, "no image in"),
     ("--top 0", 2, "--top"),
-    ("--output {tmp}/b", 2, "is a folder"),
+    ("--output {tmp}/b", 2, "is no file"),
     ("--output {tmp}/old.csv", 2, "--overwrite true"),
     ("--gallery {tmp}/old.png", 2, "--overwrite true"),
     ("--gallery {tmp}/old.csv/x.png", 1, "cannot write"),
-    ("--output {tmp}/pipe --overwrite", 2, "is a pipe or device"),
+    ("--output {tmp}/pipe --overwrite", 2, "is no file"),
 ]
 
 

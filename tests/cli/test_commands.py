@@ -84,7 +84,7 @@ def test_version(capsys):
         ("report --extrenal A", 2, "unknown option --extrenal: did you mean --extern"),
         ("merge --output x", 2, "arguments are required: models"),
         ("extend --model x --images a b --output c", 2, "unrecognized arguments: b"),
-        ("classify --model x --images a '' --output c", 2, "'images' is empty"),
+        ("classify --model x --images a '' --output c", 2, "an argument is empty"),
     ],
 )
 def test_help_and_errors_in_options(line, code, said, capsys):
@@ -156,7 +156,7 @@ def test_an_output_that_cannot_be_written():
     words = f"{sys.executable} -m cifnet_pl configs >/dev/full"
     done = subprocess.run(words, shell=True, capture_output=True, env=environment())
     assert done.returncode == 1
-    said = b"cannot write to the standard output: No space left on device\n"
+    said = b"cannot write a file: No space left on device\n"
     assert done.stderr == b"cifnet: error: " + said
 
 

@@ -184,7 +184,7 @@ def test_the_recommended_method_is_that_of_every_source(
 
 
 def test_a_file_of_embeddings_without_options(tmp_path, capsys):
-    """Rare classes are found, too; a backbone that does not apply is left out."""
+    """Rare classes are found, too."""
     draw = np.random.default_rng(0)
     labels = np.repeat(np.arange(4), [1200, 120, 12, 5])
     every = np.concatenate([labels, np.repeat(np.arange(4), 25)])
@@ -196,7 +196,6 @@ def test_a_file_of_embeddings_without_options(tmp_path, capsys):
     words += " --energy.enabled false"
     assert main(words.split()) == 0
     said = capsys.readouterr().out
-    assert "efficientnet_lite0+layers+mirror is left out" in said
     assert "not calibrated" not in said
     summary = json.loads((tmp_path / "default/version_0/summary.json").read_text())
     assert summary["A_K"] >= 95

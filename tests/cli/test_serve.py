@@ -35,7 +35,6 @@ BACKBONE = "embedded:efficientnet_lite0+layers+mirror"
     [
         ("--host 0.0.0.0", "other machines: give a --token or --token_file"),
         ("--token short", "16 or more plain characters"),
-        (f"--token {TOKEN} --token_file x", "give one of them"),
         ("--token_file missing", "cannot read --token_file missing"),
         ("--port 99999", "port must be 0-65535"),
         (f"--host nowhere.invalid --token {TOKEN}", "cannot listen on nowhere.invalid"),
