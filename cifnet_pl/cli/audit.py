@@ -124,9 +124,7 @@ def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source
     from cifnet_pl.data.samples import SourceOptions
     from cifnet_pl.data.sources import build_source
 
-    given = images
-    if given is None:
-        given = images_of_run(expanded(name))
+    given = images or images_of_run(expanded(name))
     if given is None:
         raise UsageError(
             f"{name} does not say where its images are: give them with --images"
@@ -287,6 +285,8 @@ def _image_section(name: str, text: str, captions: Mapping[Path, str]) -> Sectio
     """Return a section with the first images, each with its caption."""
     from cifnet_pl.report.page import Section
 
+    if not captions:
+        text = "None."
     shown = islice(captions.items(), IMAGES_SHOWN)
     return Section(name, [text], images=dict(shown))
 
@@ -297,12 +297,10 @@ def _label_error_section(result: Audit) -> Section:
         own = f"{image['class']} {100 * image['probability_of_class']:.0f} %"
         other = f"{image['predicted']} {100 * image['probability']:.0f} %"
         captions[image["file"]] = f"{own}, predicted {other}"
-    text = "None."
-    if captions:
-        text = (
-            "The most probable first. Check them: some are in the wrong folder, others are only"
-            " difficult."
-        )
+    text = (
+        "The most probable first. Check them: some are in the wrong folder, others are only"
+        " difficult."
+    )
     return _image_section("Label errors", text, captions)
 
 
@@ -340,7 +338,5 @@ def _outlier_section(result: Audit) -> Section:
     captions = {}
     for image in result.outliers().to_dict("records"):
         captions[image["file"]] = f"{image['class']}, novelty {image['novelty']:.3g}"
-    text = "None."
-    if captions:
-        text = "Images unlike all classes, the most novel first."
+    text = "Images unlike all classes, the most novel first."
     return _image_section("Outliers", text, captions)

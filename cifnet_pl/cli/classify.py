@@ -121,7 +121,7 @@ def classify(
     said = [f"{count} classified in {place}, {table.unreadable} unreadable"]
     said += table.summary()
     if picture is not None:
-        said.append(f"Gallery of {number_of(len(table.gallery), 'image')} in {picture}")
+        said.append(f"Gallery in {picture}")
     for sentence in said:
         print_text(sentence, sys.stderr if target is None else sys.stdout)
     for note in (*table.passed_over.notes(), *classifier.calibration_notes()):

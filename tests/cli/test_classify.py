@@ -26,13 +26,12 @@ UNKNOWN = ["yak", "zebu"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images, and bundles with many calibration samples, few and none."""
+    """Images, and bundles with many calibration samples and none."""
     root = tmp_path_factory.mktemp("made")
     make_images(root / "images", CLASSES, 12)
     make_images(root / "many", CLASSES, 25)
     bundle(root / "b", root / "images")
     bundle(root / "many samples", root / "many", 75)
-    bundle(root / "few samples", root / "many", 6)
     make_images(root / "many", UNKNOWN, 4)
     return root
 
@@ -236,10 +235,3 @@ def test_the_gallery_marks_what_is_unknown(place):
     assert many_colours  # images, no empty page
     marked = (drawn("--unknown", "0.05") == red).all(axis=2).sum()
     assert marked > (pixels == red).all(axis=2).sum() + 500
-
-
-def test_too_few_samples_for_the_share(place, capsys):
-    assert judge(place, "--unknown", "0.05", model="few samples") == 0
-    shown = capsys.readouterr().out
-    assert "6 calibration samples" in shown
-    assert "0.14" in shown

@@ -182,12 +182,6 @@ def test_a_run_that_fails_later_keeps_what_it_has_learned(tmp_path, capsys):
     assert fit(tmp_path, *options, "--ckpt_path", "last") == 0
 
 
-def test_logs_that_cannot_be_written(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert fit(tmp_path / "file" / "logs") == RUN
-    assert "file/logs" in one_sentence(capsys)
-
-
 def test_full_disk_leaves_the_last_checkpoint_as_it_was(tmp_path, capsys):
     folder = learned(tmp_path, "--data.max_tasks", "1")
     file = folder / "checkpoints" / "last.ckpt"
@@ -206,12 +200,3 @@ def test_full_disk_leaves_the_last_checkpoint_as_it_was(tmp_path, capsys):
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert "ckpt_path" not in config
     assert config["data"]["max_tasks"] == 2  # as of the second command
-
-
-def test_interrupted_command(monkeypatch, capsys):
-    interrupt = Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr("cifnet_pl.cli.commands.run_command", interrupt)
-    assert main(["info", "--model", "x"]) == 130
-    assert capsys.readouterr().err.startswith("cifnet: stopped")
-    monkeypatch.setattr("cifnet_pl.cli.lightning_cli.run", interrupt)
-    assert_ends(main(["fit", "--data.root", "images"]), 130, "--ckpt_path last", capsys)

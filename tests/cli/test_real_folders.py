@@ -4,14 +4,13 @@ import os
 import unicodedata
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from tests.command_line import FAST, learned, make_images, rows
+from tests.command_line import learned, make_images, rows
 from tests.data.tree import fill
+from tests.models import empty
 
 RIDGE = ["--data.source", "folder", "--model.head", "RidgeHead"]
 COMPOSED = unicodedata.normalize("NFC", "Café")
@@ -31,35 +30,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of two classes, one of which has an accent."""
     place = tmp_path_factory.mktemp("model")
     images = make_images(place / "images", ["ant", COMPOSED], 6)
-    run = learned(place, *RIDGE, "--data.root", str(images))
-    assert main(["export", "--model", str(run), "--output", str(place / "m")]) == 0
+    cifnet_pl.extend(empty("ridge"), images).model.save(place / "m")
     return place / "m"
-
-
-@pytest.mark.timeout(60)
-def test_fit_with_a_cache_and_an_audit_name_entries_that_are_no_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    images = tmp_path / "images"
-    for channel, name in enumerate(("red", "blue")):
-        (images / name).mkdir(parents=True)
-        for seed in range(4):
-            pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
-            pixels[..., channel] //= 8
-            Image.fromarray(pixels).save(images / name / f"{seed}.png")
-    special_entries(images / "blue")
-    given = ["fit", *FAST, *RIDGE, "--logs", str(tmp_path), "--data.root", str(images)]
-    given += ["--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache")]
-    assert main(given) == 1
-    said = capsys.readouterr().err
-    for name in ("pipe.png", "nowhere.png", "circle.png", "device.png"):
-        assert name in said
-    given += ["--data.on_corrupt", "skip"]
-    for _ in range(2):  # without and with a cache
-        assert main([*given, "--experiment", "skipped"]) == 0
-    run = next((tmp_path / "skipped").glob("version_*"))
-    words = ["audit", "--model", str(run), "--images", str(images)]
-    assert main([*words, "--output", str(tmp_path / "a")]) == 0
 
 
 @pytest.mark.timeout(60)
