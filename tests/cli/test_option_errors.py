@@ -61,7 +61,7 @@ REFUSED = {
     "--model.head KNNHead --model.head.ridge 1": ["unknown option --model.head.ridge"],
     f"{BUFFER}.capacitty 9": ["--model.buffer.capacitty", "--model.buffer.capacity"],
     "--model.engine": ["--model.engine needs a value"],
-    "--trainer.callbacks+= my.X": ["--trainer.callbacks+=my.X"],
+    "--trainer.callbacks+= my.X": ["--trainer.callbacks+ needs a value"],
     "--model.bufer.seed 9": ["unknown option --model.bufer.seed"],
 }
 
