@@ -187,19 +187,9 @@ def test_a_file_of_embeddings_without_options(tmp_path, capsys):
     words = f"fit --data.source embeddings --data.root {file} --logs {tmp_path}"
     words += " --energy.enabled false"
     assert main(words.split()) == 0
-    said = capsys.readouterr().out
-    assert "not calibrated" not in said
+    assert "not calibrated" not in capsys.readouterr().out
     summary = json.loads((tmp_path / "default/version_0/summary.json").read_text())
     assert summary["A_K"] >= 95
-    # The paper's head is asked for: what is missing is said.
-    assert main(f"{words} --model.head CIFNetHead".split()) == 0
-    said = capsys.readouterr().out
-    assert "bins; probabilities not calibrated" in said
-    assert "use the recommended head" in said
-    model = tmp_path / "default" / "version_1"
-    words = f"classify --model {model} --images {file} --output {tmp_path}/c.csv"
-    assert main(words.split()) == 0
-    assert capsys.readouterr().err.count("not calibrated") == 1
 
 
 def test_the_head_of_python_is_the_recommended_one():

@@ -158,14 +158,6 @@ class TestFolder:
 
 
 class TestConfig:
-    def test_runs_again_as_it_is(self, run, tmp_path):
-        config = run / "config.yaml"
-        assert run_cifnet("fit", config=config, logs=tmp_path) == 0
-        again = tmp_path / "default" / "version_0"
-        assert_same_model(run, again)
-        saved = [yaml.safe_load((f / "config.yaml").read_text()) for f in (run, again)]
-        assert saved[0] | {"logs": str(tmp_path)} == saved[1]
-
     def test_seed_of_the_run_is_that_of_the_buffer(self, run, tmp_path):
         """Also where the configuration of a run is run again with another seed."""
         config = run / "config.yaml"
@@ -173,6 +165,14 @@ class TestConfig:
         assert run_cifnet("fit", config=config, **options) == 0
         runs = (run, tmp_path / "default" / "version_0")
         assert [seed_of_buffer(folder) for folder in runs] == [3, 4]
+
+    def test_runs_again_as_it_is(self, run, tmp_path):
+        config = run / "config.yaml"
+        assert run_cifnet("fit", config=config, logs=tmp_path) == 0
+        again = tmp_path / "default" / "version_0"
+        assert_same_model(run, again)
+        saved = [yaml.safe_load((f / "config.yaml").read_text()) for f in (run, again)]
+        assert saved[0] | {"logs": str(tmp_path)} == saved[1]
 
     def test_a_seed_that_is_given_stays(self):
         seed = "model.init_args.buffer.init_args.seed"

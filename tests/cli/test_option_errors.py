@@ -42,6 +42,7 @@ REFUSED = {
     "--experiment ..": ["'..' is not a plain name"],
     # numbers
     "--model.head.ridge abc": ["--model.head.ridge is 'abc'", "float or 'gcv'"],
+    "--data.class_order [x,1e5]": ["put quotes around"],
     "--seed_everything -1": ["seed_everything: -1", "4294967295"],
     f"{BUFFER}.seed -5 --seed_everything false": ["buffer seed is -5"],
     f"{BUFFER}.capacity 9": ["10 classes"],

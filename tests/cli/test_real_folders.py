@@ -42,13 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("watch --once", ["pipe.png", "device.png"]),
     ],
 )
-def test_no_command_waits_for_a_pipe(
-    command: str,
-    said: list[str],
-    model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_no_command_waits_for_a_pipe(command, said, model, tmp_path, capsys):
     folder = make_images(tmp_path / "new", ["ant"], 3)
     special_entries(folder)
     (folder / "1.jxl").write_bytes(b"x")
@@ -60,9 +54,7 @@ def test_no_command_waits_for_a_pipe(
     assert [part for part in said if part not in shown.out + shown.err] == []
 
 
-def test_extend_knows_a_class_in_another_unicode_form(
-    model: Path, tmp_path: Path
-) -> None:
+def test_extend_knows_a_class_in_another_unicode_form(model, tmp_path):
     more = tmp_path / "more"
     for name, colour in ((DECOMPOSED, (200, 0, 0)), ("elk", (0, 200, 0))):
         fill(more / name, colour, 4)
@@ -75,9 +67,7 @@ def test_extend_knows_a_class_in_another_unicode_form(
     assert cifnet_pl.load(tmp_path / "c").class_names == ["ant", "elk"]
 
 
-def test_classes_of_one_image_are_learned_and_not_scored(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
-) -> None:
+def test_classes_of_one_image_are_learned_and_not_scored(tmp_path, capsys, recwarn):
     images = make_images(tmp_path / "images", ["ant", "bee"], 1)
     learned(tmp_path / "logs", *RIDGE, "--data.root", str(images))
     assert "Accuracy not measured: no test images" in capsys.readouterr().out

@@ -32,18 +32,6 @@ def test_class_order(tmp_path: Path, monkeypatch):
     assert (again.config.experiment, again.config.logs) == ("1e5", "010")
 
 
-def test_positions_are_numbers_and_names_that_are_need_quotes(
-    tmp_path: Path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    make_images(tmp_path / "images", ["1e5", "x"], 4)
-    given = ["fit", *SMALL.split(), "--data.classes_per_task=2", "--data.class_order"]
-    assert main([*given, "[1, 0]"]) == 0
-    assert "x (1), 1e5 (1)" in capsys.readouterr().out
-    assert main([*given, "[x, 1e5]"]) == 2
-    assert "quote" in capsys.readouterr().err
-
-
 def test_yaml_texts_stay_texts():
     # What the command line reads with.
     from jsonargparse._loaders_dumpers import yaml_load

@@ -4,8 +4,10 @@ import os
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from cifnet_pl.__main__ import main
-from tests.command_line import make_images
 from tests.terminal import seen_at_a_terminal
 
 COLUMNS = 80
@@ -19,6 +21,17 @@ COMMANDS = [
 ]
 
 
+def make_images(root: Path, classes: list[str]) -> None:
+    """Class folders of 24 noisy images that are no near-duplicates of each other."""
+    for name in classes:
+        (root / name).mkdir(parents=True)
+        draw = np.random.default_rng([*name.encode()])
+        pattern = draw.uniform(0, 255, (8, 8, 3))
+        for i in range(24):
+            pixels = np.clip(pattern + draw.normal(0, 70, pattern.shape), 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{i}.png")
+
+
 def run_all(folder: Path) -> int:
     """Run the commands in a folder; 0 if all went well."""
     os.chdir(folder)
@@ -26,8 +39,8 @@ def run_all(folder: Path) -> int:
 
 
 def test_screens(tmp_path: Path):
-    make_images(tmp_path / "images", ["ant", "bee", "cat"], 24)
-    make_images(tmp_path / "new", ["dog"], 24)
+    make_images(tmp_path / "images", ["ant", "bee", "cat"])
+    make_images(tmp_path / "new", ["dog"])
     lines = seen_at_a_terminal(partial(run_all, tmp_path), COLUMNS).splitlines()
     assert [line for line in lines if len(line) > COLUMNS] == []
     end = next(i for i, line in enumerate(lines) if line.startswith("└"))
