@@ -215,7 +215,7 @@ def curve_line(audited: AuditedImages) -> str:
     if curve.short:
         names = audited.result.scored.class_names
         classes = _listed([names[label] for label in curve.short])
-        line += f"; fewer than half as many: {classes}"
+        line += f"; classes with fewer than half as many: {classes}"
     brought = gain_text(audited.ten_more)
     return (
         f"{line}; ten more images of each class, of other days, would bring: {brought}"
@@ -298,8 +298,8 @@ def _label_error_section(result: Audit) -> Section:
         other = f"{image['predicted']} {100 * image['probability']:.0f} %"
         captions[image["file"]] = f"{own}, predicted {other}"
     text = (
-        "The most probable first. Check them: some are in the wrong folder, others are only"
-        " difficult."
+        f"{number_of(len(captions), 'image')}, the most probable first. Check them: some are in the"
+        " wrong folder, others are only difficult."
     )
     return _image_section("Label errors", text, captions)
 

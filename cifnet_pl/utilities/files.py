@@ -98,12 +98,7 @@ def _not_written(path: Path, error: OSError) -> CifnetError:
 def _temporary(path: Path) -> Path:
     """Return a name beside ``path`` that no other process takes; it tells who made it."""
     unique = uuid4().hex[:8]
-    return hidden_beside(path, f"{MACHINE}-{os.getpid()}-{unique}.tmp")
-
-
-def hidden_beside(path: Path, ending: str) -> Path:
-    """Return a hidden file beside ``path``; its name holds that of ``path``."""
-    return path.with_name(f".{path.name}.{ending}")
+    return path.with_name(f".{path.name}.{MACHINE}-{os.getpid()}-{unique}.tmp")
 
 
 def _rename(temporary: Path, path: Path) -> None:
@@ -443,13 +438,13 @@ def _acquired(place: Path, wait: bool) -> BaseFileLock:
         Timeout: another process holds it.
         OSError: its file cannot be written.
     """
-    lock: BaseFileLock = FileLock(hidden_beside(place, "lock"), blocking=wait)
+    lock: BaseFileLock = FileLock(place.with_name(f".{place.name}.lock"), blocking=wait)
     try:
         lock.acquire()
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
         os.unlink(lock.lock_file)
-        lock = SoftFileLock(hidden_beside(place, "held"), blocking=wait)
+        lock = SoftFileLock(place.with_name(f".{place.name}.held"), blocking=wait)
         lock.acquire()
     return lock

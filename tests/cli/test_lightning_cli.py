@@ -226,15 +226,10 @@ class TestEvaluation:
             assert place.checkpoint == chosen / "checkpoints" / "last.ckpt"
 
 
-def test_the_screen_of_a_run(shown_run, summary):
-    _, screen = shown_run
-    shown = screen.splitlines()
-    header = [cell.strip() for cell in shown[2].strip("┃").split("┃")]
-    columns = ["task", "classes", "A_k %", "Ā %", "forgetting", "ECE %", "seconds"]
-    assert header == columns
+def test_the_size_of_the_state_on_the_screen(shown_run, summary):
     stored = summary["buffer_elements"]  # float32; the statistics are float64
     size = (summary["state_elements"] - stored) * 8 + stored * 4
-    assert f"state {size / 1e6:.2f} MB" in screen
+    assert f"state {size / 1e6:.2f} MB" in shown_run[1]
 
 
 def test_further_loggers_are_kept(run):
