@@ -151,8 +151,7 @@ def serve(
     classes = number_of(len(loaded.class_names), "class")
     shown_host = f"[{host}]" if ":" in host else host
     page = f"http://{shown_host}:{bound_port} (the API: /docs)"
-    asks = "; it asks for the token" if secret else ""
-    print(f"{classes} at {page}{asks}; Ctrl-C ends it", flush=True)
+    print(f"{classes} at {page}; Ctrl-C ends it", flush=True)
     if share:
         show_address(address or f"http://{network_address()}:{bound_port}/", secret)
     _run(app, listening)

@@ -73,15 +73,20 @@ def test_every_trained_method_is_in(name: str) -> None:
     for point in trained:
         own = published[point.labels["head"]]
         assert point.config["model"]["class_path"] == own["model"]["class_path"]
+        data = point.config["data"]
         model = point.config["model"]["init_args"]
         settings = own["model"]["init_args"].items()
         different = {key for key, value in settings if model[key] != value}
-        if point.config["data"]["source"] == "cifar100":
+        if data["source"] == "cifar100":
             assert different == set()
-            assert own["data"].items() <= point.config["data"].items()
-        else:  # the paper's ResNet-18, augmented
+            assert data["batch_size"] == own["data"]["batch_size"]
+            assert data["image_size"] == 32
+        else:  # the paper's ResNet-18, on images as large as for the other methods, augmented
             free = {"crop_padding", "autoaugment", "cutout", "latent", "alpha"}
+            is_imagenet = data["source"] == "imagenet100"
+            assert ("crop_padding" in different) == is_imagenet
             assert different - free == {"backbone", "preset"}
+            assert data["image_size"] == (None if is_imagenet else 128)
 
 
 def unlike() -> list[Point]:
