@@ -117,10 +117,12 @@ def test_a_folder_that_cannot_be_flushed_leaves_the_new_file(
     assert target.read_bytes() == b"new"
 
 
+@pytest.mark.filterwarnings("ignore:flock not supported")
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
 def test_a_lock_where_the_file_system_has_none(
-    target: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusal = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    refusal = Mock(side_effect=OSError(number, os.strerror(number)))
     monkeypatch.setattr("fcntl.flock", refusal)
     with exclusive(target):
         with pytest.raises(UsageError, match="another process"), exclusive(target):
