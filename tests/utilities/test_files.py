@@ -182,7 +182,9 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path):
         "from cifnet_pl.utilities.files import exclusive, write_atomic;"
         "kill = lambda file: os.kill(os.getpid(), signal.SIGKILL);"
         "path = Path(sys.argv[1]); lock = exclusive(path); lock.__enter__();"
-        "os.fork() or (time.sleep(5), os._exit(0)); write_atomic(path, kill)"
+        "forked, begun = os.pipe();"
+        "os.fork() or (os.write(begun, b'1'), time.sleep(5), os._exit(0));"
+        "os.read(forked, 1); write_atomic(path, kill)"
     )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "1.sums")])
     assert killed.returncode == -signal.SIGKILL
