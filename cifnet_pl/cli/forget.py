@@ -58,7 +58,7 @@ def forget(
         result.model.save(target, overwrite)
     warn([], result.unreadable)
     for name in result.images:
-        if result.exact or name in result.recalled:
+        if result.exact:
             lines = exact_lines(result, name)
         else:
             lines = removal_lines(result, name)
