@@ -55,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> int:
             _run(words)
             sys.stdout.flush()
     except CifnetError as error:
-        print_text(f"cifnet: error: {error}", sys.stderr)
+        print_text(f"cifnet: {error.title}{error}", sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
         again = AGAIN_OF_RUN if is_run else AGAIN

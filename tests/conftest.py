@@ -51,7 +51,7 @@ def quick_libraries():
 
     from cifnet_pl.cli.lightning_cli import CIFNetCLI
     from cifnet_pl.learning.callbacks import task_metrics
-    from cifnet_pl.utilities import plugins
+    from cifnet_pl.utilities import files, plugins
 
     with pytest.MonkeyPatch.context() as patch:
         # For each Trainer Lightning looks through hundreds of folders for packages that add
@@ -61,6 +61,8 @@ def quick_libraries():
         patch.setattr(
             CIFNetCLI, "setup_parser", with_one_parser(CIFNetCLI.setup_parser)
         )
+        # A writer is refused at once: nothing here sweeps locks for as long as a second.
+        patch.setattr(files, "SWEEP_SECONDS", 0.1)
         for drawing in ("draw_trajectory", "draw_confusion"):
             patch.setattr(task_metrics, drawing, blank)
         yield

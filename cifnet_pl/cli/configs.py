@@ -8,6 +8,7 @@ from typing import Any
 
 from cifnet_pl.utilities.errors import unknown_name
 from cifnet_pl.utilities.files import config_files, expanded
+from cifnet_pl.utilities.names import DEFAULT_BACKBONE
 from cifnet_pl.utilities.text import print_text
 
 
@@ -38,7 +39,7 @@ def find_config(word: str) -> Path:
 
 
 def choose_backbone(config: Any) -> None:
-    """Set the backbone to ``none:<width>`` if the data are embeddings.
+    """Set the backbone to ``none:<width>`` if the data are embeddings; say which one is left out.
 
     Args:
         config: configuration of ``fit``; ``model.init_args.backbone`` is changed.
@@ -50,9 +51,13 @@ def choose_backbone(config: Any) -> None:
     from cifnet_pl.data.sources.tables import embeddings_width
 
     model = config.get("model.init_args") or {}
-    if config.data.source == "embeddings" and model.get("backbone") is not None:
-        width = embeddings_width(config.data.root, config.data.options)
-        model["backbone"] = f"none:{width}"
+    backbone = model.get("backbone")
+    if config.data.source != "embeddings" or backbone is None:
+        return
+    if backbone != DEFAULT_BACKBONE and backbone.partition(":")[0] != "none":
+        print_text(f"note: embeddings need no backbone, {backbone} is left out")
+    width = embeddings_width(config.data.root, config.data.options)
+    model["backbone"] = f"none:{width}"
 
 
 def _summary(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.cli.outputs import print_stored, writing
+from cifnet_pl.cli.outputs import OutputKind, print_stored, refuse_other, writing
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, print_text
@@ -63,18 +63,24 @@ def export(
     if output is None:
         return
     target = expanded(output)
-    with writing(target, overwrite, "file" if format == "onnx" else "bundle"):
+    kind: OutputKind = "bundle"
+    if format == "onnx":
+        kind = "file"
+    # What is there may be the same: it is compared when it is written.
+    with writing(target, True, kind):
         loaded = load(model, device="cpu", trust=trust, download=download)
         if format == "onnx":
-            _export_graph(loaded, target)
+            _export_graph(loaded, target, overwrite)
             return
         loaded.save(target, overwrite)
     print_stored(loaded, target, trust)
 
 
-def _export_graph(model: Classifier, target: Path) -> None:
+def _export_graph(model: Classifier, target: Path, overwrite: bool) -> None:
     """Write one ONNX file, and print what it takes and gives."""
     content, check = model.to_onnx()
+    if target.is_file() and not overwrite:
+        refuse_other(target, target.read_bytes() == content)
     write_bytes(target, content)
     inputs = f"embeddings (n, {model.head.in_features}) float32"
     if model.backbone.takes_images:

@@ -55,7 +55,7 @@ def extend(
     from cifnet_pl.model.store import load
 
     target = expanded(output)
-    with writing(target, overwrite, "bundle"):
+    with writing(target, overwrite, "extend"):
         old = load(model, engine=engine, trust=trust)
         result = extend_model(
             old, images, check=check, more=more, duplicates=duplicates, progress=True

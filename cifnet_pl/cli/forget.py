@@ -51,7 +51,7 @@ def forget(
     from cifnet_pl.model.store import load
 
     target = expanded(output)
-    with writing(target, overwrite, "bundle"):
+    with writing(target, overwrite, "forget"):
         result = forget_classes(
             load(model, engine=engine, trust=trust), class_, images or None
         )

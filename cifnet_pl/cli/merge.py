@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cifnet_pl.cli.outputs import warn, writing
+from cifnet_pl.cli.outputs import refuse_other, warn, writing
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, print_text
@@ -51,7 +51,7 @@ def merge(
     if files:
         merge_sums(files, target, overwrite, trust)
         return
-    with writing(target, overwrite, "bundle"):
+    with writing(target, overwrite, "merge"):
         loaded = [load(path, trust=trust) for path in models]
         ancestor = load(base, trust=trust) if base is not None else None
         result = merging.merge(loaded, models, ancestor)
@@ -102,6 +102,7 @@ def merge_sums(
         trust: whether custom heads and backbones may be imported.
 
     Raises:
+        AlreadyThere: the same is at ``target`` already.
         UsageError: the same samples twice, sums of other settings, or something else is at
             ``target``.
         CheckpointError: a file that is damaged.
@@ -110,15 +111,18 @@ def merge_sums(
 
     count = number_of(len(files), "file")
     if target.suffix == FILE_ENDING:
-        with writing(target, overwrite):
+        with writing(target, True, "file"):
             total = add_up(files, trust).end()
-            write_bytes(target, content_of(total))
+            content = content_of(total)
+            if target.is_file() and not overwrite:
+                refuse_other(target, target.read_bytes() == content)
+            write_bytes(target, content)
         missing = number_of(len(total.missing), "part")
         print_text(
             f"{count} of sums added up in {target}: {total.learned}, {missing} missing"
         )
         return
-    with writing(target, overwrite, "bundle"):
+    with writing(target, overwrite, "task"):
         total = add_up(files, trust)
         model = total.solved()
         model.save(target, overwrite)

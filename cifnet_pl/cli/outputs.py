@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import AlreadyThere, UsageError
 from cifnet_pl.utilities.files import exclusive, expanded
 from cifnet_pl.utilities.text import next_command, number_of, print_text, printable
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 IMAGES_SHOWN = 24
 """Images in a gallery, or in one section of a page; tables have all."""
 
-OutputKind = Literal["file", "folder", "bundle"]
+OutputKind = Literal["file", "folder", "bundle", "extend", "forget", "merge", "task"]
+"""Kind of an output; bundles also by the step that makes them."""
 
 
 @contextmanager
@@ -39,22 +40,37 @@ def writing(
         yield
         return
     target = expanded(output)
+    is_bundle = kind not in ("file", "folder")
     is_of_kind = target.is_file() if kind == "file" else target.is_dir()
-    if target.exists() and not is_of_kind and kind != "bundle":
+    if target.exists() and not is_of_kind and not is_bundle:
         # A pipe or a device, such as /dev/null, would be replaced.
         raise UsageError(f"{target} is no {kind}: choose another --output")
     with exclusive(target):
-        if kind == "bundle":
-            from cifnet_pl.model.bundle import refuse_existing  # here: it imports torch
+        if is_bundle:
+            from cifnet_pl.model import bundle  # here: it imports torch
 
-            refuse_existing(target, overwrite)
+            # One that this step made may be the same: it is compared when it is written.
+            may_be_same = overwrite or bundle.last_step(target) == kind
+            bundle.refuse_existing(target, may_be_same)
         elif not overwrite and (
             target.is_file() or (target.is_dir() and any(target.iterdir()))
         ):
-            raise UsageError(
-                f"{target} exists already: choose another --output, or add --overwrite true"
-            )
+            refuse_other(target, is_same=False)
         yield
+
+
+def refuse_other(target: Path | str, is_same: bool) -> None:
+    """Raise the error of an output that is there already.
+
+    Args:
+        target: the output.
+        is_same: whether the command would write the same again.
+    """
+    if is_same:
+        raise AlreadyThere(f"{target} is already there: it is the same")
+    raise UsageError(
+        f"{target} exists already: choose another --output, or add --overwrite true"
+    )
 
 
 def warn(

@@ -99,7 +99,10 @@ def sentence(message: str, options: Collection[str] = ()) -> str:
         return f"unknown option {option}: {hint or 'see --help'}"
     if keys:
         return _bad_value(message, option)
-    return message.strip().partition("\n")[0]
+    line = message.strip().partition("\n")[0]
+    if line.startswith("unrecognized") and "--data.root" in options:
+        line += " (images are given as --data.root FOLDER)"
+    return line
 
 
 def _bad_value(message: str, option: str) -> str:

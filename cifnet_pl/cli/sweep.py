@@ -10,8 +10,10 @@ import copy
 import hashlib
 import itertools
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel, PrivateAttr, StrictInt, ValidationError
 
 from cifnet_pl.cli.configs import find_config
-from cifnet_pl.cli.outputs import writing
+from cifnet_pl.cli.outputs import refuse_other, writing
 from cifnet_pl.cli.parsing import arguments_of, plain, yaml_value
 from cifnet_pl.utilities.errors import (
     CifnetError,
@@ -196,11 +198,16 @@ def sweep(
             "logs": str(place),
         }
     print_text(number_of(len(jobs), "point"))
-    check_overrides(points)
+    print_ignored(points)
     if dry_run:
         for folder in jobs:
             print_text(f"{folder.name}: {state(folder) or 'not run yet'}")
         return
+    if output is not None and not overwrite:
+        table = expanded(output) / "tables" / "runs.csv"
+        if table.is_file():
+            reported = re.findall(r"(?m)([^,/]+)/version_\d+$", table.read_text())
+            refuse_other(output, set(reported) == {job.name for job in jobs})
     with writing(output, overwrite, "folder"):
         failed = run_all(jobs)
         if output is not None and failed != list(jobs):
@@ -362,9 +369,12 @@ def _point(base: CONFIG, options: Mapping[str, Option], overrides: Overrides) ->
     for axis, option in options.items():
         if option.label:
             labels[axis] = option.label
-        for name, value in (option.model_extra or {}).items():
-            if not put(config, plain(name), copy.deepcopy(value)):
-                raise UsageError(f"{name} cannot be set: there is no such option")
+        values = option.model_extra or {}
+        if seed not in (None, values.get("seed_everything", seed)):
+            raise UsageError(
+                f"axis {axis} and seeds both set seed_everything: leave one of them out"
+            )
+        _put_all(config, values)
     if seed is not None:
         config.setdefault("data", {}).setdefault("class_order", seed)
     ignored = []
@@ -399,6 +409,13 @@ def _drop_seed(config: CONFIG) -> None:
     data = config.get("data", {})
     if seed is not None and data.get("class_order") == seed:
         del data["class_order"]
+
+
+def _put_all(config: CONFIG, values: Mapping[str, Any]) -> None:
+    """Set dotted names in a configuration; UsageError where there is no such option."""
+    for name, value in values.items():
+        if not put(config, plain(name), copy.deepcopy(value)):
+            raise UsageError(f"{name} cannot be set: there is no such option")
 
 
 def put(config: CONFIG, name: str, value: Any, kind: str | None = None) -> bool:
@@ -467,11 +484,19 @@ def choose(
     return chosen
 
 
-def check_overrides(points: Sequence[Point]) -> None:
-    """Check that each override holds for a point; UsageError for one that holds for none."""
-    for name in points[0].ignored:
-        if all(name in point.ignored for point in points):
+def print_ignored(points: Sequence[Point]) -> None:
+    """Print a sentence for each override that does not hold for some points.
+
+    Raises:
+        UsageError: one that holds for no point.
+    """
+    counts: Counter[str] = Counter()
+    for point in points:
+        counts.update(point.ignored)
+    for name, count in counts.items():
+        if count == len(points):
             raise UsageError(
                 f"--{name} fits no point: their classes have no such option, or their own"
                 " configurations set it"
             )
+        print_text(f"--{name} is not for {number_of(count, 'point')}")

@@ -33,6 +33,7 @@ from cifnet_pl.backbones import backbone_imports
 from cifnet_pl.backbones.engines import Precision
 from cifnet_pl.images.image import IMAGE_SIZE_LIMIT
 from cifnet_pl.utilities.errors import (
+    AlreadyThere,
     CheckpointError,
     UsageError,
     explained,
@@ -234,6 +235,14 @@ def is_bundle(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
+def last_step(folder: Path) -> str | None:
+    """Return the kind of the last :class:`Event` of a bundle; None without a bundle."""
+    if not is_bundle(folder):
+        return None
+    content, _ = _read_config(folder)
+    return str(content["history"][-1]["kind"])
+
+
 def refuse_existing(folder: Path, overwrite: bool) -> None:
     """Check that a bundle may be written to a folder.
 
@@ -283,12 +292,17 @@ def write_bundle(
         overwrite: whether a bundle that is there may be replaced.
 
     Raises:
-        UsageError: there is a bundle already and ``overwrite`` is false, or the folder holds other
-            files.
+        AlreadyThere: there is a bundle of the same model already and ``overwrite`` is false.
+        UsageError: there is another bundle already, or the folder holds other files.
         CifnetError: the disk is full or not writable; an old bundle is left as it was.
     """
     content = safetensors.torch.save(dict(tensors))
     file = TensorsRecord(sha256=hashlib.sha256(content).hexdigest())
+    has_these_tensors = (folder / file.name).is_file()
+    if has_these_tensors and not overwrite:
+        stored, _ = _read_config(folder)
+        if stored["class_names"] == description["class_names"]:
+            raise AlreadyThere(f"{folder} is already there: it holds this model")
     refuse_existing(folder, overwrite)
     config = {
         "format": FORMAT,

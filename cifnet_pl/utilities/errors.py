@@ -23,12 +23,20 @@ class CifnetError(Exception):
     """Base of all errors that this package raises on purpose (exit code 1: the run failed)."""
 
     exit_code = 1
+    title = "error: "
 
 
 class UsageError(CifnetError):
     """Wrong usage: unknown name, impossible option (exit code 2)."""
 
     exit_code = 2
+
+
+class AlreadyThere(CifnetError):
+    """What a repeated command would write is there already (exit code 0: nothing is to be done)."""
+
+    exit_code = 0
+    title = ""
 
 
 class DataError(CifnetError):

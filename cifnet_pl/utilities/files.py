@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import hashlib
 import io
 import json
 import os
@@ -27,6 +28,9 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 
+LONGEST_WHOLE_NAME = 220
+"""Bytes of a name that hidden files beside it repeat: file systems allow 255."""
+
 RECOMMENDED = "folder"
 """The configuration of ``fit --data.root IMAGES`` alone."""
 
@@ -43,14 +47,23 @@ RENAME_WAITS = (0.0, 0.1, 0.4, 1.0)
 """Seconds before each attempt to rename a file over one that another program reads."""
 
 
+SWEEP_SECONDS = 1.0
+"""Time within which a lock is got that no process holds longer than to remove it."""
+
+
 def expanded(path: Path | str) -> Path:
-    """Replace a leading ``~`` by the home folder.
+    """Replace a leading ``~`` by the home folder; names that only begin with ``~`` stay.
 
     Raises:
         UsageError: this account has no home folder, as in some containers.
     """
-    with explained(UsageError, str(path), RuntimeError):
-        return Path(path).expanduser()
+    whole = Path(os.path.expanduser(path))
+    if whole.parts[:1] == ("~",):
+        raise UsageError(
+            f"{path}: this account has no home folder: set the variable HOME, or give a path"
+            " without ~"
+        )
+    return whole
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -98,7 +111,15 @@ def _not_written(path: Path, error: OSError) -> CifnetError:
 def _temporary(path: Path) -> Path:
     """Return a name beside ``path`` that no other process takes; it tells who made it."""
     unique = uuid4().hex[:8]
-    return path.with_name(f".{path.name}.{MACHINE}-{os.getpid()}-{unique}.tmp")
+    return hidden_beside(path, f"{MACHINE}-{os.getpid()}-{unique}.tmp")
+
+
+def hidden_beside(path: Path, ending: str) -> Path:
+    """Return a hidden file beside ``path``; its name holds that of ``path`` unless it is long."""
+    name = path.name
+    if len(os.fsencode(name)) > LONGEST_WHOLE_NAME:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return path.with_name(f".{name}.{ending}")
 
 
 def _rename(temporary: Path, path: Path) -> None:
@@ -122,10 +143,15 @@ def _rename(temporary: Path, path: Path) -> None:
     ) from refusal
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files and folders that killed processes left in a folder.
+def remove_leftovers(folder: Path, ending: str = "") -> None:
+    """Remove what killed processes left in a folder: temporary files, and locks that none holds.
 
-    Those of other machines stay, as their processes cannot be seen from here.
+    Temporary files of other machines stay, as their processes cannot be seen from here.
+
+    Args:
+        folder: where they are.
+        ending: of the files whose locks are removed, as other programs have locks, too; empty for
+            none.
     """
     for path in folder.glob(".*.tmp"):
         maker = re.search(rf"\.{MACHINE}-(\d+)-[0-9a-f]{{8}}\.tmp$", path.name)
@@ -134,6 +160,11 @@ def remove_leftovers(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+    if not ending:
+        return
+    for path in folder.glob(f".*{ending}.lock"):
+        with suppress(OSError, Timeout), FileLock(path, blocking=False):
+            os.unlink(path)
 
 
 def _is_running(process: int) -> bool:
@@ -408,10 +439,12 @@ def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
         CifnetError: the folder that holds it cannot be written.
     """
     place = Path(os.path.abspath(output))  # "." has no name
+    # Others that remove leftovers hold it for a moment.
+    patience = -1.0 if wait else SWEEP_SECONDS
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(place.parent)
-        lock = _acquired(place, wait)
+        remove_leftovers(place.parent, place.suffix)
+        lock = _acquired(place, patience)
     except Timeout:
         raise UsageError(
             f"another process is writing {output}: wait for it, or choose another output"
@@ -428,23 +461,27 @@ def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
         lock.release()
 
 
-def _acquired(place: Path, wait: bool) -> BaseFileLock:
+def _acquired(place: Path, patience: float) -> BaseFileLock:
     """Return a lock on a place that is held.
 
     Where the file system has no ``flock``, a file is the lock as long as it exists. One that a
     killed process left is recognised on the machine where it ran.
 
+    Args:
+        place: what is written.
+        patience: seconds to wait for it; negative to wait for ever.
+
     Raises:
         Timeout: another process holds it.
         OSError: its file cannot be written.
     """
-    lock: BaseFileLock = FileLock(place.with_name(f".{place.name}.lock"), blocking=wait)
+    lock: BaseFileLock = FileLock(hidden_beside(place, "lock"), timeout=patience)
     try:
         lock.acquire()
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
         os.unlink(lock.lock_file)
-        lock = SoftFileLock(place.with_name(f".{place.name}.held"), blocking=wait)
+        lock = SoftFileLock(hidden_beside(place, "held"), timeout=patience)
         lock.acquire()
     return lock

@@ -192,5 +192,10 @@ def import_object(name: str) -> Any:
         with current_folder_importable():
             return getattr(import_module(module), attribute)
     except Exception as error:  # custom code may fail in any way
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
+            f"{error.name}."
+        ):
+            hint = "; install it, put its folder on PYTHONPATH, or run the command in its folder"
         reason = f"{type(error).__name__}: {one_line(error)}"
-        raise UsageError(f"cannot import {name}: {reason}") from error
+        raise UsageError(f"cannot import {name}: {reason}{hint}") from error

@@ -284,8 +284,9 @@ def families(texts: Iterable[str]) -> list[str]:
     left -= _characters(findfont(FONT))
     in_order = sorted(fontManager.ttflist, key=lambda entry: (entry.name, entry.fname))
     for entry in in_order:
+        is_upright = entry.style == "normal" and entry.weight in (400, "normal")
         # matplotlib's font of last resort has a box for every character.
-        if not left or entry.name.startswith("Last Resort"):
+        if not left or not is_upright or entry.name.startswith("Last Resort"):
             continue
         found = left & _characters(entry.fname)
         if found:

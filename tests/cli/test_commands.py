@@ -77,7 +77,7 @@ def test_version(capsys):
     [
         ("forget --help", 0, "--class CLASS"),
         ("fot", 2, "unknown sub-command 'fot': did you mean "),
-        ("fit images", 2, "unrecognized arguments: images"),
+        ("fit images", 2, "unrecognized arguments: images (images are given as --data"),
         ("info --modle x", 2, "unknown option --modle: did you mean --model?"),
         ("forget --engine=rt", 2, "--engine is 'rt', expected 'auto', 'torch', "),
         ("report runs --output", 2, "argument --output: expected one argument\n"),

@@ -99,6 +99,14 @@ class TestHeads:
         assert settings | given == settings
 
 
+def test_fast_is_the_default_without_the_mirror():
+    folder, fast = (
+        yaml.safe_load(config_files()[name].read_text())["model"]["init_args"]
+        for name in ("folder", "fast")
+    )
+    assert folder == fast | {"backbone": fast["backbone"] + "+mirror"}
+
+
 # ---------------------------------------------------------------------- by name
 
 

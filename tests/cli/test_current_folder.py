@@ -1,5 +1,6 @@
 """Custom code of the current folder runs where the user names it, also in a configuration."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.utilities.plugins import import_object
-from tests.command_line import FAST, call
+from tests.command_line import FAST, call, environment
 
 HEAD = """
 import pathlib
@@ -93,3 +94,13 @@ def test_imports_of_a_custom_module_are_found_beside_it(folder: Path):
     assert import_object("my_own_parts.value") == 3
     assert str(folder) not in sys.path
     sys.modules.pop("beside_it")
+
+
+@pytest.mark.system
+def test_a_checkout_can_be_run_where_it_is(tmp_path: Path):
+    """``python -m cifnet_pl`` in the folder that holds the package."""
+    root = Path(__file__).parents[2]
+    env = {key: value for key, value in environment().items() if key != "PYTHONPATH"}
+    words = [sys.executable, "-m", "cifnet_pl", "--version"]
+    done = subprocess.run(words, cwd=root, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

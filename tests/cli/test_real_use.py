@@ -113,3 +113,26 @@ def test_a_signal_leaves_nothing_behind(model, tmp_path, monkeypatch, capsys, nu
     assert main(["classify", *options_of(model, tmp_path / "out.csv")]) == 128 + number
     assert "stopped; no file is left half written" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_repeated_command_finds_its_output_there(model, tmp_path, capsys):
+    make_images(tmp_path / "new", ["cow", "dog"], 4)
+    images = str(tmp_path / "new")
+    for words in (
+        ["extend", "--images", images],
+        ["forget", "--class", "ant"],
+        ["export"],
+    ):
+        output = ["--output", str(tmp_path / words[0])]
+        command = [*words, "--model", str(model), *output]
+        assert main(command) == 0
+        file = tmp_path / words[0] / "config.json"
+        before = file.read_bytes()
+        capsys.readouterr()
+        assert main(command) == 0
+        assert "is already there" in capsys.readouterr().err
+        assert file.read_bytes() == before
+    (tmp_path / "new" / "cow" / "0.png").unlink()
+    options = ["--model", str(model), "--images", images]
+    code = main(["extend", *options, "--output", str(tmp_path / "extend")])
+    assert_ends(code, 2, "holds a bundle already", capsys)

@@ -1,6 +1,7 @@
-"""Terminals of 80 columns: no line is wider, and what ``fit`` says after its table is short."""
+"""Terminals of 80 columns: no line is wider or said twice, and ``fit`` says little at its end."""
 
 import os
+import re
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,11 @@ COMMANDS = [
     "evaluate --model more --images images --output evaluated",
     "audit --model more --images images --output audit",
     "info --model more",
+    "classify --model more --images new --output p.csv --unknown 0.05",
+    "forget --model more --class ant --output less",
+    "forget --model more --class ant --images images --output lesser",
+    "export --model more --output bundle",
+    "report lightning_logs --output report",
 ]
 
 
@@ -33,16 +39,24 @@ def make_images(root: Path, classes: list[str]) -> None:
 
 
 def run_all(folder: Path) -> int:
-    """Run the commands in a folder; 0 if all went well."""
+    """Run the commands in a folder, and print a line of its own before each."""
     os.chdir(folder)
-    return max(main(line.split()) for line in COMMANDS)
+    for line in COMMANDS:
+        print("###", flush=True)
+        assert main(line.split()) == 0
+    return 0
 
 
 def test_screens(tmp_path: Path):
     make_images(tmp_path / "images", ["ant", "bee", "cat"])
     make_images(tmp_path / "new", ["dog"])
-    lines = seen_at_a_terminal(partial(run_all, tmp_path), COLUMNS).splitlines()
-    assert [line for line in lines if len(line) > COLUMNS] == []
+    shown = seen_at_a_terminal(partial(run_all, tmp_path), COLUMNS)
+    assert [line for line in shown.splitlines() if len(line) > COLUMNS] == []
+    screens = [part.splitlines() for part in shown.split("###\n")[1:]]
+    for lines in screens:
+        said = [line for line in lines if re.match(r"\w", line) and "━" not in line]
+        assert len(said) == len(set(said)) > 0
+    lines = screens[0]
     end = next(i for i, line in enumerate(lines) if line.startswith("└"))
     folder = next(i for i, line in enumerate(lines) if line.startswith("Run folder"))
     said = [line for line in lines[end + 1 : folder] if line]

@@ -126,7 +126,9 @@ def test_a_tree_of_sums(shards: list[Path], tmp_path: Path, capsys):
     given = {"output": middle}
     inner = [*map(str, shards[1:4])]
     assert_ends(run_cifnet("merge", *inner, **given), 0, "2 parts missing", capsys)
-    code = run_cifnet("merge", *inner, **given)
+    assert run_cifnet("merge", *inner, **given) == 0
+    assert "already there" in capsys.readouterr().err
+    code = run_cifnet("merge", *inner[:2], **given)
     assert_ends(code, 2, "exists already", capsys)
     first = read_header(shards[0]).shards[0]
     last = read_header(shards[4]).shards[0]
@@ -140,6 +142,8 @@ def test_a_tree_of_sums(shards: list[Path], tmp_path: Path, capsys):
     assert tree.counts == line.counts
     z = z_of(line)
     torch.testing.assert_close(tree.head(z), line.head(z), rtol=1e-9, atol=1e-9)
+    merged(tmp_path / "line", *shards)
+    assert "already there" in capsys.readouterr().err
     code = run_cifnet(
         "merge", str(middle), str(tmp_path / "tree"), output=tmp_path / "o"
     )

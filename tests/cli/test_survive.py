@@ -12,7 +12,7 @@ import pytest
 from cifnet_pl.__main__ import main
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import load_bundle
-from cifnet_pl.utilities.errors import CheckpointError
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from cifnet_pl.utilities.files import exclusive
 from tests.command_line import assert_ends, make_images
 from tests.killing import at_call, full_disk, in_a_process, kill_self
@@ -90,6 +90,12 @@ def test_a_bundle_in_the_folder_where_one_is(tmp_path, monkeypatch):
     assert main(["export", "--model", str(tmp_path / "b"), "--output", "."]) == 0
     assert main(["info", "--model", "."]) == 0
     assert sorted(os.listdir(tmp_path)) == ["b", "here"]
+    with (
+        exclusive(Path()),
+        pytest.raises(UsageError, match="another process"),
+        exclusive(Path.cwd()),
+    ):
+        pass
 
 
 def test_a_link_that_leads_nowhere_is_no_place_for_a_bundle(tmp_path, capsys):

@@ -67,6 +67,9 @@ def test_seeds_leave_an_order_that_is_named(tmp_path: Path) -> None:
     seeds = [point.config["seed_everything"] for point in read_points(path)]
     assert (class_orders(path), seeds) == ([7, 7, 8, 8], [1, 2, 1, 2])
     assert set(class_orders(path, ("data.class_order", "3"))) == {3}
+    twice = [{"label": "nine", "seed_everything": 9}]
+    with pytest.raises(UsageError, match="axis run and seeds both set"):
+        read_points(write(tmp_path, axes={"run": twice}, seeds=[1]))
     alone = write(tmp_path, seeds=[1, 2])
     for seed_of_base, expected in ((1, [5, 5]), (5, [1, 2])):
         data = {**BASE["data"], "class_order": 5}
@@ -270,6 +273,18 @@ def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, capsys) -> None:
     assert not (folder / "output.log").exists()
 
 
+def test_a_repeated_sweep_has_its_report_already(tmp_path, run):
+    write(tmp_path, seeds=[1, 2])
+    output = ["--output", str(tmp_path / "report")]
+    run(*output)
+    report = tmp_path / "report" / "report.html"
+    before = report.stat().st_mtime_ns
+    assert f"{tmp_path}/report is already there" in run(*output)
+    assert report.stat().st_mtime_ns == before
+    for seeds in ("1", "1,2,3"):
+        assert "exists already" in run(*output, "--seeds", seeds, code=2)
+
+
 def test_a_plan_is_printed_and_nothing_run(tmp_path, run):
     write(tmp_path, axes=AXES, seeds=[1, 2])
     said = run("--dry-run")
@@ -300,7 +315,9 @@ def test_an_option_of_some_points_is_for_those(tmp_path, run):
     wide = {"label": "wide", "model.head": {"class_path": "ACILHead"}}
     bare = {"label": "bare", "model.buffer": None}
     write(tmp_path, axes={"head": [{"label": "own"}, wide, bare]})
-    run("--model.head.width", "64", "--model.buffer.capacity", "50")
+    said = run("--model.head.width", "64", "--model.buffer.capacity", "50")
+    assert "--model.head.width is not for 2 points" in said
+    assert "--model.buffer.capacity is not for 1 point" in said
     made = {}
     for path in (tmp_path / "logs").glob("*/point.yaml"):
         config = yaml.safe_load(path.read_text())

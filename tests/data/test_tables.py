@@ -222,6 +222,7 @@ def test_learn_export_and_classify(tmp_path, capsys):
     line = f"fit --data.source embeddings --data.root {path} --data.classes_per_task 5"
     line += f" --model.head RidgeHead --logs {tmp_path} --energy.enabled false"
     assert main([*line.split(), "--model.backbone", "pixels"]) == 0
+    assert "backbone, pixels is left out" in capsys.readouterr().out
     run = tmp_path / "default" / "version_0"
     assert "backbone: none:16" in (run / "config.yaml").read_text()
     bundle = tmp_path / "bundle"

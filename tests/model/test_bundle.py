@@ -13,6 +13,7 @@ import cifnet_pl
 from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.model.store import load_bundle
 from cifnet_pl.utilities.errors import (
+    AlreadyThere,
     CheckpointError,
     DataError,
     UsageError,
@@ -61,7 +62,9 @@ def test_a_bundle_of_format_2_as_it_was_written_gives_the_scores_it_gave():
 
 
 def test_content_decides_the_file(tmp_path: Path):
-    """Another one takes its place only where that is asked for."""
+    """The same model may be saved again; another one takes the place only of a bundle, and only
+    where that is asked for.
+    """
     bundle = tmp_path / "b"
     learned("ridge").save(bundle)
     learned("ridge").save(tmp_path / "same")
@@ -69,8 +72,14 @@ def test_content_decides_the_file(tmp_path: Path):
     assert files == {
         path.name: path.read_bytes() for path in (tmp_path / "same").iterdir()
     }
-    with pytest.raises(UsageError, match="--overwrite true"):
-        learned("ncm").save(bundle)
+    with pytest.raises(AlreadyThere) as caught:
+        learned("ridge").save(bundle)
+    assert caught.value.exit_code == 0
+    renamed = learned("ridge")
+    renamed.class_names[0] = "other"
+    for other in (renamed, learned("ncm")):
+        with pytest.raises(UsageError, match="--overwrite true"):
+            other.save(bundle)
     assert type(load_bundle(bundle).head).__name__ == "RidgeHead"
     learned("ncm").save(bundle, overwrite=True)
     assert type(load_bundle(bundle).head).__name__ == "NCMHead"

@@ -217,7 +217,7 @@ def test_entry_points_have_short_names(installed: None, tmp_path: Path):
         ("import:my_parts.Narrow", r"shape \(2, 192\).*expected \(2, 384\)"),
         ("import:my_parts.Broken", r"KeyError: 'layer' \(my_parts.py, line \d+\)"),
         ("import:my_parts.Absent", "has no attribute 'Absent'"),
-        ("import:no_such_module.Net", "No module named 'no_such_module'"),
+        ("import:no_such_module.Net", "No module named 'no_such_module'; install it"),
         ("import:os.path/../x", "names no import"),
         ("file:weights.pt", "needs an architecture"),
     ],

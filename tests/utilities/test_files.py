@@ -54,9 +54,11 @@ def test_new_and_replaced_files(tmp_path: Path, target: Path) -> None:
 
 def test_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expanded("~/a") == Path.home() / "a"
+    assert expanded("~ of nobody/a") == Path("~ of nobody/a")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    with pytest.raises(UsageError, match="~/a: Could not determine home directory"):
-        expanded("~/a")
+    for path in ("~", "~/a", Path("~/a")):
+        with pytest.raises(UsageError, match="set the variable HOME, or give a path"):
+            expanded(path)
 
 
 def test_readable_as_the_umask_says(tmp_path: Path) -> None:
@@ -173,6 +175,18 @@ def test_versions_are_numbers_in_their_order(tmp_path: Path):
     assert versions(tmp_path / "absent") == []
 
 
+@pytest.mark.parametrize("name", ["a" * 255, "ä" * 127])
+def test_names_as_long_as_the_system_allows(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with exclusive(path):
+        write_text(path, "new")
+        with pytest.raises(UsageError, match="another process"), exclusive(path):
+            pass
+        with exclusive(tmp_path / f"b{name[1:]}"):
+            pass
+    assert os.listdir(tmp_path) == [name]
+
+
 def test_what_a_killed_process_left_is_removed(tmp_path: Path):
     """By the next that writes there; of files that a living process writes, none. Its lock is not
     held by a process that it forked, as those that decode images.
@@ -189,11 +203,13 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path):
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "1.sums")])
     assert killed.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 2
+    foreign = tmp_path / ".other.lock"
+    foreign.touch()
 
     def write(file: IO[bytes]) -> None:
         remove_leftovers(tmp_path)
         assert len(list(tmp_path.glob(".*.tmp"))) == 1
 
-    with exclusive(tmp_path / "1.sums"), exclusive(tmp_path / "2.sums"):
+    with exclusive(tmp_path / "2.sums"):
         write_atomic(tmp_path / "2.sums", write)
-    assert os.listdir(tmp_path) == ["2.sums"]
+    assert sorted(tmp_path.iterdir()) == [foreign, tmp_path / "2.sums"]
