@@ -192,8 +192,6 @@ class CIFNetCLI(LightningCLI):
         stored.pop("ckpt_path")  # where this start of the run began
         for name in self._open_seeds:  # they follow seed_everything again
             stored.pop(name)
-        # It has the number of classes that is learned.
-        stored.data.classes_per_task = self.datamodule.given["classes_per_task"]
         return str(self.parser.dump(stored, skip_unset=False, skip_validation=True))
 
     def _board(self) -> TensorBoardLogger:

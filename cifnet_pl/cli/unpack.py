@@ -50,7 +50,7 @@ def unpack(
     check_that(valid_size, "--size", size, f"1 to {IMAGE_SIZE_LIMIT} pixels")
     place = None
     if root:
-        place = Path(root)
+        place = expanded(root)
     data_source = build_source(source, SourceOptions(place, download=download))
     names = class_names(data_source.class_names, source)
     for name in classes:

@@ -15,7 +15,7 @@ from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.images.image import read_square
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import read_list_cell
 from tests.cli.test_evaluate import bundle
 from tests.command_line import assert_ends, environment, make_images, rows, run_cifnet
@@ -179,7 +179,7 @@ def test_python_takes_paths_and_bytes(place: Path):
         assert found.file in (path, None)
     (broken,) = model.classify(b"no image")
     assert (broken.file, broken.unreadable) == (None, "no image of a known format")
-    with pytest.raises(UsageError, match="int is no image"):
+    with pytest.raises(DataError, match="an image in memory is an image of shape"):
         list(model.classify([7]))
 
 

@@ -150,7 +150,7 @@ def test_images_alone_are_learned_by_the_recommended_method(
     model = ran["model"]["init_args"]
     assert model["head"]["class_path"].endswith("RidgeHead")
     assert model["calibrate"] is True
-    assert (ran["data"]["classes_per_task"], ran["data"]["source"]) == (3, "folder")
+    assert (ran["data"]["classes_per_task"], ran["data"]["source"]) == (10, "folder")
     assert main(["validate", *given, "--ckpt_path", "last"]) == 0
     assert "not calibrated" not in capsys.readouterr().out
 

@@ -98,7 +98,7 @@ def test_refusals(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     gone = tmp_path / "gone.zip"
     for model, name, images, code, sentence in (
         (made / "four", "bee", [tmp_path / "nowhere"], 1, "no file or folder"),
-        (made / "four", "bee", [gone], 1, f"no Zip archive {gone}: give"),
+        (made / "four", "bee", [gone], 1, f"no file or folder {gone}: give"),
         (made / "four", "beee", [], 2, "did you mean bee?"),
         (tmp_path / "one", "ant", [], 2, "at least one must stay"),
     ):

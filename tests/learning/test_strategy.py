@@ -272,7 +272,7 @@ class TestSeveral:
         assert codes == [0, 0], shown
         assert shown.count("learned already or twice") == 1
         assert shown.count("in two classes: not learned") == 1
-        assert shown.count("unreadable images left out: 3, the first: ") == 1
+        assert shown.count("3 unreadable images left out: ") == 1
         assert main([*words, "--logs", str(tmp_path / "one")]) == 0
         two = tmp_path / "two" / "default" / "version_0"
         one = tmp_path / "one" / "default" / "version_0"

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from cifnet_pl.data.loading import Batch, name_unreadable
+from cifnet_pl.data.loading import Batch, unreadable_images
 from cifnet_pl.images.files import read_names_as
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import Table
@@ -147,7 +147,7 @@ def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
         )
         if unreadable and data.on_corrupt == "error":
             reasons = [f"{image}: {reason}" for image, reason in unreadable.items()]
-            raise DataError(name_unreadable(reasons, ()))
+            raise unreadable_images(reasons)
         if not len(z):
             raise DataError(f"none of the images of {printable(folder)} can be read")
     return z

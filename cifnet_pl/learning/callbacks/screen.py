@@ -43,7 +43,7 @@ class DuplicatesReport(Callback):
         """Report once all checks of the run are over: a run that is refused leaves no folder."""
         data = cast(TaskModule, pl_module).data
         folder = run_folder(trainer)
-        messages = list(data.notes)
+        messages = list(data.source.notes)
         if data.duplicates:
             spellings = similar_spellings_message(data.source.class_names)
             if spellings is not None:
