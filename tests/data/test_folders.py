@@ -103,9 +103,9 @@ def test_images_to_learn_and_to_test_with_are_told_apart(tmp_path, held, packed)
     )
     assert learned.class_names == tested.class_names == ["blue", "green", "red"]
     assert (len(learned.files), len(tested.files)) == (12, 6)
-    assert learned.notes[0] == f"note: {root} has train and {held}: taking train"
-    assert learned.notes[1].startswith(strays)
-    assert len(tested.notes) == 1
+    assert learned.files.notes[0] == f"note: {root} has train and {held}: taking train"
+    assert learned.files.notes[1].startswith(strays)
+    assert len(tested.files.notes) == 1
 
 
 # ---------------------------------------------------------------------- refused
