@@ -101,7 +101,7 @@ def _base_of(common: LearnedImages, base: Classifier | None) -> Classifier:
     count = common.total()
     if base is None:
         raise UsageError(
-            f"{number_of(count, 'image was', 'images were')} learned by both and would count twice:"
+            f"{count:,} images were learned by both and would count twice:"
             " give the model that both were extended from with --base, or merge models that"
             " learned different images"
         )

@@ -273,15 +273,6 @@ def test_two_sweeps_never_run_one_point_at_once(tmp_path: Path, capsys) -> None:
     assert not (folder / "output.log").exists()
 
 
-def test_a_report_that_cannot_be_made_is_refused_first(tmp_path, run):
-    write(tmp_path, fixed=FAST)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "report.html").write_text("of somebody")
-    assert "exists already" in run("--output", str(tmp_path / "mine"), code=2)
-    assert (tmp_path / "mine" / "report.html").read_text() == "of somebody"
-    assert not (tmp_path / "logs").exists()
-
-
 def test_a_repeated_sweep_has_its_report_already(tmp_path, run):
     write(tmp_path, seeds=[1, 2])
     output = ["--output", str(tmp_path / "report")]

@@ -239,7 +239,7 @@ def test_learn_and_classify_files_by_the_command_line(tmp_path, capsys):
     for line, code, said in (
         (f"classify {images}", 0, ""),
         (f"classify {images} --gallery {tmp_path}/a.png", 2, "--gallery needs images"),
-        (f"audit --output {tmp_path}/audit", 2, "an audit needs images"),
+        (f"audit --output {tmp_path}/audit", 2, "give them with --images"),
         (f"classify --images {narrow} --output {tmp_path}/b", 1, "expected (n, 16)"),
     ):
         assert main([*line.split(), "--model", str(run), "--overwrite", "true"]) == code

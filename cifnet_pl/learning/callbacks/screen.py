@@ -17,7 +17,7 @@ from cifnet_pl.learning.columns import custom_column
 from cifnet_pl.learning.run_record import RunRecord, run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.bundle import plugin_imports
-from cifnet_pl.model.evaluation import Evaluation, rarely_predicted_message
+from cifnet_pl.model.evaluation import Evaluation, rarely_predicted_notes
 from cifnet_pl.model.metrics import ECE_BINS, MIN_TEST_IMAGES
 from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.files import to_csv, write_text
@@ -165,10 +165,7 @@ def class_warnings(module: TaskModule) -> list[str]:
         names = listed([printable(evaluation.class_names[label]) for label in labels])
         lines.append(f"Fewer than {MIN_TEST_IMAGES} test {sample}s: {names}")
     model = getattr(module, "model", None)
-    sentence = rarely_predicted_message(evaluation.rarely_predicted, model)
-    if sentence is not None:
-        lines.append(sentence)
-    return lines
+    return lines + rarely_predicted_notes(evaluation.rarely_predicted, model)
 
 
 def closing_lines(module: TaskModule, folder: Path | None) -> list[str]:
