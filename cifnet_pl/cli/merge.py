@@ -117,7 +117,7 @@ def merge_sums(
             if target.is_file() and not overwrite:
                 refuse_other(target, target.read_bytes() == content)
             write_bytes(target, content)
-        missing = number_of(len(total.missing), "part")
+        missing = number_of(total.missing, "sample")
         print_text(
             f"{count} of sums added up in {target}: {total.learned}, {missing} missing"
         )

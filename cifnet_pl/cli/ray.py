@@ -4,28 +4,25 @@ Why not Ray Data: sums that an actor has accumulated are gone with it, and Data 
 again that was under way; the order of its blocks, on which the last bits depend, is that of their
 arrival.
 
-The driver is a process of its own, as Ray ends the process that loses the head of its cluster.
+Where the head of a cluster is lost, or was never there, Ray says so and ends this process with exit
+code 1.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.errors import CifnetError, explained
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import one_line, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.model.partition import Shard
-
-PATIENCE = 20
-"""Seconds after which a head that does not answer is taken for lost."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,8 @@ class RayJob:
 def make_with_ray(job: RayJob, shards: Sequence[Shard]) -> list[str]:
     """Make shards on the cluster of RAY_ADDRESS, or with workers on this machine.
 
+    A sentence about each is printed.
+
     Args:
         job: what is to be done.
         shards: that are missing.
@@ -59,52 +58,21 @@ def make_with_ray(job: RayJob, shards: Sequence[Shard]) -> list[str]:
 
     Raises:
         UsageError: Ray is not installed.
-        CifnetError: there is no cluster at RAY_ADDRESS, or its head was lost.
+        CifnetError: Ray does not start.
     """
-    optional("ray", "--shards, but not --shard,", "ray")
-    context = get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    driver = context.Process(target=_drive, args=(job, shards, sender), daemon=True)
-    driver.start()
-    sender.close()
-    try:
-        outcome = receiver.recv()
-    except EOFError:
-        address = os.environ.get("RAY_ADDRESS", "")
-        raise CifnetError(
-            f"the head of the Ray cluster {address} does not answer: finished shards stay, and the"
-            " same command goes on once it is there"
-        ) from None
-    finally:
-        driver.terminate()
-        driver.join()
-    if isinstance(outcome, Exception):
-        raise outcome
-    failed: list[str] = outcome
-    return failed
+    ray = optional("ray", "--shards, but not --shard,", "ray")
+    with explained(CifnetError, "Ray"):
+        cluster = _join(ray, job)
+    with cluster:
+        return _make(ray, job, shards)
 
 
-def _drive(job: RayJob, shards: Sequence[Shard], sender: Connection) -> None:
-    """Make the shards, and send the names of those that failed, or an error in their place."""
-    out = os.fdopen(os.dup(1), "w")
-    errors = os.fdopen(os.dup(2), "w")
-    # What Ray and its libraries print is no sentence.
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-    # Read when Ray is imported.
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(PATIENCE))
-    try:
-        import ray
+def _join(ray: Any, job: RayJob) -> Any:
+    """Join the cluster of RAY_ADDRESS, or start one here; its workers get this package.
 
-        _start(ray, job)
-        sender.send(_run(ray, job, shards, out, errors))
-    except Exception as error:
-        sender.send(CifnetError(f"Ray: {one_line(error)}"))
-
-
-def _start(ray: Any, job: RayJob) -> None:
-    """Join the cluster of RAY_ADDRESS, or start one here; its workers get this package."""
+    Returns:
+        A context that leaves the cluster in the end.
+    """
     package = str(Path(__file__).parents[1])
     options: dict[str, Any] = {"runtime_env": {"py_modules": [package]}}
     if not os.environ.get("RAY_ADDRESS"):
@@ -115,19 +83,16 @@ def _start(ray: Any, job: RayJob) -> None:
             "num_cpus": job.workers * job.threads,
             "include_dashboard": False,
         }
-    ray.init(log_to_driver=False, logging_level="error", **options)
+    return ray.init(log_to_driver=False, logging_level="error", **options)
 
 
-def _run(
-    ray: Any, job: RayJob, shards: Sequence[Shard], out: TextIO, errors: TextIO
-) -> list[str]:
+def _make(ray: Any, job: RayJob, shards: Sequence[Shard]) -> list[str]:
     """Keep as many shards under way as there are workers; return the names of those that failed.
 
     Args:
         ray: the package, which has joined a cluster.
         job: what is to be done.
         shards: to be made.
-        out, errors: where a sentence about each is printed.
     """
     resources: dict[str, float] = {"num_cpus": job.threads}
     if ray.cluster_resources().get("GPU"):
@@ -153,9 +118,10 @@ def _run(
         (done,), _ = ray.wait(list(running))
         name = running.pop(done)
         try:
-            print_text(ray.get(done), out)
+            print_text(ray.get(done))
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
-            print_text(f"{name} failed: {one_line(cause)}", errors)
+            print_text(f"{name} failed: {one_line(cause)}", sys.stderr)
             failed.append(name)
     return failed
+
