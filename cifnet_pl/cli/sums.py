@@ -39,7 +39,7 @@ PLAN = "plan.json"
 """Name of the file, beside those of sums, that says how the set is cut."""
 
 UNUSED = {"tune", "stream", "max_tasks", "unknown"}
-"""Options of ``--data`` that would have samples left out, or are only for scores; not known here."""
+"""Options of ``--data`` that leave samples out, or are for scores alone: not known here."""
 
 
 def sums(
@@ -87,14 +87,13 @@ def sums(
         for text in shard:
             print_text(make(folder, words, threads, Shard.parse(text)))
         return
-    from cifnet_pl.cli.ray import RayJob, make_with_ray
+    from cifnet_pl.cli.ray import make_with_ray
 
     plan = planned(folder, words)
     everything = [Shard(i, shards) for i in range(1, shards + 1)]
     left = [each for each in everything if not is_finished(folder, plan, each)]
     in_worker = partial(make_in_worker, os.getcwd(), folder.resolve(), words, threads)
-    job = RayJob(in_worker, workers, retries, threads, workers_per_gpu)
-    failed = make_with_ray(job, left)
+    failed = make_with_ray(in_worker, left, workers, retries, threads, workers_per_gpu)
     if failed:
         raise CifnetError(
             f"{len(failed)} of {shards} shards failed, the first is {failed[0]}: finished ones"

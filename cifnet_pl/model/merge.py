@@ -188,21 +188,16 @@ def check_same_embeddings(model: Classifier, other: Classifier) -> None:
     """
     ours = _embeds_by(model)
     theirs = _embeds_by(other)
-    for name, value in ours.items():
-        if value != theirs[name]:
-            raise UsageError(
-                f"their embeddings differ in {name}: {value}, and {theirs[name]}"
-            )
+    if ours != theirs:
+        raise UsageError(f"their embeddings differ: {ours}, and {theirs}")
 
 
-def _embeds_by(model: Classifier) -> dict[str, str]:
-    """Return what the embeddings of a model depend on, by name."""
-    backbone = model.backbone
-    return {
-        "backbone": f"{backbone.name} (sha256 {backbone.sha256[:12]}…)",
-        "images": f"{model.image_size} px with crop ratio {model.crop_ratio:g}",
-        "precision": model.precision,
-    }
+def _embeds_by(model: Classifier) -> str:
+    """Return what the embeddings of a model depend on, in words."""
+    return (
+        f"backbone with sha256 {model.backbone.sha256[:12]}… on {model.image_size} px with crop"
+        f" ratio {model.crop_ratio:g} in {model.precision}"
+    )
 
 
 def _merge_event(classes: int, images: int, history: Sequence[Event]) -> Event:
@@ -212,13 +207,7 @@ def _merge_event(classes: int, images: int, history: Sequence[Event]) -> Event:
         "merge",
         classes,
         images,
-        seconds=_total([event.seconds for event in history]),
-        energy_kwh=_total([event.energy_kwh for event in history]),
+        seconds=sum(event.seconds or 0.0 for event in history) or None,
+        energy_kwh=sum(event.energy_kwh or 0.0 for event in history) or None,
         energy_source="; ".join(sorted(sources)) or None,
     )
-
-
-def _total(measured: Sequence[float | None]) -> float | None:
-    """Return the sum of what was measured; None where nothing was."""
-    known = [value for value in measured if value is not None]
-    return sum(known) if known else None

@@ -220,9 +220,7 @@ class TrainingSet:
             counts.update(dict.fromkeys(labels, 0))  # of all classes, in their order
             counts.update(labels[~np.isin(positions, left_out)])
             if len(labels):
-                unit = UnitRecord(
-                    name=name, samples=len(labels), digest=digest(labels)
-                )
+                unit = UnitRecord(name=name, samples=len(labels), digest=digest(labels))
                 units.append(unit)
         samples = self.read(names[0])
         distinct = table_of(label=list(counts), count=list(counts.values()))
