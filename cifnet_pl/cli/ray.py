@@ -52,10 +52,6 @@ def make_with_ray(
         CifnetError: Ray does not start.
     """
     ray = optional("ray", "--shards, but not --shard,", "ray")
-
-    def make_shard(shard: Shard) -> str:
-        return make(shard)
-
     failed = []
     running: dict[Any, str] = {}
     waiting = list(shards)
@@ -69,7 +65,7 @@ def make_with_ray(
             max_calls=0,
             max_retries=retries,
             retry_exceptions=[OSError],
-        )(make_shard)
+        )(make)
         while waiting or running:
             while waiting and len(running) < workers:
                 shard = waiting.pop(0)

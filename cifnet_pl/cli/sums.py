@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +92,23 @@ def sums(
     plan = planned(folder, words)
     everything = [Shard(i, shards) for i in range(1, shards + 1)]
     left = [each for each in everything if not is_finished(folder, plan, each)]
-    in_worker = partial(make_in_worker, os.getcwd(), folder.resolve(), words, threads)
-    failed = make_with_ray(in_worker, left, workers, retries, threads, workers_per_gpu)
+    home = Path.cwd()
+
+    def make_in_worker(shard: Shard) -> str:
+        # Paths and custom code are relative to it; another machine may have no such folder.
+        if home.is_dir():
+            os.chdir(home)
+        try:
+            return make(home / folder, words, threads, shard)
+        except CifnetError as error:
+            if isinstance(error.__cause__, OSError):
+                # The system refused a file, which may pass: Ray tries again.
+                raise OSError(str(error)) from None
+            raise
+
+    failed = make_with_ray(
+        make_in_worker, left, workers, retries, threads, workers_per_gpu
+    )
     if failed:
         raise CifnetError(
             f"{len(failed)} of {shards} shards failed, the first is {failed[0]}: finished ones"
@@ -153,28 +168,6 @@ def make(folder: Path, words: tuple[str, ...], threads: int, shard: Shard) -> st
         shard_sums = learner_of(words).sums(plan, shard)
         write_bytes(path, content_of(shard_sums))
     return f"{shard.name}: {shard_sums.learned}"
-
-
-def make_in_worker(
-    home: str, folder: Path, words: tuple[str, ...], threads: int, shard: Shard
-) -> str:
-    """Make a shard in a worker of Ray, as :func:`make`.
-
-    Args:
-        home: folder that the command was given in; paths and custom code are relative to it.
-        folder, words, threads, shard: as for :func:`make`.
-
-    Raises:
-        OSError: the system refused a file, which may pass: Ray tries again.
-    """
-    if os.path.isdir(home):  # not on another machine of a cluster
-        os.chdir(home)
-    try:
-        return make(folder, words, threads, shard)
-    except CifnetError as error:
-        if isinstance(error.__cause__, OSError):
-            raise OSError(str(error)) from None
-        raise
 
 
 def file_of(folder: Path, shard: Shard) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from cifnet_pl.model.bundle import CONFIG, is_bundle
+from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, explained
 from cifnet_pl.utilities.files import rendered, write_text
 from cifnet_pl.utilities.plugins import optional
@@ -63,7 +63,7 @@ def fetch(name: str, download: bool) -> Path:
 
     Raises:
         UsageError: the package is missing.
-        CheckpointError: there is no such model, or it cannot be fetched.
+        CheckpointError: there is no such repository, or it cannot be fetched.
     """
     hub = optional("huggingface_hub", name, "hf").HfApi()
     repository, _, revision = name.removeprefix(SCHEME).partition("@")
@@ -75,9 +75,7 @@ def fetch(name: str, download: bool) -> Path:
             allow_patterns=FILES,
             local_files_only=not download,
         )
-    if not is_bundle(Path(folder)):
-        raise CheckpointError(f"{printable(name)} is no model of this package")
-    return Path(folder)
+        return Path(folder)
 
 
 def push(

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError, prefixed
-from cifnet_pl.utilities.text import number_of
 
 LearnedImages = Counter[tuple[str, int]]
 """How often each image was learned, by class name and content hash."""
@@ -70,8 +69,6 @@ def merge(
             common = count_learned_images(merged) & count_learned_images(other)
             if common:
                 subtract_base(added, _base_of(common, base))
-                images = number_of(common.total(), "common image")
-                warnings.append(f"note: {images} of {name} and the models before it")
             absorb(merged, added)
     merged.solve()
     merged.history[-1] = replace(
@@ -98,17 +95,16 @@ def _base_of(common: LearnedImages, base: Classifier | None) -> Classifier:
     Raises:
         UsageError: there is none, or it has other images.
     """
-    count = common.total()
     if base is None:
         raise UsageError(
-            f"{number_of(count, 'image was', 'images were')} learned by both and would count twice:"
-            " give the model that both were extended from with --base, or merge models that"
-            " learned different images"
+            f"{common.total()} images were learned by both and would count twice: give the model"
+            " that both were extended from with --base, or merge models that learned different"
+            " images"
         )
     if count_learned_images(base) != common:
         raise UsageError(
-            f"they have {number_of(count, 'image')} in common, not exactly the"
-            f" {sum(base.counts.values())} of the base: give the model that both were extended from"
+            "the images that they have in common are not exactly those of the base: give the model"
+            " that both were extended from"
         )
     return base
 

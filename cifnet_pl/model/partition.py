@@ -6,7 +6,6 @@ A unit is what can be read without the others: a tar file, a block of rows of a 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -72,11 +71,9 @@ class Shard:
         Raises:
             UsageError: anything else.
         """
-        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
-        if match:
-            index, count = int(match[1]), int(match[2])
-            if 1 <= index <= count:
-                return cls(index, count)
+        index, _, count = text.partition("/")
+        if index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
+            return cls(int(index), int(count))
         raise UsageError(f"--shard is '{text}', expected one of n parts, such as 3/64")
 
     @property
@@ -158,8 +155,9 @@ class TrainingSet:
     def _blocks(self) -> list[ArrayFile]:
         """Blocks of rows of all files of embeddings."""
         found = find_files(self.options.root, "*", tuple(READERS))
+        files: list[Path | None] = [*training_files(found)]
         blocks: list[ArrayFile] = []
-        for file in training_files(found) or [self.options.root]:
+        for file in files or [self.options.root]:
             blocks += open_table(file).blocks()
         return blocks
 

@@ -107,7 +107,7 @@ def test_what_is_wrong(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
     repository = hub.root / "someone/animals"
     repository.mkdir(parents=True)
     (repository / "model.safetensors").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match="is no model of this package"):
+    with pytest.raises(CheckpointError, match="is neither a bundle"):
         cifnet_pl.load(NAME, download=True)
     monkeypatch.undo()
     for name in ("hf:", "hf:a/b/c", "hf:../x", "hf:a b/c"):

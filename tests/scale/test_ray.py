@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -158,28 +157,28 @@ def test_two_nodes(
     assert same_bits(tmp_path, here)
 
 
-def flaky(folder: Path, shard: Shard) -> str:
-    """Record how many run at once; the first shard fails at first, and the third always."""
-    running = folder / f"{shard.index}.running"
-    running.touch()
-    time.sleep(0.3)
-    at_once = len(list(folder.glob("*.running")))
-    running.unlink()
-    with (folder / "at_once").open("a") as file:
-        file.write(f"{at_once}\n")
-    tried = folder / f"{shard.index}.tried"
-    if shard.index == 3 or (shard.index == 1 and not tried.exists()):
-        tried.touch()
-        raise OSError("the disk is busy")
-    return shard.name
-
-
 def test_as_many_at_once_as_workers_and_another_try(
     tmp_path: Path, cluster: None, capfd: pytest.CaptureFixture[str]
 ):
     """One worker on two nodes, of which each could run one."""
+
+    def flaky(shard: Shard) -> str:
+        """Record how many run at once; the first shard fails at first, and the third always."""
+        running = tmp_path / f"{shard.index}.running"
+        running.touch()
+        time.sleep(0.3)
+        at_once = len(list(tmp_path.glob("*.running")))
+        running.unlink()
+        with (tmp_path / "at_once").open("a") as file:
+            file.write(f"{at_once}\n")
+        tried = tmp_path / f"{shard.index}.tried"
+        if shard.index == 3 or (shard.index == 1 and not tried.exists()):
+            tried.touch()
+            raise OSError("the disk is busy")
+        return shard.name
+
     shards = [Shard(i, 4) for i in range(1, 5)]
-    failed = make_with_ray(partial(flaky, tmp_path), shards, 1, 2, 1, 1)
+    failed = make_with_ray(flaky, shards, 1, 2, 1, 1)
     assert failed == ["shard-3-of-4"]
     at_once = (tmp_path / "at_once").read_text().split()
     assert at_once == ["1"] * (4 + 1 + 2)
