@@ -56,11 +56,11 @@ class FOSTERModule(IterativeModule):
         fits = 0 <= boosting_beta < 1
         check_that(fits, "boosting_beta", boosting_beta, "at least 0 and below 1")
         check_that(compression > 0, "compression", compression, "a positive number")
-        self._rates = memory_rate or []
-        if isinstance(self._rates, float):
-            self._rates = [self._rates]
-        fits = all(0 <= rate < 1 for rate in self._rates)
-        if self._rates and self.per_class is not None:
+        rates = memory_rate or []
+        if isinstance(rates, float):
+            rates = [rates]
+        fits = all(0 <= rate < 1 for rate in rates)
+        if rates and self.per_class is not None:
             fits = False
         expected = "shares from 0 to below 1, or null as with exemplars_per_class"
         check_that(fits, "memory_rate", memory_rate, expected)
@@ -69,6 +69,7 @@ class FOSTERModule(IterativeModule):
             "compression": compression,
             "memory_rate": memory_rate,
         }
+        self._rates = rates
         self.branches = Branches([self.network])
         self.network = nn.Identity()
         self.expansion: nn.Linear | None = None
