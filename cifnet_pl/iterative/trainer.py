@@ -635,18 +635,9 @@ class IterativeModule(TaskModule):
         assert self.descent is not None
         rate = self.descent.phase.learning_rate
         return CifnetError(
-            f"{quantity} in task {len(self.learned_tasks)}: the learning rate {rate:g} is too high"
+            f"{quantity} in task {len(self.learned_tasks)}: the learning rate {rate:g} is too high,"
+            " set a lower one"
         )
-
-    def check_parameters(self) -> None:
-        """Check the weights after the last step.
-
-        Raises:
-            CifnetError: one is NaN or infinite.
-        """
-        for parameter in self.parameters():
-            if not torch.isfinite(parameter).all():
-                raise self.divergence("weights are not finite")
 
     def train(self, mode: bool = True) -> IterativeModule:
         """Set training mode for parts that learn, if batch statistics do; else evaluation mode."""
@@ -665,14 +656,12 @@ class IterativeModule(TaskModule):
         self.pause()
         with torch.no_grad():
             self.after_learning()
-        self.check_parameters()
 
     def finish_task(self) -> None:
         """Check what was learned; select exemplars, tune on them, and compute their means.
 
         Raises:
             DataError: a class of which no image could be learned.
-            CifnetError: the last step led to weights that are NaN or infinite.
         """
         self._end_learning()
         counts = self.processes.sum(self.image_counts.clone())[self.old_classes :]
@@ -685,7 +674,6 @@ class IterativeModule(TaskModule):
             with explaining_full_memory(self.data.batch_size), precision:
                 if self.old_classes:
                     self.after_exemplar_selection()
-                    self.check_parameters()
                 self.exemplars.set_means(self.embed_exemplars())
             self._candidates = []
         self.position = None
