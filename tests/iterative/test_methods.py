@@ -18,7 +18,7 @@ from cifnet_pl.iterative import (
     ReplayModule,
     TagFexModule,
 )
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from tests.iterative.suite import (
     NAMES,
     assert_goes_on,
@@ -125,7 +125,7 @@ def test_resume_inside_a_task(method, short, tmp_path):
 
 def test_a_module_that_was_interrupted_or_has_learned_is_refused(short, tmp_path):
     module, _, path = short(ReplayModule)
-    with pytest.raises(UsageError, match="has learned already"):
+    with pytest.raises(CheckpointError, match="does not fit the model"):
         trainer(tmp_path).fit(module, datamodule=data(), ckpt_path=path)
     made = learner(ReplayModule, **SHORT)
     stop = Act("on_train_batch_end", 1, die, batches=4)
