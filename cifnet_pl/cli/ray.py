@@ -38,7 +38,7 @@ def make_with_ray(
 
     Args:
         make: function that makes a shard, and returns a sentence.
-        shards: that are missing.
+        shards: to make.
         workers: number of shards at a time.
         retries: how often a shard is tried again.
         threads: of torch in each worker.

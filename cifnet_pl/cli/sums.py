@@ -89,9 +89,9 @@ def sums(
         return
     from cifnet_pl.cli.ray import make_with_ray
 
-    plan = planned(folder, words)
+    # Here, as what workers print is not shown.
+    planned(folder, words)
     everything = [Shard(i, shards) for i in range(1, shards + 1)]
-    left = [each for each in everything if not is_finished(folder, plan, each)]
     home = Path.cwd()
 
     def make_in_worker(shard: Shard) -> str:
@@ -107,7 +107,7 @@ def sums(
             raise
 
     failed = make_with_ray(
-        make_in_worker, left, workers, retries, threads, workers_per_gpu
+        make_in_worker, everything, workers, retries, threads, workers_per_gpu
     )
     if failed:
         raise CifnetError(
