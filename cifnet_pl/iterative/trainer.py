@@ -513,18 +513,20 @@ class IterativeModule(TaskModule):
         """Return steps over all processes; see :func:`~cifnet_pl.iterative.descent.plan_steps`.
 
         Raises:
-            UsageError: too few images for a loss over all processes. A task without any is the one
-                after the last, which Lightning asks for.
+            UsageError: a step has too few images for a loss over all processes. A task without any
+                is the one after the last, which Lightning asks for.
         """
         count = self.processes.count
-        images = len(rows) + exemplars
-        if 0 < images < count:
-            raise UsageError(
-                f"task {task + 1} has {images} images for {count} processes: set --trainer.devices"
-                f" to at most {images}"
-            )
         random = np.random.default_rng(seed)
-        return plan_steps(rows, exemplars, phases, self.data.batch_size * count, random)
+        size = self.data.batch_size * count
+        steps = plan_steps(rows, exemplars, phases, size, random)
+        smallest = min(len(step.rows) + len(step.exemplars) for step in steps)
+        if 0 < smallest < count:
+            raise UsageError(
+                f"task {task + 1} has a step of {smallest} images for {count} processes: set"
+                f" --trainer.devices to at most {smallest}"
+            )
+        return steps
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Add the new classes; resume inside the task if the run was stopped there."""
