@@ -42,7 +42,8 @@ def test_the_stored_model_answers_as_the_method_does(method, tmp_path):
 
 def test_the_stored_model_is_extended_and_exported(tmp_path: Path):
     module, _ = run(ReplayModule, tmp_path, epochs=1)
-    model = learned_model(module)
+    learned_model(module).save(tmp_path / "bundle")
+    model = cifnet_pl.load(tmp_path / "bundle", device="cpu", engine="torch")
     images = make_images(tmp_path / "images", ["ant", "bee"])
     extended = cifnet_pl.extend(model, images).model
     assert extended.class_names == [*module.class_names, "ant", "bee"]
