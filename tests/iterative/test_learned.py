@@ -41,9 +41,11 @@ def test_the_stored_model_answers_as_the_method_does(method, tmp_path):
 
 
 def test_the_stored_model_is_extended_and_exported(tmp_path: Path):
-    module, _ = run(ReplayModule, tmp_path, epochs=1)
+    built_in = {"backbone": "random:resnet32_cifar"}
+    module, _ = run(ReplayModule, tmp_path, epochs=1, **built_in)
     learned_model(module).save(tmp_path / "bundle")
     model = cifnet_pl.load(tmp_path / "bundle", device="cpu", engine="torch")
+    assert model.backbone.name == "learned:plain:random:resnet32_cifar"
     images = make_images(tmp_path / "images", ["ant", "bee"])
     extended = cifnet_pl.extend(model, images).model
     assert extended.class_names == [*module.class_names, "ant", "bee"]
