@@ -39,7 +39,6 @@ def rows() -> list[Row]:
 
     def ours() -> None:
         task(head, next(unseen), draw)
-        head.refresh()
 
     def bare() -> None:
         for module in sums:

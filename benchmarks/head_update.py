@@ -85,7 +85,6 @@ def ours(z: Tensor, y: Tensor) -> CIFNetHead:
     for start in range(0, len(z), BATCH):
         head.observe(z[start : start + BATCH], y[start : start + BATCH])
     head.solve()
-    head.refresh()
     return head
 
 

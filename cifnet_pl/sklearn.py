@@ -100,18 +100,15 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Args:
             X: (n, d) embeddings.
             y: (n,) labels.
-            classes: labels that may occur in ``y``; not needed. A class exists from its first
-                sample on.
+            classes: ignored: a class exists from its first sample on. Other estimators need it.
 
         Raises:
-            ValueError: as for :meth:`fit`, or a label that is not among ``classes``.
+            ValueError: as for :meth:`fit`.
             UnsupportedError: samples of known classes, where the head cannot add them.
         """
         model: Classifier | None = getattr(self, "model_", None)
         X, y = validate_data(self, X, y, reset=model is None, dtype=FLOATS)
         check_classification_targets(y)
-        if classes is not None and not np.isin(y, classes).all():
-            raise ValueError(f"y has labels that are not among the classes {classes}")
         labels, positions = np.unique(y, return_inverse=True)
         if model is None:
             model = self._new_model(X.shape[1])

@@ -11,31 +11,19 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import build_backbone
-from cifnet_pl.data.samples import SampleTable, SourceOptions
+from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.trial import WIDTH, TrialTask, learn, queries, stream, try_head
-from cifnet_pl.utilities.errors import CifnetError, NonFiniteError, UsageError
 
 TASKS = stream()
 QUERIES = queries(TASKS)
-
-
-def _must_refuse(
-    error: type[Exception], request: str, call: Callable[..., object], *arguments: Any
-) -> None:
-    try:
-        call(*arguments)
-    except error:
-        return
-    raise AssertionError(f"{request} is not refused with {error.__name__}")
 
 
 def halves(task: TrialTask) -> tuple[TrialTask, TrialTask]:
@@ -70,17 +58,14 @@ def difference(scores: Tensor, expected: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """A head that is checked; the capabilities that it declares say what it must do or refuse.
+    """A head that is checked; the capabilities that it declares say what it must do.
 
     Attributes:
         make: builds the head from the width of the embeddings.
-        locked: whether neurons of earlier tasks never see later samples; then only classes of the
-            same task are told apart.
         tolerance: relative difference of scores that another order of the same additions may cause.
     """
 
     make: Callable[[int], Head]
-    locked: bool = False
     tolerance: float = 1e-9
 
     def learned(self, tasks: Sequence[TrialTask] = TASKS) -> Head:
@@ -97,17 +82,17 @@ class Case:
         return fresh
 
     def must_agree(
-        self, head: Head, expected: Head, change: str, tolerance: float = 0.0
+        self, scores: Tensor, expected: Tensor, change: str, tolerance: float = 0.0
     ) -> None:
-        """Check that two heads score alike.
+        """Check that scores are alike.
 
         Args:
-            head: that is checked.
-            expected: the head with the right scores.
+            scores: that are checked.
+            expected: the right ones.
             change: what differs between both, for the error.
             tolerance: used where it is larger than that of the case.
         """
-        error = difference(head(QUERIES), expected(QUERIES))
+        error = difference(scores, expected)
         limit = max(self.tolerance, tolerance)
         assert error <= limit, f"{change} changes scores by {error:.1g} of the largest"
 
@@ -116,49 +101,58 @@ def builds_learns_and_stores(case: Case) -> None:
     """The width alone builds it, its settings build the same head, and a run can try it."""
     head = case.make(WIDTH)
     kind = type(head)
+    kind(in_features=WIDTH)
     settings = head.settings()
-    narrow = kind(in_features=WIDTH)
-    assert narrow.in_features == WIDTH, "in_features alone does not build it"
     again = kind.from_settings(settings).settings()
     assert again == settings, "its settings() do not build the same head"
     try_head(head)
 
 
-def scores_any_embeddings(case: Case) -> None:
-    """Scores are float64 for any dtype, for no sample, and for one sample at a time."""
+def scores_each_embedding_alone(case: Case) -> None:
+    """Embeddings have the same scores one at a time, and in float32; no embedding has none."""
     head = case.learned()
-    expected = head(QUERIES)
-    for dtype in (torch.float32, torch.bfloat16):
-        scores = head(QUERIES.to(dtype))
-        assert scores.dtype == torch.float64, f"scores are {scores.dtype}, not float64"
-        assert scores.isfinite().all(), f"scores of {dtype} are not finite"
-    no_scores = head(QUERIES[:0])
-    same = no_scores.shape == expected[:0].shape
-    assert same, "scores of no embedding have another shape"
-    some = QUERIES[::4]
-    alone = torch.cat([head(z[None]) for z in some])
-    error = difference(alone, head(some))
-    assert error <= case.tolerance, f"an embedding alone has scores {error:.1g} apart"
+    one_by_one = torch.split(QUERIES.float(), 1)
+    alone = torch.cat([head(z) for z in (QUERIES[:0], *one_by_one)])
+    case.must_agree(alone, head(QUERIES), "one at a time, in float32,")
 
 
 def tells_classes_apart(case: Case) -> None:
-    """It tells apart well separated classes of each task, and of all tasks unless it is locked."""
+    """It tells apart well separated classes of each task."""
     head = case.learned()
     for task in TASKS:
         columns = [head.classes.index(label) for label in task.classes]
         best = head(task.z)[:, columns].argmax(dim=1)
         predicted = torch.tensor(task.classes)[best]
-        _must_be_accurate(predicted, task.y, "its task")
-    if not case.locked:
-        z = torch.cat([task.z for task in TASKS])
-        y = torch.cat([task.y for task in TASKS])
-        _must_be_accurate(head.predict(z), y, "all tasks")
+        correct = int((predicted == task.y).sum())
+        problem = f"it predicts {correct} of {len(best)} samples of a task correctly"
+        assert correct > 0.9 * len(best), problem
 
 
-def _must_be_accurate(predicted: Tensor, y: Tensor, others: str) -> None:
-    correct = int((predicted == y).sum())
-    problem = f"it predicts {correct} of {len(y)} samples correctly among {others}"
-    assert correct > 0.9 * len(y), problem
+def state_survives_a_file(case: Case) -> None:
+    """A head that is reloaded after every step, within a task too, goes on with the same bits."""
+    expected = _learned_in_steps(case, Head.eval)
+    reloaded = _learned_in_steps(case, case.reloaded)
+    assert_same_state(reloaded, expected.state_dict())
+    same = torch.equal(reloaded(QUERIES), expected(QUERIES))
+    assert same, "after reloads scores have other bits"
+
+
+def _learned_in_steps(case: Case, after_each: Callable[[Head], Head]) -> Head:
+    """Return a head that has learned a stream, and was replaced after each step."""
+    head = case.make(WIDTH)
+    for task in TASKS:
+        first, second = halves(task)
+        steps: list[Callable[[Head], object]] = [
+            methodcaller("begin_task", task.classes, task.counts),
+            methodcaller("observe", first.z, first.y),
+            methodcaller("observe", second.z, second.y),
+            task.show_past,
+            methodcaller("solve"),
+        ]
+        for step in steps:
+            step(head)
+            head = after_each(head)
+    return head
 
 
 def order_does_not_matter(case: Case) -> None:
@@ -170,43 +164,8 @@ def order_does_not_matter(case: Case) -> None:
         order = torch.randperm(len(task.y), generator=generator)
         shuffled.append(task.part(order))
     head = learn(case.make(WIDTH), shuffled, batch=1)
-    case.must_agree(head, expected, "another order in batches of 1")
-
-
-def surroundings_do_not_matter(case: Case) -> None:
-    """Autocast does not round sums, and a cast of the module does not change what is stored."""
-    expected = case.learned()(QUERIES)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        head = case.learned()
-        assert torch.equal(head(QUERIES), expected), "autocast changes scores"
-    assert not head(QUERIES).requires_grad, "scores have gradients"
-    before = snapshot(head)
-    assert_same_state(head.half(), before)
-
-
-def state_survives_a_file(case: Case) -> None:
-    """A head that is reloaded at any moment, within a task too, goes on with the same bits."""
-    head = case.make(WIDTH)
-    reloaded = case.make(WIDTH)
-    for k, task in enumerate(TASKS):
-        first, second = halves(task)
-        steps: list[Callable[[Head], object]] = [
-            methodcaller("begin_task", task.classes, task.counts),
-            methodcaller("observe", first.z, first.y),
-            methodcaller("observe", second.z, second.y),
-            task.show_past,
-            methodcaller("solve"),
-        ]
-        for step in steps:
-            step(head)
-            step(reloaded)
-            state = snapshot(reloaded)
-            reloaded = case.make(WIDTH)
-            reloaded.load_state_dict(state)
-            assert_same_state(reloaded, head.state_dict())
-        reloaded = case.reloaded(reloaded)
-        same = torch.equal(reloaded(QUERIES), head(QUERIES))
-        assert same, f"after reloads in task {k + 1} scores have other bits"
+    change = "another order in batches of 1"
+    case.must_agree(head(QUERIES), expected(QUERIES), change)
 
 
 def aborted_task_leaves_no_trace(case: Case) -> None:
@@ -216,126 +175,95 @@ def aborted_task_leaves_no_trace(case: Case) -> None:
     head = case.make(WIDTH)
     # The head itself, a copy, and one with its state.
     same_heads: list[Callable[[Head], Head]] = [Head.eval, copy.deepcopy, case.reloaded]
-    for task in TASKS:
+    for task, same_head in zip(TASKS, same_heads, strict=True):
         before = snapshot(head)
-        for same_head in same_heads:
-            head.begin_task(other.classes, other.counts)
-            head.observe(other.z, other.y)
-            task.show_past(head)
-            head = same_head(head)
-            head.abort_task()
-            assert_same_state(head, before)
+        head.begin_task(other.classes, other.counts)
+        head.observe(other.z, other.y)
+        task.show_past(head)
+        head = same_head(head)
+        head.abort_task()
+        assert_same_state(head, before)
         learn(head, [task])
     same = torch.equal(head(QUERIES), expected)
     assert same, "scores after an aborted task have other bits"
 
 
-def bad_samples_are_refused(case: Case) -> None:
-    """NaN, another width, unknown labels and empty batches change nothing."""
-    head = case.learned(TASKS[:1])
-    task = TASKS[1]
-    head.begin_task(task.classes, task.counts)
-    before = snapshot(head)
-    head.observe(task.z[:0], task.y[:0])
-    not_a_number = task.z * torch.nan
-    _must_refuse(NonFiniteError, "NaN", head.observe, not_a_number, task.y)
-    narrower = task.z[:, 1:]
-    _must_refuse(CifnetError, "another width", head.observe, narrower, task.y)
-    unknown = task.y + 1
-    _must_refuse(UsageError, "an unknown label", head.observe, task.z, unknown)
-    assert_same_state(head, before)
-
-
 def merging_is_as_declared(case: Case) -> None:
-    """Two sites merge (``merges``) and separate again (``subtracts``), or it refuses."""
+    """Two sites merge, if it ``merges``, and separate again, if it ``subtracts``."""
+    whole = case.learned()
+    if not whole.merges:
+        return
     parts = [halves(task) for task in TASKS]
-    first = case.learned([even for even, _ in parts])
-    second = case.learned([odd for _, odd in parts])
-    before = copy.deepcopy(first)
-    if first.merges:
-        whole = case.learned()
-        first.merge_(second)
-        first.solve()
-        same = first.class_counts() == whole.class_counts()
-        assert same, "merged heads have other counts"
-        case.must_agree(first, whole, "merging", 1e-8)
-    else:
-        _must_refuse(CifnetError, "merging", first.merge_, second)
-        assert_same_state(first, snapshot(before))
-    if first.subtracts:
-        first.subtract_(second)
-        first.solve()
-        case.must_agree(first, before, "subtracting what was merged", 1e-8)
-    else:
-        _must_refuse(CifnetError, "subtracting", first.subtract_, second)
+    head = case.learned([even for even, _ in parts])
+    other = case.learned([odd for _, odd in reversed(parts)])
+    alone = head(QUERIES)
+    head.merge_(other)
+    head.solve()
+    same = head.class_counts() == whole.class_counts()
+    assert same, "merged heads have other counts"
+    case.must_agree(head(QUERIES), whole(QUERIES), "merging", 1e-8)
+    if head.subtracts:
+        head.subtract_(other)
+        head.solve()
+        change = "subtracting what was merged"
+        case.must_agree(head(QUERIES), alone, change, 1e-8)
 
 
 def reducing_is_as_declared(case: Case) -> None:
-    """Sums over three processes, one without samples, equal those of one (``reduces``).
-
-    A head that does not declare it refuses.
-    """
-    heads = [case.make(WIDTH) for _ in range(3)]
+    """Sums over three processes, one without samples, equal those of one, if it ``reduces``."""
     expected = case.learned()
     if not expected.reduces:
-        _must_refuse(CifnetError, "reducing", expected.reduce_, print)
         return
+    heads = [case.make(WIDTH) for _ in range(3)]
     for task in TASKS:
         no_samples = task.part(torch.arange(0))
         parts = [*halves(task), no_samples]
+        reduced: list[list[Tensor]] = []
         for head, part in zip(heads, parts, strict=True):
             head.begin_task(task.classes, task.counts)
             head.observe(part.z, part.y)
-        reduce_over(heads)
+            tensors: list[Tensor] = []
+            head.reduce_(tensors.append)
+            reduced.append(tensors)
+        for same_tensors in zip(*reduced, strict=True):
+            total = torch.stack(same_tensors).sum(dim=0)
+            for tensor in same_tensors:
+                tensor.copy_(total)
         for head in heads:
             task.show_past(head)
             head.solve()
     for head in heads:
         same = head.class_counts() == expected.class_counts()
         assert same, "processes have other counts than one process"
-        case.must_agree(head, expected, "several processes", 1e-8)
-
-
-def reduce_over(heads: Sequence[Head]) -> None:
-    """Replace the tensors that each head reduces by their sums over all heads."""
-    tensors: list[list[Tensor]] = [[] for _ in heads]
-    for head, own in zip(heads, tensors, strict=True):
-        head.reduce_(own.append)
-    for same in zip(*tensors, strict=True):
-        total = torch.stack(same).sum(dim=0)
-        for tensor in same:
-            tensor.copy_(total)
+        change = "learning in several processes"
+        case.must_agree(head(QUERIES), expected(QUERIES), change, 1e-8)
 
 
 def classes_can_go_and_come_back(case: Case) -> None:
-    """Removed classes have no column and can be learned again; renaming changes no score."""
+    """Renaming changes no score; a removed class has no column, and can be learned again."""
     head = case.learned()
     before = head(QUERIES)
-    names = {label: 100 - k for k, label in enumerate(head.classes)}
-    head.relabel(names)
-    renamed = list(names.values())
-    assert head.classes == renamed, f"renamed classes are {head.classes}"
+    head.relabel({label: 100 - k for k, label in enumerate(head.classes)})
     assert torch.equal(head(QUERIES), before), "renaming changes scores"
-    first = TASKS[0]
-    head.remove_classes([names[label] for label in first.classes])
-    left = renamed[len(first.classes) :]
-    assert head.classes == left, f"classes after a removal are {head.classes}"
+    head.remove_classes(head.classes[:1])
     columns = head(QUERIES).shape[1]
-    assert columns == len(left), "a removed class has a column"
+    assert columns == len(head.classes), "a removed class has a column"
+    first = TASKS[0]
     learn(head, [first])
-    predicted = head.predict(first.z)
-    _must_be_accurate(predicted, first.y, "others, once it has come back")
+    correct = int((head.predict(first.z) == first.y).sum())
+    problem = (
+        f"it predicts {correct} of {len(first.y)} correctly of a class that came back"
+    )
+    assert correct > 0.9 * len(first.y), problem
 
 
 HEAD_CHECKS = (
     builds_learns_and_stores,
-    scores_any_embeddings,
+    scores_each_embedding_alone,
     tells_classes_apart,
     state_survives_a_file,
     order_does_not_matter,
-    surroundings_do_not_matter,
     aborted_task_leaves_no_trace,
-    bad_samples_are_refused,
     merging_is_as_declared,
     reducing_is_as_declared,
     classes_can_go_and_come_back,
@@ -343,14 +271,12 @@ HEAD_CHECKS = (
 """Checks that every head must pass."""
 
 
-def check_head(
-    make: Callable[[int], Head], locked: bool = False, tolerance: float = 1e-9
-) -> None:
+def check_head(make: Callable[[int], Head], tolerance: float = 1e-9) -> None:
     """Check that a head keeps its contract: labels, order, state, declared capabilities.
 
     Args:
         make: the head's class, or a function that builds it from the width of the embeddings.
-        locked, tolerance: as for :class:`Case`; a head that computes in float32 needs 1e-4.
+        tolerance: as for :class:`Case`; a head that computes in float32 needs 1e-4.
 
     Raises:
         AssertionError: the first check that fails, with what it found.
@@ -361,7 +287,7 @@ def check_head(
     """
     for check in HEAD_CHECKS:
         try:
-            check(Case(make, locked, tolerance))
+            check(Case(make, tolerance))
         except AssertionError as error:
             raise AssertionError(f"{check.__name__}: {error}") from None
 
@@ -370,7 +296,7 @@ def check_head(
 
 
 def check_backbone(name: str, architecture: str | None = None) -> None:
-    """Check a backbone: shape and dtype of embeddings, each independent of the other images.
+    """Check a backbone: each image has its own embedding, always the same.
 
     Args:
         name: as for :func:`cifnet_pl.backbones.build_backbone`, such as "import:my_parts.MyNet".
@@ -384,9 +310,6 @@ def check_backbone(name: str, architecture: str | None = None) -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (3, 3, side, side), generator=generator).byte()
     z = backbone(images)
-    shape = tuple(z.shape)
-    assert shape == (3, backbone.features), f"embeddings have shape {shape}"
-    assert z.isfinite().all(), "embeddings are not finite"
     same = torch.equal(backbone(images), z)
     assert same, "the same images have other embeddings the second time"
     alone = torch.cat([backbone(image[None]) for image in images])
@@ -395,7 +318,7 @@ def check_backbone(name: str, architecture: str | None = None) -> None:
 
 
 def check_source(name: str, options: SourceOptions | None = None) -> None:
-    """Check a data source: classes have samples, names and images are alike the second time.
+    """Check a data source: it can be built, and names and samples are alike the second time.
 
     Args:
         name: as on the command line, such as "my_parts.shades".
@@ -407,19 +330,12 @@ def check_source(name: str, options: SourceOptions | None = None) -> None:
     options = options or SourceOptions()
     source = build_source(name, options)
     again = build_source(name, options)
-    _check_same_samples(source.train, again.train)
-    _check_same_samples(source.test, again.test)
-    learned = np.unique(source.train.labels)
-    every_class = np.arange(len(source.class_names))
-    assert np.array_equal(learned, every_class), "a class has no training sample"
-
-
-def _check_same_samples(first: SampleTable, second: SampleTable) -> None:
-    same_names = first.names == second.names
-    assert same_names, "the samples have other names or another order the second time"
-    rows = np.linspace(0, len(first) - 1, min(len(first), 8)).astype(np.int64)
-    same = np.array_equal(first.hashes(rows), second.hashes(rows))
-    assert same, "the samples differ the second time"
-    if first.are_images:
-        for row in rows.tolist():
-            first.image(row).square(8, 1.0)
+    for samples, second in ((source.train, again.train), (source.test, again.test)):
+        same_names = samples.names == second.names
+        assert same_names, "the samples have other names or another order next time"
+        rows = np.arange(0, len(samples), 1 + len(samples) // 8)
+        same = np.array_equal(samples.hashes(rows), second.hashes(rows))
+        assert same, "the samples differ the second time"
+        if samples.are_images:
+            for row in rows.tolist():
+                samples.image(row).square(8, 1.0)

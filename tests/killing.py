@@ -15,11 +15,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from lightning.pytorch import Callback
 
 DEFAULT = multiprocessing.get_start_method()
 SERVER = multiprocessing.get_context("forkserver")
 PRELOADED = [
+    "tests.fork_server",
     "cifnet_pl.cli.lightning_cli",
     "cifnet_pl.cli.commands",
     "lightning.pytorch",
@@ -88,13 +90,17 @@ def start(work: Callable[[], int], output: Path, terminal: bool = False) -> Base
     The process is forked from a server that has imported the product and started no thread: a copy
     of the process that runs the tests could wait for threads that were not copied with it.
     """
-    process = SERVER.Process(target=_run, args=(work, output, terminal))
+    threads = torch.get_num_threads()
+    process = SERVER.Process(target=_run, args=(work, output, terminal, threads))
     process.start()
     return process
 
 
-def _run(work: Callable[[], int], output: Path, terminal: bool) -> NoReturn:
+def _run(
+    work: Callable[[], int], output: Path, terminal: bool, threads: int
+) -> NoReturn:
     """Do ``work`` and be gone, without what multiprocessing would say."""
+    torch.set_num_threads(threads)  # the server has one
     multiprocessing.set_start_method(
         DEFAULT, force=True
     )  # not the server's, which would be started and imported anew

@@ -16,7 +16,6 @@ from cifnet_pl.buffer import (
     select_herding,
     select_kmeans,
 )
-from cifnet_pl.buffer.calibration_buffer import Select
 from cifnet_pl.utilities.errors import UsageError
 
 Samples = tuple[Tensor, Tensor, Tensor]
@@ -52,7 +51,7 @@ def content(buffer: CalibrationBuffer) -> list[list[float]]:
 
 
 def sizes(buffer: CalibrationBuffer) -> dict[int, int]:
-    return {label: int((buffer.y == label).sum()) for label in buffer.classes}
+    return {label: int((buffer.y == label).sum()) for label in buffer.y.tolist()}
 
 
 TASKS = [
@@ -67,6 +66,7 @@ TASKS = [
 
 def test_every_class_has_its_share_of_the_capacity_and_early_ones_shrink() -> None:
     buffer = CalibrationBuffer(capacity=26)
+    other = filled(CalibrationBuffer(capacity=26, seed=1), TASKS[0])
     expected = [
         {7: 13, -2: 9},
         {7: 8, -2: 8, 10**12: 8},
@@ -75,6 +75,8 @@ def test_every_class_has_its_share_of_the_capacity_and_early_ones_shrink() -> No
     for task, after in zip(TASKS, expected, strict=True):
         assert sizes(filled(buffer, task)) == after
         assert len(buffer.y) <= 26
+        if len(after) == 2:  # another seed selects other samples
+            assert set(buffer.key.tolist()) != set(other.key.tolist())
 
 
 def test_a_capacity_per_class_never_shrinks() -> None:
@@ -93,22 +95,6 @@ def test_a_capacity_below_the_number_of_classes_is_refused() -> None:
     offer(buffer, TASKS[1], torch.arange(4))
     with pytest.raises(UsageError, match=words):
         buffer.commit()
-    assert content(buffer) == before
-    buffer.capacity = 6  # what was offered is still there
-    buffer.commit()
-    assert len(buffer.classes) == 3
-
-
-def test_items_are_those_of_past_tasks_until_commit() -> None:
-    buffer = CalibrationBuffer(capacity=100)
-    offer(buffer, TASKS[0])
-    assert len(buffer.items()[1]) == 0
-    buffer.commit()
-    before = content(buffer)
-    offer(buffer, TASKS[1])
-    assert content(buffer) == before
-    buffer.discard_pending()
-    buffer.commit()
     assert content(buffer) == before
 
 
@@ -235,17 +221,6 @@ def test_pruning_keeps_some_classes_whole() -> None:
     assert len(whole[0]) == 2
 
 
-# ---------------------------------------------------------------------- randomness
-
-
-def test_seeds_give_different_samples() -> None:
-    kept = []
-    for seed in (0, 1):
-        buffer = filled(CalibrationBuffer(capacity=20, seed=seed), TASKS[0])
-        kept.append(set(buffer.key.tolist()))
-    assert kept[0] != kept[1]
-
-
 # ---------------------------------------------------------------------- oversampling
 
 
@@ -274,7 +249,6 @@ def test_state_survives_a_file_and_learning_goes_on(dtype: torch.dtype) -> None:
         filled(each, TASKS[2])
     assert torch.equal(again.z, buffer.z)
     assert content(again) == content(buffer)
-    assert again.classes == buffer.classes
 
 
 def test_removed_classes_are_gone_and_may_come_back() -> None:
@@ -282,8 +256,8 @@ def test_removed_classes_are_gone_and_may_come_back() -> None:
     rest = [row for row in content(buffer) if row[3] != 7]
     buffer.remove_classes([7, 99])
     assert content(buffer) == rest
-    assert filled(buffer, TASKS[0]).classes == [-2, 10**12, 7]
-    buffer.remove_classes(buffer.classes)
+    assert list(sizes(filled(buffer, TASKS[0]))) == [-2, 10**12, 7]
+    buffer.remove_classes([-2, 10**12, 7])
     assert buffer.items()[0].shape[0] == 0
     assert sizes(filled(buffer, TASKS[0])) == {-2: 9, 7: 13}
 
@@ -345,13 +319,6 @@ def test_kmeans_takes_one_of_each_cluster_the_largest_first() -> None:
         assert row == own[distance.argmin()]
 
 
-@pytest.mark.parametrize("select", STRATEGIES.values(), ids=STRATEGIES)
-def test_every_strategy_gives_distinct_rows_up_to_the_quota(select: Select) -> None:
-    for quota in (7, 100):
-        rows = select(embeddings(), KEYS, 3, quota).tolist()
-        assert len(rows) == len(set(rows)) == min(quota, 60)
-
-
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_a_buffer_does_not_depend_on_order_or_batches(strategy: str) -> None:
     z = torch.cat([embeddings(40, seed=1), embeddings(40, seed=2)])
@@ -361,7 +328,8 @@ def test_a_buffer_does_not_depend_on_order_or_batches(strategy: str) -> None:
     offer(pieces, (z, y, torch.arange(80)), *shuffled(80, 5).split(9))
     for buffer in (whole, pieces):
         buffer.commit()
-        assert buffer.z.numel() == 20 * 5
+        assert buffer.z.shape == (20, 5)
+        assert len(buffer.key.unique()) == 20
     assert torch.equal(whole.key, pieces.key)
     assert torch.equal(whole.z, pieces.z)
     # Later classes leave the beginning of each class's order of preference.

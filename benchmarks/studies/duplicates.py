@@ -81,7 +81,12 @@ def accuracy(images: Images, ridge: float | str) -> Tensor:
     head.observe(images.z, images.y)
     head.solve()
     samples = ungrouped(images.z, images.y, torch.arange(len(images.y)))
-    Calibration().calibrate_by_all(head, samples)
+    everything = torch.ones_like(samples.y, dtype=torch.bool)
+    calibration = Calibration()
+    in_groups = calibration.find_groups(
+        head, samples, everything, everything, len(everything)
+    )
+    calibration.calibrate_by_buffer(head, in_groups)
     right = (head.predict(images.val_z) == images.val_y).double().mean()
     return torch.stack([100 * right, head.ridge_used])
 

@@ -70,8 +70,14 @@ def drawn(rows: Tensor, seed: int) -> Tensor:
 def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
     """The samples of a buffer, those of one group together."""
     calibration = Calibration()
-    in_groups = calibration.calibrate_by_all(head, buffer.samples)
-    return calibration.samples(head, in_groups)
+    everything = torch.ones_like(buffer.y, dtype=torch.bool)
+    in_groups = calibration.find_groups(
+        head, buffer.samples, everything, everything, len(everything)
+    )
+    calibration.calibrate_by_buffer(head, in_groups)
+    samples = calibration.samples(head, in_groups)
+    assert samples is not None
+    return samples
 
 
 def learned(images: Images, classes: list[int]) -> tuple[RidgeHead, CalibrationBuffer]:

@@ -11,7 +11,7 @@ With ``--capacities 400 1000`` all classes are learned in one task with calibrat
 capacities instead, by six seeds of buffer and class order, and a line for each has the means.
 
 With ``--first`` the first three tasks of five classes are learned, in the given class order and in
-five others, and a line for each order has the ECE after each task.
+five others, and a line for each order has the ECE after each task, with that by chance.
 
 A row has the estimated accuracy on new groups with its interval and the true one, the share of
 classes whose interval holds their true accuracy, of those that have one, coverage and mean size of
@@ -307,12 +307,15 @@ def after_first_tasks(name: str, images: Images) -> None:
     for title, order in orders.items():
         model = empty(images.z.shape[1])
         errors = list[float]()
+        shown = list[str]()
         for start in range(0, FIRST_TASKS * PER_TASK, PER_TASK):
             classes = order[start : start + PER_TASK]
             learn(model, images, torch.arange(len(images.y)), classes)
-            errors.append(measured(model, images, (name, title, "")).ece)
+            trial = measured(model, images, (name, title, ""))
+            errors.append(trial.ece)
+            shown.append(f"{trial.ece:.1f} ({trial.ece_by_chance:.1f})")
         means.append(float(np.mean(errors)))
-        values = ", ".join(f"{error:.1f}" for error in errors)
+        values = ", ".join(shown)
         print(f"{name}, {title}: ECE {values}, mean {means[-1]:.1f} %", flush=True)
     print(f"{name}: mean ECE {np.mean(means):.1f} %", flush=True)
 

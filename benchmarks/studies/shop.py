@@ -135,7 +135,6 @@ class Shop:
         """Print what is said of each class, beside the images of new groups."""
         found = self.http.get("/classes/predictions").json()
         held = []
-        print(f"± {found['margin']}; ten more images: {found['ten_more']}")
         for one in found["classes"]:
             count = sum(image["class"] == one["name"] for image in tested)
             if one["accuracy"] is not None and count:

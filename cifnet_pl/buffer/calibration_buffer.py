@@ -112,8 +112,8 @@ def select_herding(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
 def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     """Select the member nearest to the centre of each of ``quota`` k-means clusters.
 
-    Members of large clusters come first. With fewer distinct embeddings than ``quota`` some
-    clusters are empty: further members follow, those nearest to a centre first.
+    Members of large clusters come first. Where there are fewer clusters, as of equal embeddings,
+    further members follow, those nearest to a centre first.
 
     Returns:
         (min(quota, n),) int64 positions of the samples, best first.
@@ -123,9 +123,7 @@ def select_kmeans(z: Tensor, keys: Tensor, seed: int, quota: int) -> Tensor:
     if quota >= len(z):
         return select_centroid(z, keys, seed, quota)
     points = z.double().cpu().numpy()
-    distinct = np.unique(points, axis=0)
-    clusters = min(quota, len(distinct))
-    model = KMeans(n_clusters=clusters, n_init=1, random_state=seed)
+    model = KMeans(n_clusters=quota, n_init=1, random_state=seed)
     label = model.fit(points).labels_
     size = np.bincount(label)[label]
     offsets = points - model.cluster_centers_[label]
@@ -301,11 +299,6 @@ class CalibrationBuffer(GrowingModule):
         if isinstance(z, Tensor) and z.is_floating_point():
             self.z = self.z.to(z.dtype)
 
-    @property
-    def classes(self) -> list[int]:
-        """Labels of the classes in the buffer, in the order they were committed."""
-        return list(dict.fromkeys(self.y.tolist()))
-
     def settings(self) -> dict[str, int | str | bool | None]:
         """Return the constructor arguments."""
         return {
@@ -348,8 +341,6 @@ class CalibrationBuffer(GrowingModule):
             raise UsageError(
                 f"buffer got {len(z)} embeddings, {len(y)} labels and {len(key)} keys"
             )
-        if not len(z):
-            return
         batch = ungrouped(z.detach().clone(), y.clone(), key.clone())
         if group is not None:
             batch = batch._replace(group=group.clone())
@@ -398,31 +389,32 @@ class CalibrationBuffer(GrowingModule):
         Args:
             samples: as :meth:`at_hand` returns them, in their groups.
         """
-        groups = samples.group
         classes = dict.fromkeys([*self.y.tolist(), *samples.y.tolist()])
         limit = self.capacity
         if self.per_class is not None:
             limit = self.per_class * len(classes)
         select = STRATEGIES[self.strategy]
-        positions = torch.zeros(len(groups), dtype=torch.float64)
-        preferred = []
+        parts = []
+        positions = []
         for label in classes:
-            is_whole = (samples.y == label) & (groups >= 0)
-            rows = is_whole.nonzero().flatten()
-            if len(rows):
-                whole = samples.at(rows)
-                best = rows[select(whole.z, whole.key, self.seed, len(rows))]
-                positions[best.cpu()] = group_positions(groups[best])
-                preferred.append(best)
-        rows = torch.cat(preferred)
-        by_position = np.lexsort((groups[rows].cpu(), positions[rows.cpu()]))
-        in_order = rows[torch.from_numpy(by_position).to(rows.device)]
-        kept = in_order[:limit]
-        if len(in_order) > limit:
-            first_outside = groups[in_order[limit]]
-            kept = kept[groups[kept] != first_outside]
+            whole = samples.at((samples.y == label) & (samples.group >= 0))
+            if not len(whole.y):
+                continue
+            best_first = select(whole.z, whole.key, self.seed, len(whole.y))
+            preferred = whole.at(best_first)
+            parts.append(preferred)
+            positions.append(group_positions(preferred.group))
+        candidates = concatenate(parts)
+        groups = candidates.group.cpu().numpy()
+        order = np.lexsort((groups, torch.cat(positions).numpy()))
+        kept = np.zeros(len(order), dtype=bool)
+        kept[order[:limit]] = True
+        if len(order) > limit:
+            first_outside = groups[order[limit]]
+            kept &= groups != first_outside
         self.discard_pending()
-        self._store(samples.at(rows[torch.isin(rows, kept)]))
+        rows = torch.from_numpy(kept).to(candidates.y.device)
+        self.z, self.y, self.key, self.group = candidates.at(rows)
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -446,7 +438,7 @@ class CalibrationBuffer(GrowingModule):
                 parts.append(self._best(concatenate([old, new]), quota))
             else:
                 parts.append(old.at(slice(quota)))
-        self._store(concatenate(parts))
+        self.z, self.y, self.key, self.group = concatenate(parts)
 
     def set_groups(self, samples: BufferSamples) -> None:
         """Set the groups of the samples in the buffer.
@@ -462,9 +454,6 @@ class CalibrationBuffer(GrowingModule):
     def samples(self) -> BufferSamples:
         """The samples in the buffer."""
         return BufferSamples(self.z, self.y, self.key, self.group)
-
-    def _store(self, samples: BufferSamples) -> None:
-        self.z, self.y, self.key, self.group = samples
 
     def items(self) -> tuple[Tensor, Tensor]:
         """Return the embeddings (n, d) and labels (n,) of the buffer, of all committed tasks."""
@@ -505,7 +494,7 @@ class CalibrationBuffer(GrowingModule):
             labels: of the classes; those that are not in the buffer are ignored.
         """
         removed = torch.isin(self.y, self.y.new_tensor(labels))
-        self._store(self.samples.at(~removed))
+        self.z, self.y, self.key, self.group = self.samples.at(~removed)
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename the classes.

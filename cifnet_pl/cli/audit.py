@@ -34,8 +34,7 @@ from cifnet_pl.utilities.text import (
 
 if TYPE_CHECKING:
     from cifnet_pl.data.samples import Source
-    from cifnet_pl.model.audit import Audit, LearningCurve
-    from cifnet_pl.model.calibration import Interval
+    from cifnet_pl.model.audit import Audit, CurvePoint
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.report.page import Section
 
@@ -64,14 +63,11 @@ class AuditedImages:
     Attributes:
         result: verdict on each image; its table has their ``file``, too.
         curve: accuracy by number of images.
-        ten_more: points of accuracy that ten more images of each class would bring; None: too few
-            to say.
         ambiguous: other images, which lie in two classes → these classes.
     """
 
     result: Audit
-    curve: LearningCurve
-    ten_more: Interval | None
+    curve: list[CurvePoint]
     ambiguous: Mapping[Path, str]
 
 
@@ -119,7 +115,7 @@ def audit(
         lines = summary_lines(audited)
         write_audit(target, audited, lines)
     label_errors = number_of(len(audited.result.label_errors()), "probable label error")
-    for line in [*lines, label_errors, curve_line(audited)]:
+    for line in [*lines, label_errors, curve_line(audited.curve)]:
         print_text(line)
     print_text(f"Page {target / 'audit.html'}")
 
@@ -162,9 +158,7 @@ def audit_images(
 
     from cifnet_pl.model import audit as auditing
 
-    embedded = auditing.embeddings_of(
-        model, source, cache_folder, unreadable, progress=True
-    )
+    embedded = auditing.embeddings_of(model, source, cache_folder, unreadable)
     present, labels = np.unique(embedded.labels, return_inverse=True)
     names = [source.class_names[label] for label in present]
     if len(names) < 2:
@@ -177,8 +171,7 @@ def audit_images(
         )
     result.images["file"] = embedded.files
     curve = auditing.learning_curve(embedded.z, labels, len(names))
-    ten_more = auditing.gain_of_ten_more(result.head, embedded.z, labels)
-    return AuditedImages(result, curve, ten_more, embedded.undecided)
+    return AuditedImages(result, curve, embedded.undecided)
 
 
 # ---------------------------------------------------------------------- sentences
@@ -210,34 +203,17 @@ def summary_lines(audited: AuditedImages) -> list[str]:
     return lines
 
 
-def curve_line(audited: AuditedImages) -> str:
-    """Return a line on whether more images would help.
-
-    Args:
-        audited: images and results.
-    """
-    from cifnet_pl.model.more_images import gain_text
-
-    curve = audited.curve
-    size = curve.points[-1][0]
-    if curve.gain is None:
-        parts = [f"{number_of(size, 'image')} per class: too few for a learning curve"]
-    else:
-        half = curve.points[-2][0]
-        gain = max(0.0, curve.gain)
-        parts = [f"{size} instead of {half} images per class: +{gain:.1f} points"]
-    if curve.short:
-        names = audited.result.scored.class_names
-        classes = _listed([names[label] for label in curve.short])
-        images = number_of(-(-size // 2), "image")
-        count = number_of(len(curve.short), "class")
-        parts.append(f"add images to {count} with fewer than {images}: {classes}")
-    if curve.gain is not None:
-        brought = gain_text(audited.ten_more)
-        parts.append(
-            f"ten more images of each class, of other days, would bring: {brought}"
-        )
-    return "; ".join(parts)
+def curve_line(curve: Sequence[CurvePoint]) -> str:
+    """Return a line on what the last doubling of images brought."""
+    last = curve[-1]
+    if len(curve) < 2:
+        images = number_of(last.images, "image")
+        return f"{images} per class: too few for a learning curve"
+    before = curve[-2]
+    gain = max(0.0, last.accuracy - before.accuracy)
+    return (
+        f"{last.images} instead of {before.images} images per class: +{gain:.1f} points"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -273,7 +249,7 @@ def write_audit(target: Path, audited: AuditedImages, lines: Sequence[str]) -> N
         Section("Confusion matrix", [CONFUSION_LEGEND], confusion),
         _class_section(result),
         _outlier_section(result),
-        Section("Learning curve", [f"{curve_line(audited)}."], drawn),
+        Section("Learning curve", [f"{curve_line(audited.curve)}."], drawn),
     ]
     if audited.ambiguous:
         text = "Remove each from the wrong folder."

@@ -95,7 +95,7 @@ def evaluate(
         labelled = LabelledImages.find(images, "--images", tested=True)
         loaded = load(model, trust=trust)
         known = known_images(loaded, labelled, model)
-        warn(labelled.notes)
+        warn(labelled.files.notes)
         if recalibrate and target is not None:
             store_recalibrated(loaded, model, known, target, overwrite, trust)
             return
@@ -204,8 +204,9 @@ def class_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
             accuracy = f"{score.correct} of {score.images}"
             interval = f"fewer than {MIN_TEST_IMAGES}"
         confused_with = ""
-        if score.confused_with is not None:
-            confused_with = f"{printable(score.confused_with)} ({score.confusions})"
+        if score.confusion is not None:
+            pair = score.confusion
+            confused_with = f"{printable(pair.predicted)} ({pair.confusions})"
         name = printable(score.name)
         rows.append((name, str(score.images), accuracy, interval, confused_with))
     return rows
@@ -268,12 +269,12 @@ def write_class_tables(
     """
     rows = []
     for score in evaluation.class_scores():
-        percentages = (score.percent or 0.0, *score.interval)
+        percentages = (score.percent, *score.interval)
         row: list[Any] = [score.name, score.images, score.correct]
         row += [f"{value:.2f}" for value in percentages]
         row.append(str(score.tested).lower())
-        if score.confused_with is not None:
-            row += [score.confused_with, score.confusions]
+        if score.confusion is not None:
+            row += [score.confusion.predicted, score.confusion.confusions]
         rows.append(row)
     for name, count in (unjudged or {}).items():
         rows.append([name, count, "", "", "", "", "false"])
@@ -355,19 +356,17 @@ def recalibration_table(result: Recalibration) -> Table:
     from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
 
     names = {
-        "accuracy": "accuracy, %",
+        "A_k": "accuracy, %",
         "ece": "calibration error (ECE), %",
-        "confident_errors": f"errors with a confidence above {100 * COVERAGE:g} %",
         "set_coverage": f"coverage of {100 * COVERAGE:g} % prediction sets, %",
-        "mean_set_size": "classes in a prediction set",
-        "called_unknown": f"called unknown (promised {100 * UNKNOWN_SHARE:g} %), %",
+        "set_size": "classes in a prediction set",
+        "known_rejected": f"called unknown (promised {100 * UNKNOWN_SHARE:g} %), %",
     }
+    before = result.before.figures()
+    after: Mapping[str, float | None] = {}
+    if result.after is not None:
+        after = result.after.figures()
     rows = []
     for key, name in names.items():
-        form = ".1f"
-        if key == "confident_errors":  # a count
-            form = ""
-        before = getattr(result.before, key)
-        after = getattr(result.after, key, None)
-        rows.append((name, number(before, form), number(after, form)))
+        rows.append((name, number(before[key]), number(after.get(key))))
     return table(("", "before", "after"), rows)

@@ -83,16 +83,17 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         result: of the extension.
         check: folder of images of the old classes, or None.
     """
-    from cifnet_pl.model.calibration import interval_text
     from cifnet_pl.model.evaluation import rarely_predicted_message
 
     lines = []
     sample = result.model.backbone.sample
     if result.score.images:
         images = f"{number_of(result.score.images, sample)}, each left out"
-        interval = interval_text(result.score.interval, images)
+        low, high = result.score.interval
         percent = number(result.score.accuracy)
-        lines.append(f"Accuracy on new classes {percent} %{interval}")
+        lines.append(
+            f"Accuracy on new classes {percent} % ({low:.0f} to {high:.0f}; {images})"
+        )
     else:
         lines.append(
             "Accuracy on new classes not measured: no leave-one-out scores (these take a buffer,"
@@ -102,9 +103,10 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         before = number(result.old_before.accuracy)
         after = number(result.old_after.accuracy)
         images = f"{number_of(result.old_before.images, sample)} in {check}"
-        interval = interval_text(result.old_after.interval, images)
+        low, high = result.old_after.interval
         lines.append(
-            f"Accuracy on old classes {before} % before, {after} % after{interval}"
+            f"Accuracy on old classes {before} % before, {after} % after"
+            f" ({low:.0f} to {high:.0f}; {images})"
         )
     rarely = rarely_predicted_message(result.rarely_predicted, result.model)
     if rarely is not None:

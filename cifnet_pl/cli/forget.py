@@ -60,7 +60,7 @@ def forget(
         result.model.save(target, overwrite)
     warn([], result.unreadable)
     for name in result.images:
-        if result.exact or name in result.recalled:
+        if result.exact:
             lines = exact_lines(result, name)
         else:
             lines = removal_lines(result, name)
@@ -83,7 +83,7 @@ def exact_lines(result: Forgetting, name: str) -> list[str]:
         name: of the class.
     """
     images = number_of(result.images[name], "image")
-    if name in result.recalled:
+    if result.recalled:
         where = "from the head's memory"
     else:
         where = "from the statistics"

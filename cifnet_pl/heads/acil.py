@@ -17,7 +17,6 @@ from cifnet_pl.statistics import (
     LearnedRows,
     LeftOut,
     Ridge,
-    RidgeChoice,
     Sums,
     check_projection,
     check_ridge,
@@ -27,7 +26,7 @@ from cifnet_pl.statistics import (
     solve_ridge,
     whitened_rows,
 )
-from cifnet_pl.utilities.errors import UsageError, check_that
+from cifnet_pl.utilities.errors import check_that
 from cifnet_pl.utilities.growing_tensors import no_rows
 
 
@@ -66,11 +65,6 @@ class ACILHead(SumsHead):
         dtype: Dtype = "float64",
     ):
         if projection is not None:
-            if projection.ndim != 2 or projection.shape[1] != in_features:
-                raise UsageError(
-                    f"projection has shape {tuple(projection.shape)}, expected (width,"
-                    f" {in_features})"
-                )
             width = len(projection)
         check_count("width", width)
         super().__init__(in_features, width, dtype)
@@ -112,9 +106,9 @@ class ACILHead(SumsHead):
         """
         if "projection" not in settings:
             return cls(**settings)
-        shape = (int(settings["width"]), int(settings["in_features"]))
-        arguments = dict(settings)
-        arguments["projection"] = torch.zeros(shape, dtype=torch.float64)
+        shape = (settings["width"], settings["in_features"])
+        zeros = torch.zeros(shape, dtype=torch.float64)
+        arguments = dict(settings, projection=zeros)
         head = cls(**arguments)
         head.fingerprint.fill_(settings["projection"])
         return head
@@ -146,9 +140,8 @@ class ACILHead(SumsHead):
     def _solve(self) -> None:
         self._commit_increment()
         tss = self.sums.class_mass.sum()
-        self.weights, choice = solve_stream(self.sums, tss, self.ridge)
-        self.ridge_used.fill_(choice.ridge)
-        self.at_limit = choice.at_limit
+        self.weights, ridge = solve_stream(self.sums, tss, self.ridge)
+        self.ridge_used.fill_(ridge)
 
     def _leaving_out(self, z: Tensor, columns: Tensor) -> LeftOut:
         targets = one_hot(columns, len(self.labels))
@@ -159,11 +152,10 @@ class ACILHead(SumsHead):
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
         if not self.given:
-            arguments = f"width {self.width} and seed {self.seed}"
-            check_projection(state, self.fingerprint, arguments)
+            check_projection(state, self.fingerprint)
 
 
-def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, RidgeChoice]:
+def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, float]:
     """Solve ridge regression without bias on sums whose ``class_sums`` are the moments.
 
     Args:
@@ -177,12 +169,10 @@ def solve_stream(sums: Sums, tss: Tensor, ridge: Ridge) -> tuple[Tensor, RidgeCh
     gram = sums.gram
     moment = sums.class_sums.T
     if ridge == "gcv":
-        choice = gcv_ridge(gram, moment, tss, int(sums.seen), free=0)
-    else:
-        choice = RidgeChoice(ridge)
-    weights = solve_ridge(gram, moment, gram.new_tensor(choice.ridge))
+        ridge = gcv_ridge(gram, moment, tss, int(sums.seen), free=0)
+    weights = solve_ridge(gram, moment, gram.new_tensor(ridge))
     # Row-major, as after loading: products round differently with the solver's column-major result.
-    return weights.contiguous(), choice
+    return weights.contiguous(), ridge
 
 
 def leaving_out_of_stream(
@@ -310,11 +300,10 @@ class DSALHead(ACILHead):
             self.cross = self.cross.new_zeros(0, 0)
             del observed  # at full width every matrix counts
         tss = self.residual_energy.sum()
-        self.compensation_weights, choice = solve_stream(
+        self.compensation_weights, ridge = solve_stream(
             self.compensation, tss, self.ridge
         )
-        self.compensation_ridge.fill_(choice.ridge)
-        self.at_limit = self.at_limit or choice.at_limit
+        self.compensation_ridge.fill_(ridge)
 
     def _fit_residuals(self, observed: Sums) -> None:
         """Replace the compensation moments of new classes by those of the residual targets."""

@@ -93,13 +93,7 @@ def as_tensor(values: Numbers, device: torch.device | str = "cpu") -> Tensor:
     if isinstance(values, Tensor):
         return values
     with explained(UsageError, "these values are no array of numbers"):
-        array = np.array(values)
-        if array.dtype.kind in "US":
-            raise UsageError(
-                "a head knows no class names: give integers, or use a Classifier or the estimators"
-                " of cifnet_pl.sklearn"
-            )
-        return torch.from_numpy(array).to(device)
+        return torch.from_numpy(np.array(values)).to(device)
 
 
 def as_labels(values: Numbers, device: torch.device | str = "cpu") -> Tensor:
@@ -173,15 +167,12 @@ class Head(nn.Module, ABC):
         components: stored matrix → component of :meth:`state_elements` to which it counts; one that
             is not here is a component of its own name.
         revision: another object after each change of the scores.
-        at_limit: whether a ridge that the last solve chose is the largest candidate
-            (:class:`~cifnet_pl.statistics.RidgeChoice`); not stored.
 
     Buffers:
         labels: (C,) int64, the classes in the order they were learned, any integers; columns of
             every score.
         task_of: (C,) int64, the task (0, 1, …) that introduced each class.
-        solved: () bool, whether the statistics hold every sample observed so far. The weights may
-            be computed later, at the first prediction.
+        solved: () bool, whether the statistics hold every sample observed so far.
         under_way: () bool, whether a task has begun and can still be aborted, because its samples
             are not yet added to the statistics of the tasks before.
         temperature: () float64, by which scores are divided to be logits; 1 until calibrated.
@@ -214,7 +205,6 @@ class Head(nn.Module, ABC):
         self.in_features = in_features
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.revision = object()
-        self.at_limit = False
         self._distances: ClassDistances | None = None
         self.labels = no_rows(torch.int64)
         self.task_of = no_rows(torch.int64)
@@ -235,7 +225,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def _solve(self) -> None:
-        """Commit the current task; the weights are computed now, or lazily (:meth:`refresh`)."""
+        """Commit the current task, and compute the weights."""
 
     @abstractmethod
     def _scores(self, z: Tensor) -> Tensor:
@@ -312,7 +302,6 @@ class Head(nn.Module, ABC):
         The function has no branches on values and checks nothing: it is made for graphs (ONNX). A
         head whose ``_scores`` branches on values overrides this.
         """
-        self.refresh()
         return self._scores
 
     def _novelty_features(self, z: Tensor) -> Tensor:
@@ -347,32 +336,25 @@ class Head(nn.Module, ABC):
             counts: number of samples of each class where known.
 
         Raises:
-            UsageError: no class, a class twice, or one that is already learned; counts that do not
-                fit.
+            UsageError: no class, a class twice, or one that is already learned.
             CifnetError: the task before was never solved.
         """
-        given = list(classes)
-        if not given:
+        if not len(classes):
             raise UsageError("a task needs at least one class, none was given")
-        new: list[int] = as_labels(given).tolist()
-        if len(set(new)) < len(new):
-            raise UsageError(f"classes {new} of one task hold a label twice")
-        known = sorted(set(new) & set(self.classes))
-        if known:
+        new = as_labels(classes).to(self.labels.device)
+        labels = torch.cat([self.labels, new])
+        distinct, counts_of_labels = torch.unique(labels, return_counts=True)
+        twice = distinct[counts_of_labels > 1]
+        if len(twice):
             raise UsageError(
-                f"class {known[0]} is already learned: a task introduces new classes only"
-            )
-        if counts is not None and (len(counts) != len(new) or min(counts) < 1):
-            raise UsageError(
-                f"counts {list(counts)} do not give one positive number for each of {len(new)}"
-                " classes"
+                f"class {int(twice[0])} is given twice, or already learned: a task introduces new"
+                " classes only"
             )
         if not self.solved:
             raise CifnetError("the task before was not finished: call solve() first")
-        task = len(torch.unique(self.task_of))
-        tasks = self.task_of.new_full((len(new),), task)
+        tasks = self.task_of.new_full(new.shape, len(self.tasks))
         self.task_of = torch.cat([self.task_of, tasks])
-        self.labels = torch.cat([self.labels, self.labels.new_tensor(new)])
+        self.labels = labels
         self.solved.fill_(False)
         self.under_way.fill_(True)
         self._begin(len(new), counts)
@@ -451,12 +433,9 @@ class Head(nn.Module, ABC):
         if weight is None:
             weight = torch.ones_like(y, dtype=torch.float64)
         weight = as_tensor(weight, z.device)
-        if weight.shape != (len(z),):
-            raise UsageError(
-                f"weights have shape {tuple(weight.shape)}, expected ({len(z)},)"
-            )
-        if not (torch.isfinite(weight) & (weight > 0)).all():
-            raise UsageError("sample weights must be positive and finite")
+        fits = torch.isfinite(weight) & (weight > 0)
+        if weight.shape != (len(z),) or not fits.all():
+            raise UsageError(f"expected {len(z)} sample weights, positive and finite")
         return CheckedSamples(z, self._columns(y), weight)
 
     def _checked_embeddings(self, z: Numbers) -> Tensor:
@@ -513,9 +492,6 @@ class Head(nn.Module, ABC):
         self.solved.fill_(True)
         self.under_way.fill_(False)
 
-    def refresh(self) -> None:
-        """Compute the weights that ``solve`` left to the first prediction; mostly a no-op."""
-
     @in_full_precision
     def abort_task(self) -> None:
         """Discard the current task and all that was observed since it began.
@@ -529,11 +505,8 @@ class Head(nn.Module, ABC):
         if not self.under_way:
             self.solve()
             return
-        earlier = (self.task_of < self.task_of.max()).nonzero().flatten()
-        self._keep(earlier)
-        self._keep_labels(earlier)
+        self._drop_classes(self.task_of == self.task_of.max())
         self.solved.fill_(True)
-        self.under_way.fill_(False)
 
     # ------------------------------------------------------------------ the life of a model
 
@@ -577,18 +550,20 @@ class Head(nn.Module, ABC):
         Raises:
             UsageError: a class that is not known, or all of them.
         """
-        removed = set(classes)
-        unknown = sorted(removed - set(self.classes))
-        if unknown:
-            raise UsageError(f"class {unknown[0]} is not known to this head")
-        stays = ~torch.isin(self.labels, self.labels.new_tensor(list(removed)))
-        columns = stays.nonzero().flatten()
-        if not len(columns):
+        is_removed = torch.zeros_like(self.labels, dtype=torch.bool)
+        is_removed[self._columns(self.labels.new_tensor(classes))] = True
+        if is_removed.all():
             raise UsageError("cannot remove all classes: at least one must stay")
+        self._drop_classes(is_removed)
+
+    def _drop_classes(self, is_dropped: Tensor) -> None:
+        """Drop classes (C,) bool; tasks are numbered without gaps."""
+        columns = (~is_dropped).nonzero().flatten()
         self._keep(columns)
         self._statistics_changed()
         self.under_way.fill_(False)
-        self._keep_labels(columns)
+        self.labels = self.labels[columns]
+        self.task_of = torch.unique(self.task_of[columns], return_inverse=True)[1]
 
     def _begin_tasks_of(self, other: Head) -> None:
         """Append the classes of ``other`` that are new here, in its tasks."""
@@ -827,28 +802,14 @@ class Head(nn.Module, ABC):
         """Rename the classes; nothing else changes.
 
         Args:
-            labels: old label → new one, of every class.
-
-        Raises:
-            UsageError: a class without a new label, or two with the same one.
+            labels: old label → new one, of every class; no two with the same new one.
         """
-        known = self.classes
-        distinct = set(labels.values())
-        if set(labels) != set(known) or len(distinct) < len(labels):
-            raise UsageError(
-                f"relabel needs one new label for each of {known}, got {dict(labels)}"
-            )
-        new = self.labels.new_tensor([labels[label] for label in known])
+        new = self.labels.new_tensor([labels[label] for label in self.classes])
         self._rename(lambda y: new[self._columns(y)])
         self.labels = new
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
         """Rename labels that are kept beside ``labels``; ``new`` maps old ones (n,) to new ones."""
-
-    def _keep_labels(self, columns: Tensor) -> None:
-        """Drop all classes but those at ``columns``; tasks are numbered without gaps."""
-        self.labels = self.labels[columns]
-        self.task_of = torch.unique(self.task_of[columns], return_inverse=True)[1]
 
     def _columns(self, y: Tensor) -> Tensor:
         """Return the positions of labels in ``labels``.

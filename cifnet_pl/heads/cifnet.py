@@ -16,7 +16,6 @@ from cifnet_pl.statistics import (
     LearnedRows,
     LeftOut,
     Ridge,
-    RidgeChoice,
     Sums,
     Weighting,
     augment,
@@ -166,7 +165,6 @@ class CIFNetHead(Head):
 
     def _solve(self) -> None:
         self._commit()
-        self.at_limit = False
         for cohort in self._cohorts:
             self._solve_cohort(cohort)
 
@@ -202,18 +200,16 @@ class CIFNetHead(Head):
         negative = self.slopes.negative * (sums.gram[0] - sums.class_sums)
         moment = self.limit * (positive - negative).T
         target_square = self.limit**2 * (positive + negative)[:, 0]
-        weights = []
         for columns, gram in self._gram_per_columns(cohort):
             own = moment[:, columns]
             if self.ridge == "gcv":
                 square = target_square[columns].sum()
-                choice = gcv_ridge_of_free_bias(gram, own, square, int(sums.seen))
+                ridge = gcv_ridge_of_free_bias(gram, own, square, int(sums.seen))
             else:
-                choice = RidgeChoice(self.ridge)
-            self.at_limit = self.at_limit or choice.at_limit
-            cohort.ridge_used[columns] = choice.ridge
-            weights.append(solve_ridge(gram, own, self._penalty(gram, choice.ridge)))
-        cohort.weights = torch.cat(weights, dim=1)
+                ridge = self.ridge
+            cohort.ridge_used[columns] = ridge
+            penalty = self._penalty(gram, ridge)
+            cohort.weights[:, columns] = solve_ridge(gram, own, penalty)
 
     def _penalty(self, gram: Tensor, ridge: float) -> Tensor:
         """Return the penalty (d+1,) of a solve; with "gcv" the bias is free."""

@@ -31,7 +31,7 @@ from torch.nn.functional import one_hot
 from cifnet_pl.heads.base import Head
 from cifnet_pl.statistics import LeftOut, OddsAndShares, to_probabilities
 from cifnet_pl.statistics.leaving_out import ROUNDING
-from cifnet_pl.utilities.errors import UsageError, check_that
+from cifnet_pl.utilities.errors import UsageError
 
 if TYPE_CHECKING:
     from cifnet_pl.buffer import CalibrationBuffer
@@ -97,11 +97,6 @@ class CalibrationSamples:
         self.counted = counted & is_whole
         self.learned = learned
         self.columns = (y[:, None] == head.labels).int().argmax(dim=1)
-
-    @property
-    def come_in_groups(self) -> bool:
-        """Whether several samples are left out together."""
-        return len(torch.unique(self.groups)) < len(self.groups)
 
     @cached_property
     def rules(self) -> tuple[LeftOut, ...]:
@@ -225,8 +220,7 @@ def fit_probabilities(
         parameters = scores.new_tensor(values)
         weights = parameters[:-1]
         power = parameters[-1]
-        weighted = weights[:, None, None] * scaled
-        parts = OddsAndShares.of(weighted.sum(dim=0))
+        parts = OddsAndShares.of(torch.tensordot(weights, scaled, dims=1))
         log_probabilities = parts.log_probabilities(power)
         mean = -(target * log_probabilities).sum() / samples
 
@@ -295,7 +289,8 @@ def calibrate(samples: CalibrationSamples) -> None:
     columns = samples.columns[known]
     known_rules = [scores[known] for scores in rules]
     fit = fit_probabilities(known_rules, columns)
-    if samples.come_in_groups:
+    come_in_groups = len(torch.unique(samples.groups)) < len(samples.groups)
+    if come_in_groups:
         weighed = zip(fit.weights, known_rules, strict=True)
         scores = torch.stack([weight * rule for weight, rule in weighed]).sum(dim=0)
         scale, power = fit_probabilities([scores], columns, smallest_power=1.0)
@@ -338,22 +333,6 @@ def check_buffer(
         raise UsageError(
             "calibrate needs buffer samples: give a calibration buffer (model.buffer)"
         )
-
-
-def check_share(name: str, share: float, example: float = 0.05) -> float:
-    """Check a share between 0 and 1, and return it.
-
-    Args:
-        name: the option, for the error.
-        share: the value.
-        example: of a share, for the error.
-
-    Raises:
-        UsageError: it does not lie between 0 and 1.
-    """
-    expected = f"a share between 0 and 1, such as {example:g} for {100 * example:g} %"
-    check_that(0 < share < 1, name, share, expected)
-    return share
 
 
 class ReferenceScores:

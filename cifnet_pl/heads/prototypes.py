@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -119,7 +119,7 @@ class SLDAHead(SumsHead):
             target_square = gram[0, 0]
             samples = int(self.sums.seen)
             moment = self.sums.class_sums.T
-            ridge = gcv_ridge_of_free_bias(gram, moment, target_square, samples).ridge
+            ridge = gcv_ridge_of_free_bias(gram, moment, target_square, samples)
             scatter_scale = float(self.sums.mass * scale)
             alpha = ridge / (ridge + scatter_scale)
         gram = (1 - alpha) * covariance
@@ -266,8 +266,7 @@ class KLDAHead(SLDAHead):
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
         super()._before_load(state)
-        arguments = f"width {self.width}, gamma {self.gamma:g} and seed {self.seed}"
-        check_projection(state, self.fingerprint, arguments)
+        check_projection(state, self.fingerprint)
 
 
 class FeCAMHead(SumsHead):
@@ -337,29 +336,33 @@ class FeCAMHead(SumsHead):
 
     def _solve(self) -> None:
         super()._solve()
-        self.refresh()
+        self._inverse_correlations()
 
     @in_full_precision
-    def refresh(self) -> None:
-        """Invert the correlation matrices, if they are not inverted yet."""
-        if self._inverses is not None or not len(self.labels):
-            return
-        # So that each can be inverted.
-        ridge = torch.tensor(ROUNDING, dtype=torch.float64, device=self.labels.device)
-        inverses = []
-        for column in range(len(self.labels)):
-            factor = factorise(self._correlation(column), ridge)
-            inverses.append(torch.cholesky_inverse(factor))
-        self._inverses = torch.stack(inverses)
+    def _inverse_correlations(self) -> Tensor:
+        """Return (C, d, d) inverses of the correlation matrices, computed once for each change."""
+        if self._inverses is None:
+            # So that each can be inverted.
+            ridge = self.labels.new_tensor(ROUNDING, dtype=torch.float64)
+            inverses = []
+            for column in range(len(self.labels)):
+                factor = factorise(self._correlation(column), ridge)
+                inverses.append(torch.cholesky_inverse(factor))
+            self._inverses = torch.stack(inverses)
+        return self._inverses
+
+    def scoring(self) -> Callable[[Tensor], Tensor]:
+        """Return the scores as a function (see :meth:`Head.scoring`)."""
+        self._inverse_correlations()
+        return self._scores
 
     def _scores(self, z: Tensor) -> Tensor:
-        self.refresh()
-        assert self._inverses is not None
         means = normalize(class_means(self.sums).double(), dim=1)
         features = self._features(z)[:, 1:].double()
         unit = normalize(features, dim=1)
+        inverses = self._inverse_correlations()
         columns = []
-        for mean, inverse in zip(means, self._inverses, strict=True):
+        for mean, inverse in zip(means, inverses, strict=True):
             centred = unit - mean
             solved = centred @ inverse
             distance = (solved * centred).sum(dim=1)

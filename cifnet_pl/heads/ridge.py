@@ -15,7 +15,6 @@ from cifnet_pl.statistics import (
     ClassDistances,
     LeftOut,
     Ridge,
-    RidgeChoice,
     RidgeFactor,
     RidgeSystem,
     Sums,
@@ -171,26 +170,26 @@ class RidgeHead(SumsHead):
         if self.selects_rule:
             self.rule_weights = self.rule_weights.new_tensor([1.0, 0.0])
         system = self._system()
-        ridge, self.at_limit = self._choose_ridge(system)
+        ridge = self._choose_ridge(system)
         self.ridge_used.fill_(ridge)
         self._solved = RidgeFactor(system, ridge)
         self._set_weights(self._solved)
         if not self.selects_rule:  # else calibration will begin with it
             self._solved = None
 
-    def _choose_ridge(self, system: RidgeSystem) -> RidgeChoice:
+    def _choose_ridge(self, system: RidgeSystem) -> float:
         """Return λ: as given, or by generalised cross-validation without product features.
 
         With product features λ is that divided by the number of samples for each feature, where
         that is above 1.
         """
         if self.ridge != "gcv":
-            return RidgeChoice(self.ridge)
-        choice = system.choose_ridge(self.in_features)
+            return self.ridge
+        ridge = system.choose_ridge(self.in_features)
         if not len(self.directions):
-            return choice
+            return ridge
         samples_per_feature = max(1.0, system.samples / len(system.mean))
-        return RidgeChoice(choice.ridge / samples_per_feature, choice.at_limit)
+        return ridge / samples_per_feature
 
     def _system(self) -> RidgeSystem:
         """Return the centred sums of the features."""
@@ -216,13 +215,9 @@ class RidgeHead(SumsHead):
         self.weights = weights.to(self.dtype)
 
     def _before_load(self, state: Mapping[str, Any]) -> None:
-        sums = state.get("sums.class_sums")
-        if (
-            self.product_features == "auto"
-            and isinstance(sums, Tensor)
-            and sums.numel()
-        ):
-            count = max(sums.shape[-1] - 1 - self.in_features, 0)
+        sums = state.get("sums.class_sums", ())
+        if self.product_features == "auto" and len(sums):
+            count = sums.shape[1] - 1 - self.in_features
             self._settle(check_product_features(count / self.in_features))
         super()._before_load(state)
 
@@ -293,14 +288,15 @@ class RidgeHead(SumsHead):
 
     def _subtract(self, other: SumsHead) -> None:
         assert isinstance(other, RidgeHead)
-        removed = rows_without(self.removed_sums, other.removed_sums)
-        if removed is None:
+        # What a head learned first, it has in front.
+        theirs = other.removed_sums.to(self.removed_sums.device)
+        if not torch.equal(self.removed_sums[: len(theirs)], theirs):
             raise UsageError(
-                "cannot subtract: a class was removed from the other head that was not removed from"
-                " this"
+                "cannot subtract: the classes that were removed from the other head are not those"
+                " that were removed from this one first"
             )
         super()._subtract(other)
-        self.removed_sums = removed
+        self.removed_sums = self.removed_sums[len(theirs) :]
 
     @in_full_precision
     def statistics_of_class(self, label: int) -> RidgeHead | None:
@@ -331,22 +327,3 @@ def auto_product_features(counts: Sequence[int] | None) -> float:
     if counts is None:
         return 0.0
     return float(min(MOST_PRODUCTS, median(counts) // IMAGES_PER_PRODUCT))
-
-
-def rows_without(rows: Tensor, gone: Tensor) -> Tensor | None:
-    """Remove some rows, each once.
-
-    Args:
-        rows: (n, p).
-        gone: (m, p) rows to remove.
-
-    Returns:
-        (n − m, p); None if one of them is not among ``rows``.
-    """
-    stays = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-    for row in gone.to(rows.device):
-        matches = ((rows == row).all(dim=1) & stays).nonzero()
-        if not len(matches):
-            return None
-        stays[matches[0]] = False
-    return rows[stays]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,37 +33,25 @@ class Samples(GrowingModule):
         self.z = no_rows(dtype, width)
         self.y = no_rows(torch.int64)
         self.weight = no_rows(torch.float64)
-        # Columns z, y and weight of what was added and is not in the buffers yet.
-        self._added: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def __len__(self) -> int:
-        self.gather()
         return len(self.y)
 
     def add(self, z: Tensor, y: Tensor, weight: Tensor) -> None:
-        """Append copies of rows.
+        """Append copies of rows; all that is there is copied, too.
 
         Args:
             z: (n, d) embeddings.
             y: (n,) int64 labels.
             weight: (n,) sample weights.
         """
-        embeddings = z.detach().to(self.z, copy=True)
-        weights = weight.to(self.weight, copy=True)
-        self._added.append((embeddings, y.to(self.y, copy=True), weights))
-
-    def gather(self) -> None:
-        """Copy what was added since the last call into the buffers: one copy for many batches."""
-        if self._added:
-            parts = [(self.z, self.y, self.weight), *self._added]
-            self.z, self.y, self.weight = map(torch.cat, zip(*parts, strict=True))
-            self._added = []
+        self.z = torch.cat([self.z, z.to(self.z)])
+        self.y = torch.cat([self.y, y.to(self.y)])
+        self.weight = torch.cat([self.weight, weight.to(self.weight)])
 
     def extend(self, other: Samples) -> None:
         """Append all rows of ``other``."""
-        other.gather()
-        rows = (other.z.to(self.z), other.y.to(self.y), other.weight.to(self.weight))
-        self._added.append(rows)
+        self.add(other.z, other.y, other.weight)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but those at ``rows``, a mask over them or their positions."""
@@ -71,19 +59,8 @@ class Samples(GrowingModule):
         self.y = self.y[rows]
         self.weight = self.weight[rows]
 
-    def keep_labels(self, labels: Tensor) -> None:
-        """Drop all rows but those with one of ``labels``."""
-        self.gather()
-        self.keep(torch.isin(self.y, labels))
-
-    def rename(self, new: Callable[[Tensor], Tensor]) -> None:
-        """Rename all labels; ``new`` maps (n,) old ones to (n,) new ones."""
-        self.gather()
-        self.y = new(self.y)
-
     def clear(self) -> None:
         """Drop all rows."""
-        self._added = []
         self.keep(self.y.new_zeros(0))
 
     def sort(self) -> None:
@@ -93,7 +70,6 @@ class Samples(GrowingModule):
         comes last, so that it matters between equal embeddings only: renaming classes changes
         nothing else.
         """
-        self.gather()
         label_bits = self.y.view(torch.float64)
         weight_and_label = torch.stack([self.weight, label_bits], dim=1)
         content = torch.cat([self.z.double(), weight_and_label], dim=1)
@@ -105,21 +81,7 @@ class Samples(GrowingModule):
 
     def counts(self, labels: Tensor) -> Tensor:
         """Return (C,) int64 number of rows of each of ``labels`` (C,)."""
-        self.gather()
         return (self.y[:, None] == labels).sum(dim=0)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self.gather()
-        return super()._apply(fn, recurse)
-
-    def _save_to_state_dict(
-        self, destination: Any, prefix: str, keep_vars: bool
-    ) -> None:
-        self.gather()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
-    def _before_load(self, state: Mapping[str, Any]) -> None:
-        self._added = []
 
 
 class SamplesHead(Head):
@@ -144,11 +106,11 @@ class SamplesHead(Head):
 
     def _rename(self, new: Callable[[Tensor], Tensor]) -> None:
         for samples in self._samples():
-            samples.rename(new)
+            samples.y = new(samples.y)
 
     def _keep(self, columns: Tensor) -> None:
         for samples in self._samples():
-            samples.keep_labels(self.labels[columns])
+            samples.keep(torch.isin(samples.y, self.labels[columns]))
 
 
 class KNNHead(SamplesHead):

@@ -127,7 +127,6 @@ class CIFNetModule(TaskModule):
         self.calibration = self.model.calibration
         # The engine of the backbone, once a Trainer is known; to prepare it takes seconds.
         self.engine = ""
-        self._ridge_message_shown = False
         self._unchecked: list[EmbeddedBatch] = []
         # Where classes return: the head as it was before the task, and what it predicts.
         self._earlier_head: Head | None = None
@@ -234,10 +233,6 @@ class CIFNetModule(TaskModule):
             row.correct = sum(part.correct for part in parts)
             self.record.prequential.append(row)
         self.model.finish_task(self.sum_over_processes)
-        message = self.model.ridge_message()
-        if message is not None and not self._ridge_message_shown:
-            rank_zero_info(message)
-            self._ridge_message_shown = True
 
     def abort_task(self) -> None:
         """Remove the unfinished task from the model."""

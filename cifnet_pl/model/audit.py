@@ -16,21 +16,18 @@ import numpy as np
 import pandas as pd
 import torch
 
-from cifnet_pl.buffer import ungrouped
-from cifnet_pl.data.embedding_cache import EmbeddingCache, log, pipeline_folder
+from cifnet_pl.data.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.probabilities import CalibrationSamples, fit_probabilities
+from cifnet_pl.heads.probabilities import fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
-from cifnet_pl.model.calibration import Calibration, Interval
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import Evaluation, judge
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
-from cifnet_pl.model.more_images import gain_of_more_images
 from cifnet_pl.model.unknowns import COVERAGE
 from cifnet_pl.statistics import near_duplicates, to_probabilities
-from cifnet_pl.utilities.errors import CifnetError, DataError
+from cifnet_pl.utilities.errors import DataError
 
 
 def fitted_head(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
@@ -49,28 +46,6 @@ def fitted_head(z: np.ndarray, labels: np.ndarray, classes: int) -> RidgeHead:
         head.observe(part, part_columns)
     head.solve()
     return head
-
-
-def gain_of_ten_more(
-    head: RidgeHead, z: np.ndarray, labels: np.ndarray
-) -> Interval | None:
-    """Estimate how many points ten more images of each class would bring on new groups.
-
-    It is what a served model of the same images says of itself.
-
-    Args:
-        head: it has learned all rows; it is calibrated anew.
-        z: (n, d) embeddings.
-        labels: (n,) int64.
-
-    Returns:
-        95 % interval; None with too few images to say.
-    """
-    y = torch.from_numpy(labels)
-    stored = ungrouped(torch.from_numpy(z), y, torch.arange(len(y)))
-    stored = Calibration().calibrate_by_all(head, stored)
-    samples = CalibrationSamples(head, stored.z, stored.y, stored.group)
-    return gain_of_more_images(samples)
 
 
 class NearDuplicates(NamedTuple):
@@ -125,12 +100,10 @@ class Audit:
             or has a ``near_duplicate`` in its class, its ``novelty`` without it and its group, and
             whether it can be ``judged`` (:class:`NearDuplicates`).
         scored: the predictions for the images that can be judged.
-        head: that has learned all images.
     """
 
     images: pd.DataFrame
     scored: Evaluation
-    head: RidgeHead
 
     @property
     def unjudged(self) -> dict[str, int]:
@@ -200,7 +173,7 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
             "judged": found.judged,
         }
     )
-    return Audit(images, scored, head)
+    return Audit(images, scored)
 
 
 # ---------------------------------------------------------------------- learning curve
@@ -218,33 +191,13 @@ class CurvePoint(NamedTuple):
     accuracy: float
 
 
-class LearningCurve(NamedTuple):
-    """Leave-one-out accuracy by images per class.
-
-    Attributes:
-        points: each of about twice as many images as the one before.
-        short: labels of classes that have less than half as many images as the last point; it says
-            nothing about them.
-    """
-
-    points: list[CurvePoint]
-    short: tuple[int, ...] = ()
-
-    @property
-    def gain(self) -> float | None:
-        """Percentage points that the last doubling brought; None without one."""
-        if len(self.points) < 2:
-            return None
-        before, last = self.points[-2:]
-        return last.accuracy - before.accuracy
-
-
-def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningCurve:
+def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> list[CurvePoint]:
     """Measure leave-one-out accuracy with …, a quarter, half and all images of each class.
 
-    Images are drawn at random. The last size is one that more than half of the classes have. The
-    accuracy at every size is the mean over the same classes, which have as many images and can be
-    judged at all sizes; the images that the other classes have are learned beside theirs.
+    Each point is of about twice as many images as the one before. Images are drawn at random. The
+    last size is one that more than half of the classes have. The accuracy at every size is the mean
+    over the same classes, which have as many images and can be judged at all sizes; the images that
+    the other classes have are learned beside theirs.
 
     Args:
         z: (n, d) embeddings.
@@ -272,8 +225,7 @@ def learning_curve(z: np.ndarray, labels: np.ndarray, classes: int) -> LearningC
     for size, (rows, groups) in zip(sizes, drawn, strict=True):
         accuracy = _mean_accuracy(z[rows], labels[rows], groups, measured)
         points.append(CurvePoint(size, accuracy))
-    short = np.flatnonzero(2 * counts < sizes[-1])
-    return LearningCurve(points, tuple(short.tolist()))
+    return points
 
 
 def _curve_sizes(counts: np.ndarray) -> list[int]:
@@ -332,48 +284,38 @@ def embeddings_of(
     source: Source,
     cache_folder: Path,
     unreadable: list[Unreadable],
-    progress: bool = False,
 ) -> EmbeddedImages:
     """Embed all training and test images of a source; what the cache lacks is added to it.
-
-    Without a cache, with a warning in the log, where its folder cannot be written.
 
     Args:
         model: its backbone embeds.
         source: images in class folders.
         cache_folder: folder of the embedding cache.
         unreadable: images that cannot be decoded are appended.
-        progress: whether to draw a bar on a terminal.
 
     Raises:
         DataError: no image can be read.
+        CifnetError: the cache cannot be written.
     """
-    pipeline = None
-    try:
-        pipeline = pipeline_folder(
-            cache_folder,
-            model.backbone,
-            model.image_size,
-            model.crop_ratio,
-            model.precision,
-            model.backbone.device.type,
-        )
-    except CifnetError as error:  # an audit needs no cache
-        log.warning("no embeddings are cached: %s", error)
+    pipeline = pipeline_folder(
+        cache_folder,
+        model.backbone,
+        model.image_size,
+        model.crop_ratio,
+        model.precision,
+        model.backbone.device.type,
+    )
     embeddings = []
     tables = []
     for name, samples in (("train", source.train), ("val", source.test)):
-        folder = None
-        if pipeline is not None:
-            folder = pipeline / name
-        cache = EmbeddingCache(samples, source.class_names, folder)
+        cache = EmbeddingCache(samples, source.class_names, pipeline / name)
         readable = cache.known(np.arange(len(samples)))
         z = np.empty((len(samples), model.backbone.features), np.float32)
         missing = np.flatnonzero(~readable)
         if readable.any():
             z[readable] = cache.get(np.flatnonzero(readable))
         others = LabelledImages(source.class_names, samples.subset(missing))
-        for batch, batch_z in others.embedded(model, "embedding", unreadable, progress):
+        for batch, batch_z in others.embedded(model, "embedding", unreadable, True):
             embedded = missing[batch]
             hashes = others.files.hashes(batch)
             samples.hash_of[embedded] = hashes

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -319,9 +320,12 @@ def write_bundle(
         write_json(folder / CONFIG, {**config, "sha256": _digest(config)})
     except BaseException:
         if is_new:
-            _remove_leftovers(folder, keep=None)
+            shutil.rmtree(folder, ignore_errors=True)
         raise
-    _remove_leftovers(folder, keep=file.name)
+    # Files of killed writers, and older tensors.
+    for entry in folder.iterdir():
+        if _is_of_bundle(entry) and entry.name not in (CONFIG, file.name):
+            entry.unlink(missing_ok=True)
 
 
 def read_bundle(folder: Path) -> StoredModel:
@@ -391,14 +395,3 @@ def _is_of_bundle(entry: Path) -> bool:
     return name.startswith((CONFIG, "tensors-")) and name.endswith(
         (CONFIG, ".safetensors", ".tmp")
     )
-
-
-def _remove_leftovers(folder: Path, keep: str | None) -> None:
-    """Remove files of killed writers and older tensors; without ``keep`` the folder, too."""
-    if not folder.is_dir():
-        return
-    for entry in folder.iterdir():
-        if _is_of_bundle(entry) and entry.name not in (CONFIG, keep):
-            entry.unlink(missing_ok=True)
-    if keep is None and not any(folder.iterdir()):
-        folder.rmdir()

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
-from cifnet_pl.model.metrics import Interval as Interval
+from cifnet_pl.model.metrics import Interval
 from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.statistics import Clusters, Evidence, group_evidence
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
-from cifnet_pl.utilities.text import number_of
 
 Kind = Literal[
     "unknown",
@@ -45,6 +44,13 @@ MIN_IMAGES_PER_CLASS = 20
 
 With ten of each of 10 to 41 products the estimate was between 4 points too low and 13 too high.
 """
+
+ACCURACY_ON_NEW_GROUPS = {
+    "found": "Estimated accuracy on new groups",
+    "given": "Estimated accuracy on new groups",
+    "measured": "Accuracy on the images for recalibration",
+}
+"""Kind → what the accuracy on new groups is called, where it is another number."""
 
 NOT_ESTIMATED = {
     "few": f"fewer than {MIN_IMAGES_PER_CLASS} images a class",
@@ -124,7 +130,7 @@ class Calibration(GrowingModule):
             return None
         return Estimate(accuracy, Interval(*self.interval[position].tolist()))
 
-    def _record(self, kind: Kind, loo: Estimate | None, new: Estimate | None) -> None:
+    def record(self, kind: Kind, loo: Estimate | None, new: Estimate | None) -> None:
         """Record leave-one-out accuracy and accuracy on new groups."""
         self.kind.fill_(get_args(Kind).index(kind))
         self.accuracy.fill_(-1)
@@ -171,12 +177,8 @@ class Calibration(GrowingModule):
     @property
     def leaves_groups_out(self) -> bool:
         """Whether images come in groups that are left out together."""
-        return bool(self.is_given) or self.evidence.dependent
-
-    @property
-    def evidence(self) -> Evidence:
-        """What tells whether images are independent."""
-        return Evidence(*self.group_errors.clamp_min(0).tolist())
+        evidence = Evidence(*self.group_errors.clamp_min(0).tolist())
+        return bool(self.is_given) or evidence.dependent
 
     def _add_evidence(self, errors: Tensor) -> None:
         self.group_errors = self.group_errors.clamp_min(0) + errors.to(
@@ -232,8 +234,7 @@ class Calibration(GrowingModule):
             if is_whole.all():  # what was found before is found again
                 self.group_errors = -torch.ones_like(self.group_errors)
                 tested = is_whole
-            similar = clusters.similar()
-            sets = torch.stack([similar, clusters.dealt(similar)]).to(tested.device)
+            sets = clusters.similar_sets().to(tested.device)
             self._test(head, whole.at(tested), sets[:, tested], limit)
         return samples._replace(group=groups)
 
@@ -261,25 +262,10 @@ class Calibration(GrowingModule):
         counts[is_alone[rows]] = len(alone) / max(len(shown), 1)
         learned = CalibrationSamples(head, samples.z[rows], samples.y[rows])
         rule = learned.rules[0]
-        found = group_evidence(
-            similar[rows], sets[1, rows], learned.columns, rule, counts
-        )
+        found = group_evidence(sets[:, rows], learned.columns, rule, counts)
         self._add_evidence(torch.tensor(found))
 
     # ------------------------------------------------------------------ accuracy
-
-    def calibrate_by_all(self, head: Head, samples: BufferSamples) -> BufferSamples:
-        """Calibrate the head by all samples that it has learned (:meth:`calibrate_by_buffer`).
-
-        Returns:
-            The samples, each in its group.
-        """
-        everything = torch.ones_like(samples.y, dtype=torch.bool)
-        in_groups = self.find_groups(
-            head, samples, everything, everything, len(everything)
-        )
-        self.calibrate_by_buffer(head, in_groups)
-        return in_groups
 
     def calibrate_by_buffer(self, head: Head, stored: BufferSamples) -> None:
         """Calibrate the head by buffer samples without their groups, and measure its accuracy.
@@ -317,9 +303,9 @@ class Calibration(GrowingModule):
         stored_classes = len(torch.unique(grouped.columns[grouped.counted]))
         known_classes = len(torch.unique(grouped.known_scores().columns))
         if len(samples.head.classes) == 1:  # every prediction is right
-            self._record("unknown", None, None)
+            self.record("unknown", None, None)
         elif kind in ("few", "incomplete"):
-            self._record(kind, loo, None)
+            self.record(kind, loo, None)
         elif kind == "independent":
             if loo is not None:
                 # The interval that as few groups as there may be would show: where hardly any
@@ -328,14 +314,25 @@ class Calibration(GrowingModule):
                 groups = len(torch.unique(clusters))
                 expected = forecast(loo.accuracy / 100, groups)
                 new_groups = Estimate(loo.accuracy, expected)
-            self._record(kind, loo, new_groups)
-        elif 2 * known_classes < stored_classes:
-            self._record("one_group", loo, None)
+            self.record(kind, loo, new_groups)
+        elif loo is None or new_groups is None or 2 * known_classes < stored_classes:
+            self.record("one_group", loo, None)
         else:
-            self._record(kind, loo, widened(new_groups, loo))
+            self.record(kind, loo, widened(new_groups, loo))
 
-    def samples(self, head: Head, stored: BufferSamples) -> CalibrationSamples:
-        """Return the buffer samples in the groups by which they calibrate the head."""
+    def samples(
+        self, head: Head, stored: BufferSamples | None
+    ) -> CalibrationSamples | None:
+        """Return what calibrates a head: labelled images that are not learned, else the buffer's.
+
+        Args:
+            head: solved.
+            stored: the samples in the buffer; None if there are none.
+        """
+        if len(self.y):
+            return CalibrationSamples(head, self.z, self.y, learned=False)
+        if stored is None:
+            return None
         counted = self.counted(stored.y, stored.key)
         groups = None
         if self.leaves_groups_out and self.estimate_kind != "incomplete":
@@ -376,13 +373,9 @@ class Calibration(GrowingModule):
         self.replace_new_images(self.z[new], self.y[new], self.key[new])
         if len(self.y):
             new_images = CalibrationSamples(head, self.z, self.y, learned=False)
-            self._record("measured", self.loo, estimated(new_images))
+            self.record("measured", self.loo, estimated(new_images))
             if fits_temperature:
                 calibrate(new_images)
-
-    def forget_buffer(self) -> None:
-        """Forget the accuracy of the buffer samples, which have changed."""
-        self._record("unknown", None, None)
 
     # ------------------------------------------------------------------ messages
 
@@ -403,16 +396,9 @@ class Calibration(GrowingModule):
             if kind == "independent":
                 facts.append("no groups found")
             sentences.append(f"Leave-one-out accuracy {self.loo.sentence(*facts)}")
-        if self.new_groups is not None and kind == "measured":
-            images = number_of(len(self.y), "labelled image")
-            sentence = self.new_groups.sentence(images)
-            sentences.append(f"Accuracy on the images for recalibration {sentence}")
-        elif self.new_groups is not None and kind in ("found", "given"):
-            facts = []
-            if kind == "given":
-                facts.append("groups as given")
-            sentence = self.new_groups.sentence(*facts)
-            sentences.append(f"Estimated accuracy on new groups {sentence}")
+        if self.new_groups is not None and kind in ACCURACY_ON_NEW_GROUPS:
+            name = ACCURACY_ON_NEW_GROUPS[kind]
+            sentences.append(f"{name} {self.new_groups.sentence()}")
         elif kind in NOT_ESTIMATED:
             reason = NOT_ESTIMATED[kind]
             sentences.append(f"Accuracy on new groups not estimated: {reason}")
@@ -436,30 +422,21 @@ def named_groups(groups: Tensor, key: Tensor) -> Tensor:
     return names[groups]
 
 
-def interval_text(interval: Interval, *facts: str) -> str:
-    """Return an interval and further facts in parentheses, to follow an estimate.
-
-    Args:
-        interval: in percent.
-        facts: what it rests on.
+class Estimate(NamedTuple):
+    """An accuracy and its 95 % interval, in percent.
 
     Example:
-        >>> interval_text(Interval(91.7, 96.2), "500 of 1438 images")
-        ' (92 to 96; 500 of 1438 images)'
+        >>> Estimate(94.4, Interval(91.7, 96.2)).sentence("500 of 1438 images")
+        '94.4 % (92 to 96; 500 of 1438 images)'
     """
-    ends = f"{interval.low:.0f} to {interval.high:.0f}"
-    return f" ({'; '.join([ends, *facts])})"
-
-
-class Estimate(NamedTuple):
-    """An accuracy and its 95 % interval, in percent."""
 
     accuracy: float
     interval: Interval
 
     def sentence(self, *facts: str) -> str:
         """Return the accuracy, its interval, and further facts in parentheses."""
-        return f"{self.accuracy:.1f} %{interval_text(self.interval, *facts)}"
+        ends = f"{self.interval.low:.0f} to {self.interval.high:.0f}"
+        return f"{self.accuracy:.1f} % ({'; '.join([ends, *facts])})"
 
 
 def estimated(samples: CalibrationSamples) -> Estimate | None:
@@ -510,7 +487,7 @@ def forecast(share: float, groups: int) -> Interval:
     return Interval(100 * low / groups, 100 * high / groups)
 
 
-def widened(estimate: Estimate | None, loo: Estimate | None) -> Estimate | None:
+def widened(estimate: Estimate, loo: Estimate) -> Estimate:
     """Widen the interval of an accuracy on new groups by what new groups may differ more.
 
     That is taken to be as much as the groups that were learned differ from one another: the gap to
@@ -520,8 +497,6 @@ def widened(estimate: Estimate | None, loo: Estimate | None) -> Estimate | None:
         estimate: the accuracy without each sample's group.
         loo: the accuracy without each sample.
     """
-    if estimate is None or loo is None:
-        return estimate
     accuracy, interval = estimate
     gap = max(0.0, loo.accuracy - accuracy)
     below = math.hypot(accuracy - interval.low, gap)

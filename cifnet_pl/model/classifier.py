@@ -176,9 +176,8 @@ class Classifier(ModelLearner):
             labels.append(label_of[name])
         return labels
 
-    def class_name_warnings(self, names: Iterable[str]) -> list[str]:
+    def class_name_warnings(self, names: Sequence[str]) -> list[str]:
         """Return warnings about classes to be learned: spelled in two ways, or removed before."""
-        names = list(names)
         warnings = []
         spellings = similar_spellings_message(names, self.class_names)
         if spellings:
@@ -230,16 +229,6 @@ class Classifier(ModelLearner):
         if sentences and self.head.decision_rule is not None:
             sentences.insert(0, f"Decision rule: {self.head.decision_rule}")
         return sentences
-
-    def ridge_message(self) -> str | None:
-        """Return a message where generalised cross-validation chose the upper edge of its range."""
-        if not self.head.at_limit:
-            return None
-        return (
-            "note: the images are too few, or nothing in them separates their classes: add"
-            " images, and check that they are in the right folders (the ridge is at the upper"
-            " edge of its range)"
-        )
 
     def calibration_notes(self) -> list[str]:
         """Return how to calibrate the probabilities; nothing where they are calibrated."""
@@ -506,12 +495,12 @@ class Classifier(ModelLearner):
         Args:
             unknown, coverage: as for :meth:`classify`.
         """
-        recalibrated = len(self.calibration.y) > 0
-        if self.buffer_samples is None and not recalibrated:
+        samples = self.calibration_samples()
+        if samples is None:
             return None, None
         if not self.head.tells_novelty:
             unknown = None
-        if not self.head.leaves_one_out and not recalibrated:
+        if samples.learned and not self.head.leaves_one_out:
             coverage = None
         return unknown, coverage
 

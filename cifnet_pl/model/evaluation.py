@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,6 @@ from cifnet_pl.model.metrics import (
     top_classes,
     wilson_interval,
 )
-from cifnet_pl.model.unknowns import COVERAGE
 from cifnet_pl.statistics import to_probabilities
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.text import listed, number_of, printable
@@ -102,17 +101,15 @@ class ClassScore:
 
     Attributes:
         name: of the class.
-        images: number of images.
+        images: number of images, at least one.
         correct: number of images whose class is predicted.
-        confused_with: the class that is predicted for most of the others; None if there are none.
-        confusions: number of images for which it is predicted.
+        confusion: the class that is predicted for most of the others; None if there are none.
     """
 
     name: str
     images: int
     correct: int
-    confused_with: str | None = None
-    confusions: int = 0
+    confusion: ConfusedPair | None = None
 
     @property
     def tested(self) -> bool:
@@ -120,9 +117,9 @@ class ClassScore:
         return self.images >= MIN_TEST_IMAGES
 
     @property
-    def percent(self) -> float | None:
-        """Accuracy in percent; None without images."""
-        return percent(self.correct, self.images)
+    def percent(self) -> float:
+        """Accuracy in percent."""
+        return 100 * self.correct / self.images
 
     @property
     def interval(self) -> Interval:
@@ -164,16 +161,6 @@ class Evaluation:
     ) -> Evaluation:
         """Return the evaluation of batches, as :func:`judge` returns them; none for no samples."""
         return cls(class_names, table_of(list(batches)))
-
-    @property
-    def target(self) -> np.ndarray:
-        """(n,) true columns."""
-        return np.asarray(self.samples["target"])
-
-    @property
-    def predicted(self) -> np.ndarray:
-        """(n,) predicted columns."""
-        return np.asarray(self.samples["predicted"])
 
     @property
     def confidence(self) -> np.ndarray:
@@ -227,8 +214,11 @@ class Evaluation:
         """
         nll = None
         top5 = None
+        set_size = None
         if self.images:
             nll = -float(self.samples["log_likelihood"].astype(float).mean())
+            if "set_size" in self.samples:
+                set_size = float(self.samples["set_size"].mean())
         if len(self.class_names) > TOP_K:
             top5 = self.share("among_top")
         figures = {
@@ -236,38 +226,14 @@ class Evaluation:
             "ece": self.ece,
             "nll": nll,
             "top5": top5,
-            "set_size": self.mean_set_size,
-            "set_coverage": self.set_coverage,
-            "known_rejected": self.called_unknown,
+            "set_size": set_size,
+            "set_coverage": self.share("covered"),
+            "known_rejected": self.share("unknown"),
         }
         for name in self.samples:
             if str(name).startswith("A_k_"):
                 figures[str(name)] = self.share(str(name))
         return figures | dict(self.metrics)
-
-    # ------------------------------------------------------------------ prediction sets
-
-    @property
-    def set_coverage(self) -> float | None:
-        """Percentage of samples whose prediction set holds the true class."""
-        return self.share("covered")
-
-    @property
-    def called_unknown(self) -> float | None:
-        """Percentage of samples that are called unknown."""
-        return self.share("unknown")
-
-    @property
-    def mean_set_size(self) -> float | None:
-        """Mean number of classes in a prediction set."""
-        if "set_size" not in self.samples or not self.images:
-            return None
-        return float(self.samples["set_size"].mean())
-
-    @property
-    def confident_errors(self) -> int:
-        """Number of wrong predictions with a confidence above ``COVERAGE``."""
-        return int((~self.correct & (self.confidence > COVERAGE)).sum())
 
     # ------------------------------------------------------------------ classes
 
@@ -275,7 +241,7 @@ class Evaluation:
     def confusion(self) -> np.ndarray:
         """(C, C) int64 numbers of samples, true classes in rows, predicted ones in columns."""
         classes = len(self.class_names)
-        cells = self.target * classes + self.predicted
+        cells = self.samples["target"] * classes + self.samples["predicted"]
         return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
     @property
@@ -292,14 +258,9 @@ class Evaluation:
         for name, (correct, images) in zip(
             self.class_names, self.class_counts.T.tolist(), strict=True
         ):
-            score = ClassScore(name, images, correct)
-            if name in most_frequent:
-                pair = most_frequent[name]
-                score = replace(
-                    score, confused_with=pair.predicted, confusions=pair.confusions
-                )
             if images:
-                scores.append(score)
+                confusion = most_frequent.get(name)
+                scores.append(ClassScore(name, images, correct, confusion))
         scores.sort(key=lambda score: (not score.tested, score.percent, score.name))
         return scores
 
@@ -315,14 +276,15 @@ class Evaluation:
     def confused_pairs(self) -> list[ConfusedPair]:
         """Return all pairs of classes that are confused, the most frequent first."""
         matrix = self.confusion
-        images = matrix.sum(axis=1).tolist()
-        errors = matrix - np.diag(matrix.diagonal())
+        images = matrix.sum(axis=1)
         pairs = []
-        for i, j in np.argwhere(errors).tolist():
-            target = self.class_names[i]
-            predicted = self.class_names[j]
-            pair = ConfusedPair(target, predicted, int(errors[i, j]), images[i])
-            pairs.append(pair)
+        for i, j in np.argwhere(matrix).tolist():
+            if i != j:
+                target = self.class_names[i]
+                predicted = self.class_names[j]
+                confusions = int(matrix[i, j])
+                pair = ConfusedPair(target, predicted, confusions, int(images[i]))
+                pairs.append(pair)
         pairs.sort(key=lambda pair: (-pair.confusions, pair.images))
         return pairs
 
@@ -330,10 +292,8 @@ class Evaluation:
 
     def seen(self) -> list[str]:
         """Return for each image "learned", "duplicate" (of another one) or ""."""
-        status = np.full(self.images, "", dtype=object)
-        status[self.samples["duplicate"]] = "duplicate"
-        status[self.samples["learned"]] = "learned"
-        words: list[str] = status.tolist()
+        is_seen = [self.samples["learned"], self.samples["duplicate"]]
+        words: list[str] = np.select(is_seen, ["learned", "duplicate"], "").tolist()
         return words
 
     def learned_message(self) -> str | None:
@@ -341,14 +301,12 @@ class Evaluation:
         learned = self.samples["learned"]
         if not learned.any():
             return None
-        others = self.correct[~learned]
         images = number_of(self.images, "image")
         message = f"{learned.sum()} of {images} learned already"
-        if len(others) < MIN_TEST_IMAGES:
+        if learned.all():
             return f"{message}: measure with images that are new to the model"
-        accuracy = 100 * others.mean()
-        counted = number_of(len(others), "other")
-        return f"{message}; accuracy on the {counted} {accuracy:.1f} %"
+        accuracy = 100 * self.correct[~learned].mean()
+        return f"{message}; accuracy on the others {accuracy:.1f} %"
 
 
 # ---------------------------------------------------------------------- of a model
@@ -430,8 +388,6 @@ def rarely_predicted_message(
         return None
     classes = listed([printable(name) for name in names])
     remedy = "add images of new groups"
-    if model is not None:
-        remedy = f"add {model.backbone.sample}s of new groups"
     if model is None or not model.head.selects_rule:
         remedy = f"use the recommended head (cifnet fit --config folder), or {remedy}"
     return (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +37,8 @@ class Forgetting:
         rounding: why the result differs by more than 1e-8 from a model that never saw the images;
             None where it does not.
         ignored: number of images in the folder that the classes were not learned from.
-        recalled: classes that were taken out without images, because the head remembered them.
+        recalled: whether the classes were taken out without images, because the head remembered
+            them.
     """
 
     model: Classifier
@@ -46,7 +48,7 @@ class Forgetting:
     unreadable: list[Unreadable] = field(default_factory=list)
     rounding: str | None = None
     ignored: int = 0
-    recalled: frozenset[str] = frozenset()
+    recalled: bool = False
 
 
 def forget(
@@ -81,7 +83,7 @@ def forget(
     model = old.clone()
     counts = old.counts
     unreadable: list[Unreadable] = []
-    recalled = set()
+    recalled = False
     rounding = None
     ignored = 0
     if images is not None:
@@ -92,13 +94,13 @@ def forget(
             rounding = _rounding(model)
         ignored = found.ignored
     else:
-        for name in names:
-            label = model.labels([name])[0]
-            share = model.head.statistics_of_class(label)
-            if share is not None:
+        labels = model.labels(names)
+        shares = [model.head.statistics_of_class(label) for label in labels]
+        recalled = None not in shares
+        if recalled:
+            for label, share in zip(labels, shares, strict=True):
                 _subtract(model, label, share)
-                recalled.add(name)
-    exact = images is not None or len(recalled) == len(names)
+    exact = images is not None or recalled
     model.remove_classes(names)
     learned = {name: counts[name] for name in names}
     removed = None
@@ -113,7 +115,7 @@ def forget(
         unreadable=unreadable,
         rounding=rounding,
         ignored=ignored,
-        recalled=frozenset(recalled),
+        recalled=recalled,
     )
 
 
@@ -225,11 +227,9 @@ def _embed_images_of(
     for rows, z in images.embedded(model, "", unreadable, skip=is_other):
         hashes = images.files.hashes(rows).tolist()
         embeddings.update(zip(hashes, z, strict=True))
-    hashes = [look.hash for look in images.looks if look is not None]
-    if not images.files.are_images:
-        hashes = list(embeddings)
-    ignored = sum(content_hash not in wanted for content_hash in hashes)
-    return FoundImages(embeddings, ignored)
+    hashes = images.files.hash_of
+    is_other_image = (hashes >= 0) & ~np.isin(hashes, list(wanted))
+    return FoundImages(embeddings, int(is_other_image.sum()))
 
 
 def _samples(given: Any) -> SampleTable:

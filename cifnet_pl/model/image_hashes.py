@@ -46,10 +46,9 @@ class ImageHashes(GrowingModule):
 
     def distinct_counts(self) -> dict[int, int]:
         """Return the number of distinct images of each class, by label."""
-        images = pd.DataFrame({"label": self.image_labels, "hash": self.hashes})
-        counts = images.drop_duplicates()["label"].value_counts(sort=False)
-        of_label: dict[int, int] = counts.to_dict()
-        return of_label
+        by_label = pd.Series(self.hashes).groupby(self.image_labels)
+        counts: dict[int, int] = by_label.nunique().to_dict()
+        return counts
 
     def images(self) -> Counter[tuple[int, int]]:
         """Count how often each image was learned, by label and hash."""

@@ -16,14 +16,12 @@ from cifnet_pl.data.samples import SampleTable, labelled
 from cifnet_pl.data.sources.folders import class_samples, find_splits
 from cifnet_pl.data.sources.python_objects import read_samples
 from cifnet_pl.data.sources.tables import open_table
-from cifnet_pl.data.splitting import held_out_together
 from cifnet_pl.images import duplicates as image_duplicates
 from cifnet_pl.images.duplicates import Duplicates, Repeats
 from cifnet_pl.images.files import require_folder
-from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, ImageLike, Look
+from cifnet_pl.images.image import EncodedImage, ImageLike, Look
 from cifnet_pl.images.reader import (
     LEFT_OUT,
-    DecodedBatch,
     decode_images,
     image_location,
 )
@@ -31,9 +29,6 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import counted, listed, printable
-
-UNREAD = Look(UNREADABLE_HASH)
-"""Stands for an image that was not read."""
 
 
 class Unreadable(NamedTuple):
@@ -52,13 +47,11 @@ class LabelledImages:
         files: the images, or rows of embeddings; labels are positions in ``class_names``.
         looks: (n,) hash, time and thumbnail of each image once it was embedded with them; None
             where they are not known.
-        notes: sentences for the user about what was read.
     """
 
     class_names: list[str]
     files: SampleTable
     looks: list[Look | None] = field(default_factory=list)
-    notes: tuple[str, ...] = ()
 
     @classmethod
     def find(
@@ -94,7 +87,7 @@ class LabelledImages:
                 notes.append(f"note: {folder} has {names}: taking {root.name}")
         samples = class_samples(root, notes=notes)
         class_names, files = labelled(samples)
-        return cls(class_names, files, notes=files.notes)
+        return cls(class_names, files)
 
     def of_classes(self, wanted: set[str]) -> LabelledImages:
         """Select the images of the classes in ``wanted``."""
@@ -109,24 +102,7 @@ class LabelledImages:
         places = np.searchsorted(classes, labels)
         files = self.files.subset(rows).with_columns(label=places)
         names = [self.class_names[label] for label in classes]
-        looks = []
-        if self.looks:
-            looks = [self.looks[row] for row in rows]
-        return LabelledImages(names, files, looks)
-
-    def held_out(self, rows: np.ndarray, share: float) -> np.ndarray:
-        """Choose the held-out images of one class; near-duplicates are on the same side.
-
-        Args:
-            rows: (n,) positions of the class's images.
-            share: of them, never all.
-
-        Returns:
-            (n,) bool.
-        """
-        names = self.files.names_of(rows)
-        looks = [self.looks[row] or UNREAD for row in rows]
-        return held_out_together(names, looks, share, 0)
+        return LabelledImages(names, files)
 
     def all_embedded(
         self,
@@ -191,28 +167,22 @@ class LabelledImages:
             skip,
             model.backbone.device.type,
         ):
-            unreadable += unreadable_of(batch)
             readable = []
-            for seen, reason in zip(batch.looks, batch.unreadable, strict=True):
+            for image, seen, reason in zip(
+                batch.files, batch.looks, batch.unreadable, strict=True
+            ):
                 row = len(self.looks)
                 self.looks.append(seen)
                 if seen is not None:
                     self.files.hash_of[row] = seen.hash
                 if reason is None:
                     readable.append(row)
+                elif reason != LEFT_OUT:
+                    file = image
+                    if not isinstance(image, Path):
+                        file = Path(image_location(image))
+                    unreadable.append(Unreadable(file, reason))
             yield np.array(readable, dtype=np.int64), model.embed_batch(batch)
-
-
-def unreadable_of(batch: DecodedBatch) -> list[Unreadable]:
-    """List the images of a batch that could not be decoded."""
-    unreadable = []
-    for image, reason in zip(batch.files, batch.unreadable, strict=True):
-        if reason is None or reason == LEFT_OUT:
-            continue
-        if not isinstance(image, Path):
-            image = Path(image_location(image))
-        unreadable.append(Unreadable(image, reason))
-    return unreadable
 
 
 def samples_of(
@@ -304,14 +274,12 @@ class DuplicatesFound(NamedTuple):
     """Images that a model has learned, that occur twice, or that lie in two classes.
 
     Attributes:
-        duplicates: positions of images that were learned or occur twice, ascending.
-        undecided: positions of images in two classes. They are learned as neither, as it is not
-            known which label is wrong; one that was learned in another class before stays there.
+        rows: their positions. Those in two classes are learned as neither, as it is not known which
+            label is wrong; one that was learned in another class before stays there.
         messages: sentences for the user.
     """
 
-    duplicates: list[int]
-    undecided: list[int]
+    rows: list[int]
     messages: list[str]
 
 
@@ -329,10 +297,10 @@ def duplicates_among(
         DataError: no image is left.
     """
     repeats, in_two_classes = find_repeats(model, images)
-    rows = sorted([*repeats.learned, *repeats.twice])
+    repeated = sorted([*repeats.learned, *repeats.twice])
+    rows = [*repeated, *in_two_classes]
     ambiguous = list(in_two_classes.values())
-    nothing_left = len(rows) + len(ambiguous) == len(images.files)
-    if treatment == "leave_out" and nothing_left:
+    if treatment == "leave_out" and len(rows) == len(images.files):
         reason = "every image is learned already"
         if ambiguous:
             reason += (
@@ -340,13 +308,12 @@ def duplicates_among(
                 " forget its class with --images, then extend"
             )
         raise DataError(f"{reason}: there is nothing to learn")
-    repeated = [_shown(images, row) for row in rows]
+    names = [_shown(images, row) for row in repeated]
     messages = [
         image_duplicates.conflicting_labels_message(ambiguous, treatment),
-        image_duplicates.duplicates_message(repeated, treatment),
+        image_duplicates.duplicates_message(names, treatment),
     ]
-    said = [text for text in messages if text]
-    return DuplicatesFound(rows, list(in_two_classes), said)
+    return DuplicatesFound(rows, [text for text in messages if text])
 
 
 def _shown(images: LabelledImages, row: int) -> str:

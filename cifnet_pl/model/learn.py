@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from cifnet_pl.buffer import ungrouped
-from cifnet_pl.data.loading import EMBEDDED_BATCH, pieces
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import Evaluation, evaluate_left_out, judge, targets
@@ -42,9 +40,6 @@ class Extension:
         seconds: time to embed, learn and score the new images.
         unreadable: images that could not be decoded, and were left out.
         warnings: sentences for the user.
-        duplicates: images that were learned already or occur twice; left out unless ``duplicates``
-            of the call is "keep".
-        undecided: images in two classes, which are learned as neither; likewise.
         old_before: score on the images of ``check`` before the extension.
         old_after: score on the images of ``check`` after the extension.
     """
@@ -55,8 +50,6 @@ class Extension:
     seconds: float
     unreadable: list[Unreadable]
     warnings: list[str]
-    duplicates: list[Path]
-    undecided: list[Path]
     old_before: Evaluation = field(default_factory=_not_scored)
     old_after: Evaluation = field(default_factory=_not_scored)
 
@@ -107,11 +100,11 @@ def extend(
             f"class '{printable(known[0])}' is already learned: add --more to give it more images,"
             " or rename its folder"
         )
-    warnings = [*labelled.notes, *old.class_name_warnings(labelled.class_names)]
+    warnings = [*labelled.files.notes, *old.class_name_warnings(labelled.class_names)]
     check_images = None
     if check is not None:
         found = samples_of(old, check, "--check", tested=True)
-        warnings += found.notes
+        warnings += found.files.notes
         check_images = found.of_classes(set(old.class_names))
         if not check_images.class_names:
             raise DataError(
@@ -121,21 +114,22 @@ def extend(
     result = learn(old, labelled, duplicates, progress)
     model = result.model
     model.record_engines([model.engine])
+    before = []
+    after = []
     if check_images is not None:
-        z, kept = check_images.all_embedded(
-            old, "checking", result.unreadable, progress=progress
-        )
-        rows = np.flatnonzero(kept)
-        result = replace(
-            result,
-            old_before=score(old, check_images, z, rows),
-            old_after=score(model, check_images, z, rows),
-        )
+        target = targets(old, check_images)
+        for rows, z in check_images.embedded(
+            old, "checking", result.unreadable, progress
+        ):
+            before.append(judge(old.head.probabilities(z), target[rows]))
+            after.append(judge(model.head.probabilities(z), target[rows]))
     warnings += result.warnings
-    message = model.ridge_message()
-    if message is not None:
-        warnings.append(message)
-    result.warnings[:] = warnings
+    result = replace(
+        result,
+        warnings=warnings,
+        old_before=Evaluation.of(old.class_names, before),
+        old_after=Evaluation.of(model.class_names, after),
+    )
     model.record_event(
         "extend",
         sum(result.learned.values()),
@@ -147,26 +141,6 @@ def extend(
         parents=[old.identity],
     )
     return result
-
-
-def score(
-    model: Classifier, images: LabelledImages, z: np.ndarray, rows: np.ndarray
-) -> Evaluation:
-    """Score labelled images by a model, over all classes that it knows.
-
-    Args:
-        model: knows the classes of the images.
-        images: the images.
-        z: (n, d) their embeddings.
-        rows: (m,) those that are scored.
-    """
-    target = targets(model, images)
-    batches = []
-    for part in pieces(rows, EMBEDDED_BATCH):
-        embeddings = torch.from_numpy(z[part]).to(model.device)
-        probabilities = model.head.probabilities(embeddings)
-        batches.append(judge(probabilities, target[part]))
-    return Evaluation.of(model.class_names, batches)
 
 
 def learn(
@@ -206,23 +180,25 @@ def learn(
         old, "learning", unreadable, progress=progress, skip=is_learned
     )
     found = duplicates_among(old, images, duplicates)
-    learned = images
+    new = np.ones(len(images.files), dtype=bool)
     if duplicates == "leave_out":
-        new = np.ones(len(images.files), dtype=bool)
-        new[[*found.duplicates, *found.undecided]] = False
-        if not new.all():
-            learned = images.select(new)
-            z = z[new]
-            kept = kept[new]
+        new[found.rows] = False
+    wanted = images.class_names
+    if not new.all():
+        wanted = images.select(new).class_names
+    learned = images.select(new & kept)
     names = learned.class_names
-    old.check_task(names)
-    _check_readable(learned, kept)
-    rows = np.flatnonzero(kept)
+    unread = [printable(name) for name in wanted if name not in names]
+    if unread:
+        raise DataError(
+            f"no image of class '{unread[0]}' can be read: add some, or leave it out"
+        )
     model = old.clone()
+    every_row = np.arange(len(learned.files))
     samples = ungrouped(
-        torch.from_numpy(z[rows]),
-        torch.from_numpy(learned.files.labels[rows]),
-        torch.from_numpy(learned.files.hashes(rows)),
+        torch.from_numpy(z[new & kept]),
+        torch.from_numpy(learned.files.labels),
+        torch.from_numpy(learned.files.hashes(every_row)),
     )
     model.learn_embeddings(names, samples)
     before = old.counts
@@ -237,16 +213,4 @@ def learn(
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
         warnings=found.messages,
-        duplicates=[images.files.file(row) for row in found.duplicates],
-        undecided=[images.files.file(row) for row in found.undecided],
     )
-
-
-def _check_readable(images: LabelledImages, readable: np.ndarray) -> None:
-    """Raise DataError where no image of a class can be read: (n,) bool says which can."""
-    for label, of_class in images.files.rows_of.items():
-        if not readable[of_class].any():
-            name = printable(images.class_names[label])
-            raise DataError(
-                f"no image of class '{name}' can be read: add some, or leave it out"
-            )

@@ -13,12 +13,16 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.buffer import BufferSamples, ungrouped
-from cifnet_pl.images.image import EncodedImage
+from cifnet_pl.data.splitting import held_out_together
+from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import Evaluation, judge, targets
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
+
+UNREAD = Look(UNREADABLE_HASH)
+"""Stands for an image that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,9 @@ class NewSamples:
         new = first[~learned]
         fold = np.zeros(len(images.files), dtype=bool)
         for of_class in images.files.rows_of.values():
-            fold[of_class] = images.held_out(of_class, 0.5)
+            names = images.files.names_of(of_class)
+            looks = [images.looks[row] or UNREAD for row in of_class]
+            fold[of_class] = held_out_together(names, looks, 0.5, seed=0)
         files = rows[new]
         columns = targets(model, images)[files]
         device = model.device

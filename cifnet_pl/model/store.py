@@ -27,7 +27,7 @@ from cifnet_pl.utilities.errors import CheckpointError, explained
 from cifnet_pl.utilities.files import expanded, refuse_pointer
 from cifnet_pl.utilities.growing_tensors import chosen_device
 from cifnet_pl.utilities.run_folders import CHECKPOINT, COMPLETE, existing, versions
-from cifnet_pl.utilities.text import printable, shown
+from cifnet_pl.utilities.text import printable
 
 
 def load(
@@ -176,7 +176,6 @@ class CheckpointRecord(StoredRecord):
     """The state of a run, as far as a model needs it."""
 
     under_way: bool
-    settings: dict[str, Any]
     model: Any = None
 
 
@@ -188,9 +187,8 @@ def _model_of_run(path: Path) -> StoredModel:
         check_format(state.get("format"), where)
     run = parse(CheckpointRecord, state, where)
     if run.model is None:
-        module = shown(run.settings.get("module"))
         raise CheckpointError(
-            f"{path} is of a {module}: finish the run, and give its folder"
+            f"{path} is of a trained method: finish the run, and give its folder"
         )
     if run.under_way:
         raise CheckpointError(

@@ -95,22 +95,6 @@ class ModelLearner:
         """Device of the statistics; the backbone may be on one without float64."""
         return self.head.labels.device
 
-    def check_task(self, names: Sequence[str]) -> None:
-        """Check that this model can learn new classes, or more samples of known ones.
-
-        Raises:
-            UnsupportedError: a known class, where the head cannot take in more samples of it.
-            UsageError: a buffer that is too small for so many classes.
-        """
-        known = [name for name in names if name in set(self.class_names)]
-        if known:
-            with prefixed(
-                f"cannot add images to class '{printable(known[0])}', which is learned already"
-            ):
-                self.head.require("merges")
-        if self.buffer is not None:
-            self.buffer.quota(max(1, len(self.class_names) + len(names) - len(known)))
-
     def begin_task(
         self, names: Sequence[str], counts: Sequence[int] | None = None
     ) -> None:
@@ -121,13 +105,20 @@ class ModelLearner:
             counts: number of samples of each, if known.
 
         Raises:
-            UsageError, UnsupportedError: no name, or as for :meth:`check_task`.
+            UnsupportedError: a known class, where the head cannot take in more samples of it.
+            UsageError: no name, or a buffer that is too small for so many classes.
         """
         names = [class_name(name) for name in names]
-        self.check_task(names)
         label_of = self.label_of
         known = [name for name in names if name in label_of]
         new = [name for name in names if name not in label_of]
+        if known:
+            with prefixed(
+                f"cannot add images to class '{printable(known[0])}', which is learned already"
+            ):
+                self.head.require("merges")
+        if self.buffer is not None:
+            self.buffer.quota(max(1, len(label_of) + len(new)))
         known_counts = None
         new_counts = None
         if counts is not None:
@@ -396,7 +387,7 @@ class ModelLearner:
         if stored is not None and self._calibrates_by_buffer:
             self.calibration.calibrate_by_buffer(self.head, stored)
         else:
-            self.calibration.forget_buffer()
+            self.calibration.record("unknown", None, None)
         if len(self.calibration.y):
             learned = self.images.content
             self.calibration.assess_new_images(
@@ -404,17 +395,8 @@ class ModelLearner:
             )
 
     def calibration_samples(self) -> CalibrationSamples | None:
-        """Return the samples by which this model is calibrated; None if there are none.
-
-        These are the images that it has not learned, else the buffer samples.
-        """
-        new = self.calibration
-        stored = self.buffer_samples
-        if len(new.y):
-            return CalibrationSamples(self.head, new.z, new.y, learned=False)
-        if stored is None:
-            return None
-        return new.samples(self.head, stored)
+        """Return the samples by which this model is calibrated; None if there are none."""
+        return self.calibration.samples(self.head, self.buffer_samples)
 
     @property
     def buffer_samples(self) -> BufferSamples | None:

@@ -17,10 +17,9 @@ from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import (
     CalibrationSamples,
     PredictionSets,
-    check_share,
     novelty_reference,
 )
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import UsageError, check_that
 
 UNKNOWN_SHARE = 0.05
 """Share of images of known classes that may be called unknown, where none is given."""
@@ -74,10 +73,12 @@ class OpenSetPredictor:
         coverage: float | None = None,
     ):
         if unknown is not None:
-            check_share("unknown", unknown)
+            check_that(0 < unknown < 1, "unknown", unknown, "a share between 0 and 1")
             head.require("tells_novelty")
         if coverage is not None:
-            check_share("coverage", coverage, example=0.95)
+            check_that(
+                0 < coverage < 1, "coverage", coverage, "a share between 0 and 1"
+            )
             if samples is None or samples.learned:
                 head.require("leaves_one_out")
         self.head = head

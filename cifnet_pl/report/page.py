@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cifnet_pl.images.image import UnreadableImage, read_square
-from cifnet_pl.model.audit import LearningCurve
+from cifnet_pl.model.audit import CurvePoint
 from cifnet_pl.model.drawing import png
 from cifnet_pl.utilities.text import printable
 
@@ -115,11 +115,11 @@ def audit_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> 
     )
 
 
-def draw_learning_curve(curve: LearningCurve) -> Figure:
+def draw_learning_curve(curve: Sequence[CurvePoint]) -> Figure:
     """Draw the leave-one-out accuracy over the number of images per class."""
     figure = Figure(figsize=(6.4, 3.8), dpi=120, layout="constrained")
     axes = figure.subplots()
-    sizes, values = zip(*curve.points, strict=True)
+    sizes, values = zip(*curve, strict=True)
     axes.plot(sizes, values, "o-", color="black")
     axes.set_xscale("log")
     labels = [str(size) for size in sizes]

@@ -239,7 +239,7 @@ def classes(service: AskedService) -> list[ClassInfo]:
 
 @routes.get("/classes/predictions")
 def class_predictions(service: AskedService) -> inspection.ClassPredictions:
-    """Accuracy of each class on new groups, what it is confused with, what more images bring.
+    """Accuracy of each class on new groups, and what it is confused with.
 
     It takes seconds.
     """

@@ -21,7 +21,6 @@ from cifnet_pl.model.calibration import (
 )
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import evaluate_left_out
-from cifnet_pl.model.more_images import gain_of_more_images, gain_text
 from cifnet_pl.serving.gate import ApiObject
 from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError
 
@@ -122,11 +121,6 @@ class ClassPredictions(ApiObject):
     """Leave-one-group-out predictions for the images in the calibration buffer."""
 
     classes: list[ClassEstimate]
-    ten_more: tuple[float, float] | None = None
-    """Points of accuracy on new groups that ten more images of each class would bring: interval of
-    95 %; null: too few images to say."""
-    ten_more_text: str = "too few to say"
-    """The same in words."""
 
 
 class AuditedImage(ApiObject):
@@ -187,11 +181,7 @@ def _accuracy(
 
 def class_predictions(model: Classifier) -> ClassPredictions:
     """Return leave-one-group-out predictions of the buffer by class, in the model's order."""
-    result = ClassPredictions(classes=class_estimates(model))
-    if model.calibration.estimate_kind not in ("unknown", "few"):
-        result.ten_more = gain_of_more_images(model.calibration_samples())
-        result.ten_more_text = gain_text(result.ten_more)
-    return result
+    return ClassPredictions(classes=class_estimates(model))
 
 
 def class_estimates(model: Classifier) -> list[ClassEstimate]:

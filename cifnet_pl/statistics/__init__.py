@@ -22,7 +22,6 @@ from cifnet_pl.statistics.projections import (
     with_product_features as with_product_features,
 )
 from cifnet_pl.statistics.ridge import Ridge as Ridge
-from cifnet_pl.statistics.ridge import RidgeChoice as RidgeChoice
 from cifnet_pl.statistics.ridge import check_ridge as check_ridge
 from cifnet_pl.statistics.ridge import factorise as factorise
 from cifnet_pl.statistics.ridge import gcv_ridge as gcv_ridge

@@ -101,9 +101,18 @@ class Clusters:
             used = int(groups[rows].max()) + 1
         return torch.from_numpy(groups)
 
-    def similar(self) -> Tensor:
-        """Return (n,) clusters of images so similar that they show whether a class has groups."""
-        return self.within(1 - SIMILAR)
+    def similar_sets(self) -> Tensor:
+        """Return (2, n) clusters of similar images, and sets of the same sizes.
+
+        Clusters of images so similar that they show whether a class has groups are in the first
+        row; in the second row are images of the same classes at random.
+        """
+        similar = self.within(1 - SIMILAR)
+        at_random = similar.clone()
+        for rows, _ in self.trees:
+            shuffled = np.random.default_rng(0).permutation(len(rows))
+            at_random[rows] = similar[rows[shuffled]]
+        return torch.stack([similar, at_random])
 
     def groups(self) -> Tensor:
         """Return (n,) clusters, cut at the distance where the mean one is ``PART`` of its class.
@@ -132,14 +141,6 @@ class Clusters:
         rising = np.concatenate([[0.0], all_distances[order]])
         return self.within(float(rising[merges]))
 
-    def dealt(self, groups: Tensor) -> Tensor:
-        """Return groups (n,) of the same sizes, of images of the same classes at random."""
-        dealt = groups.clone()
-        for rows, _ in self.trees:
-            shuffled = np.random.default_rng(0).permutation(len(rows))
-            dealt[rows] = groups[rows[shuffled]]
-        return dealt
-
 
 def near_duplicates(z: Tensor, columns: Tensor) -> Tensor:
     """Return (n,) int64, equal for images of one class that are near-duplicates.
@@ -165,26 +166,18 @@ class Evidence(NamedTuple):
     images: float
 
     @property
-    def cost(self) -> float:
-        """Odds of an error without similar images, relative to those without a random set."""
-        return self._odds(self.without_similar) / self._odds(self.at_random)
-
-    @property
     def dependent(self) -> bool:
-        """Whether the images of a cluster must be left out together."""
-        return self.cost >= COST
+        """Whether the images of a cluster must be left out together.
 
-    def _odds(self, wrong: float) -> float:
-        right = self.images - wrong
-        return (1 + wrong) / (1 + right)
+        They must where the odds of an error are ``COST`` times those without a random set.
+        """
+        odds = (1 + self.without_similar) / (1 + self.images - self.without_similar)
+        odds_at_random = (1 + self.at_random) / (1 + self.images - self.at_random)
+        return odds >= COST * odds_at_random
 
 
 def group_evidence(
-    similar: Tensor,
-    dealt: Tensor,
-    columns: Tensor,
-    left_out: LeftOut,
-    counts: Tensor,
+    sets: Tensor, columns: Tensor, left_out: LeftOut, counts: Tensor
 ) -> Evidence:
     """Count errors without similar images, over those whose class is known without these.
 
@@ -193,20 +186,20 @@ def group_evidence(
     The result does not depend on the order of the images.
 
     Args:
-        similar: (n,) int64, equal for similar images (:meth:`Clusters.similar`), all of each
-            cluster.
-        dealt: (n,) int64, the same sets of images of the same classes at random.
+        sets: (2, n) int64, equal for similar images, all of each cluster, and for those of a random
+            set (:meth:`Clusters.similar_sets`).
         columns: (n,) int64 column of each one's class in the scores.
         left_out: function from groups to the scores of one rule, as the weights of several are
             fitted without the groups; NaN where nothing is known.
         counts: (n,) float64 number of images that each stands for.
     """
+    similar, at_random = sets
     wrong = errors(left_out(similar), columns)
-    wrong_at_random = errors(left_out(dealt), columns)
+    wrong_at_random = errors(left_out(at_random), columns)
     _, cluster, sizes = torch.unique(similar, return_inverse=True, return_counts=True)
     leaves_others = sizes[cluster] < columns.bincount()[columns]
     known = wrong.isfinite() & wrong_at_random.isfinite() & leaves_others
     counts = counts[known]
-    without_similar = counts @ wrong[known]
-    at_random = counts @ wrong_at_random[known]
-    return Evidence(float(without_similar), float(at_random), float(counts.sum()))
+    expected = counts @ wrong[known]
+    expected_at_random = counts @ wrong_at_random[known]
+    return Evidence(float(expected), float(expected_at_random), float(counts.sum()))

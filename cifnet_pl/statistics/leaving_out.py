@@ -185,28 +185,26 @@ class ScatteredRows(LearnedRows):
     def __init__(self, x: Tensor, means: Tensor, columns: Tensor, mass: Tensor):
         self.v = x - means[columns]
         self.means = means
+        self.columns = columns
         self.mass = mass
         self.own = one_hot(columns, len(mass)).to(x)
         indicators = self.own / mass.sqrt()
         design = torch.cat([indicators, self.v], dim=1)
         super().__init__(design)
         to_means = self.v @ means.T
-        between_means = means @ means.T
-        self.mean_squares = between_means.diagonal()
-        self.x_to_means = to_means + between_means[columns]
-        self.x_squares = x.square().sum(dim=1)
+        self.mean_squares = means.square().sum(dim=1)
         # [e_i; x_i]A⁻¹[e_c; 0]
         self.to_classes = self.own / mass - to_means
 
     def distances(
-        self, groups: Tensor, queries: Callable[[Tensor], Tensor] | None = None
+        self, groups: Tensor, queries: Callable[[Tensor], Tensor]
     ) -> LeftOutDistances:
         """Return the distances of queries to the class means without each row's group.
 
         Args:
             groups: (n,) int64 group of each row.
             queries: function from positions (g, k) of whole groups to the q (g, k, p) of their
-                rows; None where these are the rows themselves.
+                rows.
         """
         square = torch.empty_like(self.own)
         remaining = torch.empty_like(self.own)
@@ -216,16 +214,10 @@ class ScatteredRows(LearnedRows):
             members = group.members
             own = self.own[members]
             to_class = self.to_classes[members]
-            if queries is None:
-                # H_ij is [e_i; x_i]A⁻¹[e_j; x_j]
-                to_query = group.hat - to_class @ own.mT
-                inner = self.x_to_means[members]
-                query_square = self.x_squares[members]
-            else:
-                q = queries(members)
-                to_query = self.v[members] @ q.mT
-                inner = q @ self.means.T
-                query_square = q.square().sum(dim=2)
+            q = queries(members)
+            to_query = self.v[members] @ q.mT
+            inner = q @ self.means.T
+            query_square = q.square().sum(dim=2)
             size = members.shape[1]
             both = torch.cat([to_query, to_class], dim=2)
             solved = torch.linalg.solve_triangular(group.factor, both, upper=False)
@@ -246,6 +238,10 @@ class ScatteredRows(LearnedRows):
             left_out[members] = float(size)
         return LeftOutDistances(square, length, remaining, left_out)
 
+    def _rows(self, members: Tensor) -> Tensor:
+        """Return the rows x (g, k, p) at some positions (g, k)."""
+        return self.v[members] + self.means[self.columns[members]]
+
     def discriminant(
         self, groups: Tensor, mass: Tensor, freedom: float = 0.0
     ) -> Tensor:
@@ -259,7 +255,7 @@ class ScatteredRows(LearnedRows):
             mass: () number n of all rows.
             freedom: degrees of freedom df, which stay as they are.
         """
-        found = self.distances(groups)
+        found = self.distances(groups, self._rows)
         others = mass - found.left_out
         excess = freedom / found.remaining
         return (excess + others * (found.length - found.square)) / 2

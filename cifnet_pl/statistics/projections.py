@@ -77,13 +77,12 @@ def projection_fingerprint(matrix: Tensor) -> int:
     return int(fingerprint("", {"projection": matrix})[:15], 16)
 
 
-def check_projection(state: Mapping[str, Any], own: Tensor, arguments: str) -> None:
+def check_projection(state: Mapping[str, Any], own: Tensor) -> None:
     """Check that a stored head drew the same projection.
 
     Args:
         state: of the head, with the fingerprint of its projection.
         own: () fingerprint of the projection that was drawn now.
-        arguments: of which it was drawn, for the error.
 
     Raises:
         CheckpointError: the fingerprints differ.
@@ -91,8 +90,7 @@ def check_projection(state: Mapping[str, Any], own: Tensor, arguments: str) -> N
     stored = int(state.get("fingerprint", own))
     if stored != int(own):
         raise CheckpointError(
-            f"the stored head used another projection than {arguments} give for embeddings of this"
-            " width: use the arguments that it was made with"
+            "the stored head used another projection: use the arguments that it was made with"
         )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,19 +28,6 @@ RIDGE_TOLERANCE = 0.1
 """Step of the logarithm of candidate ridges.
 
 Three times the ridge costs at most 0.8 points (``docs/studies/duplicates.md``)."""
-
-
-class RidgeChoice(NamedTuple):
-    """A ridge.
-
-    Attributes:
-        ridge: λ.
-        at_limit: whether it is the largest candidate of generalised cross-validation, which then
-            finds nothing that a linear model explains.
-    """
-
-    ridge: float
-    at_limit: bool = False
 
 
 def check_ridge(
@@ -142,7 +129,7 @@ def whitened_rows(gram: Tensor, penalty: Tensor, x: Tensor) -> Tensor:
 
 def gcv_ridge(
     gram: Tensor, moment: Tensor, tss: Tensor, samples: int, free: int
-) -> RidgeChoice:
+) -> float:
     """Return the ridge that minimises generalised cross-validation (Golub, Heath and Wahba, 1979).
 
     With ``G = V diag(e) Vᵀ`` and ``a_i = ‖(VᵀQ)_i‖²``
@@ -180,7 +167,7 @@ def gcv_ridge(
     largest = float(values.sum())
     # All embeddings alike: any ridge gives zero weights.
     if largest == 0.0 or samples <= free:
-        return RidgeChoice(1.0)
+        return 1.0
 
     rounding = len(gram) * torch.finfo(gram.dtype).eps * float(values[-1])
     low = math.log(rounding)
@@ -191,14 +178,13 @@ def gcv_ridge(
     freedom = free + (values / (values + candidates)).sum(axis=1)
     is_allowed = freedom <= LARGEST_DF_SHARE * samples
     if not is_allowed.any():
-        return RidgeChoice(largest)
+        return largest
     ridges = candidates[is_allowed]
     penalised = values + ridges
     explained = squares * (penalised + ridges) / penalised**2
     rss = tss.item() - explained.sum(axis=1)
     scores = rss / (samples - freedom[is_allowed]) ** 2
-    best = int(scores.argmin())
-    return RidgeChoice(float(ridges[best, 0]), at_limit=best <= 1)
+    return float(ridges[scores.argmin(), 0])
 
 
 def _eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,7 +198,7 @@ def _eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
 
 def gcv_ridge_of_free_bias(
     gram: Tensor, moment: Tensor, target_square: Tensor, samples: int
-) -> RidgeChoice:
+) -> float:
     """Return the ridge of :func:`gcv_ridge` from sums over ``x̃ = [1; z]``, the bias free.
 
     Args:

@@ -15,12 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from cifnet_pl.statistics.leaving_out import LearnedRows, LeftOut, ScatteredRows
-from cifnet_pl.statistics.ridge import (
-    RidgeChoice,
-    factorise,
-    gcv_ridge,
-    whiten,
-)
+from cifnet_pl.statistics.ridge import factorise, gcv_ridge, whiten
 
 
 class RidgeSystem:
@@ -85,7 +80,7 @@ class RidgeSystem:
         mean = variance.mean().clamp_min(smallest)
         return (1 + variance / mean) / 2
 
-    def choose_ridge(self, width: int) -> RidgeChoice:
+    def choose_ridge(self, width: int) -> float:
         """Return the ridge of generalised cross-validation for the first ``width`` features."""
         gram = self.gram[:width, :width]
         spread = self.spread[: self.classes, :width]

@@ -85,12 +85,6 @@ def test_the_network_is_not_touched_again(made: Path, monkeypatch: pytest.Monkey
     assert (again.files, len(again.files)) == (first.files, 41)
 
 
-def test_a_cache_that_cannot_be_written_is_a_warning(made: Path, caplog):
-    (made / "cache").write_text("no folder")
-    assert len(embedded(made).files) == 41
-    assert caplog.text.count("no embeddings are cached: cannot write") == 1
-
-
 def test_images_of_a_run_and_of_none(made: Path, capsys: pytest.CaptureFixture[str]):
     assert_ends(run(made), 2, "give them with --images", capsys)
     missing = "no folder none: give the images with --images"

@@ -65,7 +65,7 @@ def test_what_it_says_and_writes(made: Path, tmp_path: Path, capsys):
     assert "3 of 14 images of bee predicted as ant" in shown
     assert "16 images of unknown classes left out: dog" in shown
     assert "3 of 28 images learned already" in shown
-    assert "25 others" in shown
+    assert "accuracy on the others" in shown
     assert "bee/both.png (also in ant), cat/ant.png (learned as ant) in two" in shown
 
     tables = {"classes.csv", "confusion.csv", "images.csv"}
@@ -154,8 +154,8 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     before = Evaluation.of(old.class_names, [evaluated(old, samples)])
     lines = [line for line in said.splitlines() if line.startswith("│")]
     table = [re.findall(r"│ +([\d.]+) (?=│)", line) for line in lines]
-    keys = "accuracy ece confident_errors set_coverage mean_set_size called_unknown"
-    expected = [getattr(before, key) for key in keys.split()]
+    keys = "A_k ece set_coverage set_size known_rejected"
+    expected = [before.figures()[key] for key in keys.split()]
     shown = [float(row[0]) for row in table if row]
     assert shown == [round(value, 1) for value in expected]
     *_, covered, _, unknown = [float(row[1]) for row in table if row]

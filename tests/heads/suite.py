@@ -30,9 +30,6 @@ QUICK = {
 }
 """Arguments without which a head would take too long here."""
 
-TOLERANCES = {"KNNHead": 1e-4}
-"""Of heads that compute in float32 unless told otherwise."""
-
 FLOAT32: dict[str, Any] = {"ridge": 1.0, "dtype": "float32"}
 MAKERS: dict[str, Callable[[int], Head]] = {
     name.removesuffix("Head").lower(): partial(kind, **QUICK.get(name, {}))
@@ -51,14 +48,7 @@ MAKERS: dict[str, Callable[[int], Head]] = {
     "dsal-gcv": partial(DSALHead, width=40, ridge="gcv"),
 }
 HEADS = [
-    pytest.param(
-        Case(
-            make,
-            locked=name == "cifnet-locked",
-            tolerance=1e-9 if make(1).dtype == torch.float64 else 1e-4,
-        ),
-        id=name,
-    )
+    pytest.param(Case(make, 1e-9 if make(1).dtype == torch.float64 else 1e-4), id=name)
     for name, make in MAKERS.items()
 ]
 

@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
-from torch.nn.functional import cross_entropy, nll_loss
+from torch.nn.functional import nll_loss
 
 from cifnet_pl.heads import Head, KNNHead, LogisticHead, SGDHead
 from cifnet_pl.heads.samples import Samples
@@ -94,18 +94,7 @@ def test_logistic_is_that_of_scikit_learn_on_task_and_buffer() -> None:
     labels = torch.cat([Y[task], y]).numpy()
     weight = np.where(labels < 8, 7.0, 1.0)
     model = LogisticRegression(C=0.3, max_iter=5000, tol=1e-8).fit(x, labels, weight)
-    least = np.concatenate([model.intercept_[None], model.coef_.T])
     head = learned(LogisticHead(64, inverse_penalty=0.3))
-
-    def objective(weights: np.ndarray) -> float:
-        scores = torch.from_numpy(x @ weights[1:] + weights[0])
-        losses = cross_entropy(scores, torch.from_numpy(labels), reduction="none")
-        penalty = 0.5 * np.square(weights[1:]).sum()
-        return float(0.3 * weight @ losses.numpy() + penalty)
-
-    least_loss = objective(least)
-    assert least_loss <= objective(head.weights.numpy()) <= 1.001 * least_loss
-    assert objective(np.zeros((65, 10))) > 2 * least_loss
     probabilities = torch.from_numpy(model.predict_proba(REST.numpy()))
     assert torch.allclose(head.probabilities(REST), probabilities, atol=0.02)
 
@@ -118,14 +107,6 @@ def test_logistic_never_predicts_a_class_that_the_fit_did_not_see() -> None:
     probabilities = head.probabilities(REST)
     assert torch.isfinite(probabilities).all()
     assert (probabilities[:, :8] == 0).all()
-
-
-def test_sgd_forgets_without_a_buffer_and_less_with_one() -> None:
-    accuracy = []
-    for per_class in (0, 10):
-        head = learned(SGDHead(64, epochs=5), per_class=per_class)
-        accuracy.append((head.predict(REST) == TRUE).double().mean())
-    assert accuracy[0] < 0.4 < 0.8 < accuracy[1]
 
 
 def test_sgd_approaches_the_minimum_of_the_cross_entropy() -> None:
@@ -156,9 +137,8 @@ def test_sgd_goes_on_from_the_weights_it_had() -> None:
     assert head.weights[:, 2].abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("make", [LogisticHead, SGDHead])
-def test_a_past_without_news_changes_nothing(make: type[Head]) -> None:
-    head = learned(make(64), tasks=2)
+def test_a_past_without_news_changes_nothing() -> None:
+    head = learned(LogisticHead(64), tasks=2)
     before = snapshot(head)
     head.observe_past(*buffer([0, 1]))
     head.solve()

@@ -18,7 +18,12 @@ from cifnet_pl.testing import (
     halves,
     snapshot,
 )
-from cifnet_pl.utilities.errors import CifnetError, UnsupportedError, UsageError
+from cifnet_pl.utilities.errors import (
+    CifnetError,
+    NonFiniteError,
+    UnsupportedError,
+    UsageError,
+)
 from tests.heads.suite import HEADS
 
 pytestmark = pytest.mark.parametrize("case", HEADS)
@@ -27,6 +32,16 @@ pytestmark = pytest.mark.parametrize("case", HEADS)
 @pytest.mark.parametrize("check", HEAD_CHECKS, ids=lambda check: check.__name__)
 def test_public_check(case: Case, check: Callable[[Case], None]) -> None:
     check(case)
+
+
+def test_autocast_rounds_no_sum_and_a_cast_changes_no_state(case: Case) -> None:
+    expected = case.learned()(QUERIES)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        head = case.learned()
+        assert torch.equal(head(QUERIES), expected)
+    assert not head(QUERIES).requires_grad
+    before = snapshot(head)
+    assert_same_state(head.half(), before)
 
 
 def test_inference_mode_may_come_and_go(case: Case) -> None:
@@ -60,7 +75,13 @@ def test_a_task_under_way(case: Case) -> None:
     head.observe_past(QUERIES[:3], torch.full((3,), 7))
     assert head.class_counts() == {7: first, 5: 2, 6: 0}
     before = snapshot(head)
+    fives = torch.tensor([5, 5])
+    head.observe(QUERIES[:0], fives[:0])
+    with pytest.raises(NonFiniteError):
+        head.observe(QUERIES[:2] * torch.nan, fives)
     for call, words in (
+        (lambda: head.observe(QUERIES[:2, 1:], fives), "expected"),
+        (lambda: head.observe(QUERIES[:2], fives - 1), "label 4"),
         (lambda: head.begin_task([100], [1]), r"solve\(\)"),
         (lambda: head(QUERIES), "not solved"),
         (lambda: case.make(WIDTH)(QUERIES), "not solved"),
@@ -79,10 +100,6 @@ def test_a_task_under_way(case: Case) -> None:
 
 def test_shards_of_a_task_merge_and_other_kinds_do_not(case: Case) -> None:
     """Before they are solved, too: so the sums of parts of a set are added up."""
-
-    class Other(type(case.make(WIDTH))):  # type: ignore[misc]
-        pass
-
     task = TASKS[2]
     shards = [case.make(WIDTH) for _ in range(2)]
     for shard, part in zip(shards, halves(task), strict=True):
@@ -90,16 +107,34 @@ def test_shards_of_a_task_merge_and_other_kinds_do_not(case: Case) -> None:
         shard.observe(part.z, part.y)
     head, other = shards
     before = snapshot(head)
-    stranger = case.make(WIDTH)
-    stranger.__class__ = Other
-    for wrong in (stranger, case.make(WIDTH + 1)):
-        with pytest.raises(UsageError if head.merges else UnsupportedError):
-            head.merge_(wrong)
-        with pytest.raises(UsageError if head.subtracts else UnsupportedError):
-            head.subtract_(wrong)
+    stranger = case.make(WIDTH + 1)
+    with pytest.raises(UsageError if head.merges else UnsupportedError):
+        head.merge_(stranger)
+    with pytest.raises(UsageError if head.subtracts else UnsupportedError):
+        head.subtract_(stranger)
+    if not head.reduces:
+        with pytest.raises(UnsupportedError):
+            head.reduce_(print)
     assert_same_state(head, before)
     if head.merges:
         head.merge_(other)
         head.solve()
         whole = learn(case.make(WIDTH), [task])
-        case.must_agree(head, whole, "merging shards", 1e-8)
+        case.must_agree(head(QUERIES), whole(QUERIES), "merging shards", 1e-8)
+
+
+def test_where_gcv_chooses_every_sample_twice_is_every_sample_once(case: Case) -> None:
+    once, twice = (case.make(WIDTH) for _ in range(2))
+    if "gcv" not in once.settings().values() or once.selects_rule:
+        return  # the discriminant counts images of a class
+    for task in TASKS:
+        for head in (once, twice):
+            head.begin_task(task.classes)
+            head.observe(task.z, task.y)
+        twice.observe(task.z, task.y)
+        twice.count_duplicates(len(task.y))
+        for head in (once, twice):
+            head.solve()
+    assert difference(twice(QUERIES), once(QUERIES)) <= max(case.tolerance, 1e-7)
+    counts = once.class_counts()
+    assert twice.class_counts() == {label: 2 * counts[label] for label in counts}

@@ -167,7 +167,6 @@ class TestWithoutTheCommandLine:
                 head.observe_past(past, y, buffer.oversampling(most))
             buffer.commit()
             head.solve()
-            head.refresh()
         for ours, theirs in ((head, learner.head), (buffer, learner.buffer)):
             for key, value in theirs.state_dict().items():
                 assert torch.equal(value, ours.state_dict()[key]), key

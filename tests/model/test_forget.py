@@ -13,12 +13,11 @@ from cifnet_pl.buffer import ungrouped
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import _subtract_images
-from cifnet_pl.model.merge import merge
-from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
+from cifnet_pl.utilities.errors import DataError, UnsupportedError
 from tests.cli.test_extend import queries
 from tests.command_line import make_images
 from tests.data.layouts import vectors
-from tests.models import learn_task, learned, samples, tensors_equal
+from tests.models import learn_task, learned, samples
 
 
 @pytest.mark.parametrize("head", ["cifnet", "ridge", "knn", "logistic", "dsal"])
@@ -44,20 +43,6 @@ def test_a_head_that_keeps_no_sums_refuses_images(tmp_path: Path):
     removed = cifnet_pl.forget(model, "ant")
     assert not removed.exact
     assert not removed.model.head.subtracts
-
-
-def test_merge_changes_none_of_its_models():
-    a = learned("ridge", [["ant"]])
-    b = learned("ridge", [["bee"], ["cat"]])
-    before = [a.tensors(), b.tensors()]
-    result = merge([a, b])
-    assert result.model.class_names == ["ant", "bee", "cat"]
-    assert result.images == 21
-    assert all(
-        tensors_equal(m.tensors(), old) for m, old in zip((a, b), before, strict=True)
-    )
-    with pytest.raises(UsageError, match="learned by both and would count twice"):
-        merge([a, a.clone()])
 
 
 @pytest.mark.parametrize("remember", [True, False])

@@ -236,7 +236,6 @@ def test_a_network_that_does_not_fit(parts: Path, name: str, sentence: str):
             "my_parts.Fails",
             ["ZeroDivisionError: no such ridge (my_parts"],
         ),
-        ("--model.head", "my_parts.Misshaped", ["my_parts.Misshaped", "shape"]),
         ("--model", "my_parts.Plain", ["my_parts.Plain", "LightningModule"]),
         ("--data.source", "my_parts.empty", ["KeyError: 'count' (my_parts.py, line"]),
     ],

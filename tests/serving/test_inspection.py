@@ -110,27 +110,3 @@ def test_the_margin_is_of_groups_and_not_of_images():
         assert estimate is not None
         low, high = estimate.interval
         assert (high - low) / 2 == pytest.approx(2**0.5 * expected, abs=0.7)
-
-
-def test_what_ten_more_images_would_bring():
-    """The interval holds what they bring, where classes are hard to tell apart and where they are
-    easy; not of few.
-    """
-    directions = torch.randn(6, 40, generator=torch.Generator().manual_seed(5))
-    new = torch.arange(6).repeat(500)
-    for apart, least in ((0.5, 1), (9, 0)):
-        means = apart * directions
-        before, after = (
-            taught(means, torch.arange(6).repeat(count)) for count in (30, 40)
-        )
-        named = [
-            one.head.predict(samples(means, new, 2)) == new for one in (before, after)
-        ]
-        right = [100 * float(hits.double().mean()) for hits in named]
-        found = class_predictions(before).ten_more
-        assert found[0] <= right[1] - right[0] <= found[1]
-        assert found[1] >= least
-    assert (
-        class_predictions(taught(directions, torch.arange(6).repeat(19))).ten_more
-        is None
-    )

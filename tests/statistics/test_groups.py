@@ -56,9 +56,7 @@ def images(spread: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 def evidence(z: Tensor, y: Tensor) -> Evidence:
     (rule,) = teach(RidgeHead(WIDTH, ridge=3.0), z, y).rules_left_out(z, y)
     counts = torch.ones(len(y), dtype=torch.float64)
-    clusters = Clusters(z, y)
-    similar = clusters.similar()
-    return group_evidence(similar, clusters.dealt(similar), y, rule, counts)
+    return group_evidence(Clusters(z, y).similar_sets(), y, rule, counts)
 
 
 def test_days_are_found_in_any_order() -> None:

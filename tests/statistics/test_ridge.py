@@ -1,8 +1,5 @@
 """Ridge solves and generalised cross-validation."""
 
-from typing import Any
-
-import mpmath
 import numpy as np
 import pytest
 import torch
@@ -10,7 +7,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from cifnet_pl.statistics import (
-    RidgeChoice,
     augment,
     gcv_ridge,
     gcv_ridge_of_free_bias,
@@ -26,55 +22,16 @@ def test_what_is_not_positive_definite_is_refused() -> None:
             solve_ridge(gram, torch.ones(3, 1).double(), torch.tensor(0.01))
 
 
-def exact_gcv(x: Any, target: Any, ridge: Any, free: int) -> Any:
-    """GCV of one ridge, from the hat matrix of centred features, in 60 digits."""
-    n = x.rows
-    inverse = mpmath.inverse(x.T * x + ridge * mpmath.eye(x.cols))
-    hat = free * mpmath.ones(n, n) / n + x * inverse * x.T
-    residual = target - hat * target
-    freedom = sum(hat[i, i] for i in range(n))
-    return n * mpmath.norm(residual) ** 2 / (n - freedom) ** 2
-
-
-@pytest.mark.parametrize("free", [1, 0])
-@pytest.mark.parametrize("n", [5, 7])
-def test_gcv_is_right_with_fewer_samples_than_features_too(n: int, free: int) -> None:
-    # With n ≤ d both RSS and n − df vanish with the ridge; in float64 a hat matrix would leave only
-    # rounding.
-    draw = torch.Generator().manual_seed(n)
-    z = torch.randn(n, 6, generator=draw, dtype=torch.float64)
-    t = 3 * torch.randn(n, 1, generator=draw, dtype=torch.float64).sign()
-    z = z - free * z.mean(dim=0)
-    t = t - free * t.mean(dim=0)
-    gram = z.T @ z
-    ridge, at_limit = gcv_ridge(gram, z.T @ t, t.square().sum(), n, free)
-    eigenvalues = torch.linalg.eigvalsh(gram)
-
-    def freedom(ridge: float) -> float:
-        return free + (eigenvalues / (eigenvalues + ridge)).sum().item()
-
-    assert freedom(ridge) <= n / 2
-    assert not at_limit
-    with mpmath.workdps(60):
-        features = mpmath.matrix(z.tolist())
-        wanted = mpmath.matrix(t.tolist())
-        found = exact_gcv(features, wanted, ridge, free)
-        for factor in (0.5, 0.77, 1.3, 2.0):
-            if freedom(factor * ridge) <= n / 2:
-                other = exact_gcv(features, wanted, factor * ridge, free)
-                assert found <= other * (1 + mpmath.mpf("0.01"))
-
-
 def test_gcv_of_embeddings_that_are_all_alike() -> None:
     zero = torch.zeros(3, 3, dtype=torch.float64)
     tss = torch.tensor(1.0, dtype=torch.float64)
-    assert gcv_ridge(zero, zero[:, :1], tss, 10, free=1).ridge > 0
+    assert gcv_ridge(zero, zero[:, :1], tss, 10, free=1) > 0
     z = torch.ones(10, 3, dtype=torch.float64)
     target = torch.tensor([[1.0], [-1.0]] * 5, dtype=torch.float64)
     tilde = augment(z)
     energy = target.square().sum()
-    choice = gcv_ridge_of_free_bias(tilde.T @ tilde, tilde.T @ target, energy, 10)
-    assert choice.ridge > 0
+    ridge = gcv_ridge_of_free_bias(tilde.T @ tilde, tilde.T @ target, energy, 10)
+    assert ridge > 0
 
 
 def normal(n: int, width: int) -> Tensor:
@@ -82,7 +39,7 @@ def normal(n: int, width: int) -> Tensor:
     return torch.randn(n, width, generator=draw, dtype=torch.float64)
 
 
-def choose(z: Tensor, y: Tensor) -> RidgeChoice:
+def choose(z: Tensor, y: Tensor) -> float:
     """The ridge of regression on class indicators."""
     x = augment(z)
     target = one_hot(y).double()
@@ -90,8 +47,10 @@ def choose(z: Tensor, y: Tensor) -> RidgeChoice:
     return gcv_ridge_of_free_bias(x.T @ x, x.T @ target, energy, len(z))
 
 
-def test_with_nothing_to_learn_the_largest_ridge_is_chosen_and_said() -> None:
-    assert choose(normal(300, 20), torch.arange(300) % 12).at_limit
+def test_with_nothing_to_learn_the_largest_ridge_is_chosen() -> None:
+    z = normal(300, 20)
+    squares = (z - z.mean(dim=0)).square().sum().item()
+    assert choose(z, torch.arange(300) % 12) > 0.9 * squares
 
 
 def test_few_easy_samples_have_half_as_many_degrees_of_freedom() -> None:
@@ -99,36 +58,41 @@ def test_few_easy_samples_have_half_as_many_degrees_of_freedom() -> None:
     y = torch.arange(38) % 12
     z = normal(38, 400) + 50 * one_hot(y, 400)
     values = torch.linalg.eigvalsh((z - z.mean(0)) @ (z - z.mean(0)).T).clamp_min(0)
-    freedom = 1 + (values / (values + choose(z, y).ridge)).sum()
+    freedom = 1 + (values / (values + choose(z, y))).sum()
     assert 0.45 * len(z) < freedom <= 0.5 * len(z) + 1e-9
 
 
-@pytest.mark.parametrize("seed", [25, 104])
-def test_the_ridge_is_the_best_of_several_minima(seed: int) -> None:
-    """Of spectra over several decades, where GCV has more than one minimum."""
+@pytest.mark.parametrize("free", [1, 0])
+@pytest.mark.parametrize("seed", [25, 104, 108])
+def test_the_ridge_is_the_best_of_several_minima(seed: int, free: int) -> None:
+    """Of spectra over several decades, where GCV has more than one minimum, and of fewer samples
+    than features.
+    """
     draw = np.random.default_rng(seed)
     n, p, c = (int(draw.integers(*ends)) for ends in ((10, 200), (3, 60), (1, 6)))
     scale = 10.0 ** draw.uniform(-4, 1, p)
     x = scale * draw.normal(size=(n, p))
     weights = 10.0 ** draw.uniform(-3, 0, (p, 1)) * draw.normal(size=(p, c))
     y = (x / scale) @ weights + 10.0 ** draw.uniform(-1, 2) * draw.normal(size=(n, c))
-    x -= x.mean(axis=0)
-    y -= y.mean(axis=0)
+    x -= free * x.mean(axis=0)
+    y -= free * y.mean(axis=0)
     gram, moment, tss = (
         torch.tensor(sums) for sums in (x.T @ x, x.T @ y, np.square(y).sum())
     )
-    ridge = gcv_ridge(gram, moment, tss, n, free=1).ridge
+    ridge = gcv_ridge(gram, moment, tss, n, free)
     u, s, _ = np.linalg.svd(x, full_matrices=False)
     squares = np.square(u.T @ y).sum(axis=1)
     rest = np.square(y).sum() - squares.sum()
 
+    def freedom(ridge: np.ndarray | float) -> np.ndarray:
+        return free + (s**2 / (s**2 + np.asarray(ridge)[..., None])).sum(axis=-1)
+
     def score(ridge: float) -> float:
-        shrinkage = s**2 / (s**2 + ridge)
-        residual = rest + (squares * np.square(1 - shrinkage)).sum()
-        return residual / (n - 1 - shrinkage.sum()) ** 2
+        residual = rest + (squares * np.square(ridge / (s**2 + ridge))).sum()
+        return residual / (n - freedom(ridge)) ** 2
 
     candidates = np.geomspace(1e-10, 1, 1000) * (s**2).sum()
-    freedom = (s**2 / (s**2 + candidates[:, None])).sum(axis=1)
-    allowed = candidates[1 + freedom <= n / 2]
+    allowed = candidates[freedom(candidates) <= n / 2]
     best = min(allowed, key=score)
+    assert freedom(ridge) <= n / 2
     assert score(ridge) < 1.05 * score(best)

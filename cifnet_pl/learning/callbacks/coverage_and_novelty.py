@@ -166,5 +166,7 @@ def prediction_set_rows(evaluation: Evaluation) -> list[list[Any]]:
     for label, name in enumerate(evaluation.class_names):
         is_own = evaluation.samples["target"] == label
         own = replace(evaluation, samples=evaluation.samples[is_own])
-        rows.append([name, own.images, own.set_coverage, own.mean_set_size])
+        figures = own.figures()
+        covered = figures["set_coverage"]
+        rows.append([name, own.images, covered, figures["set_size"]])
     return rows

@@ -1,4 +1,4 @@
-// Classes: how many photos each has, how often it is right, what more would bring; to rename, join, split and forget.
+// Classes: how many photos each has, how often it is right; to rename, join, split and forget.
 
 import {
   $, accuracy, button, change, count, get, hint, keptPhoto, make, named, onClick, onName, percent, post, promised, purge, sure, table,
@@ -11,8 +11,7 @@ const MOST = 200; // photos of a class that are shown, the newest
 const { selected } = opened;
 
 function figures(look, answers) {
-  const found = { Classes: look.classes, Photos: look.images, ...promised(look.accuracy),
-    "Ten more photos of each class, of other days, would bring": answers ? answers.ten_more_text : "…" };
+  const found = { Classes: look.classes, Photos: look.images, ...promised(look.accuracy) };
   $("figures").replaceChildren(...Object.entries(found).map(([name, value]) =>
     make("div", {}, make("dt", {}, name), make("dd", {}, value))));
   const help = ["found", "given"].includes(look.accuracy.kind) ? ["what helps most on another day: photos of that day or place, five of each class"] : [];
@@ -174,7 +173,7 @@ export const show = latestOnly(async (still) => {
   if (open?.kept_images.length) showPhotos(opened.name, [open.kept_images.slice(-MOST)]);
   else $("class-photos").hidden = true;
   draw(null);
-  const answers = found.length ? await still(get("/classes/predictions")) : { classes: [], ten_more_text: "too few to say" };
+  const answers = found.length ? await still(get("/classes/predictions")) : { classes: [] };
   const focused = document.activeElement.closest("#class-table button")?.ariaLabel;
   draw(answers);
   if (focused) [...$("class-table").querySelectorAll("button")].find((one) => one.ariaLabel === focused)?.focus();
