@@ -4,24 +4,28 @@ Why not Ray Data: sums that an actor has accumulated are gone with it, and Data 
 again that was under way; the order of its blocks, on which the last bits depend, is that of their
 arrival.
 
-Where the head of a cluster is lost, or was never there, Ray says so and ends this process with exit
-code 1.
+The driver is a process of its own, as Ray ends the process that loses the head of its cluster.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from cifnet_pl.utilities.errors import CifnetError, explained
+from cifnet_pl.utilities.errors import CifnetError
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import one_line, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.model.partition import Shard
+
+PATIENCE = 20
+"""Seconds after which a head that does not answer is taken for lost."""
 
 
 def make_with_ray(
@@ -49,9 +53,75 @@ def make_with_ray(
 
     Raises:
         UsageError: Ray is not installed.
-        CifnetError: Ray does not start.
+        CifnetError: there is no cluster at RAY_ADDRESS, or its head was lost.
     """
     ray = optional("ray", "--shards, but not --shard,", "ray")
+    job = partial(_run, make, shards, workers, retries, threads, workers_per_gpu)
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    # As Ray pickles: the function may be one within another.
+    arguments = (ray.cloudpickle.dumps(job), sender)
+    driver = context.Process(target=_drive, args=arguments, daemon=True)
+    driver.start()
+    sender.close()
+    try:
+        outcome = receiver.recv()
+    except EOFError:
+        address = os.environ.get("RAY_ADDRESS", "")
+        raise CifnetError(
+            f"the head of the Ray cluster {address} does not answer: finished shards stay, and the"
+            " same command goes on once it is there"
+        ) from None
+    finally:
+        driver.terminate()
+        driver.join()
+    if isinstance(outcome, Exception):
+        raise outcome
+    failed: list[str] = outcome
+    return failed
+
+
+def _drive(job: bytes, sender: Connection) -> None:
+    """Do a job with Ray, and send what it returns, or an error in its place.
+
+    Args:
+        job: pickled function of the files where it prints sentences, and errors.
+        sender: to the command.
+    """
+    out = os.fdopen(os.dup(1), "w")
+    errors = os.fdopen(os.dup(2), "w")
+    # What Ray and its libraries print is no sentence.
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    # Read when Ray is imported.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(PATIENCE))
+    try:
+        from ray import cloudpickle
+
+        sender.send(cloudpickle.loads(job)(out, errors))
+    except Exception as error:
+        sender.send(CifnetError(f"Ray: {one_line(error)}"))
+
+
+def _run(
+    make: Callable[[Shard], str],
+    shards: Sequence[Shard],
+    workers: int,
+    retries: int,
+    threads: int,
+    workers_per_gpu: int,
+    out: TextIO,
+    errors: TextIO,
+) -> list[str]:
+    """Keep as many shards under way as there are workers; return the names of those that failed.
+
+    Args:
+        make, shards, workers, retries, threads, workers_per_gpu: as for :func:`make_with_ray`.
+        out, errors: where a sentence about each shard is printed.
+    """
+    import ray
+
     failed = []
     running: dict[Any, str] = {}
     waiting = list(shards)
@@ -73,10 +143,10 @@ def make_with_ray(
             (done,), _ = ray.wait(list(running))
             name = running.pop(done)
             try:
-                print_text(ray.get(done))
+                print_text(ray.get(done), out)
             except ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", None) or error
-                print_text(f"{name} failed: {one_line(cause)}", sys.stderr)
+                print_text(f"{name} failed: {one_line(cause)}", errors)
                 failed.append(name)
     return failed
 
@@ -97,5 +167,4 @@ def _joined(ray: Any, cores: int) -> Any:
         # Nothing is sent anywhere.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options |= {"address": "local", "num_cpus": cores, "include_dashboard": False}
-    with explained(CifnetError, "Ray"):
-        return ray.init(log_to_driver=False, logging_level="error", **options)
+    return ray.init(log_to_driver=False, logging_level="error", **options)

@@ -31,7 +31,7 @@ SHARDS = 64
 
 
 def with_ray(folder: Path, given: list[str]) -> subprocess.CompletedProcess[str]:
-    """All shards by a command of its own, as Ray ends a process that loses its cluster."""
+    """All shards by a command of its own, of which everything that is printed is seen."""
     words = f"sums --output {folder} --shards {SHARDS} --workers 2"
     return call(*words.split(), *given)
 
@@ -137,11 +137,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_two_nodes(
     lost: str, given: list[str], here: Path, tmp_path: Path, cluster: None
 ):
-    """One of them killed, or the head: all parts, or one sentence; then the same command makes what
-    is left.
+    """One of them killed, or the head: all parts, or one sentence within a minute; then the same
+    command makes what is left.
     """
     killed = killing(lost, tmp_path)
     ended = with_ray(tmp_path, given)
+    end = time.time()
     assert killed
     finished = len(list(tmp_path.glob("*.sums")))
     if lost == "raylet/raylet":
@@ -149,9 +150,11 @@ def test_two_nodes(
         assert finished == SHARDS
     elif ended.returncode:  # else all parts were under way when the head was lost
         assert ended.returncode == 1
-        assert "Failed to connect to GCS" in ended.stderr
+        assert "does not answer" in ended.stderr
         assert len(ended.stderr.splitlines()) == 1
         assert finished >= 10
+        last = max(path.stat().st_mtime for path in tmp_path.glob("*.sums"))
+        assert end - last < 60
     for i in range(1, SHARDS + 1):
         make(tmp_path, words_of(None, equals(given)), 1, Shard(i, SHARDS))
     assert same_bits(tmp_path, here)
@@ -192,7 +195,9 @@ def test_nothing_at_the_address(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+    start = time.monotonic()
     ended = with_ray(tmp_path, given)
+    assert time.monotonic() - start < 60
     assert ended.returncode == 1
-    assert "Failed to connect to GCS" in ended.stderr
+    assert "Ray cluster 127.0.0.1:1 does not answer" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
