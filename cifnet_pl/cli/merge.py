@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cifnet_pl.cli.outputs import warn, writing
+from cifnet_pl.cli.outputs import refuse_other, warn, writing
 from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, print_text
 
@@ -79,17 +79,22 @@ def merge_sums(
         trust: whether custom heads and backbones may be imported.
 
     Raises:
-        UsageError: the same samples twice, sums of other settings, or something is at ``target``.
+        AlreadyThere: the same is at ``target`` already.
+        UsageError: the same samples twice, sums of other settings, or something else is at
+            ``target``.
         CheckpointError: a file that is damaged, or a model.
     """
     from cifnet_pl.model.partial_sums import FILE_ENDING, add_up, content_of
 
     count = number_of(len(files), "file")
     if target.suffix == FILE_ENDING:
-        with writing(target, overwrite, "file"):
+        with writing(target, True, "file"):
             total = add_up(files, trust).end()
-            write_bytes(target, content_of(total))
-        missing = number_of(total.missing, "sample")
+            content = content_of(total)
+            if target.is_file() and not overwrite:
+                refuse_other(target, target.read_bytes() == content)
+            write_bytes(target, content)
+        missing = number_of(len(total.missing), "part")
         print_text(
             f"{count} of sums added up in {target}: {total.learned}, {missing} missing"
         )

@@ -75,6 +75,8 @@ def sums(
         DataError: samples that cannot be read.
         CifnetError: shards failed despite the retries.
     """
+    from cifnet_pl.model.bundle import plugin_imports
+    from cifnet_pl.model.partial_sums import read_header
     from cifnet_pl.model.partition import Shard
 
     if (shards is None) == (not shard):
@@ -115,7 +117,13 @@ def sums(
             " stay, and the same command goes on"
         )
     print_text(f"{shards} shards in {folder}")
-    print_text(next_command("merge", str(folder), "--output", "MODEL"))
+    model = read_header(file_of(folder, everything[0])).model
+    backbone = model["backbone"]
+    imports = plugin_imports(
+        model["head"]["class"], backbone["name"], backbone["architecture"]
+    )
+    words_of_merge = ("merge", str(folder), "--output", "MODEL")
+    print_text(next_command(*words_of_merge, trust=bool(imports)))
 
 
 def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:

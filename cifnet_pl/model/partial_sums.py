@@ -33,7 +33,7 @@ from cifnet_pl.model.merge import check_same_embeddings
 from cifnet_pl.model.partition import SetPlan, Shard, ShardRecord, TrainingSet
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, explained, prefixed
 from cifnet_pl.utilities.growing_tensors import fingerprint
-from cifnet_pl.utilities.text import number_of
+from cifnet_pl.utilities.text import listed, number_of
 
 FILE_ENDING = ".sums"
 
@@ -71,10 +71,16 @@ class PartialSums:
         return f"learned {learned:,} of {number_of(samples, 'sample')}"
 
     @property
-    def missing(self) -> int:
-        """Number of samples of the set that are at no position in the sums."""
-        present = sum(shard.stop - shard.start for shard in self.shards)
-        return self.shards[0].total - present
+    def missing(self) -> list[str]:
+        """Positions of the set that are not in the sums, in words."""
+        total = self.shards[0].total
+        ends = [0, *(shard.stop for shard in self.shards)]
+        starts = [*(shard.start for shard in self.shards), total]
+        missing = []
+        for end, start in zip(ends, starts, strict=True):
+            if end < start:
+                missing.append(f"samples {end} to {start - 1} of {total}")
+        return missing
 
     def solved(self) -> Classifier:
         """Return the model of all samples; the sums must not be used afterwards.
@@ -85,8 +91,8 @@ class PartialSums:
         """
         if self.missing:
             raise UsageError(
-                f"not all sums are there: {number_of(self.missing, 'sample')} of"
-                f" {self.shards[0].total} missing; make the other shards first"
+                f"not all sums are there: {listed(self.missing)} are missing; make those shards"
+                " first"
             )
         self.model.finish_task()
         self.model.history.clear()

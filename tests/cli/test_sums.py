@@ -19,7 +19,12 @@ from cifnet_pl.cli.sums import learner_of, make
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.heads import HEADS as REGISTERED
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.partial_sums import ShardLearner, add_up, content_of
+from cifnet_pl.model.partial_sums import (
+    ShardLearner,
+    add_up,
+    content_of,
+    read_header,
+)
 from cifnet_pl.model.partition import Shard, TrainingSet
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -120,11 +125,17 @@ def test_a_tree_of_sums(shards: list[Path], tmp_path: Path, capsys):
     middle = tmp_path / "middle.sums"
     given = {"output": middle}
     inner = [*map(str, shards[1:4])]
-    assert_ends(run_cifnet("merge", *inner, **given), 0, "samples missing", capsys)
-    code = run_cifnet("merge", *inner, **given)
+    assert_ends(run_cifnet("merge", *inner, **given), 0, "2 parts missing", capsys)
+    assert run_cifnet("merge", *inner, **given) == 0
+    assert "already there" in capsys.readouterr().err
+    code = run_cifnet("merge", *inner[:2], **given)
     assert_ends(code, 2, "exists already", capsys)
+    first = read_header(shards[0]).shards[0]
+    last = read_header(shards[4]).shards[0]
+    total = first.total
+    missing = f"samples 0 to {first.stop - 1} of {total}, samples {last.start} to"
     code = run_cifnet("merge", str(middle), output=tmp_path / "m")
-    assert_ends(code, 2, "not all sums are there", capsys)
+    assert_ends(code, 2, f"{missing} {total - 1} of {total} are", capsys)
     assert not (tmp_path / "m").exists()
     tree = merged(tmp_path / "tree", middle, shards[4], shards[0])
     line = merged(tmp_path / "line", *shards)
