@@ -84,6 +84,8 @@ class CREATEModule(IterativeModule):
         options: of :class:`IterativeModule`.
     """
 
+    compares_processes = True
+
     def __init__(
         self,
         latent: int = 32,

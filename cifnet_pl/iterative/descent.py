@@ -241,12 +241,16 @@ class Processes:
             samples: number of this process's samples in the step.
 
         Returns:
-            Whether any process has samples.
+            Whether the step is taken: any process has samples, or all of them for a loss over the
+            samples of all.
         """
-        total = int(self.sum(torch.tensor(samples, device=self._module.device)))
+        own = torch.tensor([samples, samples > 0], device=self._module.device)
+        total, present = self.sum(own).tolist()
         if total:
             self.share = samples * self.count / total
-        return total > 0
+        if self._module.compares_processes:
+            return bool(present == self.count)
+        return bool(total)
 
     def gather(self, local: Tensor) -> Tensor:
         """Return the rows (n, …) of all processes, in the order of their ranks.
@@ -329,13 +333,29 @@ class Descent:
         for group in self._optimizer.param_groups:
             group["lr"] = self.phase.learning_rate * factor
         self._optimizer.zero_grad()
-        loss = module.loss(batch) * module.processes.share
+        loss = self._loss(batch)
         module.manual_backward(loss)
         value = self._average(loss)
         if not math.isfinite(value):
             raise module.divergence(f"the loss is {value}")
         # Without a closure, as the gradients are there.
         self._precision.optimizer_step(self._optimizer, module, lambda: None)
+
+    def _loss(self, batch: StepBatch) -> Tensor:
+        """Return this process's part of the loss."""
+        module = self._module
+        samples = len(batch.labels)
+        if not samples:
+            # Zero, but with gradients: the other processes wait for this one's.
+            zeros = [parameter.sum() * 0 for parameter in self.parameters]
+            return torch.stack(zeros).sum()
+        if samples == 1:
+            # A single image has no statistics of its own: the running ones serve.
+            self._parts.eval()
+        loss: Tensor = module.loss(batch) * module.processes.share
+        if samples == 1:
+            module.train()
+        return loss
 
     def _average(self, loss: Tensor) -> float:
         """Average loss, gradients and running statistics over processes; return the loss."""

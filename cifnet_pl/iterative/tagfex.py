@@ -90,6 +90,8 @@ class TagFexModule(DERModule):
         options: of :class:`IterativeModule`.
     """
 
+    compares_processes = True
+
     def __init__(
         self,
         projection: list[int] | None = None,

@@ -141,9 +141,12 @@ class IterativeModule(TaskModule):
             the last step while a task is being finished, as the rest is computed again from there;
             None otherwise.
         image_counts: (C,) int64 images learned in the current task, by label.
+        compares_processes: whether the loss compares the images of all processes, so that a step
+            is left out if one of them has none.
     """
 
     averages_gradients = True
+    compares_processes = False
     can_resume_inside_task = True
     classifiers: tuple[str, ...] = ("classifier", "nearest_mean")
 
@@ -438,8 +441,8 @@ class IterativeModule(TaskModule):
 
         Raises:
             UsageError: data without images, an embedding cache, a limit on batches, which would cut
-                off passes, a Trainer whose processes would not learn together, or a device without
-                float64.
+                off passes, a Trainer whose processes would not learn together, a device without
+                float64, or batches of one image, which have no statistics.
         """
         super().setup(stage)
         name = type(self).__name__
@@ -464,6 +467,11 @@ class IterativeModule(TaskModule):
         if self.trainer.limit_train_batches != 1.0:
             raise UsageError(
                 "a limit on training batches would cut off whole passes: use fewer --model.epochs"
+            )
+        if self.options["batch_statistics"] == "learned" and self.data.batch_size < 2:
+            raise UsageError(
+                "learned batch statistics need two images in each process: set"
+                " --data.batch_size to 2 or more, or --model.batch_statistics fixed"
             )
 
     def on_fit_start(self) -> None:

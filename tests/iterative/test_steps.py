@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.iterative import METHODS, ReplayModule
+from cifnet_pl.iterative import METHODS, ReplayModule, WAModule
 from cifnet_pl.iterative.descent import Descent, Phase
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
@@ -48,6 +48,24 @@ def sizes(watch):
         "step",
         lambda self, batch, _: (len(self._module.learned_tasks), len(batch.labels)),
     )
+
+
+def test_one_image_is_normalised_by_the_running_statistics(
+    sizes, tmp_path, monkeypatch
+):
+    """ResNet-18 ends in a map of one pixel here, of which one image has no variance."""
+
+    def three(self, rows, task):
+        labels = self.data.source.train.labels[rows]
+        first = rows[labels == labels.min()][:2]
+        return np.concatenate([first, rows[labels == labels.max()][:1]])
+
+    monkeypatch.setattr(IterativeModule, "select_rows", three)
+    network = {"backbone": "random:resnet18_cifar", "learning_rate": 1e-8}
+    given = {"batch_size": 2, "max_tasks": 1}
+    made, _ = run(WAModule, tmp_path, given=given, epochs=1, **network)
+    assert sizes == [(1, 2), (1, 1)]
+    assert all(torch.isfinite(p).all() for p in made.parameters())
 
 
 @pytest.mark.parametrize(("images", "fits"), [(4, True), (0, True), (3, False)])

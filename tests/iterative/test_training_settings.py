@@ -219,6 +219,7 @@ def test_what_only_a_frozen_network_allows_is_refused(tmp_path):
     for given, limit, said in (
         (cached, {}, r"--data\.cache stores embeddings"),
         ({}, {"limit_train_batches": 3}, "cut off whole passes"),
+        ({"batch_size": 1}, {}, r"set --data\.batch_size to 2 or more"),
     ):
         with pytest.raises(UsageError, match=said):
             trainer(tmp_path, **limit).fit(learner(FinetuneModule), data(**given))
