@@ -62,14 +62,9 @@ def main(args: Sequence[str] | None = None) -> int:
         print_text(f"cifnet: {STOPPED}: {again}", sys.stderr)
         return next(iter(error.args), INTERRUPTED)
     except OSError as error:
-        sentence = refusal(error)
-        of_output = None
-        if error.filename is None:
-            of_output = _error_of_output()
-        if isinstance(of_output, BrokenPipeError):
+        if error.filename is None and isinstance(_error_of_output(), BrokenPipeError):
             return BROKEN_PIPE
-        if of_output is not None:
-            sentence = f"cannot write to the standard output: {of_output.strerror}"
+        sentence = refusal(error)
         if sentence is None:
             raise
         if is_run:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,79 +24,57 @@ def small_stem_resnet18() -> nn.Module:
     return network
 
 
-class Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut without parameters.
+def resnet32() -> nn.Module:
+    """Build ResNet-32 for sides of 32 pixels: images (n, 3, h, w) → embeddings (n, 64).
 
-    The shortcut is option A of He et al. (2016), section 4.2: where the block halves the sides and
-    doubles the channels, it takes every other pixel and pads the channels with zeros on both sides.
+    It has no classifier. The modules are named as in torchvision's ResNets.
+    """
+    modules: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        bn1=nn.BatchNorm2d(16),
+        relu=nn.ReLU(inplace=True),
+        layer1=_stage(16, 16),
+        layer2=_stage(16, 32),
+        layer3=_stage(32, 64),
+        avgpool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+    )
+    network = nn.Sequential(modules)
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight)
+    return network
+
+
+def _stage(inputs: int, outputs: int) -> nn.Sequential:
+    """Build a stage of five blocks; one that has more outputs halves the sides."""
+    from torchvision.models.resnet import BasicBlock
+
+    stride = 1
+    shortcut = None
+    if outputs > inputs:
+        stride = 2
+        shortcut = Halved(outputs - inputs)
+    first = BasicBlock(inputs, outputs, stride, shortcut)
+    others = [BasicBlock(outputs, outputs) for _ in range(4)]
+    return nn.Sequential(first, *others)
+
+
+class Halved(nn.Module):
+    """A shortcut without parameters: every other pixel, with channels of zeros on both sides.
+
+    It is option A of He et al. (2016), section 4.2.
 
     Args:
-        inputs: number of input channels.
-        outputs: number of output channels.
-        stride: of the first convolution.
+        added: number of channels of zeros.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int):
+    def __init__(self, added: int):
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.stride = stride
-        self.padding = (outputs - inputs) // 2
+        self.padding = added // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (n, inputs, h, w) → (n, outputs, ⌈h/stride⌉, ⌈w/stride⌉)."""
-        shortcut = x[:, :, :: self.stride, :: self.stride]
+        """Return (n, c, h, w) → (n, c + added, ⌈h/2⌉, ⌈w/2⌉)."""
+        pixels = x[:, :, ::2, ::2]
         channels = (0, 0, 0, 0, self.padding, self.padding)
-        shortcut = functional.pad(shortcut, channels)
-        y = self.conv1(x)
-        y = functional.relu(self.bn1(y))
-        y = self.conv2(y)
-        residual = self.bn2(y)
-        return functional.relu(residual + shortcut)
-
-
-class ResNet32(nn.Module):
-    """ResNet-32 for sides of 32 pixels: images (n, 3, h, w) → embeddings (n, 64).
-
-    It has no classifier. Parameters are named as in torchvision's ResNets: ``conv1, bn1,
-    layer1.0.conv1, …, layer3.4.bn2``.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
-        self.layer1 = _stage(16, 16, 1)
-        self.layer2 = _stage(16, 32, 2)
-        self.layer3 = _stage(32, 64, 2)
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Embed normalised images."""
-        y: Tensor = self.conv1(x)
-        y = functional.relu(self.bn1(y))
-        stages = (self.layer1, self.layer2, self.layer3)
-        for stage in stages:
-            y = stage(y)
-        return y.mean(dim=(2, 3))
-
-    def stages(self) -> tuple[list[nn.Module], nn.Module]:
-        """Return the stages, the stem in the first one, and the module that pools the last map.
-
-        All of them share the network's weights.
-        """
-        first = nn.Sequential(self.conv1, self.bn1, nn.ReLU(), self.layer1)
-        pooling = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        stages: list[nn.Module] = [first, self.layer2, self.layer3]
-        return stages, pooling
-
-
-def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """Build a stage of five blocks."""
-    blocks = [Block(inputs, outputs, stride)]
-    blocks += [Block(outputs, outputs, 1) for _ in range(4)]
-    return nn.Sequential(*blocks)
+        return functional.pad(pixels, channels)

@@ -25,7 +25,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -33,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, one_line
 
@@ -50,8 +49,8 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 EngineChoice = Literal["auto", "torch", "onnxruntime"]
 """``auto`` is ONNX Runtime on a CPU where it can run the network, and torch elsewhere."""
 
-PACKAGES = ("onnxruntime", "onnx", "onnxscript")
-"""Packages that running a network of torch in ONNX Runtime needs."""
+PACKAGES = ("torch", "onnxruntime", "onnx", "onnxscript")
+"""Packages that a graph depends on."""
 
 CACHE_VARIABLE = "CIFNET_CACHE"
 """Environment variable that names another folder than ``~/.cache/cifnet_pl``."""
@@ -106,20 +105,16 @@ def prepared_runtime(backbone: Any, choice: str) -> Runtime | None:
         parameters, which needs no graph.
 
     Raises:
-        UsageError: ONNX Runtime was requested by name, and is not installed.
-        CifnetError: it was requested by name, and the network cannot be exported.
+        CifnetError: ONNX Runtime was requested by name, and the network cannot be exported.
     """
-    if choice == "auto" and not any(True for _ in backbone.network.parameters()):
+    if not any(True for _ in backbone.network.parameters()):
         return None
-    missing = [name for name in PACKAGES if find_spec(name) is None]
     try:
-        if missing:
-            raise NoGraph(f"it needs {missing[0]}: pip install {' '.join(missing)}")
         runtime = stored_runtime(backbone)
     except NoGraph as error:
         if choice == "onnxruntime":
-            kind = UsageError if missing else NoGraph
-            raise kind(f"engine onnxruntime: {error}; or use engine torch") from error
+            problem = f"engine onnxruntime: {error}; or use engine torch"
+            raise NoGraph(problem) from error
         log.warning("engine torch, not onnxruntime: %s", error)
         return None
     log.info("engine onnxruntime, %s", number_of(torch.get_num_threads(), "thread"))
@@ -139,7 +134,7 @@ def stored_runtime(backbone: Any) -> Runtime:
         NoGraph: the network cannot be exported, or the graph does not agree with torch.
     """
     path = graph_file(backbone)
-    if path is not None and path.is_file():
+    if path.is_file():
         try:
             runtime = Runtime(path.read_bytes())
             side = backbone.preprocessing.image_size
@@ -156,8 +151,6 @@ def stored_runtime(backbone: Any) -> Runtime:
     content = exported(backbone)
     runtime = checked_runtime(content, backbone)
     try:
-        if path is None:
-            raise CifnetError("this account has no home folder")
         write_bytes(path, content)
     except CifnetError as error:
         log.warning(
@@ -168,21 +161,21 @@ def stored_runtime(backbone: Any) -> Runtime:
     return runtime
 
 
-def graph_file(backbone: Any) -> Path | None:
-    """Return the file of a graph in this user's cache; None for an account without a home folder.
+def graph_file(backbone: Any) -> Path:
+    """Return the file of a graph in this user's cache.
 
     Its name is a hash of everything that the graph depends on: the network, and the versions of the
     packages.
+
+    Raises:
+        UsageError: this account has no home folder, and no other folder is named.
     """
-    versions = [f"{name} {version(name)}" for name in ("torch", *PACKAGES)]
+    versions = [f"{name} {version(name)}" for name in PACKAGES]
     identity = f"{backbone.name} {backbone.architecture} {backbone.sha256}"
     parts = (identity, *versions, platform.machine())
     digest = hashlib.sha256(repr(parts).encode())
     cache = os.environ.get(CACHE_VARIABLE) or "~/.cache/cifnet_pl"
-    try:
-        return expanded(cache) / "graphs" / f"{digest.hexdigest()[:32]}.onnx"
-    except UsageError:
-        return None
+    return expanded(cache) / "graphs" / f"{digest.hexdigest()[:32]}.onnx"
 
 
 # ---------------------------------------------------------------------- export
@@ -241,39 +234,32 @@ def exported(backbone: Any) -> bytes:
     any_size = torch.export.Dim.AUTO
     dynamic_shapes = ({0: torch.export.Dim.DYNAMIC, 1: any_size, 2: any_size},)
     module = _Normalised(backbone.network, backbone.scale, backbone.shift)
-    try:
-        with exclusive_export():
-            program = torch.export.export(
-                copy.deepcopy(module).eval(),
-                (example,),
-                dynamic_shapes=dynamic_shapes,
-                strict=False,
-            )
-            graph: Any = torch.onnx.export(
-                program,
-                (),
-                input_names=["images"],
-                output_names=["embeddings"],
-                dynamo=True,
-                verbose=False,
-            )
-        return bytes(graph.model_proto.SerializeToString())
-    except Exception as error:
-        # The exporter has an error class for every unknown operation.
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        kind = type(cause).__name__
-        raise NoGraph(
-            f"{backbone.name} cannot be exported: {kind}: {one_line(cause, 160)}"
-        ) from error
+    failed = f"{backbone.name} cannot be exported"
+    # The exporter has an error class for every unknown operation.
+    with explained(NoGraph, failed), exclusive_export():
+        program = torch.export.export(
+            copy.deepcopy(module).eval(),
+            (example,),
+            dynamic_shapes=dynamic_shapes,
+            strict=False,
+        )
+        graph: Any = torch.onnx.export(
+            program,
+            (),
+            input_names=["images"],
+            output_names=["embeddings"],
+            dynamo=True,
+            verbose=False,
+        )
+        content = bytes(graph.model_proto.SerializeToString())
+    return content
 
 
 # ---------------------------------------------------------------------- checks
 
 
 def checked_runtime(graph: bytes, backbone: Any) -> Runtime:
-    """Return the runtime of a graph that agrees with torch on two images, alone and together.
+    """Return the runtime of a graph that agrees with torch on two images, one alone and both twice.
 
     They are compared in two sizes, where the network takes more than one.
 
@@ -285,12 +271,9 @@ def checked_runtime(graph: bytes, backbone: Any) -> Runtime:
         NoGraph: the difference is more than ``ENGINE_TOLERANCE``, or ONNX Runtime refuses the
             graph.
     """
-    try:
+    # ONNX Runtime's own kinds of error do not share a base.
+    with explained(NoGraph, f"ONNX Runtime does not load the graph of {backbone.name}"):
         runtime = Runtime(graph)
-    except Exception as error:  # its own kinds of error, which do not share a base
-        raise NoGraph(
-            f"ONNX Runtime does not load the graph of {backbone.name}: {one_line(error, 160)}"
-        ) from error
     side = backbone.preprocessing.image_size
     for size in (side, max(side * 3 // 4, 1)):
         pair = natural_images(size)
@@ -300,7 +283,7 @@ def checked_runtime(graph: bytes, backbone: Any) -> Runtime:
             log.debug("%s takes images of one size", backbone.name)
             continue
         four = torch.cat([pair, pair.flip(0)])
-        for images in (pair, pair[:1], four):
+        for images in (pair[:1], four):
             check_difference(runtime, backbone, images, ENGINE_TOLERANCE)
     return runtime
 
@@ -352,8 +335,9 @@ def natural_images(side: int) -> Tensor:
 
 # ---------------------------------------------------------------------- ONNX Runtime
 
-TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
-"""Environment variable that ONNX Runtime reads when it is imported."""
+# ONNX Runtime's official builds store facts about the machine in the user's cache folder and send
+# them, unless this is set when it is imported. A value that the user has set stays.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 PIXELS_PER_PIECE = 2**17
 """Pixels that a thread embeds at once, such as 8 images of 128 by 128; of larger images, one.
@@ -365,31 +349,13 @@ PIXELS_FOR_SHARED_WORK = 2**18
 """Pixels of an image above which all threads embed the same one, as each image needs memory."""
 
 
-def import_onnxruntime() -> Any:
-    """Import ONNX Runtime with its telemetry switched off.
-
-    Its official builds store facts about the machine in the user's cache folder and send them
-    unless ``ORT_DISABLE_TELEMETRY`` is set. A value that the user has set stays.
-
-    Returns:
-        The module.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    os.environ.setdefault(TELEMETRY_SWITCH, "1")
-    import onnxruntime
-
-    return onnxruntime
-
-
 class Runtime:
     """A graph in ONNX Runtime on the CPU, with as many threads as torch has.
 
-    A batch is cut into pieces, and each thread embeds pieces of its own. Threads that shared the
-    work of every layer would wait for each other after each layer, and all of them for one whose
-    core another program has taken. Where there are fewer images than threads, or large images, all
-    threads work on the same images.
+    A batch is cut into pieces of about equal size, and each thread embeds as many. Threads that
+    shared the work of every layer would wait for each other after each layer, and all of them for
+    one whose core another program has taken. Where there are fewer images than threads, or large
+    images, all threads work on the same images.
 
     The same images with the same number of threads give the same bits. With another number of
     threads EfficientNet-Lite0 gives the same bits, too; networks with products of other shapes
@@ -406,7 +372,6 @@ class Runtime:
         self._graph = graph
         # Each session holds the weights: one of one thread, and one of the current number.
         self._session = lru_cache(maxsize=2)(self._new_session)
-        self._has_failed = False
         self._session(1)
 
     def __deepcopy__(self, memo: Any) -> Runtime:
@@ -421,7 +386,8 @@ class Runtime:
         Its threads stop waiting for work as soon as a call returns, because other processes may be
         decoding images on the same cores.
         """
-        onnxruntime = import_onnxruntime()
+        import onnxruntime
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -450,7 +416,8 @@ class Runtime:
         threads_each = threads // workers
         session = self._session(threads_each)
         largest = max(1, threads_each * PIXELS_PER_PIECE // area)
-        pieces = np.split(pixels, piece_ends(count, largest, workers))
+        pieces_each = math.ceil(count / (workers * largest))
+        pieces = np.array_split(pixels, min(count, workers * pieces_each))
 
         def embed(piece: np.ndarray) -> np.ndarray:
             (z,) = session.run(None, {"images": piece})
@@ -459,46 +426,12 @@ class Runtime:
         try:
             embeddings = list(_workers(workers).map(embed, pieces))
         except Exception as error:  # its own kinds of error, which do not share a base
-            if not self._has_failed:
-                log.warning(
-                    "ONNX Runtime refuses images of %dx%d, torch embeds them: %s",
-                    height,
-                    width,
-                    one_line(error),
-                )
-            self._has_failed = True
+            log.debug("ONNX Runtime refuses images: %s", one_line(error))
             return None
         return torch.from_numpy(np.concatenate(embeddings))
 
 
-@lru_cache(maxsize=2)
-def _workers(count: int) -> ThreadPoolExecutor:
-    """Return threads that stay: starting them for every batch takes a twentieth of its time."""
-    return ThreadPoolExecutor(count, "embed")
-
-
-def piece_ends(count: int, largest: int, threads: int) -> list[int]:
-    """Cut images into pieces of decreasing size, so that all threads finish at about the same time.
-
-    Each piece is one thread's equal share of the rest (guided self-scheduling, Polychronopoulos and
-    Kuck, 1987).
-
-    Args:
-        count: number of images.
-        largest: number of images of a piece, at most.
-        threads: number of threads that take the pieces in turn.
-
-    Returns:
-        The position of the first image of each piece but the first one.
-
-    Example:
-        >>> piece_ends(20, 4, 2)
-        [4, 8, 12, 16, 18, 19]
-    """
-    ends = []
-    start = 0
-    while start < count:
-        share = math.ceil((count - start) / threads)
-        start += min(largest, share)
-        ends.append(start)
-    return ends[:-1]
+_workers = lru_cache(maxsize=2)(ThreadPoolExecutor)
+"""Number of threads → threads that stay: starting them for each batch takes a twentieth of its
+time.
+"""

@@ -113,7 +113,7 @@ class Patches(nn.Module):
             seed: of the draw of patches and of the first centres.
 
         Raises:
-            CifnetError: there are no images, they are smaller, or they have no contrast.
+            CifnetError: there are no images, or they are smaller.
         """
         smallest = PATCH_SIDE + self.cells - 1
         smallest_side = min(images.shape[2:])
@@ -128,10 +128,6 @@ class Patches(nn.Module):
         mean = patches.mean(dim=0)
         covariance = torch.cov((patches - mean).T)
         values, vectors = torch.linalg.eigh(covariance)
-        if values[-1] <= 0:
-            raise CifnetError(
-                "the images are flat: backbone patches finds no patches with contrast in them"
-            )
         deviations = (values + WHITENING_REGULARISATION).sqrt()
         scaled = vectors / deviations
         whitening = scaled @ vectors.T
@@ -150,10 +146,7 @@ class Patches(nn.Module):
         """Measure the mean and deviation of the features on images."""
         drawn = images.to(self.filters.device)
         parts = torch.split(drawn, self.cpu_batch)
-        roots_of_parts = []
-        for part in parts:
-            roots_of_parts.append(self._square_roots(part.float()))
-        roots = torch.cat(roots_of_parts)
+        roots = torch.cat([self._square_roots(part.float()) for part in parts])
         deviation, mean = torch.std_mean(roots, dim=0, correction=0)
         self.mean.copy_(mean)
         positive = torch.where(deviation > 0, deviation, 1)

@@ -17,8 +17,11 @@ from torch import Tensor, nn
 
 from cifnet_pl.utilities.errors import UsageError, explained
 
-RESNET_LAYERS = ("conv1", "bn1", "layer1", "layer4", "avgpool")
-"""Attributes by which a ResNet of torchvision is recognised."""
+RESNET_LAYERS = ("conv1", "bn1", "relu", "layer1", "avgpool")
+"""Modules by which a ResNet is recognised."""
+
+LATER_STAGES = ("layer2", "layer3", "layer4")
+"""Names of its stages but the first one; some have one less."""
 
 
 def stages_of(
@@ -27,7 +30,8 @@ def stages_of(
     """Return the stages of a residual network.
 
     Args:
-        network: a ResNet of torchvision or of this package.
+        network: a ResNet of torchvision or of this package, whose modules are in the order in which
+            they compute.
         method: name of the method that needs them, for the error.
 
     Returns:
@@ -36,22 +40,18 @@ def stages_of(
     Raises:
         UsageError: the network's stages are not known.
     """
-    resnet: Any = network
-    if hasattr(network, "stages"):
-        stages, pooling = resnet.stages()
-        return stages, pooling
-    if all(hasattr(network, name) for name in RESNET_LAYERS):
-        first = nn.Sequential(
-            resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool, resnet.layer1
+    modules = dict(network.named_children())
+    if not modules.keys() >= set(RESNET_LAYERS):
+        raise UsageError(
+            f"{method} needs the stages of a residual network, and {type(network).__name__} does"
+            " not show them: use random:resnet32_cifar, random:resnet18_cifar, or a ResNet of"
+            " torchvision"
         )
-        flatten = nn.Flatten()
-        pooling = nn.Sequential(resnet.avgpool, flatten)
-        stages = [first, resnet.layer2, resnet.layer3, resnet.layer4]
-        return stages, pooling
-    raise UsageError(
-        f"{method} needs the stages of a residual network, and {type(network).__name__} does not"
-        " show them: use random:resnet32_cifar, random:resnet18_cifar, or a ResNet of torchvision"
-    )
+    stem_end = list(modules).index("layer1") + 1
+    first = nn.Sequential(*list(modules.values())[:stem_end])
+    later = [modules[name] for name in LATER_STAGES if name in modules]
+    pooling = nn.Sequential(modules["avgpool"], nn.Flatten())
+    return [first, *later], pooling
 
 
 def with_maps(network: nn.Module, x: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -200,6 +200,9 @@ def structured(structure: str, build: Callable[[], nn.Module]) -> tuple[nn.Modul
 
 # ---------------------------------------------------------------------- views
 
+VIEWS = ("layers", "mirror")
+"""Suffixes of a backbone's name, in the order in which they change the network."""
+
 STAGE = re.compile(
     r"(features|trunk_output|encoder\.layers|blocks|layers)\.[^.]+"
     r"|(layer|stage)\d+|(Mixed_|inception)\w+"
@@ -327,7 +330,9 @@ class Mirrored(nn.Module):
 
 
 @torch.inference_mode()
-def layers(network: nn.Module, features: int, side: int) -> tuple[nn.Module, int]:
+def with_late_layers(
+    network: nn.Module, features: int, side: int
+) -> tuple[nn.Module, int]:
     """Add the outputs of late layers to the embedding of a network.
 
     Args:
@@ -384,25 +389,3 @@ def _late_modules(
     outputs = extract(image)
     chosen = late_layers(list(outputs.values()), width)
     return [names[position] for position in chosen]
-
-
-def mirror(network: nn.Module, features: int, side: int) -> tuple[nn.Module, int]:
-    """Average the embeddings of an image and its mirror image.
-
-    Args:
-        network: (n, 3, h, w) → (n, ``features``).
-        features: width of its embeddings.
-        side: not needed for this view.
-
-    Returns:
-        A :class:`Mirrored`, and the same width.
-    """
-    return Mirrored(network), features
-
-
-VIEWS: dict[str, Callable[[nn.Module, int, int], tuple[nn.Module, int]]] = {
-    "layers": layers,
-    "mirror": mirror,
-}
-"""Suffix of a backbone's name → function (network, width, side of the images) → (network with the
-view, width)."""

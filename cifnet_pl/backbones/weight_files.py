@@ -103,9 +103,6 @@ def fill(network: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
         CheckpointError: tensors are missing or have another shape.
     """
     filling = match_names(stored, network.state_dict())
-    for name, value in network.state_dict().items():
-        if name.endswith("num_batches_tracked"):  # unused in evaluation mode
-            filling.setdefault(name, value)
     with explained(
         CheckpointError, f"{source} does not fill the network", RuntimeError
     ):

@@ -19,7 +19,6 @@ from cifnet_pl.cli.outputs import IMAGES_SHOWN, warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
-    to_csv,
     write_bytes,
     write_text,
 )
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier
     from cifnet_pl.report.page import Section
 
-IMAGE_COLUMNS = (
+IMAGE_COLUMNS = [
     "file",
     "class",
     "probability_of_class",
@@ -47,7 +46,7 @@ IMAGE_COLUMNS = (
     "label_error",
     "near_duplicate",
     "novelty",
-)
+]
 """Columns of images.csv."""
 
 CONFUSION_LEGEND = (
@@ -104,10 +103,6 @@ def audit(
     target = expanded(output)
     with writing(target, overwrite, "folder"):
         loaded = load(model, trust=trust)
-        if not loaded.backbone.takes_images:
-            raise UsageError(
-                "this model learned embeddings that were computed elsewhere: an audit needs images"
-            )
         source = _images_to_audit(loaded, model, images)
         unreadable: list[Any] = []
         audited = audit_images(loaded, source, expanded(cache_folder), unreadable)
@@ -125,19 +120,13 @@ def _images_to_audit(model: Classifier, name: str, images: str | None) -> Source
     from cifnet_pl.data.samples import SourceOptions
     from cifnet_pl.data.sources import build_source
 
-    given = images
-    if given is None:
-        given = images_of_run(expanded(name))
+    given = images or images_of_run(expanded(name))
     if given is None:
         raise UsageError(
             f"{name} does not say where its images are: give them with --images"
         )
-    root = expanded(given)
-    if not root.exists():
-        raise UsageError(
-            f"no folder {printable(str(root))}: give the images with --images"
-        )
-    return build_source("folder", SourceOptions(root, *(model.held_out or (0.2, 0))))
+    options = SourceOptions(expanded(given), *(model.held_out or (0.2, 0)))
+    return build_source("folder", options)
 
 
 def audit_images(
@@ -193,9 +182,7 @@ def summary_lines(audited: AuditedImages) -> list[str]:
         )
     if result.unjudged:
         count = number_of(len(result.unjudged), "class")
-        reason = "one image each"
-        if max(result.unjudged.values()) > 1:
-            reason = "one image, or near-duplicates of one"
+        reason = "one image, or near-duplicates of one"
         lines.append(f"{count} not judged ({reason}): {_listed(list(result.unjudged))}")
     copied = int(result.images["near_duplicate"].sum())
     if copied:
@@ -264,21 +251,12 @@ def images_csv(result: Audit) -> str:
     """Return CSV with a row per image, the most probable label error first, unjudged ones last."""
     by = ["judged", "probability_of_class"]
     images = result.images.sort_values(by, ascending=[False, True], kind="stable")
-    rows = []
-    for image in images.to_dict("records"):
-        near_duplicate = str(image["near_duplicate"]).lower()
-        verdict = ["", "", "", ""]
-        novelty = ""
-        if image["judged"]:
-            verdict = [
-                f"{image['probability_of_class']:.6f}",
-                image["predicted"],
-                f"{image['probability']:.6f}",
-                str(image["label_error"]).lower(),
-            ]
-            novelty = f"{image['novelty']:.6g}"
-        rows.append([image["file"], image["class"], *verdict, near_duplicate, novelty])
-    return to_csv(IMAGE_COLUMNS, rows)
+    for name in ("label_error", "near_duplicate"):
+        images[name] = images[name].map({True: "true", False: "false"})
+    table = images[IMAGE_COLUMNS].copy()
+    verdict = table.columns.difference(["file", "class", "near_duplicate"])
+    table.loc[~images["judged"], verdict] = None
+    return str(table.to_csv(index=False, float_format="%.6g"))
 
 
 # ---------------------------------------------------------------------- sections of the page
@@ -288,6 +266,8 @@ def _image_section(name: str, text: str, captions: Mapping[Path, str]) -> Sectio
     """Return a section with the first images, each with its caption."""
     from cifnet_pl.report.page import Section
 
+    if not captions:
+        text = "None."
     shown = islice(captions.items(), IMAGES_SHOWN)
     return Section(name, [text], images=dict(shown))
 
@@ -298,12 +278,10 @@ def _label_error_section(result: Audit) -> Section:
         own = f"{image['class']} {100 * image['probability_of_class']:.0f} %"
         other = f"{image['predicted']} {100 * image['probability']:.0f} %"
         captions[image["file"]] = f"{own}, predicted {other}"
-    text = "No probable label errors."
-    if captions:
-        text = (
-            f"{number_of(len(captions), 'image')} with a probable label error, the most probable"
-            " first. Check them: some are in the wrong folder, others are only difficult."
-        )
+    text = (
+        f"{number_of(len(captions), 'image')}, the most probable first. Check them: some are in the"
+        " wrong folder, others are only difficult."
+    )
     return _image_section("Label errors", text, captions)
 
 
@@ -331,20 +309,15 @@ def _pair_section(result: Audit) -> Section:
 def _class_section(result: Audit) -> Section:
     from cifnet_pl.report.page import Section
 
-    counts = [score.images for score in result.scored.class_scores()]
-    counts += result.unjudged.values()
-    texts = [f"{min(counts)} to {number_of(max(counts), 'image')} per class."]
     rows = class_rows(result.scored)
     for name, count in result.unjudged.items():
         rows.append((printable(name), str(count), "not judged", "", ""))
-    return Section("Classes", texts, header=CLASS_HEADER, rows=rows)
+    return Section("Classes", [], header=CLASS_HEADER, rows=rows)
 
 
 def _outlier_section(result: Audit) -> Section:
     captions = {}
     for image in result.outliers().to_dict("records"):
         captions[image["file"]] = f"{image['class']}, novelty {image['novelty']:.3g}"
-    text = "None."
-    if captions:
-        text = "Images unlike all classes, the most novel first."
+    text = "Images unlike all classes, the most novel first."
     return _image_section("Outliers", text, captions)

@@ -6,7 +6,6 @@ import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -14,8 +13,6 @@ from typing import IO, TYPE_CHECKING, Any
 from cifnet_pl.cli.commands import Engine
 from cifnet_pl.cli.outputs import (
     IMAGES_SHOWN,
-    STANDARD_OUTPUT,
-    require_table,
     warn,
     writing,
 )
@@ -31,7 +28,6 @@ from cifnet_pl.utilities.text import (
     counted,
     families,
     number_of,
-    on_terminal,
     print_text,
     printable,
     shortened,
@@ -39,9 +35,6 @@ from cifnet_pl.utilities.text import (
 
 if TYPE_CHECKING:
     from cifnet_pl.model.classifier import Classifier, Prediction
-
-SHIFTED_SHARE = 0.25
-"""Share of unknown images above which prediction sets have no guaranteed coverage."""
 
 LONGEST_NAME = 22
 """Characters of a name that a gallery shows."""
@@ -107,11 +100,8 @@ def classify(
         raise UsageError(f"--top is {top}, expected at least 1")
     if precision is not None:
         check_precision(precision)
-    target = None if output == STANDARD_OUTPUT else expanded(output)
+    target = None if output == "-" else expanded(output)
     picture = expanded(gallery) if gallery else None
-    require_table(target)
-    if picture is not None and picture == target:
-        raise UsageError("--output and --gallery are the same file: choose two")
     with writing(target, overwrite), writing(picture, overwrite):
         classifier = load(model, engine=engine, trust=trust)
         if picture is not None and not classifier.backbone.takes_images:
@@ -131,7 +121,7 @@ def classify(
     said = [f"{count} classified in {place}, {table.unreadable} unreadable"]
     said += table.summary()
     if picture is not None:
-        said.append(f"Gallery of {number_of(len(table.gallery), 'image')} in {picture}")
+        said.append(f"Gallery in {picture}")
     for sentence in said:
         print_text(sentence, sys.stderr if target is None else sys.stdout)
     for note in (*table.passed_over.notes(), *classifier.calibration_notes()):
@@ -170,8 +160,6 @@ class ClassificationTable:
         unknown: float | None,
         coverage: float | None,
     ):
-        from cifnet_pl.model.unknowns import UNKNOWN_SHARE
-
         self.model = model
         self.images = images
         self.top = min(top, len(model.class_names))
@@ -184,8 +172,6 @@ class ClassificationTable:
         self.passed_over = PassedOver()
         self.gallery: list[Prediction] = []
         self._random = random.Random(0)
-        if unknown is None and coverage is not None:  # many unknown images show a shift
-            unknown = model.available_shares(UNKNOWN_SHARE)[0]
         self._judged: dict[str, Any] = {"unknown": unknown, "coverage": coverage}
         # Refused before the work begins.
         self._warning = model.open_set_predictor(**self._judged).warning
@@ -225,7 +211,16 @@ class ClassificationTable:
 
     def _predictions(self) -> Iterator[Prediction]:
         """Yield the predictions of readable images, and count all."""
-        for prediction in self._all_predictions():
+        sources: list[Any] = list(self.images)  # files of embeddings
+        if self.model.backbone.takes_images:
+            sources = [self._find_images()]
+        every = chain.from_iterable(
+            [
+                self.model.classify(source, self.top, **self._judged)
+                for source in sources
+            ]
+        )
+        for prediction in counted(every, "classifying"):
             if prediction.unreadable is not None:
                 self.unreadable += 1
                 warn([], [(prediction.file, prediction.unreadable)])
@@ -233,32 +228,13 @@ class ClassificationTable:
             self.classified += 1
             self.unknown_count += prediction.known is False
             self.set_sizes += len(prediction.prediction_set or ())
-            if self.unknown is None:
-                prediction = replace(prediction, known=None)
             self._draw_lots(prediction)
             yield prediction
-
-    def _all_predictions(self) -> Iterator[Prediction]:
-        total = None
-        if self.model.backbone.takes_images:
-            if on_terminal():
-                total = sum(1 for _ in self._find_images())
-            found = self._find_images()
-            predictions = self.model.classify(found, self.top, **self._judged)
-        else:
-            predictions = chain.from_iterable(
-                [
-                    self.model.classify(file, self.top, **self._judged)
-                    for file in self.images
-                ]
-            )
-        return counted(predictions, "classifying", total)
 
     def _find_images(self) -> Iterator[Path]:
         """Find all images; all sources are opened first, so that a wrong one is reported early."""
         from cifnet_pl.images.files import find_images
 
-        self.passed_over = PassedOver()
         found = [find_images(source, self.passed_over) for source in self.images]
         return chain.from_iterable(found)
 
@@ -272,27 +248,19 @@ class ClassificationTable:
             self.gallery[place] = prediction
 
     def summary(self) -> Iterator[str]:
-        """Yield sentences about unknown images and the sizes of prediction sets.
-
-        Prediction sets have no guaranteed coverage where many images are unlike all that was
-        learned: unknown classes, or a distribution shift.
-        """
-        samples = number_of(self.classified, self.model.backbone.sample)
-        unknown = f"{self.unknown_count} of {samples} unknown"
+        """Yield sentences about unknown images and the sizes of prediction sets."""
         if self.unknown is not None:
-            yield f"{unknown} (expected of known classes: {100 * self.unknown:g} %)"
+            samples = number_of(self.classified, self.model.backbone.sample)
+            expected = f"expected of known classes: {100 * self.unknown:g} %"
+            yield f"{self.unknown_count} of {samples} unknown ({expected})"
             if self._warning is not None:
                 yield self._warning
-        if self.coverage is None:
-            return
-        promise = (
-            f"coverage {100 * self.coverage:g} % for images of known classes without distribution"
-            " shift"
-        )
-        if self.unknown_count > SHIFTED_SHARE * self.classified:
-            promise = f"no guaranteed coverage, {unknown}"
-        size = self.set_sizes / self.classified
-        yield f"Prediction sets: {size:.1f} classes on average, {promise}"
+        if self.coverage is not None:
+            size = self.set_sizes / self.classified
+            yield (
+                f"Prediction sets: {size:.1f} classes on average, coverage"
+                f" {100 * self.coverage:g} % for images of known classes without distribution shift"
+            )
 
 
 # ---------------------------------------------------------------------- the gallery

@@ -21,7 +21,6 @@ from jsonargparse import DefaultHelpFormatter
 
 from cifnet_pl.cli.parsing import MODULES_OF_SHORT_NAMES, OneSentence, options_in
 from cifnet_pl.utilities.errors import UsageError, unknown_name
-from cifnet_pl.utilities.text import wrapped
 
 TRAINER_COMMANDS: dict[str, str] = {
     "fit": "Learn all tasks of a data source in turn, and evaluate after each.",
@@ -88,10 +87,9 @@ def run_command(command: str, args: Sequence[str]) -> None:
         args = [word for word, value in words if value is None]
         pairs = [(word.removeprefix("--"), value) for word, value in words if value]
         more[OVERRIDES] = pairs
+    if "" in args:
+        raise UsageError("an argument is empty: give a value")
     options = vars(parser_of(function).parse_args(args))
-    for name, value in options.items():
-        if value == "" or (isinstance(value, list) and "" in value):
-            raise UsageError(f"'{name.rstrip('_')}' is empty: give a value")
     function(**options, **more)
 
 
@@ -165,7 +163,7 @@ def _text(name: str) -> str:
 def overview() -> str:
     """Return the text of ``cifnet --help``."""
     runs = [f"  {name:<8}  {summary}" for name, summary in TRAINER_COMMANDS.items()]
-    return wrapped(_text("overview.txt").format(runs="\n".join(runs)))
+    return _text("overview.txt").format(runs="\n".join(runs))
 
 
 # ---------------------------------------------------------------------- help of fit and the like
@@ -176,13 +174,12 @@ TOPICS = ("model", "data", "trainer", "energy", "predictions", "checkpoint", "al
 
 def usual_help(command: str) -> str:
     """Return the help of a sub-command that needs a Trainer: the options that most runs need."""
-    filled = _text("run.txt").format(
+    return _text("run.txt").format(
         command=command,
         summary=TRAINER_COMMANDS[command],
         examples=examples(command),
         topics=", ".join(TOPICS),
     )
-    return wrapped(filled)
 
 
 def topic_of(words: Sequence[str]) -> str | None:

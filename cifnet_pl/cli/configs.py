@@ -6,7 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from cifnet_pl.utilities.errors import UsageError, unknown_name
+from cifnet_pl.utilities.errors import unknown_name
 from cifnet_pl.utilities.files import config_files, expanded
 from cifnet_pl.utilities.names import DEFAULT_BACKBONE
 from cifnet_pl.utilities.text import print_text
@@ -35,10 +35,6 @@ def find_config(word: str) -> Path:
         return path
     if word in files:
         return files[word]
-    if path.suffix in (".yaml", ".yml"):
-        raise UsageError(
-            f"configuration file {word} does not exist (cifnet configs lists those of the package)"
-        )
     raise unknown_name("configuration", word, files)
 
 

@@ -91,10 +91,9 @@ def image_columns(images: str, files: list[Path]) -> dict[str, np.ndarray]:
     root = expanded(images)
     if not is_folder(root):
         return {"ids": np.array([utf8(file.as_posix()) for file in files])}
-    columns = {
-        "ids": np.array([utf8(file.relative_to(root).as_posix()) for file in files])
-    }
-    below = [file.relative_to(root).parts[:-1] for file in files]
+    inner = [file.relative_to(root) for file in files]
+    columns = {"ids": np.array([utf8(file.as_posix()) for file in inner])}
+    below = [file.parts[:-1] for file in inner]
     splits = None
     if find_splits(root) is not None:
         splits = [split_in(folders[0]) or "" if folders else "" for folders in below]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.cli.outputs import next_classify, warn, writing
+from cifnet_pl.cli.outputs import print_stored, warn, writing
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.files import (
     expanded,
@@ -20,7 +20,6 @@ from cifnet_pl.utilities.files import (
 )
 from cifnet_pl.utilities.text import (
     LISTED_NAMES,
-    is_or_are,
     listed,
     number,
     number_of,
@@ -49,9 +48,6 @@ CLASS_COLUMNS = (
     "confusions",
 )
 """Columns of classes.csv."""
-
-IMAGE_COLUMNS = ("file", "class", "predicted", "probability", "correct", "seen")
-"""Columns of images.csv."""
 
 
 def evaluate(
@@ -139,7 +135,7 @@ def known_images(
 
 def summary_lines(evaluation: Evaluation, model: Classifier) -> list[str]:
     """Return lines on accuracy, calibration error and rarely predicted classes of a model."""
-    from cifnet_pl.model.evaluation import rarely_predicted_message
+    from cifnet_pl.model.evaluation import rarely_predicted_notes
     from cifnet_pl.model.metrics import ECE_BINS
 
     confidence = 100 * float(evaluation.confidence.mean())
@@ -148,9 +144,7 @@ def summary_lines(evaluation: Evaluation, model: Classifier) -> list[str]:
         f"Calibration error {evaluation.ece:.1f} % (ECE, {ECE_BINS} bins),"
         f" mean confidence {confidence:.1f} %",
     ]
-    rarely = rarely_predicted_message(evaluation.rarely_predicted, model)
-    if rarely is not None:
-        lines.append(rarely)
+    lines += rarely_predicted_notes(evaluation.rarely_predicted, model)
     return lines + model.calibration_notes()
 
 
@@ -179,9 +173,7 @@ def duplicate_lines(evaluation: Evaluation) -> list[str]:
     count = evaluation.samples["duplicate"].sum()
     if count:
         images = number_of(evaluation.images, "image")
-        lines.append(
-            f"{count} of {images} {is_or_are(count)} duplicates, which count twice"
-        )
+        lines.append(f"Duplicates, which count twice: {count} of {images}")
     return [line for line in lines if line]
 
 
@@ -267,6 +259,8 @@ def write_class_tables(
         evaluation: of a model.
         unjudged: class → number of its images, for classes that could not be judged.
     """
+    import pandas as pd
+
     rows = []
     for score in evaluation.class_scores():
         percentages = (score.percent, *score.interval)
@@ -280,24 +274,28 @@ def write_class_tables(
         rows.append([name, count, "", "", "", "", "false"])
     write_text(target / "classes.csv", to_csv(CLASS_COLUMNS, rows))
     names = evaluation.class_names
-    numbers = evaluation.confusion.tolist()
-    confusion = [[name, *row] for name, row in zip(names, numbers, strict=True)]
-    write_text(target / "confusion.csv", to_csv(["class", *names], confusion))
+    confusion = pd.DataFrame(evaluation.confusion, names, names)
+    write_text(target / "confusion.csv", confusion.to_csv(index_label="class"))
 
 
 def _images_csv(evaluation: Evaluation, images: LabelledImages) -> str:
-    names = evaluation.class_names
-    rows = []
-    for sample, seen in zip(
-        evaluation.samples.itertuples(), evaluation.seen(), strict=True
-    ):
-        path = images.files.root / images.files.names[sample.row]
-        target = names[sample.target]
-        predicted = names[sample.predicted]
-        correct = str(sample.correct).lower()
-        confidence = f"{sample.confidence:.6f}"
-        rows.append([str(path), target, predicted, confidence, correct, seen])
-    return to_csv(IMAGE_COLUMNS, rows)
+    import numpy as np
+    import pandas as pd
+
+    files = images.files
+    samples = evaluation.samples
+    names = np.array(evaluation.class_names, dtype=object)
+    table = pd.DataFrame(
+        {
+            "file": [str(files.root / files.names[row]) for row in samples["row"]],
+            "class": names[samples["target"]],
+            "predicted": names[samples["predicted"]],
+            "probability": evaluation.confidence,
+            "correct": np.where(evaluation.correct, "true", "false"),
+            "seen": evaluation.seen(),
+        }
+    )
+    return str(table.to_csv(index=False, float_format="%.6f"))
 
 
 # ---------------------------------------------------------------------- recalibration
@@ -334,9 +332,7 @@ def store_recalibrated(
     result.model.save(target, overwrite)
     if result.learned:
         left_out = number_of(result.learned, "image")
-        print_text(
-            f"{left_out} that the model has learned {is_or_are(result.learned)} left out"
-        )
+        print_text(f"Left out: {left_out} that the model has learned")
     print_text(
         f"{name} on {number_of(result.images, 'image')}, before and after recalibration:"
     )
@@ -346,9 +342,7 @@ def store_recalibrated(
             f"too few images to measure the effect: give at least {2 * MIN_NEW_IMAGES} that are no"
             " near-duplicates"
         )
-    classes = number_of(len(result.model.class_names), "class")
-    print_text(f"{classes} in bundle {target}; {name} is not changed")
-    print_text(next_classify(target, trust))
+    print_stored(result.model, target, trust)
 
 
 def recalibration_table(result: Recalibration) -> Table:

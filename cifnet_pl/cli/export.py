@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.cli.outputs import OutputKind, next_classify, refuse_other, writing
+from cifnet_pl.cli.outputs import OutputKind, print_stored, refuse_other, writing
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, print_text
@@ -51,10 +51,6 @@ def export(
         raise UsageError(
             "give a place for the model: --output, or --push hf:user/model"
         )
-    if push is not None and format != "bundle":
-        raise UsageError(
-            f"--push puts a bundle on the hub, and --format is {format}: leave one of them out"
-        )
     if push is not None:
         from cifnet_pl.model import hub
 
@@ -70,15 +66,14 @@ def export(
     kind: OutputKind = "bundle"
     if format == "onnx":
         kind = "file"
+    # What is there may be the same: it is compared when it is written.
     with writing(target, True, kind):
         loaded = load(model, device="cpu", trust=trust, download=download)
         if format == "onnx":
             _export_graph(loaded, target, overwrite)
             return
         loaded.save(target, overwrite)
-    classes = number_of(len(loaded.class_names), "class")
-    print_text(f"{classes} in bundle {target}: cifnet_pl.load({str(target)!r})")
-    print_text(next_classify(target, trust))
+    print_stored(loaded, target, trust)
 
 
 def _export_graph(model: Classifier, target: Path, overwrite: bool) -> None:
@@ -88,17 +83,11 @@ def _export_graph(model: Classifier, target: Path, overwrite: bool) -> None:
         refuse_other(target, target.read_bytes() == content)
     write_bytes(target, content)
     inputs = f"embeddings (n, {model.head.in_features}) float32"
-    samples = "random embeddings"
     if model.backbone.takes_images:
         inputs = "images (n, height, width, 3) uint8 RGB"
-        samples = "two images"
     outputs = "probabilities"
     if check.novelty is not None:
         outputs = "probabilities and novelty"
     classes = number_of(len(model.class_names), "class")
     print_text(f"{classes} in {target}: {inputs} → {outputs}")
-    if model.precision != "32-true":
-        print_text(
-            f"The graph computes in float32; the model learned embeddings in {model.precision}"
-        )
-    print_text(f"Largest difference from torch on {samples}: {check.probability:.1g}")
+    print_text(f"Largest difference from torch: {check.probability:.1g}")

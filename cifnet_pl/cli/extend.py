@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from cifnet_pl.cli.commands import Engine
-from cifnet_pl.cli.outputs import next_classify, warn, writing
+from cifnet_pl.cli.outputs import print_stored, warn, writing
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number, number_of, print_text
 
@@ -66,14 +66,12 @@ def extend(
         sum(result.learned.values()), result.model.backbone.sample
     )
     classes_learned = number_of(len(result.learned), "class")
-    total = number_of(len(result.model.class_names), "class")
     print_text(
         f"{images_learned} of {classes_learned} learned in {result.seconds:.1f} s"
     )
     for line in accuracy_lines(result, check):
         print_text(line)
-    print_text(f"{total} in bundle {target}")
-    print_text(next_classify(target, trust))
+    print_stored(result.model, target, trust)
 
 
 def accuracy_lines(result: Extension, check: str | None) -> list[str]:
@@ -83,7 +81,7 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         result: of the extension.
         check: folder of images of the old classes, or None.
     """
-    from cifnet_pl.model.evaluation import rarely_predicted_message
+    from cifnet_pl.model.evaluation import rarely_predicted_notes
 
     lines = []
     sample = result.model.backbone.sample
@@ -96,8 +94,8 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
         )
     else:
         lines.append(
-            "Accuracy on new classes not measured: no leave-one-out scores (these take a buffer,"
-            f" and two {sample}s of a class); measure it by cifnet evaluate on other {sample}s"
+            "Accuracy on new classes not measured: it takes a buffer, and two"
+            f" {sample}s of a class"
         )
     if result.old_before.images:
         before = number(result.old_before.accuracy)
@@ -108,7 +106,5 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
             f"Accuracy on old classes {before} % before, {after} % after"
             f" ({low:.0f} to {high:.0f}; {images})"
         )
-    rarely = rarely_predicted_message(result.rarely_predicted, result.model)
-    if rarely is not None:
-        lines.append(rarely)
+    lines += rarely_predicted_notes(result.rarely_predicted, result.model)
     return lines + result.model.accuracy_sentences()

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cifnet_pl.cli.commands import Engine
-from cifnet_pl.cli.outputs import warn, writing
+from cifnet_pl.cli.outputs import print_stored, warn, writing
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number_of, print_text, printable
 
 if TYPE_CHECKING:
     from cifnet_pl.model.forget import Forgetting
-
-MODEL_BEFORE = "the model before this, with --images"
 
 
 def forget(
@@ -70,9 +68,7 @@ def forget(
         print_text(
             f"{count} in {', '.join(images)} ignored: not learned as these classes"
         )
-    print_text(
-        f"{number_of(len(result.model.class_names), 'class')} in bundle {target}"
-    )
+    print_stored(result.model, target, trust)
 
 
 def exact_lines(result: Forgetting, name: str) -> list[str]:
@@ -83,10 +79,6 @@ def exact_lines(result: Forgetting, name: str) -> list[str]:
         name: of the class.
     """
     images = number_of(result.images[name], "image")
-    if result.recalled:
-        where = "from the head's memory"
-    else:
-        where = "from the statistics"
     how = "exactly"
     if result.rounding is not None:
         if result.model.precision == "32-true":
@@ -94,7 +86,7 @@ def exact_lines(result: Forgetting, name: str) -> list[str]:
         else:
             bound = "1e-2"
         how = f"to about {bound} of its share, not to 1e-8 ({result.rounding})"
-    lines = [f"Class '{printable(name)}' forgotten {how}: {images} subtracted {where}"]
+    lines = [f"Class '{printable(name)}' forgotten {how}: {images} subtracted"]
     if result.earlier_removals:
         lines.append(
             "A class was removed earlier without its images, which still count; if it is this one,"
@@ -112,18 +104,12 @@ def removal_lines(result: Forgetting, name: str) -> list[str]:
     """
     head = result.model.head
     images = number_of(result.images[name], "image")
-    if result.model.buffer is not None:
-        buffer = " and from the buffer"
-    else:
-        buffer = ""
-    first = f"Class '{printable(name)}' removed from the predictions{buffer}"
-    kind = type(head).__name__
+    lines = [f"Class '{printable(name)}' removed from the predictions"]
     if not head.counterexamples:
-        return [
-            first,
-            f"Nothing remains of its {images}: {kind} learns each class independently",
-        ]
-    remains = f"Its {images} still count as counterexamples of the other classes"
-    if not head.subtracts:
-        return [first, f"{remains}: {kind} cannot subtract them"]
-    return [first, remains, f"To subtract them forget the class from {MODEL_BEFORE}"]
+        return [*lines, f"Nothing remains of its {images}"]
+    lines.append(f"Its {images} still count as counterexamples of the other classes")
+    if head.subtracts:
+        lines.append(
+            "To subtract them forget the class from the model before this, with --images"
+        )
+    return lines

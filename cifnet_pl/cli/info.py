@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import number, number_of, print_text, printable, table
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ REMOVED = "Images of removed classes still count in the statistics"
 
 
 def info(model: str, trust: bool = False) -> None:
-    """Show a model's classes, history, accuracy, size, energy, backbone and versions.
+    """Show a model's classes, history, accuracy, size, energy and backbone.
 
     Args:
         model: a run's folder, a checkpoint file or a bundle.
@@ -28,15 +27,9 @@ def info(model: str, trust: bool = False) -> None:
     Raises:
         CheckpointError: there is no model at ``model``, or it is damaged.
     """
-    from cifnet_pl.model.bundle import is_bundle, read_versions
     from cifnet_pl.model.store import load
 
     loaded = load(model, device="cpu", trust=trust)
-    path = expanded(model)
-    if is_bundle(path):
-        versions = read_versions(path)
-    else:
-        versions = {}
     console = Console()
     count = number_of(sum(loaded.counts.values()), loaded.backbone.sample)
     console.print(
@@ -45,7 +38,7 @@ def info(model: str, trust: bool = False) -> None:
     console.print(class_table(loaded))
     if loaded.history:
         console.print(history_table(loaded.history, f"{loaded.backbone.sample}s"))
-    for line in summary_lines(loaded, versions):
+    for line in summary_lines(loaded):
         print_text(line)
 
 
@@ -89,32 +82,19 @@ def history_table(history: list[Event], samples: str) -> Table:
     return shown
 
 
-def summary_lines(model: Classifier, versions: dict[str, str]) -> list[str]:
-    """Return lines on the model besides its tables.
-
-    Args:
-        model: the model.
-        versions: of the software that wrote it.
-    """
-    from cifnet_pl.model.evaluation import (
-        evaluate_left_out,
-        rarely_predicted_message,
-    )
+def summary_lines(model: Classifier) -> list[str]:
+    """Return lines on the model besides its tables."""
+    from cifnet_pl.model.evaluation import evaluate_left_out, rarely_predicted_notes
 
     lines = _update_lines(model.history)
     lines.append(f"Model {model.identity}")
     if model.remembers_removed:
         lines.append(REMOVED)
     left_out = evaluate_left_out(model)
-    rarely = rarely_predicted_message(left_out.rarely_predicted, model)
-    if rarely is not None:
-        lines.append(rarely)
+    lines += rarely_predicted_notes(left_out.rarely_predicted, model)
     lines += model.accuracy_sentences()
     lines += _part_lines(model)
     lines.append(f"Energy {_energy(model.history)}")
-    if versions:
-        names = ", ".join(f"{name} {version}" for name, version in versions.items())
-        lines.append(f"Written by {names}")
     return lines
 
 
@@ -137,24 +117,20 @@ def _part_lines(model: Classifier) -> list[str]:
     backbone = model.backbone
     settings = ", ".join(f"{key} {value}" for key, value in head.settings().items())
     temperature = f"temperature {float(head.temperature):.3g}"
-    odds_power = f"odds power {float(head.odds_power):.3g}"
     rule = ""
     if head.decision_rule is not None:
         rule = f", decision rule: {head.decision_rule}"
     size = f"{backbone.parameters_count:,} parameters, sha256 {backbone.sha256[:12]}"
     lines = [
-        f"Head {type(head).__name__} ({settings}), {temperature}, {odds_power}{rule}",
+        f"Head {type(head).__name__} ({settings}), {temperature}{rule}",
         f"Backbone {printable(backbone.name)}, {backbone.features:,} features, {size}",
     ]
     if backbone.takes_images:
-        crop = f"{model.image_size} px, crop ratio {model.crop_ratio:g}"
-        lines.append(f"Images {crop}, embedded in {model.precision}")
+        lines.append(f"Images {model.image_size} px, embedded in {model.precision}")
     stored = sum(
         value.numel() * value.element_size() for value in model.tensors().values()
     )
-    elements = model.state_elements().items()
-    parts = ", ".join(f"{name} {count:,}" for name, count in elements if count)
-    lines.append(f"State {stored / 1e6:.2f} MB ({parts} elements)")
+    lines.append(f"State {stored / 1e6:.2f} MB")
     return lines
 
 
@@ -166,12 +142,5 @@ def _energy(history: list[Event]) -> str:
     measured = [event.energy_kwh for event in history if event.energy_kwh is not None]
     if not measured:
         return "not measured"
-    facts = []
-    if len(measured) < len(history):
-        facts.append(f"{len(measured)} of {len(history)} steps")
     sources = {event.energy_source for event in history if event.energy_source}
-    facts += map(printable, sorted(sources))
-    energy = f"{sum(measured):.1e} kWh"
-    if facts:
-        energy += f" ({'; '.join(facts)})"
-    return energy
+    return f"{sum(measured):.1e} kWh ({_joined(sorted(sources))})"

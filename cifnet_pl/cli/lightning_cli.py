@@ -33,7 +33,6 @@ from cifnet_pl.learning.callbacks import (
 )
 from cifnet_pl.learning.custom_metrics import import_metrics
 from cifnet_pl.learning.strategy import (
-    check_strategy,
     prepare_processes,
     process_group,
 )
@@ -129,7 +128,7 @@ class CIFNetCLI(LightningCLI):
             super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Seed what has no seed of its own, choose the folder, and refuse unfit strategies."""
+        """Seed what has no seed of its own, choose the folder, and refuse max_epochs."""
         config = self.config
         if config.trainer.max_epochs is not None:
             raise UsageError(
@@ -140,7 +139,6 @@ class CIFNetCLI(LightningCLI):
             for name in self._open_seeds:
                 config[name] = config.seed_everything
         choose_backbone(config)
-        check_strategy(config.trainer.strategy)
         base = runs.experiment_folder(config.experiment, config.logs)
         if self.command == "fit":
             self.place = runs.place_fit(base, config.ckpt_path)
@@ -192,8 +190,6 @@ class CIFNetCLI(LightningCLI):
         stored.pop("ckpt_path")  # where this start of the run began
         for name in self._open_seeds:  # they follow seed_everything again
             stored.pop(name)
-        # It has the number of classes that is learned.
-        stored.data.classes_per_task = self.datamodule.given["classes_per_task"]
         return str(self.parser.dump(stored, skip_unset=False, skip_validation=True))
 
     def _board(self) -> TensorBoardLogger:

@@ -6,18 +6,17 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from cifnet_pl.images.files import is_image
 from cifnet_pl.utilities.errors import AlreadyThere, UsageError
 from cifnet_pl.utilities.files import exclusive, expanded
-from cifnet_pl.utilities.text import next_command, print_text, printable
+from cifnet_pl.utilities.text import next_command, number_of, print_text, printable
+
+if TYPE_CHECKING:
+    from cifnet_pl.model.classifier import Classifier
 
 IMAGES_SHOWN = 24
 """Images in a gallery, or in one section of a page; tables have all."""
-
-STANDARD_OUTPUT = "-"
-"""Name of the standard output, where a command writes one table."""
 
 OutputKind = Literal["file", "folder", "bundle", "extend", "forget", "merge", "task"]
 """Kind of an output; bundles also by the step that makes them."""
@@ -41,12 +40,13 @@ def writing(
         yield
         return
     target = expanded(output)
-    if str(target) == STANDARD_OUTPUT:
-        raise UsageError("--output - is for a table: choose an output with a name")
-    if kind in ("file", "folder"):
-        require_kind(target, kind)
+    is_bundle = kind not in ("file", "folder")
+    is_of_kind = target.is_file() if kind == "file" else target.is_dir()
+    if target.exists() and not is_of_kind and not is_bundle:
+        # A pipe or a device, such as /dev/null, would be replaced.
+        raise UsageError(f"{target} is no {kind}: choose another --output")
     with exclusive(target):
-        if kind not in ("file", "folder"):
+        if is_bundle:
             from cifnet_pl.model import bundle  # here: it imports torch
 
             # One that this step made may be the same: it is compared when it is written.
@@ -73,47 +73,6 @@ def refuse_other(target: Path | str, is_same: bool) -> None:
     )
 
 
-def require_kind(target: Path, kind: OutputKind) -> None:
-    """Check that an output is of a kind, or not there yet.
-
-    A pipe or a device, such as ``/dev/null``, is neither: it would be replaced.
-
-    Raises:
-        UsageError: what is there is of another kind.
-    """
-    if target.is_file():
-        there = "file"
-    elif target.is_dir():
-        there = "folder"
-    else:
-        there = "pipe or device"
-    if target.exists() and there != kind:
-        raise UsageError(
-            f"{target} is a {there}, expected a {kind}: choose another --output"
-        )
-
-
-OTHER_ENDINGS = (".ckpt", ".json", ".npz", ".onnx", ".parquet", ".safetensors", ".zip")
-"""Endings of models, and of images and embeddings in one file."""
-
-
-def require_table(target: Path | None) -> None:
-    """Check that the output of a table may be written; UsageError for another file's name, too.
-
-    With the options in the wrong order, an image or a part of a model would be replaced.
-    """
-    if target is None:
-        return
-    named = None
-    if is_image(target):
-        named = "an image"
-    elif target.suffix.lower() in OTHER_ENDINGS:
-        named = f"a {target.suffix} file"
-    if named is not None:
-        raise UsageError(f"--output {target} is named as {named}, expected a .csv file")
-    require_kind(target, "file")
-
-
 def warn(
     warnings: Iterable[str], unreadable: Iterable[tuple[Path | None, str]] = ()
 ) -> None:
@@ -124,7 +83,8 @@ def warn(
         print_text(f"skipped {printable(str(file))}: {reason}", sys.stderr)
 
 
-def next_classify(model: Path, trust: bool) -> str:
-    """Return the line that suggests to classify images with a new model."""
-    options = ("--model", str(model), "--images", "IMAGES", "--output", "out.csv")
-    return next_command("classify", *options, trust=trust)
+def print_stored(model: Classifier, target: Path, trust: bool) -> None:
+    """Print where a new model is, and how to classify images with it."""
+    print_text(f"{number_of(len(model.class_names), 'class')} in bundle {target}")
+    options = ("--model", str(target), "--images", "IMAGES", "--output", "out.csv")
+    print_text(next_command("classify", *options, trust=trust))

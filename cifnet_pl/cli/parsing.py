@@ -101,7 +101,7 @@ def sentence(message: str, options: Collection[str] = ()) -> str:
         return _bad_value(message, option)
     line = message.strip().partition("\n")[0]
     if line.startswith("unrecognized") and "--data.root" in options:
-        return f"{line} (images are given as --data.root FOLDER)"
+        line += " (images are given as --data.root FOLDER)"
     return line
 
 
@@ -192,11 +192,6 @@ def options_in(
             continue
         if not equals:
             value = next(remaining, "--")
-        if equals and not value:
-            following = next(remaining, "VALUE")
-            raise UsageError(
-                f"{word} needs its value without a space: {word}{following}"
-            )
         if not value or (not equals and value.startswith("--")):
             raise UsageError(f"{name} needs a value")
         yield name, value

@@ -148,7 +148,10 @@ def serve(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
     bound_port = listening.getsockname()[1]
-    _announce(host, bound_port, len(loaded.class_names), secret is not None)
+    classes = number_of(len(loaded.class_names), "class")
+    shown_host = f"[{host}]" if ":" in host else host
+    page = f"http://{shown_host}:{bound_port} (the API: /docs)"
+    print(f"{classes} at {page}; Ctrl-C ends it", flush=True)
     if share:
         show_address(address or f"http://{network_address()}:{bound_port}/", secret)
     _run(app, listening)
@@ -247,8 +250,6 @@ def empty_model() -> Classifier:
 
 def _given_token(token: str | None, token_file: str | None) -> str | None:
     """Return the token that clients must send, None without one; UsageError for a poor one."""
-    if token is not None and token_file is not None:
-        raise UsageError("--token and --token_file: give one of them")
     if token_file is not None:
         shown = f"cannot read --token_file {printable(token_file)}"
         with explained(UsageError, shown, OSError, UnicodeDecodeError):
@@ -261,9 +262,8 @@ def _given_token(token: str | None, token_file: str | None) -> str | None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    check_that(0 <= port < 2**16, "--port", port, f"0 to {2**16 - 1}")
     refused = f"cannot listen on {printable(host)} port {port}"
-    with explained(UsageError, refused, OSError, end="; choose another --port"):
+    with explained(UsageError, refused, OSError, OverflowError):
         if ":" in host:
             family = socket.AF_INET6
         else:
@@ -296,15 +296,3 @@ def show_address(address: str, secret: str | None) -> None:
     whole = f"{address}#token={secret}"
     segno.make_qr(whole).terminal(compact=True)
     print(f"{whole}\nwhoever has this address can use and change the model", flush=True)
-
-
-def _announce(host: str, port: int, classes: int, secret: bool) -> None:
-    shown = host
-    if host in LOOPBACK:
-        shown = "localhost"
-    elif ":" in host:
-        shown = f"[{host}]"
-    message = f"{number_of(classes, 'class')} at http://{shown}:{port} (the API: /docs)"
-    if secret:
-        message += "; it asks for the token"
-    print(f"{message}; Ctrl-C ends it", flush=True)

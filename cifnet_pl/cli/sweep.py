@@ -467,17 +467,18 @@ def choose(
     Raises:
         UsageError: a label that no point has, or no point that has these labels.
     """
-    import pandas as pd  # here: help need not wait for it
-
-    labels = pd.DataFrame([point.labels for point in points])
-    known = set(labels.stack().dropna())
+    known: set[str] = set()
+    named_axes: set[str] = set()
+    for point in points:
+        known.update(point.labels.values())
+        named_axes.update(axis for axis, label in point.labels.items() if label in only)
     for label in {*only, *without} - known:
         raise unknown_name("label of the sweep", label, known)
-    has_label = labels.isin(only)
-    # An axis of which no label is named leaves out no point.
-    is_wanted = (has_label | ~has_label.any()).all(axis="columns")
-    is_left_out = labels.isin(without).any(axis="columns")
-    chosen = list(itertools.compress(points, is_wanted & ~is_left_out))
+    chosen = []
+    for point in points:
+        is_wanted = all(point.labels.get(axis) in only for axis in named_axes)
+        if is_wanted and not set(without).intersection(point.labels.values()):
+            chosen.append(point)
     if not chosen:
         raise UsageError("no point has these labels: see --dry_run without them")
     return chosen

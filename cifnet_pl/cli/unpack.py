@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from cifnet_pl.utilities.errors import UsageError, check_that, unknown_name
 from cifnet_pl.utilities.files import expanded, new_folder
 from cifnet_pl.utilities.names import class_names, folder_names
-from cifnet_pl.utilities.text import counted, listed, number_of, print_text, printable
+from cifnet_pl.utilities.text import counted, number_of, print_text
 
 if TYPE_CHECKING:
     from cifnet_pl.data.samples import SampleTable
@@ -50,7 +50,7 @@ def unpack(
     check_that(valid_size, "--size", size, f"1 to {IMAGE_SIZE_LIMIT} pixels")
     place = None
     if root:
-        place = Path(root)
+        place = expanded(root)
     data_source = build_source(source, SourceOptions(place, download=download))
     names = class_names(data_source.class_names, source)
     for name in classes:
@@ -65,15 +65,6 @@ def unpack(
         homes = [folders.get(name) for name in names]
         count = _write(data_source.train, homes, folder / "train", size)
         count += _write(data_source.test, homes, folder / "val", size)
-    renamed = [
-        f"{folder} ({printable(name)})"
-        for name, folder in folders.items()
-        if folder != name
-    ]
-    if renamed:
-        print_text(
-            f"note: folders whose names differ from the class: {listed(renamed)}"
-        )
     classes_written = number_of(len(folders), "class")
     print_text(
         f"{number_of(count, 'image')} of {classes_written} in {target}/train and {target}/val"

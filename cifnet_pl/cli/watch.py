@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from cifnet_pl.cli.outputs import require_table
+from cifnet_pl.cli.outputs import writing
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that
 from cifnet_pl.utilities.files import (
     csv_line,
-    exclusive,
     expanded,
     list_cell,
     read_list_cell,
@@ -114,18 +113,15 @@ def watch(
     folder = expanded(images)
     require_folder(folder, "--images", "a folder of images")
     target = expanded(output)
-    require_table(target)
     current_model = model_source(model, workspace, trust)
-    with exclusive(target), target.open("a+b") as table:
+    with writing(target, overwrite=True), target.open("a+b") as table:
         known = rows_of(table)
         ids = {row["id"] for row in known}
         sender = None
-        receiver = ""
         if webhook is not None:
             last_sent = target.with_name(f"{target.name}.sent")
             sender = Sender(webhook, last_sent, known, folder, link)
-            receiver = " and to the webhook"
-        print_text(f"watching {images}; predictions in {target}{receiver}")
+        print_text(f"watching {images}; predictions in {target}")
         found = NewImages(folder, lambda note: print_text(note, sys.stderr))
         for batch in found.batches(IMAGES_PER_WRITE, every, settled=not once):
             new = {f"{content_hash(image.content):016x}": image for image in batch}
@@ -214,13 +210,14 @@ def rows_of(table: IO[bytes]) -> list[Row]:
     table.seek(0)
     content = table.read()
     whole = content[: content.rfind(b"\n") + 1]
-    table.truncate(len(whole))
     text = whole.decode("utf-8", "surrogateescape")
     rows = csv.DictReader(io.StringIO(text, newline=""), restval="")
-    if rows.fieldnames is None:
-        append(table, [dict(zip(COLUMNS, COLUMNS, strict=True))])
-    elif tuple(rows.fieldnames) != COLUMNS:
+    is_new = not content
+    if not is_new and tuple(rows.fieldnames or ()) != COLUMNS:
         raise DataError(f"{table.name} is no table of watch: choose another --output")
+    table.truncate(len(whole))
+    if is_new:
+        append(table, [dict(zip(COLUMNS, COLUMNS, strict=True))])
     return list(rows)
 
 

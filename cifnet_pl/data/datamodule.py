@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import chain
@@ -19,6 +18,7 @@ from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
 from cifnet_pl.data.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.data.loading import (
     EMBEDDED_BATCH,
+    UNREADABLE_SHOWN,
     Batch,
     Batches,
     ImageBatch,
@@ -27,9 +27,9 @@ from cifnet_pl.data.loading import (
     Store,
     StoredLoader,
     Task,
-    name_unreadable,
     pieces,
     shard_batches,
+    unreadable_images,
 )
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import OWN_IMAGES, build_source
@@ -43,23 +43,15 @@ from cifnet_pl.utilities.errors import DataError, UsageError, check_choice, chec
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.growing_tensors import float64_device
 from cifnet_pl.utilities.processes import of_all_processes
-from cifnet_pl.utilities.text import number_of, printable
-
-CLASSES_PER_TASK = 10
-"""Classes of a task by default."""
+from cifnet_pl.utilities.text import listed, number_of
 
 DEFAULT_BATCH = 64
 """Images in a batch unless told otherwise: on a CPU more are not faster, and need memory."""
 
 OnCorrupt = Literal["error", "skip"]
 
-LIMITS = {
-    "batch_size": (1, math.inf),
-    "image_size": (1, IMAGE_SIZE_LIMIT),
-    "max_tasks": (1, math.inf),
-    "num_workers": (0, math.inf),
-}
-"""Option → its smallest and its largest value."""
+SMALLEST = {"batch_size": 1, "initial_classes": 1, "max_tasks": 1, "num_workers": 0}
+"""Option → its smallest value."""
 
 
 class Learner(NamedTuple):
@@ -108,7 +100,7 @@ class CIFNetDataModule(LightningDataModule):
             of these to learn and to test with.
         root: folder of the data.
         classes_per_task: number of new classes of each task, or a list with one number per task;
-            by default 10, or all classes where there are fewer.
+            where fewer are left, the last task has these.
         initial_classes: number of classes of a larger first task, or null.
         class_order: a seed for the permutation, positions, class names, or null for the source's
             order.
@@ -132,7 +124,7 @@ class CIFNetDataModule(LightningDataModule):
             learn them all and only name them; null: leave_out for the user's own images, while
             benchmark sets are not searched.
         download: whether a set of torchvision or of the Hugging Face hub may be fetched.
-        on_corrupt: "error" to stop at an unreadable image, "skip" to leave it out and count it.
+        on_corrupt: "error" to stop at an unreadable image, "skip" to leave it out and name it.
         cache: whether to store all embeddings on disk, so that a later run never embeds the same
             image again.
         cache_folder: folder of these embeddings.
@@ -151,7 +143,6 @@ class CIFNetDataModule(LightningDataModule):
         learns_held_out: whether the held-out samples are learned after the last task, as with the
             user's own images. Streams for research, test splits of the user, and benchmark sets
             stay tested only.
-        notes: sentences for the user about how the samples were chosen.
     """
 
     trainer: Trainer
@@ -159,14 +150,13 @@ class CIFNetDataModule(LightningDataModule):
     left_out: np.ndarray
     untested: np.ndarray
     found_duplicates: SourceDuplicates
-    _plan: Plan | None
     _learner: Learner | None
 
     def __init__(
         self,
         source: str | Any = "folder",
         root: str | None = None,
-        classes_per_task: int | list[int] = CLASSES_PER_TASK,
+        classes_per_task: int | list[int] = 10,
         initial_classes: int | None = None,
         class_order: int
         | list[str]
@@ -200,9 +190,7 @@ class CIFNetDataModule(LightningDataModule):
         elif not isinstance(source, str):
             self.source_name = type(source).__name__
         self.given["source"] = self.source_name
-        place = None
-        if root:
-            place = expanded(root)
+        place = expanded(root) if root else None
         own = options or {}
         source_options = SourceOptions(
             place, val_fraction, split_seed, download, own, group
@@ -213,17 +201,13 @@ class CIFNetDataModule(LightningDataModule):
             self.source = tuning_source(self.source, tune, split_seed)
         # By these two numbers `audit` divides the images again, unless the user named the groups.
         by_seed = tune is None and group in (None, NEAR, SINGLE)
-        self._held_out = None
-        if by_seed:
-            self._held_out = [val_fraction, split_seed]
+        self._held_out = [val_fraction, split_seed] if by_seed else None
         self.image_size = image_size
         self.batch_size = batch_size or DEFAULT_BATCH
         self.num_workers = num_workers
         self.on_corrupt = on_corrupt
         self.unknown = unknown
-        self.cache_folder = None
-        if cache:
-            self.cache_folder = expanded(cache_folder)
+        self.cache_folder = expanded(cache_folder) if cache else None
         own_images = self.source_name in OWN_IMAGES
         if duplicates is None and own_images:
             duplicates = "leave_out"
@@ -232,40 +216,26 @@ class CIFNetDataModule(LightningDataModule):
         self.evaluated = self.kind.evaluated(self.source)
         is_disjoint = isinstance(self.kind, Disjoint)
         self.learns_held_out = self.source.held_out and own_images and is_disjoint
-        names = self.source.class_names
-        as_usual = stream is None and initial_classes is None
-        if as_usual and classes_per_task == CLASSES_PER_TASK:
-            self.given["classes_per_task"] = min(CLASSES_PER_TASK, len(names))
         self._release()
-        plan = self.plan
-        self.n_tasks = len(plan.tasks)
-        self.notes = list(self.source.notes)
-        never = sorted(set(names) - set(plan.classes))
-        if never and max_tasks is None:
-            total = number_of(len(names), "class")
-            self.notes.append(
-                f"note: classes_per_task {classes_per_task} leaves {len(never)} of {total} that no"
-                f" task learns, the first is '{printable(never[0])}'"
-            )
+        self.n_tasks = len(self.plan.tasks)
 
     # ------------------------------------------------------------------ tasks
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """The tasks of the run; those that the learner has learned come first, as they were."""
-        learned = self._learner.learned_tasks if self._learner is not None else []
-        past = tuple(tuple(task) for task in learned)
-        if self._plan is None or self._plan.tasks[: len(past)] != past:
-            self._plan = make_plan(
-                self.source,
-                self.kind,
-                self.given["class_order"],
-                self.given["classes_per_task"],
-                self.given["initial_classes"],
-                self.given["max_tasks"],
-                past,
-            )
-        return self._plan
+        learned = []
+        if self._learner is not None:
+            learned = self._learner.learned_tasks
+        return make_plan(
+            self.source,
+            self.kind,
+            self.given["class_order"],
+            self.given["classes_per_task"],
+            self.given["initial_classes"],
+            self.given["max_tasks"],
+            tuple(map(tuple, learned)),
+        )
 
     def task(self, number: int) -> TaskSamples:
         """Return the training samples of a task; none after the last, of which Lightning asks, too.
@@ -302,8 +272,7 @@ class CIFNetDataModule(LightningDataModule):
                 "the size of the images depends on the backbone: without a Trainer set image_size="
             )
         plan = self.plan
-        if self.duplicates == "leave_out":
-            self.find_duplicates()
+        self.find_duplicates()
         loader = partial(
             ImageLoader,
             size=self.image_size or 0,
@@ -359,14 +328,7 @@ class CIFNetDataModule(LightningDataModule):
 
         Returns:
             (n, 3, s, s) uint8; unreadable ones are left out.
-
-        Raises:
-            UsageError: the samples are embeddings.
         """
-        if not self.source.train.are_images:
-            raise UsageError(
-                f"data source {self.source_name} has no images to learn a backbone from"
-            )
         rows = self.task(0).rows
         places = np.linspace(0, len(rows) - 1, min(len(rows), at_most)).round()
         chunks = pieces(rows[places.astype(np.int64)], self._loader_batch)
@@ -406,8 +368,7 @@ class CIFNetDataModule(LightningDataModule):
     def find_duplicates(self) -> None:
         """Find samples with the same content; call this in all processes before the first task.
 
-        If duplicates are left out, they leave the plan, and the embedding cache gives each the
-        embedding of the image that is learned.
+        If duplicates are left out, they leave the plan, and the embedding cache needs none of them.
 
         Raises:
             DataError: all images of a class are in another one, too.
@@ -424,16 +385,11 @@ class CIFNetDataModule(LightningDataModule):
         self.found_duplicates = found
         if self.duplicates == "keep":
             return
-        self.left_out, self.untested = found.left_out(self.source)
-        labels = self.source.train.labels[~self.left_out]
-        for name in self.plan.classes:
-            if self.source.position[name] not in labels:
-                raise DataError(
-                    f"every image of '{printable(name)}' is in another class, too: remove the"
-                    " wrong duplicates"
-                )
+        masks = found.left_out(self.source)
+        self.left_out = masks["train"]
+        self.untested = masks["test"]
         for part, cache in caches.items():
-            cache.duplicates = found.of_originals(part)
+            cache.left_out = masks[part]
 
     # ------------------------------------------------------------------ stores of embeddings
 
@@ -457,13 +413,6 @@ class CIFNetDataModule(LightningDataModule):
             "train": EmbeddingCache(self.source.train, names, folder / "train"),
             "test": EmbeddingCache(self.source.test, names, folder / "val"),
         }
-
-    def _store(self, part: Part) -> Store | None:
-        """Return what has embeddings of the training or test samples, or None."""
-        samples = self.source.train if part == "train" else self.source.test
-        if not samples.are_images:
-            return samples
-        return self._caches.get(part)
 
     def remember(self, batch: ImageBatch, z: Tensor) -> None:
         """Store the embeddings of a batch of the current set, as far as the options allow.
@@ -495,9 +444,10 @@ class CIFNetDataModule(LightningDataModule):
         Stored embeddings come in like batches.
         """
         trainer = self.trainer
-        store = self._store("train")
         size = self._loader_batch
+        store: Store | None = self._caches.get("train")
         if not self.source.train.are_images:
+            store = self.source.train
             # Embeddings take little memory, and a Gram matrix is faster over many of them.
             size = max(size, EMBEDDED_BATCH)
         number = trainer.current_epoch
@@ -522,8 +472,9 @@ class CIFNetDataModule(LightningDataModule):
         for rows in self.test_rows(chain.from_iterable(tasks), len(tasks)):
             shares.append(rows[trainer.global_rank :: trainer.world_size])
         tested = np.concatenate(shares)
-        store = self._store("test")
-        assert store is not None
+        store: Store = self._caches["test"]
+        if not self.source.test.are_images:
+            store = self.source.test
         known = store.known(tested)
         plan = []
         for rows in pieces(tested[known], EMBEDDED_BATCH):
@@ -604,11 +555,12 @@ class CIFNetDataModule(LightningDataModule):
         """
         if isinstance(batch, ImageBatch) and batch.unreadable:
             if self.on_corrupt == "error":
-                loaders = []
+                places = list(batch.unreadable)
                 # Other processes would wait while one decodes all images.
                 if self.trainer.world_size == 1:
-                    loaders = list(self._loaders.values())
-                raise DataError(name_unreadable(batch.unreadable, loaders))
+                    for loader in self._loaders.values():
+                        places += loader.unreadable()
+                raise unreadable_images(places)
             self.skipped += batch.unreadable
         labels = self._labels(chain.from_iterable(self.learner.learned_tasks))
         non_blocking = device.type == "cuda"
@@ -630,7 +582,8 @@ class CIFNetDataModule(LightningDataModule):
         skipped = list(dict.fromkeys(chain.from_iterable(skipped_rows)))
         if skipped:
             rank_zero_info(
-                f"unreadable images left out: {len(skipped)}, the first: {skipped[0]}"
+                f"{number_of(len(skipped), 'unreadable image')} left out:"
+                f" {listed(skipped, UNREADABLE_SHOWN)}"
             )
         self._release()
 
@@ -644,8 +597,8 @@ class CIFNetDataModule(LightningDataModule):
         self.left_out = np.zeros(len(self.source.train), dtype=bool)
         self.untested = np.zeros(len(self.source.test), dtype=bool)
         self.found_duplicates = SourceDuplicates()
-        self._plan = None
         self._learner = None
+        self.__dict__.pop("plan", None)
         # The Trainer still refers to the loaders.
         for loader in self.__dict__.pop("_loaders", {}).values():
             loader.close()
@@ -671,12 +624,17 @@ def check_options(given: Mapping[str, Any]) -> None:
         UsageError: one has a value that it cannot have.
     """
     check_choice("on_corrupt", given["on_corrupt"], OnCorrupt)
-    for name, (least, most) in LIMITS.items():
+    for name, least in SMALLEST.items():
         value = given[name]
-        expected = f"{least} to {most}" if most < math.inf else f"at least {least}"
-        check_that(value is None or least <= value <= most, name, value, expected)
-    fraction = given["val_fraction"]
-    check_that(0 < fraction < 1, "val_fraction", fraction, "a number between 0 and 1")
+        is_enough = value is None or value >= least
+        check_that(is_enough, name, value, f"at least {least}")
+    side = given["image_size"]
+    is_side = side is None or 1 <= side <= IMAGE_SIZE_LIMIT
+    check_that(is_side, "image_size", side, f"1 to {IMAGE_SIZE_LIMIT}")
+    for name in ("val_fraction", "tune"):
+        share = given[name]
+        is_share = share is None or 0 < share < 1
+        check_that(is_share, name, share, "a number between 0 and 1")
     if given["tune"] is not None and given["group"] is not None:
         raise UsageError(
             "--data.tune splits image by image, --data.group by groups: leave one of them out"

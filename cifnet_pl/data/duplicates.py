@@ -7,18 +7,20 @@ whatever the batches and the processes, and wherever a run is resumed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from cifnet_pl.data.samples import SampleTable, Source
+from cifnet_pl.data.samples import Source
 from cifnet_pl.images.duplicates import (
     Duplicates,
     conflicting_labels_message,
     duplicates_message,
     find_repeats,
 )
+from cifnet_pl.utilities.errors import DataError
 from cifnet_pl.utilities.processes import of_all_processes, rank_and_world
 from cifnet_pl.utilities.text import is_or_are, listed, printable
 
@@ -37,17 +39,13 @@ class Duplicate(NamedTuple):
         kind: ``DUPLICATE`` of another sample of its class and part; ``TWO_CLASSES``, of which it
             is learned and tested in none, as it is not known which label is wrong; or
             ``IN_BOTH_SPLITS``, a test sample that is learned, too.
-        part: the set that the sample is in.
-        row: the sample.
-        original: row of the sample that is learned or tested; in two classes -1.
+        row: the sample; the test samples are numbered after the training samples.
         sample: name of the sample.
         other: name of the sample that it duplicates, or of the other class.
     """
 
     kind: str
-    part: Part
     row: int
-    original: int
     sample: str
     other: str
 
@@ -55,26 +53,27 @@ class Duplicate(NamedTuple):
 class SourceDuplicates(list[Duplicate]):
     """Samples of a source with the same content."""
 
-    def left_out(self, source: Source) -> tuple[np.ndarray, np.ndarray]:
-        """Return masks (n,) and (m,) bool of the training and test samples that are left out.
+    def left_out(self, source: Source) -> dict[Part, np.ndarray]:
+        """Return (n,) bool of each part: which samples are left out.
 
         These are duplicates of an earlier sample, and samples in two classes.
+
+        Raises:
+            DataError: all training samples of a class are in another one, too.
         """
-        learned = np.zeros(len(source.train), dtype=bool)
-        tested = np.zeros(len(source.test), dtype=bool)
-        masks = {"train": learned, "test": tested}
+        count = len(source.train)
+        is_left_out = np.zeros(count + len(source.test), dtype=bool)
         for found in self:
             if found.kind != IN_BOTH_SPLITS:
-                masks[found.part][found.row] = True
-        return learned, tested
-
-    def of_originals(self, part: Part) -> dict[int, list[int]]:
-        """Return the duplicates of each original in a part."""
-        duplicates: dict[int, list[int]] = {}
-        for found in self:
-            if found.kind == DUPLICATE and found.part == part:
-                duplicates.setdefault(found.original, []).append(found.row)
-        return duplicates
+                is_left_out[found.row] = True
+        learned = source.train.labels[~is_left_out[:count]]
+        sizes = np.bincount(learned, minlength=len(source.class_names))
+        if not sizes.all():
+            name = printable(source.class_names[sizes.argmin()])
+            raise DataError(
+                f"every image of '{name}' is in another class, too: remove the wrong duplicates"
+            )
+        return {"train": is_left_out[:count], "test": is_left_out[count:]}
 
     def sentences(self, duplicates: Duplicates) -> list[str]:
         """Return one note for the user about each kind of duplicates that occurs.
@@ -111,29 +110,37 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
     """Compare all samples of a source with each other.
 
     Samples of classes that no task learns yet count, too: which samples are in two classes must not
-    depend on where a run stops.
+    depend on where a run stops. With several processes all of them must call this.
 
     Args:
         source: source of the samples.
         tasks: rows of the training samples of each task; of several duplicates the first one is
             learned.
     """
-    # Test samples are numbered after the training samples.
-    whole = source.untested().train
     count = len(source.train)
+    whole = replace(
+        source.train,
+        table=pd.concat([source.train.table, source.test.table], ignore_index=True),
+        hash_of=np.concatenate([source.train.hash_of, source.test.hash_of]),
+    )
     every_row = np.arange(len(whole))
     order = pd.unique(np.concatenate([*tasks, every_row]))
     sizes = pd.Series([whole.size(row) for row in every_row.tolist()])
     # Samples of a size that no other sample has are not read.
     is_candidate = (sizes < 0) | sizes.duplicated(keep=False)
     candidates = order[is_candidate.to_numpy()[order]]
-    _hash_all(whole, candidates)
+    # Each process reads a share of them.
+    rank, world = rank_and_world()
+    share = candidates[rank::world]
+    for rows, hashes in of_all_processes((share, whole.hashes(share))):
+        whole.hash_of[rows] = hashes
     source.train.hash_of = whole.hash_of[:count]
     source.test.hash_of = whole.hash_of[count:]
-    hashes = whole.hash_of[candidates]
+    content = whole.hash_of[candidates]
     repeats = find_repeats(
-        zip(candidates.tolist(), hashes.tolist(), strict=True), whole.labels
+        zip(candidates.tolist(), content.tolist(), strict=True), whole.labels
     )
+    names = whole.names
     found = SourceDuplicates()
     # Training sample → its first duplicate among the test samples.
     tested_as: dict[int, int] = {}
@@ -143,28 +150,8 @@ def find_duplicates(source: Source, tasks: Iterable[np.ndarray]) -> SourceDuplic
         if first < count <= number and first not in tested_as:
             tested_as[first] = number
             kind = IN_BOTH_SPLITS
-        other = whole.names[original]
-        found.append(_duplicate(whole, count, kind, number, original, other))
+        found.append(Duplicate(kind, number, names[number], names[original]))
     for number, label in sorted(repeats.undecided.items()):
         other = source.class_names[label]
-        found.append(_duplicate(whole, count, TWO_CLASSES, number, -1, other))
+        found.append(Duplicate(TWO_CLASSES, number, names[number], other))
     return found
-
-
-def _duplicate(
-    whole: SampleTable, count: int, kind: str, number: int, original: int, other: str
-) -> Duplicate:
-    """Return a duplicate; the first ``count`` samples are those of training."""
-    name = whole.names[number]
-    if number < count:
-        return Duplicate(kind, "train", number, original, name, other)
-    return Duplicate(kind, "test", number - count, original - count, name, other)
-
-
-def _hash_all(samples: SampleTable, rows: np.ndarray) -> None:
-    """Hash samples; with several processes each reads a share of them, and all must call this."""
-    rank, world = rank_and_world()
-    share = rows[rank::world]
-    hashes = samples.hashes(share)
-    for known, known_hashes in of_all_processes((share, hashes)):
-        samples.hash_of[known] = known_hashes

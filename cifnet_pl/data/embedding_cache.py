@@ -18,7 +18,6 @@ import logging
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -72,8 +71,7 @@ def pipeline_folder(
     engine = backbone.engine(device, precision)
     outputs = backbone.outputs(image_size).cpu().numpy()
     parts = (*DECODERS, backbone.sha256, image_size, crop_ratio, precision, engine)
-    digest = hashlib.sha256(repr(parts).encode())
-    key = digest.hexdigest()[:32]
+    key = _hash(repr(parts))[:32]
     folder = cache / key
     for number in count(1):
         path = folder / OUTPUTS_FILE
@@ -89,28 +87,16 @@ def pipeline_folder(
     return folder
 
 
-class CollectedClass(NamedTuple):
-    """The embeddings of a class that is being embedded.
-
-    Attributes:
-        hashes: (n,) int64 content hash of each image; -1 where it is not embedded yet.
-        z: (n, d) float32.
-    """
-
-    hashes: Tensor
-    z: Tensor
-
-
 class EmbeddingCache:
     """The embeddings of one image set on disk, class by class.
 
     Args:
-        images: the set; it learns the content hashes that are stored beside the embeddings.
+        images: the set; it learns the content hashes of what is embedded or stored.
         class_names: name of each label of the set.
         folder: where the files of this set and pipeline are; None to keep embeddings in memory.
 
     Attributes:
-        duplicates: image → its exact duplicates, which are not embedded: they get its embedding.
+        left_out: (n,) bool, images that need no embedding: a class is complete without them.
     """
 
     def __init__(
@@ -119,11 +105,11 @@ class EmbeddingCache:
         self.images = images
         self.class_names = class_names
         self.folder = folder
-        self.duplicates: dict[int, list[int]] = {}
+        self.left_out = np.zeros(len(images), dtype=bool)
         self._writable = True
-        self._stored: dict[int, Tensor | None] = {}
-        self._collected: dict[int, CollectedClass] = {}
-        self._stamps_before: dict[int, str] = {}  # of classes that are being embedded
+        self._classes: dict[int, Tensor | None] = {}
+        self._embedded = np.zeros(len(images), dtype=bool)  # in ``_classes``
+        self._stamps_before: dict[int, str] = {}  # of classes, when they were asked for
         by_class = pd.Series(images.labels).groupby(images.labels)
         self._place_in_class = by_class.cumcount().to_numpy()
 
@@ -144,14 +130,9 @@ class EmbeddingCache:
         Returns:
             (n,) bool.
         """
-        known = np.zeros(len(rows), dtype=bool)
-        for label, own, places in self._by_class(rows):
-            if self._load(label) is not None:
-                known[own] = True
-            elif label in self._collected:
-                known[own] = self._collected[label].hashes[places].numpy() >= 0
-            elif self.folder is not None and label not in self._stamps_before:
-                self._stamps_before[label] = self._stamps(label)
+        for label, _, _ in self._by_class(rows):
+            self._of_class(label)
+        known: np.ndarray = self._embedded[rows]
         return known
 
     def get(self, rows: np.ndarray) -> Tensor:
@@ -166,30 +147,27 @@ class EmbeddingCache:
         parts = []
         order = []
         for label, own, places in self._by_class(rows):
-            stored = self._load(label)
-            if stored is None:
-                stored = self._collected[label].z
-            parts.append(stored[places])
+            z = self._of_class(label)
+            assert z is not None
+            parts.append(z[places])
             order.append(own)
-        sorted_by_class = torch.cat(parts)
-        z = torch.empty_like(sorted_by_class)
-        z[np.concatenate(order)] = sorted_by_class
-        return z
+        place_in_parts = np.argsort(np.concatenate(order))
+        return torch.cat(parts)[place_in_parts]
 
-    def _load(self, label: int) -> Tensor | None:
-        if label not in self._stored:
-            self._stored[label] = self._read(label)
-        return self._stored[label]
-
-    def _read(self, label: int) -> Tensor | None:
-        """Read the embeddings of a class.
+    def _of_class(self, label: int) -> Tensor | None:
+        """Return the embeddings (n, d) of a class; those on disk are read when first asked for.
 
         Returns:
             None where there are none of exactly its images, and, with a warning in the log, where
             the file is damaged.
         """
+        if label in self._classes:
+            return self._classes[label]
+        self._classes[label] = None
         if self.folder is None:
             return None
+        stamps = self._stamps(label)
+        self._stamps_before[label] = stamps
         path = self._path(self.folder, label)
         rows = self.images.rows_of[label]
         if not path.is_file():
@@ -205,10 +183,12 @@ class EmbeddingCache:
         if metadata.get("sha256") != _digest(z, hashes):
             log.warning("rebuilding damaged cache file %s (wrong checksum)", path)
             return None
-        if metadata.get("stamps") == self._stamps(label):
+        if metadata.get("stamps") == stamps:
             self.images.hash_of[rows] = hashes.numpy()
         elif not np.array_equal(hashes.numpy(), self.images.hashes(rows)):
             return None
+        self._embedded[rows] = ~z[:, 0].isnan().numpy()
+        self._classes[label] = z
         return z
 
     def collect(self, rows: Tensor, hashes: Tensor, z: Tensor) -> None:
@@ -220,28 +200,25 @@ class EmbeddingCache:
             z: (n, d) their embeddings.
         """
         embeddings = z.float().cpu()
-        # Duplicates follow the images that they duplicate.
-        positions = []
-        all_rows = []
-        for position, row in enumerate(rows.tolist()):
-            same = [row, *self.duplicates.get(row, ())]
-            all_rows += same
-            positions += [position] * len(same)
-        embedded = np.array(all_rows, dtype=np.int64)
-        place_in_batch = torch.tensor(positions)
+        embedded = rows.numpy()
+        self.images.hash_of[embedded] = hashes.cpu().numpy()
         for label, own, places in self._by_class(embedded):
-            source = place_in_batch[own]
-            if label not in self._collected:
+            of_class = self._of_class(label)
+            if of_class is None:
+                # What is left out stays NaN.
                 count_of_class = len(self.images.rows_of[label])
-                self._collected[label] = CollectedClass(
-                    torch.full((count_of_class,), -1),
-                    torch.empty(count_of_class, embeddings.shape[1]),
-                )
-            of_class = self._collected[label]
-            of_class.hashes[places] = hashes.cpu()[source]
-            of_class.z[places] = embeddings[source]
-            if self.folder is not None and (of_class.hashes >= 0).all():
-                self._write(self.folder, label)
+                of_class = torch.full((count_of_class, embeddings.shape[1]), np.nan)
+                self._classes[label] = of_class
+            if self._embedded[embedded[own]].all():
+                continue
+            of_class[places] = embeddings[own]
+            self._embedded[embedded[own]] = True
+            if self.folder is not None and self._is_complete(label):
+                self._write(self.folder, label, of_class)
+
+    def _is_complete(self, label: int) -> bool:
+        rows = self.images.rows_of[label]
+        return bool((self._embedded[rows] | self.left_out[rows]).all())
 
     def take_incomplete(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Remove and return the embeddings of incomplete classes.
@@ -251,22 +228,34 @@ class EmbeddingCache:
             processes they are complete.
         """
         parts = []
-        for label, (hashes, z) in self._collected.items():
-            rows = torch.from_numpy(self.images.rows_of[label])
-            embedded = hashes >= 0
-            parts.append((rows[embedded], hashes[embedded], z[embedded]))
-        self._collected = {}
+        for label, z in self._classes.items():
+            if z is None or self._is_complete(label):
+                continue
+            rows_of_class = self.images.rows_of[label]
+            embedded = self._embedded[rows_of_class]
+            rows = rows_of_class[embedded]
+            hashes = self.images.hash_of[rows]
+            parts.append(
+                (torch.from_numpy(rows), torch.from_numpy(hashes), z[embedded])
+            )
+            self._classes[label] = None
+            self._embedded[rows] = False
         return parts
 
-    def _write(self, folder: Path, label: int) -> None:
+    def _write(self, folder: Path, label: int, z: Tensor) -> None:
         """Write a class; warn once if that is impossible, as in a shared cache of someone else."""
-        hashes, z = self._collected.pop(label)
+        rows = self.images.rows_of[label]
+        # Memory is freed: the file is mapped when it is needed.
+        del self._classes[label]
+        self._embedded[rows] = False
+        hashes = torch.from_numpy(self.images.hash_of[rows])
         # Where images changed while they were read, these are no longer their stamps, and nobody
         # uses the file.
-        stamps = self._stamps_before.pop(label, None) or self._stamps(label)
-        metadata = {"stamps": stamps, "sha256": _digest(z, hashes)}
+        metadata = {
+            "stamps": self._stamps_before[label],
+            "sha256": _digest(z, hashes),
+        }
         content = save({"z": z, "hashes": hashes}, metadata=metadata)
-        self._stored.pop(label, None)
         if not self._writable:
             return
         try:
@@ -278,17 +267,19 @@ class EmbeddingCache:
     def _path(self, folder: Path, label: int) -> Path:
         """Return the file of a class: a hash of the class name and the names of its images."""
         names = self.images.names_of(self.images.rows_of[label])
-        text = "\0".join([self.class_names[label], *names])
-        # Names may hold bytes that are not UTF-8.
-        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape"))
-        return folder / f"{digest.hexdigest()[:32]}.safetensors"
+        key = _hash("\0".join([self.class_names[label], *names]))[:32]
+        return folder / f"{key}.safetensors"
 
     def _stamps(self, label: int) -> str:
         """Hash the files' sizes, inodes and change times; the contents where there are no files."""
         rows = self.images.rows_of[label]
         stamps = [self.images.change_stamp(row) for row in rows.tolist()]
-        content = repr(stamps).encode()
-        return hashlib.sha256(content).hexdigest()
+        return _hash(repr(stamps))
+
+
+def _hash(text: str) -> str:
+    content = text.encode("utf-8", "surrogateescape")  # names may hold other bytes
+    return hashlib.sha256(content).hexdigest()
 
 
 def _digest(z: Tensor, hashes: Tensor) -> str:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +22,7 @@ from cifnet_pl.images.reader import (
     read_image,
 )
 from cifnet_pl.utilities.errors import DataError
+from cifnet_pl.utilities.text import listed
 
 
 class ImageBatch(NamedTuple):
@@ -145,11 +145,13 @@ class ImageLoader:
         """End the processes that decode; they are started again when they are needed."""
         self._reader.close()
 
-    def unreadable(self) -> Iterator[str]:
-        """Decode all images of the set; yield "place: reason" of each that is unreadable."""
+    def unreadable(self) -> list[str]:
+        """Decode all images of the set; return "place: reason" of each that is unreadable."""
         every_row = np.arange(len(self.images))
+        places: list[str] = []
         for batch in self.decode(pieces(every_row, decoding_batch_size(self.size))):
-            yield from batch.unreadable
+            places += batch.unreadable
+        return places
 
 
 def _read_row(images: SampleTable, size: int, crop_ratio: float, row: int) -> ReadImage:
@@ -231,25 +233,14 @@ class StoredLoader:
 # ---------------------------------------------------------------------- unreadable images
 
 UNREADABLE_SHOWN = 50
-"""Unreadable images that one error names."""
+"""Unreadable images that one message names."""
 
 
-def name_unreadable(known: Sequence[str], loaders: Sequence[ImageLoader]) -> str:
-    """Return a sentence that names the unreadable images of some sets.
-
-    Args:
-        known: "place: reason" of those that were found already; they come first.
-        loaders: loaders of the sets, all of which are searched.
-    """
-    others = chain.from_iterable(loader.unreadable() for loader in loaders)
-    distinct = dict.fromkeys(chain(known, others))
-    names = list(islice(distinct, UNREADABLE_SHOWN + 1))
-    if len(names) == 1:
-        return f"cannot read image {names[0]}: repair or remove it, or use --data.on_corrupt skip"
-    if len(names) > UNREADABLE_SHOWN:
-        names[-1] = "and more"
-    return (
-        f"cannot read these images: {'; '.join(names)}: repair or remove them, or use"
+def unreadable_images(places: Sequence[str]) -> DataError:
+    """Return the error for unreadable images, each "place: reason"."""
+    distinct = list(dict.fromkeys(places))
+    return DataError(
+        f"cannot read image {listed(distinct, UNREADABLE_SHOWN)}: repair or remove it, or use"
         " --data.on_corrupt skip"
     )
 
@@ -275,9 +266,6 @@ class Batches:
     size: int
     skip: bool
 
-    def __len__(self) -> int:
-        return len(pieces(self.rows, self.size))
-
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images (n, 3, s, s) uint8 or embeddings (n, d) float32, and labels (n,) int64.
 
@@ -290,14 +278,11 @@ class Batches:
     def with_keys(self) -> Iterator[Batch]:
         """Yield the same batches, with the content hashes and positions of their samples."""
         samples = self.loader.images
-        if samples.are_images:
-            store = None
-        else:
-            store = samples
+        store = None if samples.are_images else samples
         plan = [PlannedBatch(rows, store) for rows in pieces(self.rows, self.size)]
         for batch in StoredLoader(plan, self.loader, learned=True):
             if isinstance(batch, ImageBatch) and batch.unreadable and not self.skip:
-                raise DataError(name_unreadable(batch.unreadable, ()))
+                raise unreadable_images(batch.unreadable)
             if len(batch.row):
                 yield batch._replace(label=self.labels[batch.label])
 

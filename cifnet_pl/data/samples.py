@@ -81,8 +81,7 @@ class SampleTable:
         embeddings: (N, d) floats, computed elsewhere; row ``position`` is that of a sample.
         class_names: names of the labels 0, 1, …; None where labels are names, or numbers without
             names.
-        where: the data, for messages.
-        prefix: start of a sample's name in messages.
+        where: the data, for messages; there a sample is "where#name".
         sequential: whether samples are best read in ascending order, because they lie one after the
             other in large files.
         notes: sentences for the user about what was read.
@@ -103,7 +102,6 @@ class SampleTable:
     embeddings: np.ndarray | None = None
     class_names: Sequence[str] | None = None
     where: str = "the data"
-    prefix: str = "number "
     sequential: bool = False
     notes: tuple[str, ...] = ()
     hash_of: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
@@ -202,7 +200,7 @@ class SampleTable:
         """Return where a sample is, for messages, on one line."""
         if self.in_files:
             return printable(str(self.file(row)))
-        return printable(f"{self.prefix}{self.names[row]}")
+        return printable(f"{self.where}#{self.names[row]}")
 
     def given(self, row: int) -> ImageLike:
         """Return an image: its file, the content of one, or a decoded image.
@@ -291,8 +289,7 @@ def joined(parts: Sequence[SampleTable], splits: Sequence[Split]) -> SampleTable
         table["split"] = np.repeat(splits, list(map(len, parts)))
         if "name" not in table:
             table["name"] = table.groupby("split").cumcount().astype(str)
-    notes = tuple(note for part in parts for note in part.notes)
-    whole = replace(parts[0], table=table, notes=notes, hash_of=np.zeros(0))
+    whole = replace(parts[0], table=table, hash_of=np.zeros(0))
     if whole.read is not None:
         whole.read = read
     if not whole.are_images:
@@ -327,20 +324,13 @@ class Source:
         """Class name → label."""
         return {name: label for label, name in enumerate(self.class_names)}
 
-    def untested(self) -> Source:
-        """Return the source with all samples in the training set."""
-        table = pd.concat([self.train.table, self.test.table], ignore_index=True)
-        hashes = np.concatenate([self.train.hash_of, self.test.hash_of])
-        whole = replace(self.train, table=table, hash_of=hashes)
-        return Source(self.class_names, whole, whole.subset(np.arange(0)), self.notes)
-
 
 @dataclass(frozen=True)
 class SourceOptions:
     """Options to build a source from; a source uses those that it needs.
 
     Attributes:
-        root: folder or file of the data.
+        root: folder or file of the data, without ``~``.
         val_fraction: share of each class that is held out if the data have no test split; 0 to
             hold nothing out, so that no sample is read.
         split_seed: seed of that split.
@@ -387,16 +377,8 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     names = samples.class_names
     labels = samples.table["label"]
     if labels.dtype.kind not in "iu":
-        cells = labels.tolist()
-        labels = pd.Series([_as_label(cell) for cell in cells], dtype=object)
-        is_missing = labels.isna().to_numpy()
-        if is_missing.any():
-            row = int(np.argmax(is_missing))
-            kind = type(cells[row]).__name__
-            raise DataError(
-                f"{where}: the label in row {row} (counted from 0) is"
-                f" {printable(str(cells[row])[:60])} ({kind}), expected integers or names"
-            )
+        cells = [_as_label(cell, where) for cell in labels.tolist()]
+        labels = pd.Series(cells, dtype=object)
     # Integers come before texts.
     codes, distinct = pd.factorize(labels.to_numpy(), sort=True)
     named = []
@@ -413,10 +395,11 @@ def labelled(samples: SampleTable) -> tuple[list[str], SampleTable]:
     return class_names(named, where), samples.with_columns(label=codes)
 
 
-def _as_label(cell: object) -> int | str | None:
-    """Return a label that is an integer or a text, with the text in one form; None for others."""
+def _as_label(cell: object, where: str) -> int | str:
+    """Return a label that is an integer or a text, with the text in one form; else DataError."""
     if isinstance(cell, str):
         return class_name(cell)
     if isinstance(cell, int | np.integer) and not isinstance(cell, bool):
         return int(cell)
-    return None
+    shown = printable(repr(cell)[:60])
+    raise DataError(f"{where}: a label is {shown}, expected integers or names")

@@ -18,13 +18,7 @@ import pandas as pd
 from cifnet_pl.data.samples import SampleTable, Source, SourceOptions, labelled
 from cifnet_pl.images.duplicates import bursts, similar_groups
 from cifnet_pl.images.image import Look
-from cifnet_pl.utilities.errors import (
-    DataError,
-    UsageError,
-    check_that,
-    explained,
-    unknown_name,
-)
+from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
 from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
 
 NEAR = "near"
@@ -134,17 +128,21 @@ def _held_out_source(
             held[rows] = held_out_together(names, whole.look(rows), fraction, seed)
     else:
         _check_kind(kind)
-        own_names = np.array(whole.names, dtype=object)
-        groups = own_names.copy()
         numbers = np.zeros(len(whole), dtype=np.int64)
+        alone = np.zeros(len(whole), dtype=bool)
+        undivided = []
         for label, rows in whole.rows_of.items():
             class_name = class_names[label]
-            groups[rows] = _groups(kind, whole, rows)
-            held[rows] = held_out_groups(groups[rows], class_name, fraction, seed)
-            digests = [_hash(f"{class_name}\0{group}") for group in groups[rows]]
+            groups = _groups(kind, whole, rows)
+            held[rows] = held_out_groups(groups, class_name, fraction, seed)
+            if not held[rows].any():
+                undivided.append(printable(class_name))
+            digests = [_hash(f"{class_name}\0{group}") for group in groups]
             numbers[rows] = np.frombuffer(b"".join(digests), ">i8")
+            is_own_name = pd.Series(groups) == whole.names_of(rows)
+            alone[rows] = is_own_name & ~pd.Series(groups).duplicated(keep=False)
         whole = whole.with_columns(group=numbers)
-        notes += _group_notes(class_names, whole, groups != own_names, kind)
+        notes += _group_notes(kind, alone, undivided)
     train = whole.subset(np.flatnonzero(~held))
     test = whole.subset(np.flatnonzero(held))
     return Source(class_names, train, test, notes, held_out=True)
@@ -157,12 +155,7 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
         source: its test samples are dropped.
         fraction: share of each class's training samples; none of a single one.
         seed: seed of the split.
-
-    Raises:
-        UsageError: the fraction is not between 0 and 1.
     """
-    expected = "a share between 0 and 1 of the training images"
-    check_that(0 < fraction < 1, "--data.tune", fraction, expected)
     by = [column for column in ("label", "domain") if column in source.train.table]
     # A seed of its own: the same one would choose the samples that a source holds out from those
     # that it left.
@@ -176,7 +169,7 @@ def tuning_source(source: Source, fraction: float, seed: int) -> Source:
 
 
 def held_out_rows(
-    samples: SampleTable, fraction: float, seed: int, by: Sequence[str]
+    samples: SampleTable, fraction: float, seed: int, by: list[str]
 ) -> np.ndarray:
     """Choose a share of the samples of each class by a seeded hash of their names.
 
@@ -190,7 +183,7 @@ def held_out_rows(
         (n,) bool.
     """
     chosen = np.zeros(len(samples), dtype=bool)
-    for rows in samples.table.groupby(list(by), observed=True).indices.values():
+    for rows in samples.table.groupby(by, observed=True).indices.values():
         chosen[rows] = held_out(samples.names_of(rows), fraction, seed)
     return chosen
 
@@ -322,33 +315,28 @@ def _nearest(
 
 
 def _group_notes(
-    class_names: list[str], whole: SampleTable, is_named: np.ndarray, kind: str
+    kind: str, alone: np.ndarray, undivided: Sequence[str]
 ) -> tuple[str, ...]:
-    """Say how many images are in no group, and which classes are one group.
+    """Say how many images are in no group, and of which classes nothing is held out.
 
     Args:
-        class_names: names of the classes.
-        whole: with the group of each image.
-        is_named: (n,) bool, which images have a group with another name than their own.
         kind: of group.
+        alone: (n,) bool, which images are in no group.
+        undivided: classes that are one group.
     """
-    notes = []
-    sizes = whole.table.groupby("group")["label"].transform("size")
-    alone = int(((sizes == 1) & ~is_named).sum())
-    if alone:
-        images = number_of(len(whole), "image")
-        notes.append(
-            f"note: {alone} of {images} in no group by --data.group {kind}: held out one by one"
+    notes: tuple[str, ...] = ()
+    if alone.any():
+        images = number_of(len(alone), "image")
+        notes += (
+            f"note: {alone.sum()} of {images} in no group by --data.group {kind}: held out one by"
+            " one",
         )
-    groups_of_class = whole.table.groupby("label")["group"].agg(["nunique", "size"])
-    undivided = groups_of_class.query("nunique == 1 and size > 1").index
-    if len(undivided):
-        names = [printable(class_names[label]) for label in undivided]
-        notes.append(
-            f"note: all images of {listed(names)} are one group by --data.group {kind}, so that"
-            " none is held out"
+    if undivided:
+        notes += (
+            f"note: nothing of {listed(undivided)} is held out: it is one group by --data.group"
+            f" {kind}",
         )
-    return tuple(notes)
+    return notes
 
 
 def _check_kind(kind: str) -> None:

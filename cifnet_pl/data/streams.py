@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Literal
 from zlib import crc32
 
@@ -48,10 +48,12 @@ def order_classes(
         generator = np.random.default_rng(order)
         permutation = generator.permutation(len(names))
         return [names[i] for i in permutation]
-    chosen = [class_name(str(item)) for item in order]
-    if all(isinstance(item, int) for item in order):
-        at_position = {str(i): name for i, name in enumerate(names)}
-        chosen = [at_position.get(item, item) for item in chosen]
+    chosen = []
+    for item in order:
+        if isinstance(item, int) and 0 <= item < len(names):
+            chosen.append(names[item])
+        else:
+            chosen.append(class_name(str(item)))
     if sorted(chosen) != sorted(names):
         odd = [*(set(chosen) ^ set(names)), *chosen]
         raise UsageError(
@@ -59,49 +61,6 @@ def order_classes(
             f" '{printable(odd[0])}'; --data.max_tasks learns fewer"
         )
     return chosen
-
-
-def task_sizes(
-    classes: int, per_task: int | list[int], initial: int | None = None, past: int = 0
-) -> list[int]:
-    """Return the number of classes of each task to come.
-
-    Args:
-        classes: number of classes that no task has learned.
-        per_task: classes of each task, the last of which may be smaller; or one number for each
-            task.
-        initial: classes of the first task, if it differs.
-        past: number of tasks that were learned before.
-
-    Raises:
-        UsageError: sizes below one, or more classes asked for than there are.
-
-    Example:
-        >>> task_sizes(100, 20, initial=50)
-        [50, 20, 20, 10]
-    """
-    first = [] if initial is None else [initial]
-    asked = per_task if isinstance(per_task, list) else [per_task]
-    if not asked or min(*first, *asked, asked[0]) < 1:
-        option = "" if initial is None else f", initial_classes {initial}"
-        raise UsageError(
-            f"classes_per_task is {per_task}{option}: every task needs at least one class"
-        )
-    if isinstance(per_task, list):
-        sizes = [*first, *asked][past:]
-    else:
-        # One task of the wanted size at least, unless some were learned before.
-        sizes = (first or asked)[past:]
-        full, rest = divmod(max(0, classes - sum(sizes)), per_task)
-        sizes += [per_task] * full
-        if rest:
-            sizes.append(rest)
-    if sum(sizes) > classes:
-        raise UsageError(
-            f"the tasks ask for {sum(sizes)} classes, the data has {classes}: lower"
-            " classes_per_task"
-        )
-    return sizes
 
 
 Tasks = tuple[tuple[str, ...], ...]
@@ -113,7 +72,7 @@ def class_tasks(
     order: ClassOrder = None,
     per_task: int | list[int] = 10,
     initial: int | None = None,
-    learned: Sequence[Sequence[str]] = (),
+    learned: Tasks = (),
 ) -> Tasks:
     """Divide classes into tasks, after the tasks that were learned before.
 
@@ -123,32 +82,49 @@ def class_tasks(
     Args:
         names: all classes as the source gives them.
         order: see :func:`order_classes`.
-        per_task, initial: see :func:`task_sizes`.
+        per_task: classes of each new task, the last of which may be smaller; or one number for each
+            task.
+        initial: classes of the first task, if it differs.
         learned: class names of the tasks that were learned before.
 
     Raises:
         DataError: a learned class is gone from the data.
-        UsageError: as :func:`order_classes` and :func:`task_sizes`.
+        UsageError: as :func:`order_classes`; sizes below one, or a list that asks for more classes
+            than there are.
 
     Example:
-        >>> class_tasks(["a", "b", "c"], per_task=2)
-        (('a', 'b'), ('c',))
+        >>> class_tasks(["a", "b", "c", "d", "e"], per_task=2, initial=1)
+        (('a',), ('b', 'c'), ('d', 'e'))
     """
     ordered = names
     if order is not None:
         ordered = order_classes(names, order)
-    past = tuple(tuple(task) for task in learned)
-    known = set(chain.from_iterable(past))
+    known = set(chain.from_iterable(learned))
     gone = sorted(known - set(names))
     if gone:
         raise DataError(
             f"class '{gone[0]}' was learned before, but the data no longer has it: put it back"
         )
     new = [name for name in ordered if name not in known]
-    sizes = task_sizes(len(new), per_task, initial, len(past))
+    listed = per_task if isinstance(per_task, list) else [per_task]
+    if not listed or min(listed) < 1:
+        raise UsageError(
+            f"classes_per_task is {per_task}: every task needs at least one class"
+        )
+    first = [] if initial is None else [initial]
+    if isinstance(per_task, list):
+        sizes = [*first, *per_task][len(learned) :]
+    else:
+        sizes = first[len(learned) :]
+        starts = range(sum(sizes), len(new), per_task)
+        sizes += [min(per_task, len(new) - start) for start in starts]
+    if sum(sizes) > len(new):
+        raise UsageError(
+            f"the tasks ask for {sum(sizes)} classes, the data has {len(new)}: lower"
+            " classes_per_task"
+        )
     left = iter(new)
-    tasks = tuple(tuple(islice(left, size)) for size in sizes)
-    return past + tasks
+    return learned + tuple(tuple(islice(left, size)) for size in sizes)
 
 
 # ---------------------------------------------------------------------- samples of each task
@@ -192,9 +168,8 @@ class Classes:
             count: number of tasks.
         """
         rows = self.rows(self.order)
-        in_order = rows[np.argsort(task_of[rows], kind="stable")]
-        ends = np.searchsorted(task_of[in_order], np.arange(count + 1))
-        return [in_order[start:end] for start, end in pairwise(ends.tolist())]
+        tasks = task_of[rows]
+        return [rows[tasks == number] for number in range(count)]
 
     def no_task(self) -> np.ndarray:
         """Return (n,) int64 for :meth:`by_task`, in which no training sample has a task."""
@@ -418,12 +393,12 @@ class Domains(Stream):
     def evaluated(self, source: Source) -> pd.Categorical | None:
         """Return the domain of each test sample."""
         trained = self._order(source)
-        domains = pd.Categorical(_groups(source.test, "domain"))
+        domains = _groups(source.test, "domain")
         others = [name for name in domains.categories if name not in trained]
         return domains.set_categories([*trained, *others])
 
     def _order(self, source: Source) -> list[str]:
-        present = _trained(source, "domain")
+        present = list(_groups(source.train, "domain").categories)
         if self.order is None:
             return present
         return order_classes(present, self.order, "the order of domains")
@@ -438,28 +413,26 @@ class Listed(Stream):
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the rows of the training samples of each task."""
-        return _divided(classes, "task", _trained(classes.source, "task"))
+        tasks = _groups(classes.source.train, "task")
+        return _divided(classes, "task", tasks.categories)
 
 
-def _groups(samples: SampleTable, column: str) -> pd.Series[str]:
-    """Return the column of domains or tasks; UsageError where the source has none."""
+def _groups(samples: SampleTable, column: str) -> pd.Categorical:
+    """Return the domain or task of each sample; UsageError where the source has none.
+
+    Its categories are those that occur, in their order.
+    """
     if column not in samples.table:
         raise UsageError(
             f"this data source knows no {column}s: use a manifest with a column {column}"
         )
-    return samples.table[column]
-
-
-def _trained(source: Source, column: str) -> list[str]:
-    """Return the names of the groups that have training samples, in their order."""
-    groups = pd.Categorical(_groups(source.train, column))
-    return list(groups.remove_unused_categories().categories)
+    return pd.Categorical(samples.table[column]).remove_unused_categories()
 
 
 def _divided(classes: Classes, column: str, order: Sequence[str]) -> list[np.ndarray]:
     """Return the rows of each group, class by class in the order of learning."""
     groups = _groups(classes.source.train, column)
-    number_of_group = pd.Categorical(groups, order).codes
+    number_of_group = groups.set_categories(order).codes
     tasks = classes.by_task(number_of_group, len(order))
     for name, task in zip(order, tasks, strict=True):
         if not len(task):
@@ -492,18 +465,18 @@ class Plan:
 
 def make_plan(
     source: Source,
-    stream: Stream | None = None,
-    class_order: ClassOrder = None,
-    classes_per_task: int | list[int] = 10,
+    stream: Stream,
+    class_order: ClassOrder,
+    classes_per_task: int | list[int],
     initial_classes: int | None = None,
     max_tasks: int | None = None,
-    learned: Sequence[Sequence[str]] = (),
+    learned: Tasks = (),
 ) -> Plan:
     """Divide the classes and training samples of a source into tasks.
 
     Args:
         source: training and test samples.
-        stream: kind of stream, or None for disjoint classes.
+        stream: kind of stream.
         class_order: see :func:`order_classes`.
         classes_per_task: number of new classes of each task, or a list with one number per task.
         initial_classes: number of classes of a larger first task, or None.
@@ -514,34 +487,31 @@ def make_plan(
         DataError: the tasks that were learned are not those of the source and the stream.
         UsageError: as :func:`class_tasks`.
     """
-    kind = stream or Disjoint()
-    past = tuple(tuple(task) for task in learned)
-    fixed = () if kind.samples_return else past
+    fixed = () if stream.samples_return else learned
     tasks = class_tasks(
         source.class_names, class_order, classes_per_task, initial_classes, fixed
     )
     labels = tuple(tuple(source.position[name] for name in task) for task in tasks)
     classes = Classes(source, labels)
-    rows = kind.divide(classes)
-    if kind.samples_return:
+    rows = stream.divide(classes)
+    if stream.samples_return:
         tasks = _first_seen(classes, rows)
-    if tasks[: len(past)] != past:
+    if tasks[: len(learned)] != learned:
         raise DataError(
             "the tasks learned before are not those of this stream: use the same data and settings"
         )
-    count = max(max_tasks or len(rows), len(past))
+    count = max(max_tasks or len(rows), len(learned))
     return Plan(tasks[:count], rows[:count])
 
 
 def _first_seen(classes: Classes, rows: Sequence[np.ndarray]) -> Tasks:
     """Return the names of the classes that each task is the first to bring."""
     source = classes.source
-    first = np.full(len(source.class_names), -1)
-    for number in reversed(range(len(rows))):
-        labels = source.train.labels[rows[number]]
-        first[labels] = number
-    new: list[list[str]] = [[] for _ in rows]
-    for label in classes.order:
-        if first[label] >= 0:
-            new[first[label]].append(source.class_names[label])
-    return tuple(map(tuple, new))
+    unseen = classes.order
+    tasks = []
+    for rows_of_task in rows:
+        present = set(source.train.labels[rows_of_task].tolist())
+        new = [label for label in unseen if label in present]
+        unseen = [label for label in unseen if label not in present]
+        tasks.append(tuple(source.class_names[label] for label in new))
+    return tuple(tasks)

@@ -86,19 +86,15 @@ def find_repeats(
 
 
 def duplicates_message(names: Sequence[str], duplicates: Duplicates) -> str | None:
-    """Return a sentence about duplicates; None if there are none.
+    """Return a sentence about duplicates; None if none are left out.
 
     Args:
         names: of the images.
         duplicates: what becomes of them.
     """
-    if not names:
+    if not names or duplicates == "keep":
         return None
-    if duplicates == "leave_out":
-        treatment = "left out"
-    else:
-        treatment = "learned again, as asked for"
-    return f"note: {listed(names)} learned already or twice in the folder: {treatment}"
+    return f"note: {listed(names)} learned already or twice in the folder: left out"
 
 
 def conflicting_labels_message(
@@ -112,11 +108,8 @@ def conflicting_labels_message(
     """
     if not names:
         return None
-    if duplicates is None:
-        treatment = "one label is probably wrong"
-    elif duplicates == "keep":
-        treatment = "learned as both, as asked for; one label is probably wrong"
-    else:
+    treatment = "one label is probably wrong"
+    if duplicates == "leave_out":
         treatment = (
             "not learned until each is in one alone, remove it from the wrong folder"
         )

@@ -12,7 +12,7 @@ import stat
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import bracex
 
-from cifnet_pl.utilities.errors import DataError, UsageError, explained
+from cifnet_pl.utilities.errors import DataError, explained
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import is_or_are, number_of, printable
 
@@ -126,14 +126,12 @@ SIGNATURES = (
     b"GIF89a",
     b"II*\0",  # TIFF, and many raw formats of cameras
     b"MM\0*",
-    b"\xff\x0a",  # JPEG XL
-    b"\0\0\0\x0cJXL \r\n\x87\n",
     b"\0\0\0\x0cjP  \r\n\x87\n",  # JPEG 2000
 )
 """First bytes of image files."""
 
 SIGNATURE_BYTES = 12
-"""Bytes that :func:`begins_like_image` needs."""
+"""Bytes that :func:`may_be_image` reads."""
 
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """Bytes 8 to 12 of HEIC files, whatever their name is (ISO/IEC 23008-12, annex B.4)."""
@@ -160,15 +158,6 @@ def is_hidden(name: str) -> bool:
     return False
 
 
-def begins_like_image(content: bytes) -> bool:
-    """Return whether a file with these first bytes (``SIGNATURE_BYTES``) is an image."""
-    if content.startswith(SIGNATURES):
-        return True
-    if content[4:8] == b"ftyp":
-        return content[8:12] in HEIC_BRANDS + AVIF_BRANDS
-    return content[:4] == b"RIFF" and content[8:12] == b"WEBP"
-
-
 @dataclass
 class PassedOver:
     """Files that are images by their content or their ending, but not by the endings of images.
@@ -181,24 +170,14 @@ class PassedOver:
     count: int = 0
     first: Path | None = None
 
-    def add(self, path: Path, content: bytes) -> None:
-        """Count a file if it is such a one.
-
-        Args:
-            path: a visible file whose name is not that of an image.
-            content: its first bytes; fewer if it cannot be read.
-        """
-        if path.suffix.lower() in OTHER_IMAGES or begins_like_image(content):
-            self.count += 1
-            self.first = self.first or path
-
     def images(self, paths: Iterable[Path]) -> Iterator[Path]:
         """Yield the visible files that are named as images, and count those that may be some."""
         for path in paths:
             if is_image(path):
                 yield path
-            else:
-                self.add(path, first_bytes(path, SIGNATURE_BYTES))
+            elif may_be_image(path):
+                self.count += 1
+                self.first = self.first or path
 
     def notes(self) -> list[str]:
         """Return a sentence for the user, or nothing."""
@@ -219,9 +198,14 @@ UTF8_FLAG = 0x800
 ENCODING_VARIABLE = "CIFNET_ZIP_ENCODING"
 """Environment variable with the encoding of names without that bit, such as ``cp932``."""
 
+REMEDY = (
+    f"; set --data.zip_encoding (or the variable {ENCODING_VARIABLE}) to that of the computer that"
+    " packed it, for example cp932 (Japanese), gbk (Chinese), cp866 (Cyrillic) or cp850"
+)
+"""End of the sentence about names in another encoding."""
 
-_encoding_of: dict[Path, str] = {}
-"""Archive, or folder of archives, → the encoding that a user has named for it."""
+_encoding_of: dict[Path, str | None] = {}
+"""Archive, or folder of archives, → the encoding that a user has named for it, if any."""
 
 
 def read_names_as(encoding: str | None, place: Path | None) -> None:
@@ -230,18 +214,8 @@ def read_names_as(encoding: str | None, place: Path | None) -> None:
     Args:
         encoding: one of Python's names, such as ``cp932``; None for that of the environment.
         place: the archive, or a folder with archives below it; None for none.
-
-    Raises:
-        UsageError: Python does not know it.
     """
-    if place is None:
-        return
-    _encoding_of.pop(place, None)
-    if encoding is not None:
-        with explained(
-            UsageError, "zip_encoding", LookupError, end="; for example cp932"
-        ):
-            "".encode(encoding)
+    if place is not None:
         _encoding_of[place] = encoding
 
 
@@ -251,22 +225,14 @@ def default_encoding() -> str:
 
 
 def entry_name(entry: zipfile.ZipInfo) -> str:
-    """Return the name of an entry of a Zip archive, with slashes, whatever its encoding is."""
-    name = _decoded_name(entry, default_encoding())
-    return name or entry.filename.replace("\\", "/")
-
-
-def _decoded_name(entry: zipfile.ZipInfo, encoding: str) -> str | None:
-    """Return the name of an entry, with slashes; None where its encoding is another one.
+    """Return the name of an entry of a Zip archive, with slashes, whatever its encoding is.
 
     macOS writes UTF-8 without saying so.
     """
     name = entry.orig_filename
     if not entry.flag_bits & UTF8_FLAG:
-        try:
-            name = name.encode("cp437").decode(encoding)  # zipfile read it as cp437
-        except UnicodeError:
-            return None
+        with suppress(UnicodeError):
+            name = name.encode("cp437").decode(default_encoding())
     return name.replace("\\", "/")
 
 
@@ -291,21 +257,17 @@ class Archive:
     def __init__(self, path: Path, encoding: str):
         self.path = path
         self._lock = threading.Lock()
-        with self._explained():
-            self._zip = zipfile.ZipFile(path)
+        unknown = (
+            f"archive {shown_path(path)} has a name in an encoding that it does not say"
+        )
+        encodings = explained(DataError, unknown, UnicodeError, LookupError, end=REMEDY)
+        with self._explained(), encodings:
+            self._zip = zipfile.ZipFile(path, metadata_encoding=encoding)
         entries = {}
         for entry in self._zip.infolist():
-            decoded = _decoded_name(entry, encoding)
-            if decoded is None:
-                raise DataError(
-                    f"archive {shown_path(path)} has a name in an encoding that it does not"
-                    f" say, {printable(entry.filename)}: set --data.zip_encoding (or the variable"
-                    f" {ENCODING_VARIABLE}) to that of the computer that packed it, for example"
-                    " cp932 (Japanese), gbk (Chinese), cp866 (Cyrillic) or cp850"
-                )
-            name = decoded.strip("/")
-            if not decoded.endswith("/") and name and not is_hidden(name):
-                entries[name] = entry
+            name = entry.filename.replace("\\", "/")
+            if not name.endswith("/") and not is_hidden(name):
+                entries[name.lstrip("/")] = entry
         top = _single_top_folder(entries)
         self.files: dict[str, zipfile.ZipInfo] = {}
         self.folders = {""}
@@ -317,8 +279,8 @@ class Archive:
                 self.folders.update(map(str, parents))
         self.folders.discard(".")
 
-    def read(self, name: str, count: int = -1) -> bytes:
-        """Return the content of a file, or its first ``count`` bytes.
+    def read(self, name: str, count: int) -> bytes:
+        """Return the first ``count`` bytes of a file; all of them where ``count`` is -1.
 
         Raises:
             DataError: the file is missing, damaged or encrypted.
@@ -333,17 +295,11 @@ class Archive:
         return explained(DataError, problem, end="; make it again")
 
 
-def _single_top_folder(names: dict[str, zipfile.ZipInfo]) -> str:
+def _single_top_folder(names: Iterable[str]) -> str:
     """Return the only top folder, with a slash, if all images are in its sub-folders; else ""."""
-    tops = set()
-    for name in names:
-        parts = PurePosixPath(name).parts
-        if is_image(Path(name)):
-            top = ""
-            if len(parts) > 2:
-                top = parts[0]
-            tops.add(top)
-    if len(tops) == 1 and "" not in tops:
+    images = [path for path in map(PurePosixPath, names) if is_image(path)]
+    tops = {path.parts[0] for path in images}
+    if len(tops) == 1 and all(len(path.parts) > 2 for path in images):
         return f"{tops.pop()}/"
     return ""
 
@@ -373,7 +329,7 @@ class ArchivePart(NamedTuple):
         version = (found.st_size, found.st_ino, found.st_mtime_ns)
         encoding = default_encoding()
         for place, named in _encoding_of.items():
-            if self.path.is_relative_to(place):
+            if named is not None and self.path.is_relative_to(place):
                 encoding = named
         return _opened(self.path, encoding, os.getpid(), version)
 
@@ -408,13 +364,6 @@ def shown_path(path: Path) -> str:
     return printable(str(path))
 
 
-def missing_folder_kind(path: Path) -> str:
-    """Return the noun for a missing folder in messages: a folder, or a Zip archive."""
-    if path.suffix.lower() == ".zip":
-        return "Zip archive"
-    return "folder"
-
-
 # ---------------------------------------------------------------------- as pathlib does, with
 # archives
 
@@ -427,8 +376,8 @@ def is_folder(path: Path) -> bool:
     return part.name in part.open().folders
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, which may be in an archive.
+def read_bytes(path: Path, count: int = -1) -> bytes:
+    """Return the content of a file, which may be in an archive, or its first ``count`` bytes.
 
     Raises:
         OSError: it cannot be read.
@@ -436,25 +385,27 @@ def read_bytes(path: Path) -> bytes:
     """
     part = archive_part(path)
     if part is not None:
-        return part.open().read(part.name)
+        return part.open().read(part.name, count)
     # Opening a pipe would wait for its other end, and a device may have no end.
     if not stat.S_ISREG(path.stat().st_mode):
         raise DataError("a folder, pipe or device, not a regular file")
-    return path.read_bytes()
+    with path.open("rb") as file:
+        return file.read(count)
 
 
-def first_bytes(path: Path, count: int) -> bytes:
-    """Return at most ``count`` bytes of a regular file, which may be in an archive; else none."""
-    part = archive_part(path)
+def may_be_image(path: Path) -> bool:
+    """Return whether a file is an image by its ending or its content, whatever its name is."""
+    if path.suffix.lower() in OTHER_IMAGES:
+        return True
     try:
-        if part is not None:
-            return part.open().read(part.name, count)
-        if path.is_file():
-            with path.open("rb") as file:
-                return file.read(count)
-    except (OSError, DataError):
-        pass  # nothing can be said about it
-    return b""
+        content = read_bytes(path, SIGNATURE_BYTES)
+    except (OSError, DataError):  # nothing can be said about it
+        return False
+    brand = content[8:12]
+    if content[4:8] == b"ftyp":
+        return brand in HEIC_BRANDS + AVIF_BRANDS
+    is_webp = content.startswith(b"RIFF") and brand == b"WEBP"
+    return is_webp or content.startswith(SIGNATURES)
 
 
 def file_identity(path: Path) -> tuple[int, ...]:
@@ -493,12 +444,12 @@ def images_below(
     tolerant: bool = False,
     entered: set[str] | None = None,
 ) -> Iterator[Path]:
-    """Yield the images below a folder, sorted in each folder.
+    """Yield the images below a folder, a Zip archive or a folder in one, sorted.
 
     Hidden entries, folders of the system, and files whose name is not that of an image are skipped.
-    Links are followed, but no folder is entered twice. A link to a folder that contains the link
-    itself is not followed, because it would bring in the images of other folders. A link that leads
-    nowhere, a pipe or a device is yielded if its name is that of an image: it is unreadable.
+    Links are followed, but no folder is entered twice. Nor is a link to a folder that contains the
+    link itself, because it would bring in the images of other folders. A link that leads nowhere, a
+    pipe or a device is yielded if its name is that of an image: it is unreadable.
 
     Args:
         folder: the folder.
@@ -509,10 +460,14 @@ def images_below(
     Raises:
         OSError: a folder cannot be read.
     """
+    part = archive_part(folder)
+    if part is not None:
+        yield from passed_over.images(archived_files(part))
+        return
     if entered is None:
         entered = set()
     real_path = os.path.realpath(folder)
-    if real_path in entered:
+    if real_path in entered or links_upwards(folder):
         return
     entered.add(real_path)
     try:
@@ -525,8 +480,7 @@ def images_below(
     for entry in sorted(visible, key=lambda entry: entry.name):
         path = folder / entry.name
         if os.path.isdir(entry):  # not for a circle of links, which is unreadable
-            if not links_upwards(path):
-                yield from images_below(path, passed_over, tolerant, entered)
+            yield from images_below(path, passed_over, tolerant, entered)
         else:
             yield from passed_over.images([path])
 
@@ -537,24 +491,6 @@ def links_upwards(folder: Path) -> bool:
         return False
     parent = folder.parent.resolve()
     return parent.is_relative_to(folder.resolve())
-
-
-def image_files(folder: Path, passed_over: PassedOver) -> list[Path]:
-    """Return all images below a folder, a Zip archive or a folder in one, sorted.
-
-    Args:
-        folder: the folder or archive, read as by :func:`images_below`.
-        passed_over: counts the files that are skipped although they may be images.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
-    part = archive_part(folder)
-    if part is None:
-        if links_upwards(folder):
-            return []
-        return sorted(images_below(folder, passed_over))
-    return list(passed_over.images(archived_files(part)))
 
 
 def sub_folders(root: Path) -> list[Path]:
@@ -594,8 +530,7 @@ def require_folder(folder: Path, option: str, what: str) -> None:
         what: what the option should be set to, such as "a folder with images".
     """
     if not is_folder(folder):
-        kind = missing_folder_kind(folder)
-        raise DataError(f"no {kind} {shown_path(folder)}: set {option} to {what}")
+        raise DataError(f"no folder {shown_path(folder)}: set {option} to {what}")
 
 
 def find_images(
@@ -618,19 +553,17 @@ def find_images(
     shown = printable(str(source))
     if passed_over is None:
         passed_over = PassedOver()
-    if path.is_dir():
+    if is_folder(path):
         images = images_below(path, passed_over)
-    elif is_folder(path):
-        images = iter(image_files(path, passed_over))
     elif os.path.lexists(path) or file_size(path) >= 0:
         return iter([path])
     elif glob.has_magic(str(path)) or "{" in str(path):
         found = matching_paths(path)
         images = (file for file in found if is_image(file) and not file.is_dir())
     else:
-        kind = missing_folder_kind(path).replace("folder", "file or folder")
         raise DataError(
-            f"no {kind} {shown}: give an image, a folder, a Zip archive, or a pattern in quotes"
+            f"no file or folder {shown}: give an image, a folder, a Zip archive, or a pattern in"
+            " quotes"
         )
     first = next(images, None)
     if first is None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import cached_property, lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from cifnet_pl.images.files import HEIC_BRANDS, read_bytes
 from cifnet_pl.images.jpeg import decode_square, is_incomplete
 from cifnet_pl.utilities.errors import DataError, explained
 from cifnet_pl.utilities.files import refuse_pointer
+from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import one_line
 
 # A panorama of 90 to 179 million pixels is read, and Pillow's warning that it may be an attack
@@ -64,12 +64,6 @@ THUMBNAIL_SIDE = 8
 DATE_FORMAT = "%Y:%m:%d %H:%M:%S"
 """Format of a time in EXIF data."""
 
-SIGNIFICANT_BITS = "significant_bits"
-"""Key of Pillow's notes on an image for what its file says of significant bits."""
-
-SIXTEEN_BIT_AS_32 = "PPM"
-"""Format of which Pillow has 16 bits in its mode of 32 bits."""
-
 UPRIGHT_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -99,11 +93,6 @@ def _why_unreadable(error: Exception) -> str:
     """Say why an image cannot be read: on damaged files each decoder of Pillow fails in its way."""
     if isinstance(error, UnidentifiedImageError):
         return "no image of a known format"
-    if isinstance(error, Image.DecompressionBombError):
-        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
-        return (
-            f"more than {limit} million pixels, which may be an attack: make it smaller"
-        )
     return getattr(error, "strerror", None) or one_line(error)
 
 
@@ -142,11 +131,8 @@ def pillow_image(image: Any, where: str) -> Image.Image:
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
         pixels = np.moveaxis(pixels, 0, -1)
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
-        hint = ""
-        if pixels.dtype.kind == "f":
-            hint = "; leave ToTensor and Normalize out of the transform"
         found = f"shape {pixels.shape} and dtype {pixels.dtype}"
-        raise DataError(f"{where} is an image of {found}, expected uint8 pixels{hint}")
+        raise DataError(f"{where} is an image of {found}, expected uint8 pixels")
     return Image.fromarray(pixels.squeeze())
 
 
@@ -209,13 +195,11 @@ class EncodedImage:
             return content
         with decoding():
             refuse_pointer(content)
-            try:
-                return _opened(content, formats)
-            except UnidentifiedImageError:
-                if content[4:8] != b"ftyp" or content[8:12] not in HEIC_BRANDS:
-                    raise
-                _register_heic()
-                return _opened(content, formats)
+            if content[4:8] == b"ftyp" and content[8:12] in HEIC_BRANDS:
+                optional("pillow_heif", "a HEIC image", "heic").register_heif_opener()
+            Image.init()
+            known = [name for name in formats if name in Image.OPEN]
+            return Image.open(io.BytesIO(content), formats=known)
 
     def square(self, size: int, crop_ratio: float = 1.0) -> np.ndarray:
         """Decode the image as :func:`square`; UnreadableImage where that fails.
@@ -226,7 +210,9 @@ class EncodedImage:
         if isinstance(content, Image.Image):
             return square(content, size, crop_ratio)
         with self.open() as image:
-            if image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L"):
+            if image.format not in ("JPEG", "MPO"):
+                return square(image, size, crop_ratio)
+            if image.mode in ("RGB", "L"):
                 stored = decode_square(content, *image.size, size, crop_ratio)
                 if stored is not None:
                     return finished(stored, image)
@@ -257,28 +243,6 @@ def read_square(image: ImageLike, size: int, crop_ratio: float = 1.0) -> np.ndar
         (size, size, 3) uint8, sRGB.
     """
     return EncodedImage(image).square(size, crop_ratio)
-
-
-def _opened(content: bytes, formats: Iterable[str]) -> Image.Image:
-    Image.init()
-    known = [name for name in formats if name in Image.OPEN]
-    image = Image.open(io.BytesIO(content), formats=known)
-    if image.format == "PNG":
-        head = content[: content.find(b"IDAT")]
-        # After the chunk's name, a byte for each channel (PNG specification, 11.3.3).
-        image.info[SIGNIFICANT_BITS] = head.partition(b"sBIT")[2][:1]
-    return image
-
-
-def _register_heic() -> None:
-    """Register the HEIC format with Pillow; UnreadableImage if the package for it is missing."""
-    if find_spec("pillow_heif") is None:
-        raise UnreadableImage(
-            "a HEIC image needs the package pillow-heif: pip install 'cifnet_pl[heic]'"
-        )
-    from pillow_heif import register_heif_opener
-
-    register_heif_opener()
 
 
 def thumbnail(image: Image.Image) -> np.ndarray:
@@ -312,10 +276,10 @@ def time_taken(image: Image.Image) -> datetime | None:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any Pillow mode to RGB: deep grey scaled to 8 bits, transparency on white."""
     mode = image.mode
-    if mode == "RGB" and "transparency" not in image.info:
-        return image
-    if mode.startswith("I;16") or (mode == "I" and image.format == SIXTEEN_BIT_AS_32):
-        return _of_sixteen_bits(image).convert("RGB")
+    # Pillow has the 16 bits of PPM files in its mode of 32 bits.
+    if mode.startswith("I;16") or (mode == "I" and image.format == "PPM"):
+        values = np.asarray(image) >> 8
+        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
     if mode in ("I", "F"):
         raise UnreadableImage(
             "its pixels are floating-point numbers or integers of 32 bits: convert them to 8 or 16"
@@ -323,25 +287,13 @@ def to_rgb(image: Image.Image) -> Image.Image:
         )
     if mode == "La":
         image = image.convert("LA")
-    if mode in ("RGBA", "LA", "La", "PA", "RGBa") or "transparency" in image.info:
+    if image.has_transparency_data:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")
         return Image.alpha_composite(white, rgba).convert("RGB")
+    if mode == "RGB":
+        return image
     return image.convert("RGB")
-
-
-def _of_sixteen_bits(image: Image.Image) -> Image.Image:
-    """Divide grey values of 16 bits by 256, or as the file's significant bits say.
-
-    The PNG specification wants values of fewer bits spread over all 16. Where none exceeds the bits
-    that are significant, they were not.
-    """
-    values = np.asarray(image)
-    said = image.info.get(SIGNIFICANT_BITS) or b"\x10"
-    bits = min(max(said[0], 8), 16)
-    if values.max(initial=0) >= 2**bits:
-        bits = 16
-    return Image.fromarray((values >> (bits - 8)).astype(np.uint8))
 
 
 COLOUR_MODES = ("RGB", "RGBA", "RGBX", "P", "PA")
@@ -442,9 +394,8 @@ def conversion(profile: bytes) -> Any | None:
     except (ImageCms.PyCMSError, OSError, ValueError, TypeError):  # a damaged profile
         return None
     # Colours from all over the cube of RGB.
-    levels = np.arange(0, 256, 15, dtype=np.uint8)
-    grid = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1)
-    colours = grid.reshape(len(levels), -1, 3)
+    levels = 15 * np.indices((18, 18, 18), dtype=np.uint8)
+    colours = levels.reshape(3, 18, -1).transpose(1, 2, 0)
     converted = np.asarray(ImageCms.applyTransform(Image.fromarray(colours), transform))
     difference = np.abs(converted.astype(int) - colours).max()
     if difference > COLOUR_TOLERANCE:

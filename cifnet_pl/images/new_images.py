@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -81,20 +80,18 @@ class NewImages:
                 continue
             if self._found.get(path) == version:
                 continue
-            if not settled or self._last_seen.get(path) == version:
-                self._found[path] = version
-                yield from self._read(path)
+            is_written = not settled or self._last_seen.get(path) == version
             self._last_seen[path] = version
+            if not is_written:
+                continue
+            self._found[path] = version
+            try:
+                content = read_bytes(path)
+            except (OSError, DataError) as error:
+                self._report(f"skipped {shown_path(path)}: {error}")
+                continue
+            yield NewImage(path, content)
         if passed_over.count > self._passed_over:
             for note in passed_over.notes():
                 self._report(note)
         self._passed_over = passed_over.count
-
-    def _read(self, path: Path) -> Iterator[NewImage]:
-        """Yield one image, unless it cannot be read; one that is gone is left out silently."""
-        try:
-            yield NewImage(path, read_bytes(path))
-        except (OSError, DataError) as error:
-            if os.path.lexists(path):
-                reason = getattr(error, "strerror", None) or error
-                self._report(f"skipped {shown_path(path)}: {reason}")

@@ -32,7 +32,7 @@ from cifnet_pl.images.image import (
     UnreadableImage,
     pillow_image,
 )
-from cifnet_pl.utilities.errors import CifnetError, UsageError
+from cifnet_pl.utilities.errors import CifnetError
 
 CORES_LIMIT = 16
 """Cores that decoding uses unless told otherwise."""
@@ -92,8 +92,8 @@ def iterate_images(images: GivenImages) -> Iterator[ImageLike]:
         images: see :data:`GivenImages`.
 
     Raises:
-        DataError: there is no image at a single path.
-        UsageError: something is no image; raised by the iterator.
+        DataError: there is no image at a single path; something is no image, which the iterator
+            raises.
     """
     if isinstance(images, str | Path):
         return find_images(images)
@@ -105,16 +105,11 @@ def iterate_images(images: GivenImages) -> Iterator[ImageLike]:
 
 
 def _as_image(item: Any) -> ImageLike:
-    if isinstance(item, bytes | Path | Image.Image):
+    if isinstance(item, bytes | Path):
         return item
     if isinstance(item, str):
         return Path(item)
-    if hasattr(item, "shape"):
-        return pillow_image(item, "an image in memory")
-    raise UsageError(
-        f"a {type(item).__name__} is no image: give a path, the bytes of a file, a Pillow image, or"
-        " an array (h, w, 3) of uint8"
-    )
+    return pillow_image(item, "an image in memory")
 
 
 def image_location(image: ImageLike) -> str:
@@ -196,21 +191,6 @@ class DecodedBatch(NamedTuple):
         return [file for file, reason in pairs if reason is None]
 
 
-def _batch(readable: np.ndarray, results: Sequence[ReadImage]) -> DecodedBatch:
-    """Return a batch, the files of which are not named yet.
-
-    Args:
-        readable: (m, s, s, 3) uint8 pixels of the images that could be read.
-        results: of all of its images.
-    """
-    return DecodedBatch(
-        (),
-        torch.from_numpy(readable).permute(0, 3, 1, 2),
-        tuple(result.reason for result in results),
-        tuple(result.look for result in results),
-    )
-
-
 class BatchReader(Generic[Item]):
     """Read batches of images in order, in one pass or several.
 
@@ -234,10 +214,11 @@ class BatchReader(Generic[Item]):
         self._loader: DataLoader[Any] | None = None
         if device == "cuda" and workers and hasattr(os, "fork"):
             self._loader = DataLoader(
-                _Items(read),
-                batch_sampler=self._asked,
+                _Batches(read, size),
+                batch_size=None,
+                sampler=self._asked,
                 num_workers=workers,
-                collate_fn=partial(_collate, size),
+                collate_fn=lambda batch: batch,  # it is one already
                 pin_memory=True,
                 persistent_workers=True,
                 multiprocessing_context="fork",  # functions of a source need not be picklable
@@ -253,7 +234,10 @@ class BatchReader(Generic[Item]):
             CifnetError: the data are damaged or were changed.
         """
         if self._loader is None:
-            yield from self._read_by_threads(batches)
+            with ThreadPoolExecutor(self._threads, "decode") as pool:
+                for items in batches:
+                    results = pool.map(self._read_item, items)
+                    yield _batch(items, results, self._size)
             return
         given, self._asked.batches = tee(batches)
         for items, batch in zip(given, self._loader, strict=False):
@@ -271,24 +255,6 @@ class BatchReader(Generic[Item]):
         cast(Any, self._loader._iterator)._shutdown_workers()
         self._loader._iterator = None
 
-    def _read_by_threads(
-        self, batches: Iterable[Sequence[Item]]
-    ) -> Iterator[DecodedBatch]:
-        threads = self._threads
-        size = self._size
-        with ThreadPoolExecutor(threads, "decode") as pool:
-            for items in batches:
-                pixels = np.empty((len(items), size, size, 3), np.uint8)
-                read_share = partial(
-                    _read_share, items, self._read_item, pixels, threads
-                )
-                shares = list(pool.map(read_share, range(threads)))
-                results = [shares[i % threads][i // threads] for i in range(len(items))]
-                readable = [result.pixels is not None for result in results]
-                if not all(readable):
-                    pixels = pixels[readable]
-                yield _batch(pixels, results)._replace(files=items)
-
 
 @dataclass
 class _AskedBatches(Sampler[Any]):
@@ -300,63 +266,47 @@ class _AskedBatches(Sampler[Any]):
         return iter(self.batches)
 
 
-def _read_share(
-    items: Sequence[Item],
-    read: Reader[Item],
-    pixels: np.ndarray,
-    threads: int,
-    first: int,
-) -> list[ReadImage]:
-    """Read every image of a batch whose turn it is, as one of several threads.
-
-    Threads that took one image after another from a queue would wait for Python's lock more often.
-
-    Args:
-        items: what ``read`` takes, of the whole batch.
-        read: reads an image.
-        pixels: (n, s, s, 3) uint8, takes up the pixels of the batch.
-        threads: number of threads that share the batch.
-        first: position of the first image of this thread.
-    """
-    results = list[ReadImage]()
-    for position in range(first, len(items), threads):
-        result = read(items[position])
-        if result.pixels is not None:
-            pixels[position] = result.pixels
-            result = result._replace(pixels=pixels[position])
-        results.append(result)
-    return results
-
-
-def _collate(
-    size: int, results: Sequence[ReadImage | CifnetError]
-) -> DecodedBatch | CifnetError:
-    """Return the batch of the images that a process has read, or what ends the whole reading."""
-    read = []
-    squares = [np.empty((0, size, size, 3), np.uint8)]
-    for result in results:
-        if isinstance(result, CifnetError):
-            return result
-        read.append(result)
-        if result.pixels is not None:
-            squares.append(result.pixels[None])
-    return _batch(np.concatenate(squares), read)
-
-
-class _Items(Dataset[ReadImage | CifnetError]):
-    """Images as a DataLoader takes them: what it calls an index is what ``read`` takes.
+class _Batches(Dataset[DecodedBatch | CifnetError]):
+    """Batches as a DataLoader takes them: what it calls an index is what is read for a batch.
 
     The error of a process gets a traceback, so those of this package are brought like results.
+    ``files`` stays empty, lest images in memory be sent back.
     """
 
-    def __init__(self, read: Callable[[Any], ReadImage]):
+    def __init__(self, read: Reader[Any], size: int):
         self._read = read
+        self._size = size
 
-    def __getitem__(self, item: Any) -> ReadImage | CifnetError:
+    def __getitem__(self, items: Sequence[Any]) -> DecodedBatch | CifnetError:
         try:
-            return self._read(item)
+            batch = _batch(items, map(self._read, items), self._size)
         except CifnetError as error:
             return error
+        return batch._replace(files=())
+
+
+def _batch(
+    items: Sequence[Any], results: Iterable[ReadImage], size: int
+) -> DecodedBatch:
+    """Return the batch of some images; their pixels are copied as soon as they are read.
+
+    Args:
+        items: what is read for the images.
+        results: of all of them, in order.
+        size: side of the squares in pixels.
+    """
+    pixels = np.empty((len(items), size, size, 3), np.uint8)
+    count = 0
+    reasons = []
+    looks = []
+    for result in results:
+        if result.pixels is not None:
+            pixels[count] = result.pixels
+            count += 1
+        reasons.append(result.reason)
+        looks.append(result.look)
+    images = torch.from_numpy(pixels[:count]).permute(0, 3, 1, 2)
+    return DecodedBatch(items, images, tuple(reasons), tuple(looks))
 
 
 def decode_images(

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from cifnet_pl.backbones import DEFAULT_BACKBONE, Backbone, build_backbone
@@ -184,9 +183,7 @@ class CIFNetModule(TaskModule):
             self.data.first_images(BACKBONE_IMAGES), torch.initial_seed()
         )
         network.load_state_dict(self.trainer.strategy.broadcast(network.state_dict()))
-        seconds = time.perf_counter() - start
-        self.preparation_seconds = seconds
-        rank_zero_info(f"backbone {self.backbone.name} is learned in {seconds:.0f} s")
+        self.preparation_seconds = time.perf_counter() - start
 
     def check_returning(self) -> None:
         """Check that the head can add samples of a class that it has learned.
@@ -355,13 +352,8 @@ def _head_of(head: Callable[[int], Head] | Head, backbone: Backbone) -> Head:
         backbone: gives the embeddings.
 
     Raises:
-        UsageError: a name, a head of another width, or one that has learned already.
+        UsageError: a head of another width, or one that has learned already.
     """
-    if not callable(head):
-        raise UsageError(
-            f"head is {head!r}, expected a class such as cifnet_pl.heads.RidgeHead, or a head of"
-            " that width"
-        )
     made = head
     if not isinstance(made, Head):
         made = made(backbone.features)

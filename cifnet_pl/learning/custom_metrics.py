@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from torch import Tensor
 from torchmetrics import Metric
 
 from cifnet_pl.learning.columns import TASK_COLUMNS
@@ -43,58 +42,23 @@ def import_metrics(names: Iterable[str]) -> dict[str, MetricFactory]:
     return factories
 
 
-class CustomMetrics:
-    """The custom metrics of one evaluation; with a single class nothing is measured.
-
-    Args:
-        factories: name → what makes the metric.
-        classes: number of classes seen.
-        device: of the probabilities.
-
-    Raises:
-        UsageError: a metric cannot be made; likewise for the other methods.
-    """
-
-    def __init__(
-        self,
-        factories: Mapping[str, MetricFactory],
-        classes: int,
-        device: torch.device | str = "cpu",
-    ):
-        self.metrics: dict[str, Metric] = {}
-        if classes < 2:  # metrics of torchmetrics refuse it
-            return
-        for name, factory in factories.items():
-            with explained(UsageError, f"metric {name} fails", reason=failure):
-                self.metrics[name] = factory(classes).to(device)
-
-    def update(self, probabilities: Tensor, target: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            probabilities: (n, C) float64.
-            target: (n,) int64 true columns.
-        """
-        for name, metric in self.metrics.items():
-            with explained(UsageError, f"metric {name} fails", reason=failure):
-                metric.update(probabilities, target)
-
-    def compute(self) -> dict[str, float | None]:
-        """Return the value of each metric over all processes; None where it is not finite."""
-        values: dict[str, float | None] = {}
-        for name, metric in self.metrics.items():
-            with explained(UsageError, f"metric {name} fails", reason=failure):
-                value = float(metric.compute())
-            values[name] = value if math.isfinite(value) else None
-        return values
-
-
 def check_metrics(factories: Mapping[str, MetricFactory]) -> None:
     """Try custom metrics on two samples before a run.
 
     Raises:
         UsageError: one fails, or gives something else than one number.
     """
-    tried = CustomMetrics(factories, classes=2)
-    tried.update(torch.eye(2, dtype=torch.float64), torch.tensor([0, 1]))
-    tried.compute()
+    for name, factory in factories.items():
+        with explained(UsageError, f"metric {name} fails", reason=failure):
+            metric = factory(2)
+            metric.update(torch.eye(2, dtype=torch.float64), torch.tensor([0, 1]))
+            float(metric.compute())
+
+
+def values_of(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
+    """Return the value of each metric over all processes; None where it is not finite."""
+    values: dict[str, float | None] = {}
+    for name, metric in metrics.items():
+        value = float(metric.compute())
+        values[name] = value if math.isfinite(value) else None
+    return values

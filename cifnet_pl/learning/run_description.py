@@ -138,10 +138,9 @@ def processor(info: Path = Path("/proc/cpuinfo")) -> str:
     Args:
         info: Linux's description of the processors.
     """
-    try:
+    text = ""
+    if info.exists():
         text = info.read_text(encoding="utf-8")
-    except OSError:
-        text = ""
     match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
     if match:
         return " ".join(match[1].split())
@@ -232,12 +231,8 @@ def _model_arguments(module: TaskModule) -> dict[str, Any]:
     }
     if not isinstance(module, CIFNetModule):
         settings = module.settings()
-        own = {
-            name: settings[name]
-            for name in settings
-            if name not in ("module", "backbone")
-        }
-        return arguments | own
+        del settings["module"]
+        return settings | arguments
     head = dict(module.head.settings())
     head.pop("in_features", None)
     arguments["head"] = _class_and_arguments(module.head, head)

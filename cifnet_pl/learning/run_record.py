@@ -94,7 +94,6 @@ class RunRecord:
         energy: kWh of each component, and kg of CO₂ equivalents.
         class_counts: (2, C) int64 of each task: correct predictions and test images by class.
         prequential: predictions before a task is learned, where classes return.
-        remarks: what the screen says of the last task besides the figures, by topic.
         tables: further tables that callbacks measured, by file name, until they are written.
         energy_counts_other_processes: whether energy is that of the whole machine; None if nothing
             was measured.
@@ -106,7 +105,6 @@ class RunRecord:
     energy: dict[str, float] = field(default_factory=dict)
     class_counts: list[Tensor] = field(default_factory=list, compare=False)
     prequential: list[PrequentialRow] = field(default_factory=list)
-    remarks: dict[str, str] = field(default_factory=dict)
     open_seconds: float = 0.0
     energy_counts_other_processes: bool | None = None
     tables: dict[str, Table] = field(default_factory=dict, compare=False)
@@ -132,9 +130,9 @@ class RunRecord:
         """Return the record that :meth:`state_dict` describes."""
         rows = [TaskRow(**row) for row in state["rows"]]
         prequential = [PrequentialRow(**row) for row in state["prequential"]]
-        return cls(
-            **{**state, "rows": rows, "prequential": prequential, "tables": {}},
-        )
+        values = {**state, "rows": rows, "prequential": prequential, "tables": {}}
+        values.pop("remarks", None)  # of earlier versions
+        return cls(**values)
 
     def add(self, evaluation: Evaluation, **measured: Any) -> TaskRow:
         """Add the row of a task that was learned and evaluated.
@@ -251,13 +249,10 @@ class RunRecord:
         for task, names in enumerate(tasks, 1):
             for name in names:
                 label = len(rows)
-                row = [name, task, int(self.class_counts[-1][1, label])]
-                for counts in self.class_counts:
-                    accuracy = None
-                    if label < counts.shape[1]:
-                        accuracy = percent(*counts[:, label].tolist())
-                    row.append(accuracy)
-                rows.append(row)
+                since = [counts[:, label] for counts in self.class_counts[task - 1 :]]
+                accuracies = [percent(*counts.tolist()) for counts in since]
+                not_yet = [None] * (task - 1)
+                rows.append([name, task, int(since[-1][1]), *not_yet, *accuracies])
         return Table(header, rows)
 
     def _prequential_table(self) -> Table:

@@ -78,30 +78,22 @@ class RunState(StoredRecord):
             precision: of the Trainer.
 
         Raises:
-            CheckpointError: of another precision, with weights only, or damaged.
+            CheckpointError: of another precision, or with weights only.
         """
         require_same({"precision": precision}, {"precision": self.precision})
-        message = (
-            "the checkpoint holds weights only, or is damaged: a run can be evaluated with it, but"
-            " cannot go on"
-        )
-        tasks = len(self.task_sizes) - self.under_way
-        with explained(CheckpointError, message):
-            if not checkpoint.keys() >= {
-                "callbacks",
-                "optimizer_states",
-                "lr_schedulers",
-            }:
-                raise KeyError("saved with weights_only")
-            fit_loop = checkpoint["loops"]["fit_loop"]
-            finished = dict.fromkeys(
-                ("ready", "started", "processed", "completed"), tasks
+        if "callbacks" not in checkpoint:
+            raise CheckpointError(
+                "the checkpoint holds weights only: a run can be evaluated with it, but cannot go"
+                " on"
             )
-            fit_loop["epoch_progress"]["current"].update(finished)
-            fit_loop["epoch_progress"]["total"].update(finished)
-            batches = fit_loop["epoch_loop.batch_progress"]
-            batches["current"].update(dict.fromkeys(batches["current"], 0))
-            batches["is_last_batch"] = False
+        tasks = len(self.task_sizes) - self.under_way
+        counters = ("ready", "started", "processed", "completed")
+        fit_loop = checkpoint["loops"]["fit_loop"]
+        for counts in ("current", "total"):
+            fit_loop["epoch_progress"][counts].update(dict.fromkeys(counters, tasks))
+        batches = fit_loop["epoch_loop.batch_progress"]
+        batches["current"].update(dict.fromkeys(batches["current"], 0))
+        batches["is_last_batch"] = False
 
     def check_complete(self, resumes: bool) -> None:
         """Check that the run can be evaluated with the checkpoint, or go on from it.
@@ -136,14 +128,7 @@ def read_run_state(checkpoint: Mapping[str, Any]) -> RunState:
             "the checkpoint is a plain Lightning checkpoint, not one of cifnet_pl"
         )
     check_format(stored.get("format"), "the checkpoint")
-    state = parse(RunState, stored, "the checkpoint")
-    names = state.class_names
-    consistent = len(set(names)) == len(names) == sum(state.task_sizes)
-    if not consistent or (state.under_way and not state.task_sizes):
-        raise CheckpointError(
-            "the checkpoint is damaged: its classes and tasks do not agree"
-        )
-    return state
+    return parse(RunState, stored, "the checkpoint")
 
 
 def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> None:

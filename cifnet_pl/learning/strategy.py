@@ -17,7 +17,12 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators.cpu import CPUAccelerator
 from lightning.pytorch.overrides.distributed import _sync_module_states
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+    StrategyRegistry,
+)
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch.distributed import distributed_c10d
 
@@ -33,18 +38,6 @@ LOST_PROCESS_SIGNS = (
     "remote process exited",
 )
 """Parts of a RuntimeError's message where another process ended."""
-
-
-REFUSED_STRATEGIES = (
-    "spawn",
-    "fork",
-    "notebook",
-    "fsdp",
-    "deepspeed",
-    "xla",
-    "model_parallel",
-)
-"""Parts of the names of strategies whose processes cannot learn together."""
 
 
 MEETING_SECONDS = 120
@@ -128,7 +121,10 @@ def process_group() -> Iterator[None]:
         override=True,
         start_method="popen",
     )
-    if is_alone_in_slurm_job():
+    tasks = int(os.environ.get("SLURM_NTASKS", "1"))
+    started = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # by srun, as one step
+    if tasks > 1 and started == "1":
+        # A notebook, a shell, or a batch script without ``srun`` in a job of several tasks:
         # Lightning would take the process for one of several, and wait for the others.
         del os.environ["SLURM_NTASKS"]
     if "MASTER_PORT" not in os.environ and not SLURMEnvironment.detect():
@@ -157,24 +153,15 @@ def become_first_process() -> None:
     cast(Any, rank_zero_only).rank = 0
 
 
-def is_alone_in_slurm_job() -> bool:
-    """Return whether SLURM gave the job several tasks, but started this process by itself.
-
-    That is so in a notebook, a shell, and a batch script without ``srun``.
-    """
-    tasks = os.environ.get("SLURM_NTASKS", "")
-    started = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # by srun, as one step
-    return tasks.isdecimal() and int(tasks) > 1 and started == "1"
-
-
 def prepare_processes(trainer: Trainer) -> None:
     """Check the processes that a Trainer will start; a single one forgets the ranks of others.
 
     Raises:
         UsageError: the Trainer expects another number than torchrun started, would start more
-            processes on this machine than it has cores, or would wait for other machines that do
-            not know where this one is.
+            processes on this machine than it has cores, would wait for other machines that do not
+            know where this one is, or has a strategy that does not fit.
     """
+    check_strategy(trainer.strategy)
     cores = os.cpu_count() or 1
     on_cpu = isinstance(trainer.accelerator, CPUAccelerator)
     started_elsewhere = "MASTER_PORT" in os.environ
@@ -220,29 +207,20 @@ def check_trainer(trainer: Trainer) -> None:
             f"val_check_interval is {trainer.val_check_interval}, but each task is evaluated once"
             " it is learned: leave it out"
         )
-    strategy = trainer.strategy
-    check_strategy(getattr(strategy, "_start_method", strategy))
-    if trainer.world_size > 1 and not isinstance(strategy, StatisticsDDPStrategy):
-        raise UsageError(
-            f"{type(strategy).__name__} waits for gradients, and there are none: "
-            "use Trainer(strategy=cifnet_pl.learning.strategy.StatisticsDDPStrategy())"
-        )
+    check_strategy(trainer.strategy)
 
 
-def check_strategy(strategy: Any) -> None:
-    """Check a strategy.
+def check_strategy(strategy: Strategy) -> None:
+    """Check that what processes learn comes together.
 
     Raises:
-        UsageError: it spawns or forks processes, whose results the parent would never see, or it
-            shards gradients.
+        UsageError: the strategy waits for gradients, shards them, or loses the results of processes
+            that it spawns.
     """
-    name = strategy
-    if not isinstance(strategy, str):
-        name = getattr(strategy, "strategy_name", type(strategy).__name__)
-    if any(word in name for word in REFUSED_STRATEGIES):
+    if not isinstance(strategy, SingleDeviceStrategy | StatisticsDDPStrategy):
         raise UsageError(
-            f"strategy '{name}' would lose the results of its processes, or shard gradients that do"
-            " not exist here: use auto or ddp"
+            f"{type(strategy).__name__} does not add up the statistics of processes: use auto or"
+            " ddp, in Python cifnet_pl.learning.strategy.StatisticsDDPStrategy()"
         )
 
 

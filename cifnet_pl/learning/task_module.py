@@ -12,15 +12,12 @@ import pandas as pd
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
+from torchmetrics import Metric
 
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.datamodule import CIFNetDataModule, Learner, TaskSamples
 from cifnet_pl.data.loading import Batch
-from cifnet_pl.learning.custom_metrics import (
-    CustomMetrics,
-    MetricFactory,
-    check_metrics,
-)
+from cifnet_pl.learning.custom_metrics import MetricFactory, check_metrics, values_of
 from cifnet_pl.learning.run_record import RunRecord
 from cifnet_pl.learning.run_state import read_run_state, require_same
 from cifnet_pl.learning.strategy import evaluate_task, take_tasks_as_epochs
@@ -90,7 +87,7 @@ class TaskModule(LightningModule):
         self._seconds: dict[str, float] = {}
         self._under_way = False
         self._solving = False
-        self._custom: CustomMetrics | None = None
+        self._custom: dict[str, Metric] = {}
         self.judged: list[dict[str, Tensor]] = []
 
     # ------------------------------------------------------------------ for subclasses to override
@@ -191,8 +188,7 @@ class TaskModule(LightningModule):
             self._under_way = False
         if self.data.kind.samples_return:
             self.check_returning()
-        if self.metrics:
-            check_metrics(self.metrics)
+        check_metrics(self.metrics)
         # Duplicates are found now, so that no task's time includes it.
         self.data.find_duplicates()
         tasks = len(self.data.plan.tasks)
@@ -205,7 +201,6 @@ class TaskModule(LightningModule):
             earlier = self.record.open_seconds
         self._task_start = time.perf_counter() - earlier
         self.record.open_seconds = 0.0
-        self.record.remarks.clear()
         self.cached_embeddings = 0
         self.preparation_seconds = 0.0
         self.task = self.data.task(self.current_epoch)
@@ -241,11 +236,12 @@ class TaskModule(LightningModule):
             )
         self.judged.clear()
         self._evaluation_start = time.perf_counter()
-        self._custom = None
-        if self.metrics:
+        self._custom = {}
+        count = len(self.class_names)
+        if count > 1:  # metrics of torchmetrics refuse a single class
             device = float64_device(self.device)
-            count = len(self.class_names)
-            self._custom = CustomMetrics(self.metrics, count, device)
+            for name, factory in self.metrics.items():
+                self._custom[name] = factory(count).to(device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Judge a batch; callbacks get its probabilities (n, C) as ``outputs``, None if empty."""
@@ -264,8 +260,8 @@ class TaskModule(LightningModule):
         for name in self.classifiers:
             judged[f"A_k_{name}"] = self.by_classifier[name].argmax(dim=1) == label
         self.judged.append(judged)
-        if self._custom is not None:
-            self._custom.update(probabilities, label)
+        for metric in self._custom.values():
+            metric.update(probabilities, label)
         return probabilities
 
     def on_validation_epoch_end(self) -> None:
@@ -273,14 +269,11 @@ class TaskModule(LightningModule):
         self.complete_batches()
         parts = of_all_processes(table_of(self.judged))
         tested = [part for part in parts if len(part)] or parts[:1]
-        custom = {}
-        if self._custom is not None:
-            custom = self._custom.compute()
         self.evaluation = Evaluation(
             self.class_names,
             pd.concat(tested, ignore_index=True),
             tasks=len(self.learned_tasks),
-            metrics=custom,
+            metrics=values_of(self._custom),
             seconds=time.perf_counter() - self._evaluation_start,
         )
         self.data.share_collected()

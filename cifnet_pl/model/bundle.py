@@ -300,7 +300,7 @@ def write_bundle(
     file = TensorsRecord(sha256=hashlib.sha256(content).hexdigest())
     has_these_tensors = (folder / file.name).is_file()
     if has_these_tensors and not overwrite:
-        stored = _read_config(folder)[0]
+        stored, _ = _read_config(folder)
         if stored["class_names"] == description["class_names"]:
             raise AlreadyThere(f"{folder} is already there: it holds this model")
     refuse_existing(folder, overwrite)
@@ -352,14 +352,6 @@ def read_bundle(folder: Path) -> StoredModel:
             )
         tensors = safetensors.torch.load(content)
     return StoredModel(str(folder), description, tensors)
-
-
-def read_versions(folder: Path) -> dict[str, str]:
-    """Return the versions of the software that wrote a bundle."""
-    _, file = _read_config(folder)
-    return {
-        printable(name): printable(number) for name, number in file.versions.items()
-    }
 
 
 def _read_config(folder: Path) -> tuple[dict[str, Any], BundleRecord]:

@@ -420,10 +420,9 @@ class Classifier(ModelLearner):
             coverage: probability with which a prediction set holds the true class; None for none.
 
         Raises:
-            DataError: a single path where there is no image; a file of embeddings is missing or
-                damaged.
-            UsageError: something that is no image; a share outside (0, 1), or no calibration
-                samples.
+            DataError: a single path where there is no image; something that is no image; a file of
+                embeddings is missing or damaged.
+            UsageError: a share outside (0, 1), or no calibration samples.
             UnsupportedError: this model's head cannot tell what is asked.
             CifnetError: the embeddings have another width than those that were learned, or hold NaN
                 or infinity.

@@ -215,7 +215,7 @@ def draw_trajectory(
     upper.plot(classes_seen, averages, "--", color="tab:blue", label=label)
     upper.set(xlabel="classes seen", ylabel="accuracy (%)", title=title, ylim=(0, 101))
     upper.grid(alpha=0.3)
-    upper.legend()
+    upper.legend(loc="lower left")
     size = len(matrix)
     cells = np.full((size, size), np.nan)
     for k, row in enumerate(matrix):

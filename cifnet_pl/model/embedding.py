@@ -56,8 +56,8 @@ def embed(
         The embeddings of the images that can be read, in the order given.
 
     Raises:
-        DataError: a single path where there is no image.
-        UsageError: something that is no image, an unknown backbone, or an impossible size.
+        DataError: a single path where there is no image, or something that is no image.
+        UsageError: an unknown backbone, or an impossible size.
         NonFiniteError: an embedding holds NaN or infinity; names the image.
 
     Example::

@@ -375,22 +375,20 @@ def evaluate_left_out(model: Classifier) -> Evaluation:
     return Evaluation.of(model.class_names, batches)
 
 
-def rarely_predicted_message(
-    names: Sequence[str], model: Classifier | None
-) -> str | None:
-    """Return a sentence about rarely predicted classes; None if there are none.
+def rarely_predicted_notes(names: Sequence[str], model: Classifier | None) -> list[str]:
+    """Return a sentence about rarely predicted classes, or nothing if there are none.
 
     Args:
         names: of the classes.
         model: that predicts; None for a trained method.
     """
     if not names:
-        return None
+        return []
     classes = listed([printable(name) for name in names])
     remedy = "add images of new groups"
     if model is None or not model.head.selects_rule:
         remedy = f"use the recommended head (cifnet fit --config folder), or {remedy}"
-    return (
+    return [
         f"{number_of(len(names), 'rarely predicted class')} (accuracy below"
         f" {RARELY_PREDICTED:.0f} %): {classes}; {remedy}"
-    )
+    ]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from cifnet_pl.backbones import Backbone
 from cifnet_pl.backbones.engines import (
     exclusive_export,
-    import_onnxruntime,
     photographs,
 )
 from cifnet_pl.heads import Head
@@ -275,9 +274,9 @@ def check_onnx(content: bytes, graph: HeadGraph) -> ExportCheck:
     Raises:
         CifnetError: a probability differs by more than ``TOLERANCE``, or the novelty relatively.
     """
-    session = import_onnxruntime().InferenceSession(
-        content, providers=["CPUExecutionProvider"]
-    )
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     batches = _embeddings(graph.example.shape[-1])
     if isinstance(graph, Graph):
         batches = _natural_images()

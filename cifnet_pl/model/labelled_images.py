@@ -80,10 +80,11 @@ class LabelledImages:
         if splits is not None:
             root = splits.parts["train"]
             notes += splits.notes
-            if splits.tested is not None:
-                names = f"{root.name} and {splits.tested.name}"
+            held_out = splits.parts.get("test") or splits.parts.get("val")
+            if held_out is not None:
+                names = f"{root.name} and {held_out.name}"
                 if tested:
-                    root = splits.tested
+                    root = held_out
                 notes.append(f"note: {folder} has {names}: taking {root.name}")
         samples = class_samples(root, notes=notes)
         class_names, files = labelled(samples)

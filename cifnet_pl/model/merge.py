@@ -70,8 +70,8 @@ def merge(
             if common:
                 if base is None:
                     raise UsageError(
-                        f"{common.total()} images were learned by both and would count twice: give"
-                        " the model that both were extended from with --base, or merge models that"
+                        f"{common.total():,} images were learned by both and would count twice:"
+                        " give the model that both were extended from with --base, or merge models that"
                         " learned different images"
                     )
                 subtract_base(added, base, common)

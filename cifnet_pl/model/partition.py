@@ -26,14 +26,13 @@ from cifnet_pl.data.samples import (
     table_of,
 )
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.sources.folders import SplitFiles, find_files
-from cifnet_pl.data.sources.tables import READERS, ArrayFile, open_table
+from cifnet_pl.data.sources.folders import SplitFiles
+from cifnet_pl.data.sources.tables import ArrayFile, embedding_files, open_table
 from cifnet_pl.data.sources.tar_shards import find_shards, webdataset
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.bundle import StoredRecord
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.growing_tensors import fingerprint
-from cifnet_pl.utilities.text import printable
 
 Count = Annotated[int, Strict(), Field(ge=0)]
 
@@ -154,10 +153,8 @@ class TrainingSet:
     @cached_property
     def _blocks(self) -> list[ArrayFile]:
         """Blocks of rows of all files of embeddings."""
-        found = find_files(self.options.root, "*", tuple(READERS))
-        files: list[Path | None] = [*training_files(found)]
         blocks: list[ArrayFile] = []
-        for file in files or [self.options.root]:
+        for file in training_files(embedding_files(self.options.root)):
             blocks += open_table(file).blocks()
         return blocks
 
@@ -207,7 +204,7 @@ class TrainingSet:
             found = find_duplicates(self.whole, ())
             notes += found.sentences(self.duplicates)
             if self.duplicates == "leave_out":
-                left_out = np.flatnonzero(found.left_out(self.whole)[0])
+                left_out = np.flatnonzero(found.left_out(self.whole)["train"])
         units = []
         counts: Counter[Any] = Counter()
         first = 0
@@ -226,11 +223,6 @@ class TrainingSet:
             replace(samples, table=distinct, hash_of=np.zeros(0))
         )
         of_class = classes.table.groupby("label")["count"].sum().tolist()
-        if not all(of_class):
-            name = printable(class_names[of_class.index(0)])
-            raise DataError(
-                f"every image of '{name}' is in another class, too: remove the wrong duplicates"
-            )
         # Sets of the same labels differ in their contents: two tell them apart.
         rows = np.arange(len(samples))
         ends = samples.hashes(np.append(rows[:1], rows[-1:]))

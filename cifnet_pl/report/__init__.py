@@ -35,26 +35,21 @@ def report(
         compare: two methods, named as in the tables, or None.
     """
     from cifnet_pl.report.comparison import compare_methods, comparison_lines
-    from cifnet_pl.report.results import read_results
+    from cifnet_pl.report.results import read_results, warnings
 
     results = read_results(runs, external)
     comparisons = []
     if compare is not None:
         comparisons = compare_methods(results, compare)
-    for reason in results.left_out:
-        print_text(f"left out: {reason}")
-    for point in results.missing:
-        print_text(f"missing: {point}")
+    for warning in warnings(results):
+        print_text(warning)
     target = expanded(output)
     write_report(results, target, comparisons)
     for comparison in comparisons:
         for line in comparison_lines(comparison):
             print_text(line)
-    measured = results.measured
-    runs_text = number_of(len(measured), "run")
-    count = len(measured.drop_duplicates(["setting", "label"]))
-    page = target / "report.html"
-    print_text(f"{runs_text} of {number_of(count, 'configuration')}: {page}")
+    runs_text = number_of(len(results.measured), "run")
+    print_text(f"{runs_text}: {target / 'report.html'}")
 
 
 def write_report(

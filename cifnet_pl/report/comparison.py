@@ -122,17 +122,12 @@ def comparison_table(
         "only_first": f"only {first}",
         "only_second": f"only {second}",
     }
-    are_percentages = [row.pop("unit") == "%" for row in rows]
     values = pd.DataFrame(rows, dtype=object).dropna(axis=1, how="all")
     values = values.rename(columns=names)
-    texts = values.copy()
-    for position, is_percentage in enumerate(are_percentages):
-        cell = partial(_cell, is_percentage=is_percentage)
-        texts.iloc[position] = values.iloc[position].map(cell)
     return ReportTable(
         name=file_name("comparison", data),
         title=f"{first} against {second}: {data}",
-        texts=texts,
+        texts=values.apply(_cells, axis=1),
         values=values,
         text_columns=1,
         notes=notes,
@@ -154,6 +149,11 @@ def _common_predictions(both: pd.DataFrame) -> dict[str, pd.DataFrame]:
                 drawn = f"seed {pair['seed_a']}, order {pair['class_order_a']}"
                 predictions[drawn] = common
     return predictions
+
+
+def _cells(row: pd.Series) -> pd.Series:
+    """Return the cells of a row as they are shown."""
+    return row.map(partial(_cell, is_percentage="%" in row["quantity"]))
 
 
 def _cell(value: Any, is_percentage: bool) -> str:
@@ -187,19 +187,18 @@ def _over_seeds(both: pd.DataFrame, columns: Iterable[Column]) -> list[dict[str,
         else:
             interval = (None, None)
         quantity = f"{column.words} {column.header}, over seeds".strip()
-        rows.append(_difference(quantity, column.unit, means, interval) | row)
+        rows.append(_difference(quantity, means, interval) | row)
     return rows
 
 
 def _difference(
-    quantity: str, unit: str, means: Iterable[float], interval: Iterable[float | None]
+    quantity: str, means: Iterable[float], interval: Iterable[float | None]
 ) -> dict[str, Any]:
     """Return a row: two means, and the interval of their difference if it is known."""
     first, second = map(float, means)
     low, high = interval
     return {
         "quantity": quantity,
-        "unit": unit,
         "first": first,
         "second": second,
         "difference": first - second,
@@ -216,7 +215,7 @@ def _over_images(over: str, frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
     accuracies = pd.DataFrame([100 * frame.mean() for frame in frames])
     interval = bootstrap_interval(frames)
     quantity = f"final accuracy A_K (%), over {over}"
-    row = _difference(quantity, "%", accuracies.mean(), interval)
+    row = _difference(quantity, accuracies.mean(), interval)
     row |= {"distinct pairs": len(frames), "images": min(map(len, frames))}
     if len(frames) > 1:
         return row

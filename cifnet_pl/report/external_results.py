@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,6 @@ def row_of(setting: Mapping[str, Any], method: str, origin: str) -> dict[str, An
 # ---------------------------------------------------------------------- the paper's numbers
 
 
-@cache
 def published_numbers() -> pd.DataFrame:
     """Return all numbers of the paper that ship with this package.
 
@@ -132,15 +130,9 @@ def read_rows(path: Path) -> pd.DataFrame:
         path: the file.
 
     Raises:
-        UsageError: no such file.
         DataError: no CSV file, a missing column, a cell that is not a number, two lines for one
             task, or accuracies that are no percentages.
     """
-    if not path.is_file():
-        columns = ", ".join(COLUMNS)
-        raise UsageError(
-            f"no file {path}: --external takes a CSV file with the columns {columns}"
-        )
     place = ["method", "seed", *PLACE_COLUMNS]
     with explained(DataError, f"{path} is no table of external results"):
         rows = pd.read_csv(path, dtype=str, skipinitialspace=True, encoding="utf-8-sig")
@@ -167,7 +159,7 @@ def read_external(path: Path, settings: pd.DataFrame) -> list[dict[str, Any]]:
         settings: a row of a run for each setting of the report.
 
     Raises:
-        UsageError: no such file, or a method that fits no setting or more than one.
+        UsageError: a method that fits no setting or more than one.
         DataError: the file is not as it should be.
     """
     rows = []

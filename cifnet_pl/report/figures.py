@@ -377,10 +377,7 @@ def memory_points(results: Results, setting: str) -> Picture | None:
             fill = "full"
         points = axes.plot(kept[component], places, label=component, fillstyle=fill)
         points[0].set(linestyle="none", markersize=7)
-    names = []
-    for name, total in kept["total"].items():
-        names.append(f"{wrapped(name, 26)}\n{total / 1e6:,.3g} M")
-    axes.set_yticks(places, names)
+    axes.set_yticks(places, [wrapped(name, 26) for name in kept.index])
     axes.invert_yaxis()
     axes.margins(y=0.2)
     axes.set(xlabel="elements kept besides the backbone", xscale="log")

@@ -58,6 +58,7 @@ DATA_COLUMNS = ["dataset", "n_tasks", "n_classes", "protocol", "tune", "root"]
 """Columns that two runs must share to have the same test images."""
 
 METHODS = {kind.__name__: title_of(kind) for kind in heads.HEADS.values()}
+# To ask the trained methods themselves would import Lightning, which takes seconds.
 METHODS |= {
     "FinetuneModule": "Fine-tuning",
     "ReplayModule": "Replay",
@@ -328,13 +329,12 @@ def _circumstances(run: Run) -> dict[str, Any]:
     summary = run.summary
     seed = summary.get("seed")
     order = run.config["data"].get("class_order")
+    if order is None:
+        order = "as it is"
     if isinstance(order, list):
         order = "given"
-    class_order = str(order)
-    if order is None:
-        class_order = "as it is"
     machine = str(summary.get("machine") or summary.get("device") or "")
-    if summary.get("threads"):
+    if "threads" in summary:
         machine = f"{machine}, {number_of(summary['threads'], 'thread')}"
     energy_from = summary.get("energy_source") or "not measured"
     if summary.get("energy_counts_other_processes"):
@@ -343,7 +343,7 @@ def _circumstances(run: Run) -> dict[str, Any]:
         energy_from += "; embeddings from the cache"
     return {
         "seed": str(seed),
-        "class_order": class_order,
+        "class_order": str(order),
         "pair": f"{seed} {order}",
         "machine": machine,
         "energy_from": energy_from,
@@ -358,16 +358,14 @@ def _memory(run: Run) -> dict[str, Any]:
     the tasks are those of all branches, so one network is taken from them.
     """
     summary = run.summary
-    network = summary.get("network_params") or summary.get("backbone_params") or 0
-    widths = summary.get("state_bytes_per_element") or {}
-    components = {}
-    for name, count in (summary.get("state_components") or {}).items():
-        own = count or 0
-        if name == "parameters":
-            own = max(0, own - network)
-        if own:
-            components[name] = own
-    sizes = [count * (widths.get(name) or 4) for name, count in components.items()]
+    # The run may be of a version that did not write these.
+    network = summary.get("network_params") or summary.get("backbone_params", 0)
+    widths = summary.get("state_bytes_per_element", {})
+    components = dict(summary.get("state_components", {}))
+    if "parameters" in components:
+        components["parameters"] -= network
+    components = {name: count for name, count in components.items() if count > 0}
+    sizes = [count * widths.get(name, 4) for name, count in components.items()]
     return {
         "components": components,
         "state_bytes": float(sum(sizes)),
@@ -502,20 +500,18 @@ def with_labels(runs: pd.DataFrame) -> pd.DataFrame:
 
 def usual_settings(family: pd.DataFrame) -> dict[str, Any]:
     """Return the value of each setting that most runs of a method have; defaults win ties."""
-    votes: Counter[tuple[str, str]] = Counter()
-    values = {}
+    values: dict[str, list[Any]] = {}
     for config in family["config"]:
         for key, value in config.items():
-            choice = (key, repr(value))
-            values[choice] = value
-            votes[choice] += 2
-    for key, value in family["defaults"].iloc[0].items():
-        choice = (key, repr(value))
-        if choice in votes:
-            votes[choice] += 1
-    usual: dict[str, Any] = {}
-    for choice, _ in votes.most_common():
-        usual.setdefault(choice[0], values[choice])
+            values.setdefault(key, []).append(value)
+    usual = {}
+    for key, found in values.items():
+        votes = Counter(map(repr, found))
+        most = max(votes.values())
+        usual[key] = next(value for value in found if votes[repr(value)] == most)
+        default = family["defaults"].iloc[0].get(key)
+        if votes[repr(default)] == most:
+            usual[key] = default
     return usual
 
 

@@ -45,36 +45,20 @@ def read_run(folder: Path) -> Run:
         folder: of the run.
 
     Raises:
-        DataError: the run is not complete, or a file of it is damaged; the sentence says which.
+        DataError: the run is not complete, or a file of it is damaged.
     """
-    for name in ("summary.json", "config.yaml", "tasks.csv"):
-        if not (folder / name).is_file():
-            raise DataError(f"{folder} has no {name}: the run has not finished")
     path = folder / "summary.json"
-    with explained(DataError, f"{path} is damaged"):
+    if not path.exists():
+        raise DataError(f"{folder} has no summary.json: the run has not finished")
+    with explained(DataError, f"{folder} is damaged"):
         summary = json.loads(path.read_text(encoding="utf-8"))
-        n_tasks = len(summary["A_k"])
-        summary["head"] = str(summary["head"])
-        custom = [custom_column(name) for name in summary.get("metrics") or {}]
-        for column in custom:
-            summary[column.run] = summary["metrics"][column.task]
-        for key in (*NUMBERS, *(column.run for column in custom)):
-            number = summary.get(key)
-            if number is not None:
-                summary[key] = float(number)
-    path = folder / "config.yaml"
-    with explained(DataError, f"{path} is damaged"):
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for name, value in summary.get("metrics", {}).items():
+            summary[custom_column(name).run] = value
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         config["data"]["source"]
         config.setdefault("model", {}).setdefault("init_args", {})
-    path = folder / "tasks.csv"
-    with explained(DataError, f"{path} is damaged"):
-        tasks = pd.read_csv(path)
+        tasks = pd.read_csv(folder / "tasks.csv")
         tasks = tasks.astype({"task": int, "classes_seen": int, "A_k": float})
-    if len(tasks) != n_tasks or not n_tasks:
-        raise DataError(
-            f"{path} has {len(tasks)} rows, but summary.json says {n_tasks} tasks"
-        )
     return Run(folder, config, summary, tasks)
 
 
@@ -150,19 +134,17 @@ def find_missing(paths: Iterable[Path], complete: Iterable[Run]) -> list[str]:
     Returns:
         A sentence for each point below the paths: why there is no run, as far as is known.
     """
-    # A run's own folder belongs to a point too, but then the user asked for that run alone.
-    points: dict[Path, Path] = {}
+    points = set()
     for path in paths:
-        for file in path.rglob(POINT):
-            points[file.parent.resolve()] = file.parent
-    for run in complete:
-        points.pop(run.folder.resolve().parent, None)
-    missing = []
-    for folder in points.values():
-        reason = "not finished"
+        points |= {file.parent for file in path.rglob(POINT)}
+    # A run's own folder belongs to a point too, but then the user asked for that run alone.
+    done = {run.folder.resolve().parent for run in complete}
+    missing = set()
+    for folder in points:
         failure = folder / FAILURE
+        reason = "not finished"
         if failure.is_file():
-            text = failure.read_text(encoding="utf-8", errors="replace")
-            reason = printable(text.strip())
-        missing.append(f"{folder.name}: {reason}")
+            reason = failure.read_text(encoding="utf-8", errors="replace").strip()
+        if folder.resolve() not in done:
+            missing.add(f"{folder.name}: {printable(reason)}")
     return sorted(missing, key=natural_order)

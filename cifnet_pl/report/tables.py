@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from cifnet_pl.learning.columns import BY_KEY, Column
@@ -190,8 +191,10 @@ def number_text(
     """Return a mean with its deviation: percentages with two decimals, others three digits.
 
     Example:
-        >>> number_text(59.256, 0.504, True), number_text(0.0603, 0.00112), number_text(1234.5)
-        ('59.26 ± 0.50', '0.0603 ± 0.0011', '1,234')
+        >>> number_text(59.256, 0.504, True), number_text(0.0603, 0.00112), number_text(1611.2)
+        ('59.26 ± 0.50', '0.0603 ± 0.0011', '1,611')
+        >>> number_text(0.0)
+        '0.00'
     """
     decimals = 2
     if not is_percentage and mean:
@@ -280,17 +283,14 @@ def value_rows(results: Results, key: str) -> pd.DataFrame:
         key: dotted name of the setting.
     """
     rows = pd.concat([results.table.head(0), *results.families(key)])
-    found = {}
-    for index, config in rows["config"].items():
-        if key in config:
-            found[index] = config[key]
-    values = pd.Series(found, dtype=object)
-    rows = rows.loc[values.index]
+    is_known = [key in config for config in rows["config"]]
+    rows = rows.loc[np.array(is_known, dtype=bool)]
+    values = [config[key] for config in rows["config"]]
     line = rows["setting"] + ": " + rows["method"]
     is_published = rows["origin"] == "published"
     return rows.assign(
-        value=values,
-        number=pd.to_numeric(values.map(str), errors="coerce"),
+        value=pd.Series(values, rows.index, dtype=object),
+        number=pd.to_numeric(list(map(str, values)), errors="coerce"),
         line=line.where(~is_published, line + " (published)"),
     )
 

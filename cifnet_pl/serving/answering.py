@@ -18,6 +18,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
 from cifnet_pl.serving.gate import ApiObject, decoded
 from cifnet_pl.serving.inspection import ClassPredictions, class_predictions
+from cifnet_pl.utilities.text import printable
 
 LARGEST_BATCH = 8
 """Images that are embedded together at most: the first of them waits for all."""
@@ -67,8 +68,6 @@ class ImageAnswer(ApiObject):
     """Share of images of known classes with at least this novelty score, 0–1."""
     prediction_set: list[str] | None = None
     """Classes that hold the true one with probability --coverage (95 %)."""
-    nearest: str | None = None
-    """File name of the most similar kept image of the first class."""
     unreadable: str | None = None
     """Why the image cannot be decoded."""
 
@@ -89,12 +88,18 @@ class ScoredImage:
     probabilities: Tensor
     decision: OpenSetDecision
 
-    def classes(self, top: int) -> list[Candidate]:
-        """Return so many classes, the most probable first."""
+    def answer(self, file: str, top: int) -> ImageAnswer:
+        """Return the prediction for an image.
+
+        Args:
+            file: name that the image was sent with.
+            top: number of classes to name, the most probable first.
+        """
         names = self.served.model.class_names
         shares = self.probabilities.tolist()
         columns = self.probabilities.argsort(descending=True)[:top].tolist()
-        return [Candidate(name=names[i], probability=shares[i]) for i in columns]
+        classes = [Candidate(name=names[i], probability=shares[i]) for i in columns]
+        return ImageAnswer(file=printable(file), classes=classes, **vars(self.decision))
 
 
 class ServedModel:

@@ -6,8 +6,9 @@ import asyncio
 import io
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
@@ -27,9 +28,9 @@ from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
-from jinja2 import Environment
+from jinja2 import Environment, FileSystemLoader
 from PIL import Image
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -63,6 +64,9 @@ from cifnet_pl.utilities.text import printable
 from cifnet_pl.utilities.version import __version__
 
 PAGE = Path(__file__).parent / "page"
+TEMPLATES = Environment(loader=FileSystemLoader(PAGE), autoescape=True)
+PAGES = {"/": "page.html", "/till": "till.html", "/docs": "docs.html"}
+"""Templates of what browsers show, by their paths."""
 
 RECEIVED_AT_ONCE = 2
 """Requests whose images are stored at the same time, so that others keep their threads."""
@@ -102,7 +106,7 @@ class ClassInfo(ApiObject):
     name: str
     images: int
     """Number of images it was learned from."""
-    kept_images: list[str] = Field(default=[])
+    kept_images: list[str]
     """Names of images that are kept in the workspace."""
 
 
@@ -146,17 +150,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": Error},
 }
 SentFiles = Annotated[list[UploadFile], File(description="one image or many")]
-
-
-def encodable(text: str) -> str:
-    """Return a text; ValueError for one with half a character, which no file can store."""
-    text.encode()
-    return text
-
-
-Text = Annotated[str, AfterValidator(encodable)]
-TypedName = Annotated[Text, Field(max_length=1000)]
-ClassName = Annotated[TypedName, Body(min_length=1)]
+Text = Annotated[str, Field(max_length=1000)]
+"""A text whose length is checked, so that one with half a character, which no file can store, is
+refused."""
+ClassName = Annotated[Text, Body(min_length=1)]
 FileNames = Annotated[
     list[Text],
     Body(
@@ -183,9 +180,6 @@ Anyway = Annotated[
 
 routes = APIRouter(responses=ERRORS)
 writes = APIRouter(responses=ERRORS, dependencies=[Depends(check_writable)])
-changes = APIRouter(
-    responses={**ERRORS, 202: {"model": Job}}, dependencies=[Depends(check_writable)]
-)
 
 # ---------------------------------------------------------------------- classify and inspect
 
@@ -222,7 +216,7 @@ async def classify(
         except UnreadableImage as error:
             answers.append(ImageAnswer(file=printable(name), unreadable=str(error)))
             continue
-        answers.append(service.inbox.answer(scored, name, top))
+        answers.append(scored.answer(name, top))
     return Classification(version=version, images=answers)
 
 
@@ -286,7 +280,10 @@ def count_answers(
     ] = False,
 ) -> list[Day]:
     """Count answers of this day."""
-    service.workspace.count_answers(asked, unsure, corrected, back)
+    counts = [asked, unsure, corrected]
+    if back:
+        counts = [-count for count in counts]
+    service.workspace.count_answers(*counts)
     return service.workspace.days()
 
 
@@ -373,7 +370,7 @@ def remove(
 def name_images(
     service: AskedService,
     names: Annotated[
-        dict[Text, TypedName | None],
+        dict[Text, Text | None],
         Body(
             embed=True,
             min_length=1,
@@ -404,28 +401,31 @@ class ChangeRequest:
         Query(description="false: answer at once with a job, to be asked for at /jobs"),
     ] = True
 
-    async def __call__(self, work: Callable[..., Result], *args: Any) -> Response:
+    async def __call__(
+        self, action: str, work: Callable[..., Result], *args: Any
+    ) -> Response:
         """Return the result of a change, or the job itself where the client does not wait.
 
         Args:
+            action: what the job calls it.
             work: method of the service that makes it.
             args: of the method.
         """
-        job = self.service.submit(work, *args)
+        job = self.service.submit(action, work, *args)
         if not self.wait:
             return JSONResponse(job.model_dump(), status_code=202)
         # A client that goes, or the end of the service, does not cancel the change.
         await asyncio.shield(asyncio.wrap_future(job.end))
-        if job.error is not None:
-            raise RequestError(job.status or 500, job.error)
         result = job.update or job.change
-        return JSONResponse(result.model_dump() if result else None)
+        if result is None:
+            raise RequestError(job.status or 500, str(job.error))
+        return JSONResponse(result.model_dump())
 
 
 AskedChange = Annotated[ChangeRequest, Depends()]
 
 
-@changes.post("/inbox/learn", response_model=UpdateResult)
+@writes.post("/inbox/learn", response_model=UpdateResult)
 async def learn_waiting(
     change: AskedChange,
     names: Annotated[
@@ -442,10 +442,10 @@ async def learn_waiting(
     anyway: Anyway = False,
 ) -> Response:
     """Learn images that wait, in one step. Those that wait no more are left out."""
-    return await change(change.service.learn, names, dry_run, anyway)
+    return await change("learn", change.service.learn, names, dry_run, anyway)
 
 
-@changes.post("/forget", response_model=ChangeResult)
+@writes.post("/forget", response_model=ChangeResult)
 async def forget(
     change: AskedChange,
     name: Annotated[ClassName, Body(embed=True)],
@@ -453,10 +453,10 @@ async def forget(
     """Remove a class: exactly where all of its images are kept and the head can, else from what
     is predicted.
     """
-    return await change(change.service.forget, name)
+    return await change("forget", change.service.forget, name)
 
 
-@changes.post("/rename", response_model=ChangeResult)
+@writes.post("/rename", response_model=ChangeResult)
 async def rename(
     change: AskedChange,
     old: ClassName,
@@ -464,10 +464,10 @@ async def rename(
     anyway: Anyway = False,
 ) -> Response:
     """Give a class another name."""
-    return await change(change.service.rename, old, new, anyway)
+    return await change("rename", change.service.rename, old, new, anyway)
 
 
-@changes.post("/move", response_model=ChangeResult)
+@writes.post("/move", response_model=ChangeResult)
 async def move(
     change: AskedChange,
     name: ClassName,
@@ -482,25 +482,25 @@ async def move(
 
     All must be kept in the workspace.
     """
-    return await change(change.service.move, name, into, images, anyway)
+    return await change("move", change.service.move, name, into, images, anyway)
 
 
-@changes.post("/undo", response_model=ChangeResult)
+@writes.post("/undo", response_model=ChangeResult)
 async def undo(change: AskedChange, version: KnownVersion = None) -> Response:
     """Go back by one change."""
-    return await change(change.service.undo, version)
+    return await change("undo", change.service.walk, "undo", version)
 
 
-@changes.post("/redo", response_model=ChangeResult)
+@writes.post("/redo", response_model=ChangeResult)
 async def redo(change: AskedChange, version: KnownVersion = None) -> Response:
     """Do again what was undone last."""
-    return await change(change.service.redo, version)
+    return await change("redo", change.service.walk, "redo", version)
 
 
-@changes.post("/versions/{number}/serve", response_model=ChangeResult)
+@writes.post("/versions/{number}/serve", response_model=ChangeResult)
 async def serve(change: AskedChange, number: VersionNumber) -> Response:
     """Serve another version; this can be undone, too."""
-    return await change(change.service.go_to, number)
+    return await change("go_to", change.service.go_to, number)
 
 
 @routes.get("/purge")
@@ -509,7 +509,7 @@ def purge_counts(service: AskedService, images: Purged = "forgotten") -> Deleted
     return service.workspace.purge_counts(images == "all")
 
 
-@changes.post("/purge", response_model=ChangeResult)
+@writes.post("/purge", response_model=ChangeResult)
 async def purge(
     change: AskedChange,
     images: Annotated[
@@ -521,7 +521,7 @@ async def purge(
     ] = "forgotten",
 ) -> Response:
     """Delete kept images and every version but the served one, for good: this cannot be undone."""
-    return await change(change.service.purge, images == "all")
+    return await change("purge", change.service.purge, images == "all")
 
 
 @routes.get("/jobs/{job}")
@@ -548,16 +548,14 @@ def versions(service: AskedService) -> Versions:
 def bundle(service: AskedService, number: VersionNumber) -> Response:
     """The version as a bundle, zipped: unpack it, and every command takes it as --model."""
     source = service.workspace.bundle(number)
-    with ExitStack() as stack:
-        folder = TemporaryDirectory(dir=service.workspace.incoming)
-        stack.callback(folder.cleanup)
-        file = f"{folder.name}/bundle.zip"
-        # Files of reproducible builds are dated 1970, which Zip cannot express.
-        with ZipFile(file, "w", strict_timestamps=False) as archive:
-            for path in source.iterdir():
-                archive.write(path, path.name)
-        remove = BackgroundTask(stack.pop_all().close)
+    folder = TemporaryDirectory(dir=service.workspace.incoming)  # goes with its object
+    file = f"{folder.name}/bundle.zip"
+    # Files of reproducible builds are dated 1970, which Zip cannot express.
+    with ZipFile(file, "w", strict_timestamps=False) as archive:
+        for path in source.iterdir():
+            archive.write(path, path.name)
     name = f"{service.options.name}-{number}.zip"
+    remove = BackgroundTask(folder.cleanup)
     return FileResponse(file, filename=name, background=remove)
 
 
@@ -603,15 +601,11 @@ def make_app(service: Service, access: Access) -> Gate:
     # A batch for each core; requests with more images take turns, one image each.
     app.state.decoding = asyncio.Semaphore(LARGEST_BATCH * decoding_cores())
     app.state.receiving = asyncio.Semaphore(RECEIVED_AT_ONCE)
-    for router in (routes, writes, changes):
-        app.include_router(router)
+    app.include_router(routes)
+    app.include_router(writes)
     app.mount("/page", StaticFiles(directory=PAGE))
-    pages = {
-        "/": lambda: FileResponse(PAGE / "page.html"),
-        "/till": lambda: FileResponse(PAGE / "till.html"),
-        "/docs": lambda: HTMLResponse(_docs(app)),
-    }
-    for path, page in pages.items():
+    for path, template in PAGES.items():
+        page = partial(_page, app, template)
         app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
     for kind in (
         OSError,
@@ -625,12 +619,13 @@ def make_app(service: Service, access: Access) -> Gate:
     return Gate(app, access)
 
 
-def _docs(app: FastAPI) -> str:
-    """Return the page that describes the API, as FastAPI's own loads scripts from elsewhere."""
-    template = Environment(autoescape=True).from_string(
-        (PAGE / "docs.html").read_text(encoding="utf-8")
-    )
-    return template.render(app.openapi())
+def _page(app: FastAPI, template: str) -> HTMLResponse:
+    """Return a page; that of the API is made of its description.
+
+    FastAPI's own page of the API loads scripts from elsewhere.
+    """
+    page = TEMPLATES.get_template(template)
+    return HTMLResponse(page.render(app.openapi()))
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
@@ -643,11 +638,6 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         return refused(422, f"the request is wrong: {mistake}")
     # A full disk may be met in reading a request's files, too.
     if isinstance(error, HTTPException) and not has_disk_error(error):
-        known = {
-            404: "there is nothing here; /docs lists what there is",
-            405: "this path takes another method",
-        }
-        sentence = known.get(error.status_code, str(error.detail))
-        return refused(error.status_code, sentence, error.headers)
+        return refused(error.status_code, str(error.detail), error.headers)
     refusal = refusal_of(error)
     return refused(refusal.status, str(refusal))

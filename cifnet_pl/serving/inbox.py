@@ -1,7 +1,6 @@
-"""The images of a workspace: those that wait to be labelled, predicted anew by each version, and
-those that were learned, with which new ones are compared.
+"""The images of a workspace that wait to be labelled, predicted anew by each version.
 
-A thread embeds them in the background. Of those that wait the least probable come first.
+A thread embeds them in the background. The least probable come first.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import IO, NamedTuple
@@ -18,7 +17,6 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from cifnet_pl.images.image import UnreadableImage, content_hash
 from cifnet_pl.serving.answering import (
@@ -41,9 +39,6 @@ from cifnet_pl.utilities.text import number_of, printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
 
-COMPARED_PER_CLASS = 100
-"""Images of a class that are compared with a new one, the newest."""
-
 GROUP_WIDTH = 1.25
 """Width of a group of similar images, as a multiple of the distance of half of them from their
 nearest one. Measured on Grocery Store, 20 images of 5 products to 280 of 28: three fifths are in
@@ -56,11 +51,11 @@ class InboxImage(ImageAnswer):
 
     image: str
     """Name of its file at /images, by which it is labelled."""
-    folder: str | None = None
+    folder: str | None
     """Name of the folder that it was sent in; null for none or several."""
-    folders: list[str] = Field(default=[])
+    folders: list[str]
     """Names of all folders that it was sent in."""
-    name: str | None = None
+    name: str | None
     """Class that someone typed for it; it is learned when someone asks for that."""
     seen: bool = True
     """False: it is not predicted yet."""
@@ -149,7 +144,6 @@ class Inbox:
         self.workspace = workspace
         self.answering = answering
         self.known: dict[str, Tensor] = {}
-        self._classes: dict[str, tuple[list[str], Tensor]] = {}
         self._changed = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
@@ -181,36 +175,22 @@ class Inbox:
 
     def _update(self) -> None:
         """Embed what is not known yet, and drop what is no longer needed."""
-        kept_images = self.workspace.kept_images()
-        classes = {}
-        for name, files in kept_images.items():
-            present, z = self.embeddings(files[-COMPARED_PER_CLASS:])
-            if present:
-                classes[name] = (present, normalize(z, dim=1))
-        self._classes = classes
-        wanted = [image.file for image in self.workspace.waiting()]
-        for _ in self._embedded(wanted):
-            if self._changed.is_set():  # all begins anew
-                return
-        needed = set(wanted).union(*kept_images.values())
+        self._embed([image.file for image in self.workspace.waiting()])
+        waiting = {image.file for image in self.workspace.waiting()}  # by now
+        needed = waiting.union(*self.workspace.kept_images().values())
         for name in self.known.keys() - needed:
             self.known.pop(name, None)
 
-    def embeddings(
-        self, names: Sequence[str], report: Callable[[int], object] | None = None
-    ) -> tuple[list[str], Tensor]:
+    def embeddings(self, names: Sequence[str]) -> tuple[list[str], Tensor]:
         """Embed images of the workspace, and wait for the result.
 
         Args:
             names: of the images.
-            report: gets the number of images whose embeddings are known.
 
         Returns:
             Names of the images that can be read, and their embeddings (n, d).
         """
-        for done in self._embedded(names):
-            if report is not None:
-                report(done)
+        self._embed(names)
         # Another thread may drop some meanwhile.
         found = {name: self.known.get(name) for name in names}
         present = {name: z for name, z in found.items() if z is not None}
@@ -218,15 +198,10 @@ class Inbox:
             return [], torch.zeros(0, 0)
         return list(present), torch.stack(list(present.values()))
 
-    def _embedded(self, names: Sequence[str]) -> Iterator[int]:
-        """Embed images that are not known yet, a few together; yield how many are done.
-
-        Those that cannot be read stay unknown.
-        """
+    def _embed(self, names: Sequence[str]) -> None:
+        """Embed images that are not known yet, a few together; unreadable ones stay unknown."""
         new = [name for name in names if name not in self.known]
-        known = len(names) - len(new)
         for start in range(0, len(new), LARGEST_BATCH):
-            yield known + start
             if self._ended:
                 return
             futures = {}
@@ -237,7 +212,6 @@ class Inbox:
             for name, future in futures.items():
                 with suppress(UnreadableImage):
                     self.known[name] = future.result().z.cpu().float()
-        yield len(names)
 
     # ------------------------------------------------------------------ images that arrive
 
@@ -324,7 +298,7 @@ class Inbox:
             in_folders=in_folders,
             newest=max((image.number for image in waiting), default=0),
             names=names,
-            images=[self._shown(image, predicted.get(image.file)) for image in shown],
+            images=[_shown(image, predicted.get(image.file)) for image in shown],
         )
 
     def _predictions(self, names: Sequence[str]) -> dict[str, ScoredImage]:
@@ -339,53 +313,18 @@ class Inbox:
             served.predicted.update(zip(new, served.scored(z), strict=True))
         return served.predicted
 
-    def answer(self, scored: ScoredImage, file: str, top: int) -> ImageAnswer:
-        """Return the prediction for an image, with the most similar kept image of its first class.
-
-        Args:
-            scored: the model's result.
-            file: name that the image was sent with.
-            top: number of classes to name.
-        """
-        classes = scored.classes(top)
-        nearest = None
-        if classes and classes[0].name in self._classes:
-            files, unit = self._classes[classes[0].name]
-            likeness = unit @ scored.z.cpu().float()
-            nearest = files[int(likeness.argmax())]
-        return ImageAnswer(
-            file=printable(file),
-            classes=classes,
-            nearest=nearest,
-            **vars(scored.decision),
-        )
-
-    def _shown(self, image: WaitingImage, scored: ScoredImage | None) -> InboxImage:
-        """Return an image that waits, with its prediction if there is one."""
-        answer = ImageAnswer(file=printable(image.path))
-        if scored is not None:
-            answer = self.answer(scored, image.path, SHOWN_NAMES)
-        return InboxImage(
-            **dict(answer),
-            image=image.file,
-            folder=image.folder,
-            folders=image.folders,
-            name=image.name,
-            seen=scored is not None,
-        )
-
     def group(self, images: Sequence[str]) -> list[UploadGroup]:
         """Group images by similarity; suggest the class that is predicted for most of a group."""
         files, z = self.embeddings(list(dict.fromkeys(images)))
         if not files:
             return []
-        scored = self.answering.served.scored(z)
+        answers = [one.answer("", 1) for one in self.answering.served.scored(z)]
         groups = []
         for rows in groups_of(z):
             votes = Counter[str]()
             for row in rows:
-                if scored[row].decision.known is not False:
-                    votes.update(one.name for one in scored[row].classes(1))
+                if answers[row].known is not False:
+                    votes.update(one.name for one in answers[row].classes)
             suggestion = None
             for name, count in votes.most_common(1):
                 if 2 * count > len(rows):
@@ -453,6 +392,21 @@ class Inbox:
         return ImagesToLearn(classes, selected or None, left_out)
 
 
+def _shown(image: WaitingImage, scored: ScoredImage | None) -> InboxImage:
+    """Return an image that waits, with its prediction if there is one."""
+    answer = ImageAnswer(file=printable(image.path))
+    if scored is not None:
+        answer = scored.answer(image.path, SHOWN_NAMES)
+    return InboxImage(
+        **dict(answer),
+        image=image.file,
+        folder=image.folder,
+        folders=image.folders,
+        name=image.name,
+        seen=scored is not None,
+    )
+
+
 def _sureness(scored: ScoredImage) -> tuple[bool, float]:
     """Return by what images are sorted: whether they are known, and the probability."""
     probability = 0.0
@@ -480,9 +434,7 @@ def groups_of(z: Tensor) -> list[list[int]]:
     if len(z) < 3:
         return [list(range(len(z)))]
     distances = cosine_distances(z.double().cpu().numpy())
-    np.fill_diagonal(distances, np.inf)
-    nearest = distances.min(axis=1)
-    np.fill_diagonal(distances, 0.0)
+    nearest = np.partition(distances, 1, axis=1)[:, 1]  # of itself it is 0
     width = GROUP_WIDTH * float(np.median(nearest))
     clustering = AgglomerativeClustering(
         n_clusters=None,

@@ -6,12 +6,7 @@ import errno
 import sqlite3
 from collections.abc import Mapping
 
-from cifnet_pl.utilities.errors import (
-    CifnetError,
-    DataError,
-    UnsupportedError,
-    UsageError,
-)
+from cifnet_pl.utilities.errors import DataError, UnsupportedError, UsageError
 from cifnet_pl.utilities.files import DISK_ERRORS
 from cifnet_pl.utilities.text import printable
 
@@ -61,8 +56,6 @@ def refusal_of(error: BaseException) -> RequestError:
         return RequestError(409, str(error))
     if isinstance(error, UsageError | DataError):
         return RequestError(422, str(error))
-    if isinstance(error, CifnetError):
-        return RequestError(500, "the server could not do that; its log says why")
     return RequestError(500, "the server failed; its log says why")
 
 

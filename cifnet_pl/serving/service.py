@@ -27,7 +27,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
 from cifnet_pl.model.labelled_images import LabelledImages
 from cifnet_pl.model.learn import learn
-from cifnet_pl.serving.answering import Answering, ServiceOptions
+from cifnet_pl.serving.answering import LARGEST_BATCH, Answering, ServiceOptions
 from cifnet_pl.serving.gate import ApiObject, checked_names
 from cifnet_pl.serving.inbox import Inbox, LeftOut
 from cifnet_pl.serving.inspection import AccuracyEstimate, accuracy_of_classes
@@ -60,21 +60,21 @@ class UpdateResult(ApiObject):
     """The new version; null for a dry run."""
     learned: dict[str, int]
     """Images learned of each class."""
-    unreadable: list[LeftOut] = Field(default=[])
-    new_accuracy: float | None = None
+    unreadable: list[LeftOut]
+    new_accuracy: float | None
     """Leave-one-group-out accuracy of the classes that were learned, in percent."""
-    new_images: int = 0
+    new_images: int
     """Number of their images in the calibration buffer, of which that is a share."""
-    old_accuracy_before: float | None = None
+    old_accuracy_before: float | None
     """Leave-one-group-out accuracy of the earlier classes in percent, before the update."""
-    old_accuracy_after: float | None = None
-    old_accuracy_interval: tuple[float, float] | None = None
+    old_accuracy_after: float | None
+    old_accuracy_interval: tuple[float, float] | None
     """Percentages between which the latter lies with a probability of 95 %."""
-    next_step: str = ""
+    next_step: str
     """Most useful next step, in one sentence."""
     accuracy: AccuracyEstimate
     seconds: float = 0.0
-    warnings: list[str] = Field(default=[])
+    warnings: list[str]
 
 
 class ChangeResult(ApiObject):
@@ -161,14 +161,15 @@ class Service:
 
     # ------------------------------------------------------------------ the queue of changes
 
-    def submit(self, work: Callable[..., Result], *args: Any) -> Job:
+    def submit(self, action: str, work: Callable[..., Result], *args: Any) -> Job:
         """Queue a change.
 
         Args:
+            action: what the job calls it.
             work: method that makes it.
             args: of the method.
         """
-        job = Job(action=work.__name__)
+        job = Job(action=action)
         job._end = self._thread.submit(self._make, job, work, args)
         self._jobs[job.job] = job
         ended = [key for key, one in self._jobs.items() if one.end.done()]
@@ -272,10 +273,14 @@ class Service:
             for label, files in enumerate(classes.values())
             for file in files
         }
+        files = list(label_of)
         job = self._at_work
-        job.total = len(label_of)
-        report = partial(setattr, job, "done")
-        present, z = self.inbox.embeddings(list(label_of), report)
+        job.total = len(files)
+        for start in range(0, len(files), LARGEST_BATCH):
+            job.done = start
+            self.inbox.embeddings(files[start : start + LARGEST_BATCH])
+        job.done = len(files)
+        present, z = self.inbox.embeddings(files)
         paths = [self.workspace.image(file) for file in present]
         hashes = [content_hash(path.read_bytes()) for path in paths]
         labels = [label_of[file] for file in present]
@@ -438,31 +443,14 @@ class Service:
 
     # ------------------------------------------------------------------ changes of versions
 
-    def undo(self, version: int | None = None) -> ChangeResult:
-        """Go back by one change.
-
-        Args:
-            version: that is to be undone; None for whichever is served.
-        """
-        return self._walk("undo", "undid", version)
-
-    def redo(self, version: int | None = None) -> ChangeResult:
-        """Do again what was undone last.
-
-        Args:
-            version: after which it is to be done; None for whichever is served.
-        """
-        return self._walk("redo", "did again", version)
-
-    def _walk(
-        self, action: Literal["undo", "redo"], done: str, version: int | None
+    def walk(
+        self, action: Literal["undo", "redo"], version: int | None = None
     ) -> ChangeResult:
-        """Serve the version one step along the line.
+        """Go back by one change, or do again what was undone last.
 
         Args:
             action: the step.
-            done: how the answer begins.
-            version: that must be served now, if one is given.
+            version: that must be served now; None for whichever is.
         """
         current = self.workspace.current
         if version not in (None, current):
@@ -474,11 +462,8 @@ class Service:
         step = self.workspace.step(action)
         if step is None:
             raise RequestError(409, f"there is no change to {action}")
-        message = f"went to version {step.version}"
-        if step.message is not None:
-            message = f"{done}: {step.message}"
         model = self.workspace.go(step.version, action, step.place)
-        return self._serve(model, step.version, message)
+        return self._serve(model, step.version, step.message)
 
     def go_to(self, number: int) -> ChangeResult:
         """Serve another version."""

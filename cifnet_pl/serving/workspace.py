@@ -178,12 +178,12 @@ class LineStep(NamedTuple):
     Attributes:
         place: to which it leads.
         version: there.
-        message: of the change that it takes back or makes again; None where it does neither.
+        message: what it does, in one sentence.
     """
 
     place: int
     version: int
-    message: str | None
+    message: str
 
 
 class DeletedCounts(ApiObject):
@@ -370,10 +370,7 @@ class Workspace:
         if images is not None:
             self.images_folder.mkdir(exist_ok=True)
             learned = self._link_learned(model, images)
-        message = "began with no class"
-        if model.class_names:
-            classes = number_of(len(model.class_names), "class")
-            message = f"{classes} from the model that was given"
+        message = f"began with {number_of(len(model.class_names), 'class')}"
         self.commit(model, Change(action="open", message=message, learned=learned))
 
     def _link_learned(self, model: Classifier, folder: Path) -> dict[str, list[str]]:
@@ -414,11 +411,14 @@ class Workspace:
         one that the current one was made from.
         """
         served = self.current
+        versions = self.versions
         for place, number in self._rows(STEPS[action]):
-            changed = {"undo": served, "redo": number}
-            change = self.versions[changed[action]]
-            is_of_change = {change.number, change.parent} == {served, number}
-            return LineStep(place, number, change.message if is_of_change else None)
+            message = f"went to version {number}"
+            if action == "undo" and versions[served].parent == number:
+                message = f"undid: {versions[served].message}"
+            if action == "redo" and versions[number].parent == served:
+                message = f"did again: {versions[number].message}"
+            return LineStep(place, number, message)
         return None
 
     @property
@@ -778,22 +778,15 @@ class Workspace:
 
     # ------------------------------------------------------------------ other things on the disk
 
-    def count_answers(
-        self, asked: int, unsure: int, corrected: int, back: bool = False
-    ) -> None:
-        """Add to the counts of this day.
+    def count_answers(self, asked: int, unsure: int, corrected: int) -> None:
+        """Add to the counts of this day, or take from them what is negative.
 
         Args:
             asked: images that were asked about.
             unsure: those of them for which no class, or several, were likely enough.
             corrected: those whose class someone corrected.
-            back: whether to take them out of the counts instead.
         """
-        if back:
-            sign = -1
-        else:
-            sign = 1
-        row = (date.today().isoformat(), sign * asked, sign * unsure, sign * corrected)
+        row = (date.today().isoformat(), asked, unsure, corrected)
         with self._transaction() as database:
             database.execute(COUNT_ANSWERS, row)
 

@@ -10,7 +10,6 @@ import errno
 import hashlib
 import io
 import json
-import logging
 import os
 import platform
 import re
@@ -29,8 +28,6 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from cifnet_pl.utilities.errors import CifnetError, UsageError, explained
 
-log = logging.getLogger(__name__)
-
 LONGEST_WHOLE_NAME = 220
 """Bytes of a name that hidden files beside it repeat: file systems allow 255."""
 
@@ -40,8 +37,8 @@ RECOMMENDED = "folder"
 DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors by which a disk says that it has not stored what was written."""
 
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""Errors of file systems that have no ``flock``, such as some of NFS and Lustre."""
+WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of file systems that have no ``flock``, such as some of NFS."""
 
 MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
 """A short name of this machine for names of files."""
@@ -60,13 +57,13 @@ def expanded(path: Path | str) -> Path:
     Raises:
         UsageError: this account has no home folder, as in some containers.
     """
-    whole = os.path.expanduser(path)
-    if str(whole).partition(os.sep)[0] == "~":
+    whole = Path(os.path.expanduser(path))
+    if whole.parts[:1] == ("~",):
         raise UsageError(
-            f"{whole}: this account has no home folder: set the variable HOME, or give a path"
+            f"{path}: this account has no home folder: set the variable HOME, or give a path"
             " without ~"
         )
-    return Path(whole)
+    return whole
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -312,12 +309,8 @@ def config_files() -> dict[str, Path]:
     folder = package / "configs"
     if not folder.is_dir():  # a checkout, not an installation
         folder = package.parent / "configs"
-    names = {
-        path.relative_to(folder).with_suffix("").as_posix(): path
-        for path in folder.rglob("*.yaml")
-    }
-    in_order = sorted(names, key=lambda name: (name.count("/"), name))
-    return {name: names[name] for name in in_order}
+    paths = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/**/*.yaml"))]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -446,13 +439,12 @@ def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
         CifnetError: the folder that holds it cannot be written.
     """
     place = Path(os.path.abspath(output))  # "." has no name
-    lock_file = hidden_beside(place, "lock")
     # Others that remove leftovers hold it for a moment.
     patience = -1.0 if wait else SWEEP_SECONDS
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(place.parent, place.suffix)
-        lock = _acquired(lock_file, patience)
+        lock = _acquired(place, patience)
     except Timeout:
         raise UsageError(
             f"another process is writing {output}: wait for it, or choose another output"
@@ -469,34 +461,27 @@ def exclusive(output: Path, wait: bool = False) -> Iterator[None]:
         lock.release()
 
 
-def _acquired(lock_file: Path, patience: float) -> BaseFileLock:
-    """Return a lock that is held.
+def _acquired(place: Path, patience: float) -> BaseFileLock:
+    """Return a lock on a place that is held.
 
     Where the file system has no ``flock``, a file is the lock as long as it exists. One that a
     killed process left is recognised on the machine where it ran.
 
     Args:
-        lock_file: beside what is written.
+        place: what is written.
         patience: seconds to wait for it; negative to wait for ever.
 
     Raises:
         Timeout: another process holds it.
-        OSError: the file cannot be written.
+        OSError: its file cannot be written.
     """
-    lock = FileLock(lock_file, timeout=patience, fallback_to_soft=False)
+    lock: BaseFileLock = FileLock(hidden_beside(place, "lock"), timeout=patience)
     try:
         lock.acquire()
-        return lock
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
-    marker = lock_file.with_suffix(".held")
-    log.warning(
-        "no file locks in %s: the lock is the file %s; remove it if its computer has stopped",
-        lock_file.parent,
-        marker.name,
-    )
-    lock_file.unlink(missing_ok=True)
-    soft = SoftFileLock(marker, timeout=patience)
-    soft.acquire()
-    return soft
+        os.unlink(lock.lock_file)
+        lock = SoftFileLock(hidden_beside(place, "held"), timeout=patience)
+        lock.acquire()
+    return lock

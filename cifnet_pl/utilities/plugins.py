@@ -84,10 +84,7 @@ def code_hash(name: str) -> str | None:
 
 def failure(error: BaseException) -> str:
     """Return an error on one line with the plug-in's own line of code that raised it."""
-    if isinstance(error, AssertionError):
-        text = one_line(error)
-    else:
-        text = f"{type(error).__name__}: {one_line(error)}"
+    text = f"{type(error).__name__}: {one_line(error)}"
     libraries = (str(Path(__file__).parents[1]), "site-packages", "dist-packages")
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):

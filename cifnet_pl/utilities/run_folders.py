@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,7 @@ def place_fit(base: Path, checkpoint: str | None) -> RunChoice:
         return RunChoice(fresh, message=f"{message}: starting with task 1")
     folder = begun[-1]
     if not (folder / CHECKPOINT).is_file():
-        message = f"{folder} has no checkpoint yet: starting with task 1"
-        return RunChoice(folder, message=message, resumes=True)
+        return RunChoice(folder, resumes=True)
     return RunChoice(folder, folder / CHECKPOINT, resumes=True)
 
 
@@ -203,8 +202,7 @@ def remove_unbegun(folder: Path, failed: bool = False) -> None:
 def locked_run(place: RunChoice) -> Iterator[Path]:
     """Lock the folder in which a run learns, before anything is computed.
 
-    Where a new run is refused before it begins, what it leaves is removed, and so are the folders
-    above it that were made for it.
+    Where a new run is refused before it begins, what it leaves is removed.
 
     Args:
         place: of the run; its folder is not made.
@@ -217,7 +215,6 @@ def locked_run(place: RunChoice) -> Iterator[Path]:
         CifnetError: it cannot be written to.
     """
     folder = place.folder
-    made = [above for above in folder.parents if not above.exists()]
     lock = ExitStack()
     try:
         while True:
@@ -238,9 +235,6 @@ def locked_run(place: RunChoice) -> Iterator[Path]:
         raise
     finally:
         lock.close()
-        with suppress(OSError):  # not empty
-            for above in made:
-                above.rmdir()
 
 
 def existing(checkpoint: Path | str) -> Path:

@@ -22,9 +22,6 @@ from rich.table import Table
 NEXT = "next: "
 """How the line of a suggested command begins."""
 
-NARROWEST_COLUMN = 20
-"""Characters that the second column of a text needs, to be wrapped below itself."""
-
 JOINERS = "\u200c\u200d"
 """Invisible characters that Persian words and emoji of several people hold."""
 
@@ -67,13 +64,12 @@ def number(value: float | None, form: str = ".1f", unit: str = "") -> str:
     return f"{value:{form}}{unit}"
 
 
-def number_of(count: int, one: str, several: str | None = None) -> str:
+def number_of(count: int, one: str) -> str:
     """Return a count and its noun.
 
     Args:
         count: how many there are.
-        one: the noun in the singular.
-        several: the noun in the plural; None for the singular with "s" or, after an "s", "es".
+        one: the noun in the singular; its plural has an "s" more or, after an "s", "es".
 
     Example:
         >>> number_of(1, "image"), number_of(2, "class"), number_of(1200, "image")
@@ -81,12 +77,10 @@ def number_of(count: int, one: str, several: str | None = None) -> str:
     """
     if count == 1:
         return f"{count:,} {one}"
-    if several is None:
-        if one.endswith("s"):
-            several = f"{one}es"
-        else:
-            several = f"{one}s"
-    return f"{count:,} {several}"
+    ending = "s"
+    if one.endswith("s"):
+        ending = "es"
+    return f"{count:,} {one}{ending}"
 
 
 def table(
@@ -143,38 +137,17 @@ def print_text(text: str, stream: TextIO | None = None) -> None:
         stream: where to print it; None for the standard output.
     """
     stream = stream or sys.stdout
-    if stream.isatty():
-        text = wrapped(text)
-    print(text, file=stream, flush=True)
-
-
-def wrapped(text: str) -> str:
-    """Wrap text at words to the width of the terminal; 80 columns where there is none.
-
-    In a line of two columns, which two spaces or more separate, the second is wrapped below itself.
-
-    Args:
-        text: one or more lines.
-    """
     columns = shutil.get_terminal_size().columns
-    return "\n".join(_wrapped_line(line, columns) for line in text.splitlines())
-
-
-def _wrapped_line(line: str, columns: int) -> str:
-    if line.startswith(NEXT):
-        return line
-    first_column = re.match(r" *\S.*? {2,}", line)
-    indent = 2
-    if first_column and first_column.end() <= columns - NARROWEST_COLUMN:
-        indent = first_column.end()
-    return textwrap.fill(
-        line,
-        columns,
-        subsequent_indent=" " * indent,
-        replace_whitespace=False,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    for line in text.splitlines():
+        if stream.isatty() and not line.startswith(NEXT):
+            line = textwrap.fill(
+                line,
+                columns,
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        print(line, file=stream, flush=True)
 
 
 def next_command(*words: str, trust: bool = False) -> str:
@@ -263,11 +236,6 @@ def one_line(error: BaseException, length: int = 300) -> str:
 
 
 T = TypeVar("T")
-
-
-def on_terminal() -> bool:
-    """Return whether a progress bar would be visible."""
-    return Console(stderr=True).is_terminal
 
 
 LOG_SECONDS = 30

@@ -3,7 +3,6 @@
 import pickle
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -21,9 +20,9 @@ from torchvision.models import (
 )
 
 from cifnet_pl.backbones import Backbone, Preprocessing, build_backbone
-from cifnet_pl.backbones.cifar_resnets import ResNet32
+from cifnet_pl.backbones.cifar_resnets import resnet32
 from cifnet_pl.backbones.registry import headless
-from cifnet_pl.backbones.structures import layers
+from cifnet_pl.backbones.structures import with_late_layers
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
 from tests.models import Payload
 
@@ -45,7 +44,7 @@ def lite0() -> Backbone:
 @pytest.fixture(scope="module")
 def resnet_state() -> dict[str, Tensor]:
     torch.manual_seed(0)
-    return ResNet32().state_dict()
+    return resnet32().state_dict()
 
 
 @pytest.fixture
@@ -68,33 +67,21 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def test_embedded_normalises_as_the_authors_do(lite0: Backbone) -> None:
-    """(255·x − 127) / 128 for x in [0, 1]."""
+    """(255·x − 127) / 128 for x in [0, 1]; what follows is of their weights."""
     seen: list[Tensor] = []
     hook = lite0.network.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     shades = torch.arange(256, dtype=torch.uint8).repeat(16).reshape(1, 1, 64, 64)
-    pixels = shades.expand(1, 3, 64, 64)
+    pixels = torch.cat([shades, shades.flip(3), shades // 2], dim=1)
     z = lite0(pixels)
     hook.remove()
     expected = (pixels.double() - 127) / 128
     assert (seen[0].double() - expected).abs().max() < 1e-6
+    assert z[0].topk(3).indices.tolist() == [113, 949, 1169]
+    assert abs(z.mean() - 0.2408) < 2e-4
     assert lite0.preprocessing.image_size == 224
     assert (z.shape, z.dtype, lite0.features) == ((1, 1280), torch.float32, 1280)
     # 4.7 million with the classifier of 1000 classes.
     assert 3_000_000 < lite0.parameters_count < 4_000_000
-
-
-def test_embedded_recognises_what_it_was_trained_on(lite0: Backbone) -> None:
-    """With random weights, or another order of channels, two images of a scene are not nearest."""
-    from sklearn.datasets import load_sample_images
-
-    crops = []
-    for image in load_sample_images().images:
-        picture = torch.from_numpy(image.copy()).permute(2, 0, 1)
-        crops += [picture[:, 40:264, 60:284], picture[:, 150:374, 300:524]]
-    z = nn.functional.normalize(lite0(torch.stack(crops)))
-    similarity = z @ z.T
-    assert similarity[0, 1] > similarity[0, 2:].max() + 0.05
-    assert similarity[2, 3] > similarity[2, :2].max() + 0.05
 
 
 def test_pixels_are_the_pixels() -> None:
@@ -126,13 +113,11 @@ def test_side_that_the_network_cannot_take() -> None:
     ("name", "architecture", "fragment"),
     [
         ("embeded:efficientnet_lite0", None, "'embeded'.* embedded"),
-        ("embedded:efficientnet_lite1", None, "efficientnet_lite1.*efficientnet_lite0"),
         ("torchvision:ResNet18_Weights.IMAGENET1K_V3", None, "IMAGENET1K_V1"),
+        ("patches:8x0", None, "patches:<centres>x<cells"),
         ("timm:resnet19", None, "'resnet19'.* resnet"),
-        ("timm:resnet18.a9_in1k", None, "'resnet18.a9_in1k'.* resnet18.a"),
-        ("pixels:0", None, "pixels:<side>"),
+        ("timm:resnet18.a9_in1k", None, "Invalid pretrained tag"),
         ("file:weights.pth", None, "--model.architecture"),
-        ("file:weights.pth", "resnet81", "'resnet81'.* resnet"),
         ("file:weights.pth", "squeezenet1_0", "SqueezeNet"),
         ("file:no/weights.pth", "resnet18", "checkpoint no/weights.pth does not exist"),
         ("pixels:8+layers", None, "is for networks with stages or blocks"),
@@ -259,8 +244,6 @@ def test_tensors_missing_or_of_another_shape_are_listed(resnet_state, tmp_path) 
     with pytest.raises(CheckpointError, match="does not fill the network") as caught:
         build_backbone(save(state, tmp_path), "resnet32_cifar")
     assert all(name in str(caught.value) for name in [*missing, "bn1.weight"])
-    with pytest.raises(CheckpointError, match=r"does not fill .*Missing key"):
-        build_backbone(save({"epoch": 1}, tmp_path), "resnet32_cifar")
 
 
 def test_two_networks_in_one_file(resnet_state, tmp_path) -> None:
@@ -271,11 +254,9 @@ def test_two_networks_in_one_file(resnet_state, tmp_path) -> None:
         build_backbone(save(both, tmp_path), "resnet32_cifar")
 
 
-@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_whole_and_truncated_files(suffix, resnet_state, tmp_path) -> None:
-    file = tmp_path / f"weights.{suffix}"
-    write = torch.save if suffix == "pth" else safetensors.torch.save_file
-    write(resnet_state, file)
+def test_whole_and_truncated_safetensors(resnet_state, tmp_path) -> None:
+    file = tmp_path / "weights.safetensors"
+    safetensors.torch.save_file(resnet_state, file)
     backbone = build_backbone(f"file:{file}", "resnet32_cifar", engine="torch")
     read = backbone.network.state_dict()
     assert torch.equal(read["conv1.weight"], resnet_state["conv1.weight"])
@@ -384,7 +365,7 @@ def test_late_stages(build: Callable[[], nn.Module], stages: list[str]) -> None:
     network = build()
     x = torch.randn(2, 3, 64, 64)
     z = network(x)
-    layered, features = layers(network, z.shape[1], 64)
+    layered, features = with_late_layers(network, z.shape[1], 64)
     late = [averaged(network, stage, x) for stage in stages]
     torch.testing.assert_close(layered(x), torch.cat([z, *late], dim=1))
     assert features == layered(x).shape[1]
@@ -397,7 +378,7 @@ def test_last_blocks_of_a_vision_transformer(pooling: str) -> None:
     options = {"global_pool": pooling, "fc_norm": False, **SMALL_VIT}
     network: Any = of_timm(name, depth=6, **options)
     x = torch.randn(2, 3, 32, 32)
-    layered, features = layers(network, 24, 32)
+    layered, features = with_late_layers(network, 24, 32)
     assert features == 4 * 24
     tokens = network.forward_intermediates(
         x, norm=True, return_prefix_tokens=True, intermediates_only=True
@@ -419,16 +400,6 @@ def test_last_blocks_of_a_vision_transformer_of_torchvision() -> None:
         block.register_forward_hook(lambda m, a, out: tokens.append(out))
     z = network(x)
     late = [network.encoder.ln(output)[:, 0] for output in tokens]
-    layered, features = layers(network, 24, 32)
+    layered, features = with_late_layers(network, 24, 32)
     assert features == 4 * 24
     torch.testing.assert_close(layered(x), torch.cat([z, *late], dim=1))
-
-
-def test_threads_that_embed_at_the_same_time_keep_their_layers_apart() -> None:
-    """A service embeds with a thread for each core."""
-    backbone = build_backbone("random:resnet32_cifar+layers+mirror", engine="torch")
-    several = images(12).split(1)
-    expected = torch.cat([backbone(image) for image in several])
-    with ThreadPoolExecutor(4) as pool:
-        found = torch.cat(list(pool.map(backbone, several)))
-    assert torch.allclose(found, expected, atol=1e-5)

@@ -2,9 +2,7 @@
 them.
 """
 
-import itertools
 import json
-import logging
 import os
 import pickle
 from collections.abc import Iterator
@@ -12,11 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import cifnet_pl
@@ -27,7 +22,7 @@ from cifnet_pl.backbones import (
     build_backbone,
     engines,
 )
-from cifnet_pl.backbones.engines import piece_ends
+from cifnet_pl.data.embedding_cache import pipeline_folder
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import CifnetError, UsageError
@@ -148,15 +143,6 @@ def test_a_real_network_gives_the_same_bits_with_any_number_of_threads_and_image
     assert all(torch.equal(z, results[0]) for z in results)
 
 
-@given(count=st.integers(1, 300), most=st.integers(1, 70), threads=st.integers(2, 40))
-def test_pieces_hold_every_image_once_and_become_smaller(count, most, threads):
-    sizes = np.diff([0, *piece_ends(count, most, threads), count]).tolist()
-    assert sum(sizes) == count
-    assert all(0 < later <= earlier for earlier, later in itertools.pairwise(sizes))
-    assert sizes[0] <= most
-    assert sizes[-1] == 1 or len(sizes) == 1
-
-
 def test_a_network_of_one_size_keeps_its_sentence_about_other_sizes():
     backbone = build_backbone("one_size", engine="onnxruntime")
     assert_agree(backbone)
@@ -174,6 +160,7 @@ def test_torch_on_a_gpu_in_half_precision_and_where_it_was_asked_for():
         halved = backbone(images())
         assert torch.equal(halved, backbone.embed(images()))
     assert not torch.equal(backbone(images()), halved)
+    assert build_backbone("pixels:4", engine="onnxruntime").engine() == "torch"
     by_name = build_backbone("small", engine="torch")
     assert by_name.engine() == "torch"
     assert torch.equal(by_name(images()), by_name.embed(images()))
@@ -187,25 +174,13 @@ def test_onnxruntime_by_name_refuses_a_gpu_and_half_precision():
         backbone.engine("cpu", "16-mixed")
 
 
-def test_pixels_need_no_engine(caplog):
-    caplog.set_level(logging.INFO)
-    assert build_backbone("pixels:4").engine() == "torch"
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("why", ["no_such_package", "stubborn"])
-def test_without_a_graph_torch_embeds(why, monkeypatch, caplog):
-    """Where a package is missing, and where the network cannot be exported."""
-    name = "stubborn"
-    if why == "no_such_package":
-        name = "small"
-        monkeypatch.setattr(engines, "PACKAGES", (why,))
-    backbone = build_backbone(name)
+def test_torch_embeds_what_cannot_be_exported(caplog):
+    backbone = build_backbone("stubborn")
     assert torch.equal(backbone(images()), backbone.embed(images()))
     assert backbone.engine() == "torch"
-    assert why in caplog.text
-    with pytest.raises(CifnetError, match=f"{why}.*engine torch"):
-        build_backbone(name, engine="onnxruntime").engine()
+    assert "stubborn" in caplog.text
+    with pytest.raises(CifnetError, match=r"stubborn.*engine torch"):
+        build_backbone("stubborn", engine="onnxruntime").engine()
 
 
 # ---------------------------------------------------------------------- runs and models
@@ -245,8 +220,8 @@ def runs(fit) -> dict[str, Path]:
     }
 
 
-def gram(model: Classifier) -> Tensor:
-    return model.tensors()["head.sums.packed_gram"]
+def gram(model: Path) -> Tensor:
+    return cifnet_pl.load(model, "cpu").tensors()["head.sums.packed_gram"]
 
 
 def gap(one: Tensor, other: Tensor) -> float:
@@ -272,24 +247,23 @@ def test_a_run_says_what_embedded_and_the_engines_agree(runs):
 
 
 def test_resuming_is_bit_identical_and_another_engine_may_go_on(fit, runs, capsys):
-    after_one = {
-        name: run / "checkpoints" / "task_1.ckpt" for name, run in runs.items()
-    }
     whole = runs["onnxruntime"]
-    resumed = fit(*RUNTIME, "--ckpt_path", str(after_one["onnxruntime"]))
+    resumed, mixed = (
+        fit(*RUNTIME, "--ckpt_path", str(run / "checkpoints" / "task_1.ckpt"))
+        for run in (whole, runs["torch"])
+    )
     assert "engine onnxruntime" in capsys.readouterr().err
     assert_same_model(whole, resumed)
-    mixed = cifnet_pl.load(fit(*RUNTIME, "--ckpt_path", str(after_one["torch"])), "cpu")
-    assert mixed.engines == ["torch", "onnxruntime"]
-    assert gap(gram(mixed), gram(cifnet_pl.load(whole, "cpu"))) <= 1e-5
+    assert cifnet_pl.load(mixed, "cpu").engines == ["torch", "onnxruntime"]
+    assert gap(gram(mixed), gram(whole)) <= 1e-5
 
 
-def test_the_cache_keeps_engines_apart(fit, runs, tmp_path):
-    cached = ["--data.cache", "true", "--data.cache_folder", str(tmp_path)]
-    fit(*cached, *RUNTIME)
-    by_torch = fit(*cached, *TORCH)
-    assert len(list(tmp_path.iterdir())) == 2
-    assert_same_model(by_torch, runs["torch"])
+def test_the_cache_keeps_engines_apart(tmp_path):
+    places = set()
+    for engine in ("torch", "onnxruntime"):
+        backbone = build_backbone("small", engine=engine)
+        places.add(pipeline_folder(tmp_path, backbone, 16, 1.0, engines.FLOAT32, "cpu"))
+    assert len(places) == 2
 
 
 def test_another_engine_may_extend_and_classify(runs, folders, tmp_path):
@@ -310,16 +284,18 @@ def test_forgetting_by_another_engine_says_how_exact_it_is(folders, tmp_path, ca
     whole = cifnet_pl.extend(empty, folders / "all").model
     never = cifnet_pl.extend(empty, folders / "without_bee").model
     whole.save(tmp_path / "whole")
+    never.save(tmp_path / "never")
     grams = {}
     for engine in ("auto", "torch"):
         output = tmp_path / engine
         given = {"class_": "bee", "images": folders / "all" / "bee", "output": output}
         code = run_cifnet("forget", model=tmp_path / "whole", **given, engine=engine)
         assert code == 0
-        grams[engine] = gram(cifnet_pl.load(output, "cpu"))
+        grams[engine] = gram(output)
     assert "not to 1e-8" in capsys.readouterr().out
-    assert gap(grams["auto"], gram(never)) <= 1e-8
-    assert 1e-12 < gap(grams["torch"], gram(never)) <= 1e-5
+    expected = gram(tmp_path / "never")
+    assert gap(grams["auto"], expected) <= 1e-8
+    assert 1e-12 < gap(grams["torch"], expected) <= 1e-5
 
 
 def test_a_model_is_pickled_before_and_after_a_prediction(runs, folders):

@@ -2,12 +2,10 @@
 failure over a cache.
 """
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from threading import Event
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +18,6 @@ from cifnet_pl.backbones.engines import (
     exported,
     graph_file,
 )
-from cifnet_pl.utilities.errors import CifnetError
 from tests.backbones.test_engines import Small, assert_agree, images
 
 
@@ -67,15 +64,10 @@ def test_a_network_is_exported_once(folder: Path, exports: list[str]):
     assert graph_file(other_weights) != graph_file(small())
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("damage", ["cut", "other"])
-def test_a_damaged_graph_is_made_again(damage, folder, exports, caplog):
+def test_a_damaged_graph_is_made_again(folder, exports, caplog):
     assert_agree(small())
     (graph,) = folder.glob("*.onnx")
-    content = graph.read_bytes()[:-7]
-    if damage == "other":
-        content = graph_of(Edited)
-    graph.write_bytes(content)
+    graph.write_bytes(graph.read_bytes()[:-7])
     assert_agree(small())
     assert f"{graph} is not used" in caplog.text
     assert len(exports) == 2
@@ -83,19 +75,11 @@ def test_a_damaged_graph_is_made_again(damage, folder, exports, caplog):
     assert len(exports) == 2
 
 
-@pytest.mark.parametrize("trouble", ["file", "full", "no home"])
-def test_a_folder_that_cannot_be_written(trouble, folder, monkeypatch, caplog):
-    """The run goes on with the graph in memory. ``file`` stands for a read-only folder, which root
+def test_a_folder_that_cannot_be_written(folder, caplog):
+    """The run goes on with the graph in memory. A file stands for a read-only folder, which root
     could write to.
     """
-    if trouble == "file":
-        folder.parent.write_text("no folder")
-    elif trouble == "no home":
-        monkeypatch.delenv(engines.CACHE_VARIABLE)
-        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    else:
-        full = Mock(side_effect=CifnetError("cannot write: No space left on device"))
-        monkeypatch.setattr(engines, "write_bytes", full)
+    folder.parent.write_text("no folder")
     backbone = small()
     assert backbone.engine() == "onnxruntime"
     assert_agree(backbone)

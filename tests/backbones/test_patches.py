@@ -12,14 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import cifnet_pl
-from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import Backbone, build_backbone, patches
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from tests.command_line import (
-    assert_ends,
     assert_same_model,
     learned,
-    make_images,
     measurements,
 )
 
@@ -108,30 +105,17 @@ def test_the_seed_decides_the_dictionary():
     assert one.parameters_count == 108 * 5 + 5 + 2 * 40
 
 
-@pytest.mark.parametrize("numbers", ["0", "x2", "8x0"])
-def test_other_names_are_refused(numbers):
-    with pytest.raises(UsageError, match=f"patches:{numbers}"):
-        build_backbone(f"patches:{numbers}")
-
-
-@pytest.mark.parametrize(
-    ("shape", "said"),
-    [((0, 3, 9, 9), "7 pixels"), ((3, 3, 6, 9), "7 pixels"), ((3, 3, 9, 9), "flat")],
-)
-def test_nothing_can_be_learned_from(shape, said):
-    with pytest.raises(CifnetError, match=said):
+@pytest.mark.parametrize("shape", [(0, 3, 9, 9), (3, 3, 6, 9)])
+def test_nothing_can_be_learned_from(shape):
+    with pytest.raises(CifnetError, match="7 pixels"):
         with_dictionary(learned_from=torch.full(shape, 7).byte())
 
 
-def test_it_embeds_nothing_before_it_has_learned(tmp_path, capsys):
+def test_it_embeds_nothing_before_it_has_learned():
     with pytest.raises(UsageError, match="patches:5"):
         build_backbone("patches:5")(images())
-    folder = make_images(tmp_path / "images", ["a"], 2)
-    words = ["embed", "--images", str(folder), "--output", str(tmp_path / "z.npz")]
-    assert_ends(main([*words, "--backbone", "patches:5"]), 2, "patches:5", capsys)
-    with pytest.raises(UsageError, match="patches:5"):  # no graph is made of it, either
-        build_backbone("patches:5", engine="onnxruntime")
-    assert with_dictionary().engine() == "torch"
+    for engine in ("auto", "onnxruntime"):  # no graph is made of it, either
+        assert build_backbone("patches:5", engine=engine).engine() == "torch"
 
 
 # ---------------------------------------------------------------------- runs
@@ -150,10 +134,6 @@ def run(tmp_path_factory, cached):
     return learned(tmp_path_factory.mktemp("run"), *cached, *every_task)
 
 
-def cached_images(run) -> int:
-    return json.loads((run / "summary.json").read_text())["cached_images"]
-
-
 def test_a_run_goes_on_with_its_dictionary_and_ends_with_the_same_bits(
     run, tmp_path, monkeypatch
 ):
@@ -167,12 +147,10 @@ def test_a_run_goes_on_with_its_dictionary_and_ends_with_the_same_bits(
 
 
 def test_each_dictionary_has_embeddings_of_its_own_in_the_cache(run, cached, tmp_path):
-    other = learned(tmp_path / "other", *cached, "--seed_everything", "6")
-    again = learned(tmp_path / "again", *cached)
-    assert cached_images(run) == cached_images(other) == 0
-    assert cached_images(again) > 200
+    other = learned(tmp_path, *cached, "--seed_everything", "6")
+    assert json.loads((other / "summary.json").read_text())["cached_images"] == 0
     assert len(list(Path(cached[-1]).rglob("train"))) == 2
-    assert measurements(again) == measurements(run) != measurements(other)
+    assert measurements(run) != measurements(other)
 
 
 def test_a_bundle_holds_the_dictionary(run, tmp_path):
@@ -184,15 +162,6 @@ def test_a_bundle_holds_the_dictionary(run, tmp_path):
     assert torch.equal(again.probabilities(squares), model.probabilities(squares))
     file = next((tmp_path / "bundle").glob("tensors-*.safetensors"))
     assert "backbone.network.filters" in load_file(file)
-
-
-def test_a_learned_model_is_extended_and_forgets(run, tmp_path):
-    images = make_images(tmp_path / "images", ["x", "y"])
-    grown = cifnet_pl.extend(cifnet_pl.load(run), images).model
-    assert grown.class_names[-2:] == ["x", "y"]
-    found = [next(grown.classify(images / name)).classes[0] for name in ("x", "y")]
-    assert found == ["x", "y"]
-    assert cifnet_pl.forget(grown, "x").model.class_names[-1] == "y"
 
 
 @pytest.mark.soak  # torch's exporter takes many seconds

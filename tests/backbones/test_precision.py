@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 
 import cifnet_pl
-from cifnet_pl.__main__ import main
 from cifnet_pl.backbones import BACKBONES, Preprocessing, build_backbone
 from cifnet_pl.backbones.engines import FLOAT32, REDUCED, autocast
 from cifnet_pl.heads import RidgeHead
@@ -108,27 +106,14 @@ def test_classifying_in_another_one(made: Path, tmp_path: Path, capsys):
 
 @pytest.mark.system
 def test_a_graph_computes_in_float32_and_says_so(made: Path, tmp_path: Path, capsys):
-    model = load(made / "runs" / "default")
-    assert model.precision == BF16
-    model.save(tmp_path / "b")
+    run = made / "runs" / "default"
     target = tmp_path / "b.onnx"
-    line = ["export", "--model", str(tmp_path / "b"), "--format", "onnx"]
-    assert main([*line, "--output", str(target)]) == 0
+    assert run_cifnet("export", model=run, format="onnx", output=target) == 0
     said = capsys.readouterr().out
     assert "float32" in said
     assert "bf16-mixed" in said
+    model = load(run)
     square = Square(model.image_size, model.crop_ratio)
     graph = Graph(model.head, model.backbone, square).eval()
     check = check_onnx(target.read_bytes(), graph)  # the same network in float32
     assert check.probability < 1e-5
-
-
-@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
-def test_a_trainer_that_would_round_the_sums_is_refused(precision: str, tmp_path: Path):
-    module = cifnet_pl.CIFNetModule("pixels:8")
-    data = cifnet_pl.CIFNetDataModule("digits", image_size=8, num_workers=0)
-    trainer = Trainer(
-        accelerator="cpu", precision=precision, logger=False, default_root_dir=tmp_path
-    )  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=f"precision {precision} does not"):
-        trainer.fit(module, data)

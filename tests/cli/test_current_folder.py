@@ -9,7 +9,7 @@ import yaml
 
 from cifnet_pl.__main__ import main
 from cifnet_pl.utilities.plugins import import_object
-from tests.command_line import FAST, call, environment
+from tests.command_line import DATA, FAST, call, environment
 
 HEAD = """
 import pathlib
@@ -31,7 +31,7 @@ MODEL = {
         "head": {"class_path": "my_own_parts.OwnHead"},
     },
 }
-SMALL = [*FAST[2:], "--data.max_tasks", "1"]
+SMALL = [*DATA[2:], "--data.max_tasks", "1"]
 
 
 @pytest.fixture
@@ -61,7 +61,10 @@ def test_a_folder_of_images_runs_no_code(folder: Path):
 
 @pytest.mark.parametrize("command", ["fit", "sweep"])
 def test_a_name_in_a_configuration_is_imported(
-    folder: Path, command: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     """The process of a sweep's point is this one, which has imported Lightning."""
 
@@ -78,6 +81,8 @@ def test_a_name_in_a_configuration_is_imported(
     assert was_imported(folder)
     assert str(folder) not in sys.path
     if command == "fit":
+        shown = capsys.readouterr().out.rstrip()
+        assert shown.endswith("--output MODEL --trust")
         (own,) = (folder / "logs").rglob("config.yaml")
         assert main(["validate", "--config", str(own), "--ckpt_path", "last"]) == 0
 

@@ -145,7 +145,7 @@ def recalibrate(root, *options):
 def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     assert recalibrate(shifted, "--output", str(tmp_path / "m2")) == 0
     said = capsys.readouterr().out
-    assert "1 image that the model has learned is left out\n" in said
+    assert "Left out: 1 image that the model has learned\n" in said
     old, new = (cifnet_pl.load(path) for path in (shifted / "m", tmp_path / "m2"))
     assert new.history[-1].parents == [old.identity]
     assert len(new.calibration.y) == 120

@@ -4,14 +4,13 @@ import os
 import unicodedata
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from tests.command_line import FAST, learned, make_images, rows
+from tests.command_line import learned, make_images, rows
 from tests.data.tree import fill
+from tests.models import empty
 
 RIDGE = ["--data.source", "folder", "--model.head", "RidgeHead"]
 COMPOSED = unicodedata.normalize("NFC", "Café")
@@ -31,35 +30,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of two classes, one of which has an accent."""
     place = tmp_path_factory.mktemp("model")
     images = make_images(place / "images", ["ant", COMPOSED], 6)
-    run = learned(place, *RIDGE, "--data.root", str(images))
-    assert main(["export", "--model", str(run), "--output", str(place / "m")]) == 0
+    cifnet_pl.extend(empty("ridge"), images).model.save(place / "m")
     return place / "m"
-
-
-@pytest.mark.timeout(60)
-def test_fit_with_a_cache_and_an_audit_name_entries_that_are_no_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    images = tmp_path / "images"
-    for channel, name in enumerate(("red", "blue")):
-        (images / name).mkdir(parents=True)
-        for seed in range(4):
-            pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
-            pixels[..., channel] //= 8
-            Image.fromarray(pixels).save(images / name / f"{seed}.png")
-    special_entries(images / "blue")
-    given = ["fit", *FAST, *RIDGE, "--logs", str(tmp_path), "--data.root", str(images)]
-    given += ["--data.cache", "true", "--data.cache_folder", str(tmp_path / "cache")]
-    assert main(given) == 1
-    said = capsys.readouterr().err
-    for name in ("pipe.png", "nowhere.png", "circle.png", "device.png"):
-        assert name in said
-    given += ["--data.on_corrupt", "skip"]
-    for _ in range(2):  # without and with a cache
-        assert main([*given, "--experiment", "skipped"]) == 0
-    run = next((tmp_path / "skipped").glob("version_*"))
-    words = ["audit", "--model", str(run), "--images", str(images)]
-    assert main([*words, "--output", str(tmp_path / "a")]) == 0
 
 
 @pytest.mark.timeout(60)
@@ -70,13 +42,7 @@ def test_fit_with_a_cache_and_an_audit_name_entries_that_are_no_files(
         ("watch --once", ["pipe.png", "device.png"]),
     ],
 )
-def test_no_command_waits_for_a_pipe(
-    command: str,
-    said: list[str],
-    model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_no_command_waits_for_a_pipe(command, said, model, tmp_path, capsys):
     folder = make_images(tmp_path / "new", ["ant"], 3)
     special_entries(folder)
     (folder / "1.jxl").write_bytes(b"x")
@@ -88,9 +54,7 @@ def test_no_command_waits_for_a_pipe(
     assert [part for part in said if part not in shown.out + shown.err] == []
 
 
-def test_extend_knows_a_class_in_another_unicode_form(
-    model: Path, tmp_path: Path
-) -> None:
+def test_extend_knows_a_class_in_another_unicode_form(model, tmp_path):
     more = tmp_path / "more"
     for name, colour in ((DECOMPOSED, (200, 0, 0)), ("elk", (0, 200, 0))):
         fill(more / name, colour, 4)
@@ -103,9 +67,7 @@ def test_extend_knows_a_class_in_another_unicode_form(
     assert cifnet_pl.load(tmp_path / "c").class_names == ["ant", "elk"]
 
 
-def test_classes_of_one_image_are_learned_and_not_scored(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
-) -> None:
+def test_classes_of_one_image_are_learned_and_not_scored(tmp_path, capsys, recwarn):
     images = make_images(tmp_path / "images", ["ant", "bee"], 1)
     learned(tmp_path / "logs", *RIDGE, "--data.root", str(images))
     assert "Accuracy not measured: no test images" in capsys.readouterr().out

@@ -98,11 +98,6 @@ def test_classify_writes_to_the_standard_output(model, tmp_path, capfd):
     assert not Path("-").exists()
 
 
-def test_other_commands_refuse_the_standard_output(model, capsys):
-    code = main(["evaluate", *options_of(model, "-")])
-    assert_ends(code, 2, "--output - is for a table", capsys)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing_behind(model, tmp_path, monkeypatch, capsys, number):
     if signal.getsignal(number) not in (signal.default_int_handler, signal.SIG_DFL):

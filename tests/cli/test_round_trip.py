@@ -39,7 +39,7 @@ def test_positions_are_numbers_and_names_that_are_need_quotes(
     make_images(tmp_path / "images", ["1e5", "x"], 4)
     given = ["fit", *SMALL.split(), "--data.classes_per_task=2", "--data.class_order"]
     assert main([*given, "[1, 0]"]) == 0
-    assert "x (1), 1e5 (1)" in capsys.readouterr().out
+    assert "test images: x, 1e5" in capsys.readouterr().out
     assert main([*given, "[x, 1e5]"]) == 2
     assert "quote" in capsys.readouterr().err
 

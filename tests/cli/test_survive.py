@@ -4,11 +4,7 @@ the same result.
 
 import os
 import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -19,7 +15,7 @@ from cifnet_pl.model.store import load_bundle
 from cifnet_pl.utilities.errors import CheckpointError, UsageError
 from cifnet_pl.utilities.files import exclusive
 from tests.command_line import assert_ends, make_images
-from tests.killing import at_call, full_disk, in_a_process, kill_self, start
+from tests.killing import at_call, full_disk, in_a_process, kill_self
 from tests.models import learned
 
 STEPS = ["replace", "fsync", "unlink", "mkdir"]
@@ -73,55 +69,21 @@ def test_killed_at_every_step_of_a_write(step: str, old: bool, tmp_path: Path):
         raise AssertionError("the write has more steps than were tried")
 
 
-def hold(target: Path, ready: Path) -> int:
-    """Take the lock of ``target``, say so and keep it, with a forked process as those that decode
-    images.
-    """
-    with exclusive(target):
-        get_context("fork").Process(target=time.sleep, args=(5,)).start()
-        ready.touch()
-        time.sleep(600)
-    return 0
-
-
-@contextmanager
-def another_writer(target: Path, folder: Path) -> Iterator[None]:
-    """A process that is writing ``target``, killed at the end."""
-    ready = folder / "ready"
-    process = start(partial(hold, target, ready), folder / "output")
-    while not ready.exists():
-        assert process.is_alive(), (folder / "output").read_text()
-        time.sleep(0.01)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join()
-
-
 @pytest.mark.parametrize("command", ["forget --class ant", "classify --images new"])
-def test_the_second_writer_is_refused(
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_the_second_writer_is_refused(command, tmp_path, monkeypatch, capsys):
     """Of a bundle and of a table."""
     monkeypatch.chdir(tmp_path)
     learned("ridge").save(Path("b"))
     make_images(Path("new"), ["yak"], 2)
     words = f"{command} --model b --output out".split()
-    with another_writer(tmp_path / "out", tmp_path):
+    with exclusive(Path("out")):
         assert_ends(main(words), 2, "another process is writing out", capsys)
         assert not Path("out").exists()
-    # The process is gone, and its lock with it, whatever it left running.
     assert main(words) == 0
     assert not list(tmp_path.glob(".*.lock"))
 
 
-def test_a_bundle_in_the_folder_where_one_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_bundle_in_the_folder_where_one_is(tmp_path, monkeypatch):
     learned("ridge").save(tmp_path / "b")
     (tmp_path / "here" / "inner").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here" / "inner")
@@ -136,18 +98,11 @@ def test_a_bundle_in_the_folder_where_one_is(
         pass
 
 
-def test_a_link_that_leads_nowhere_is_no_place_for_a_bundle(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_link_that_leads_nowhere_is_no_place_for_a_bundle(tmp_path, capsys):
     learned("ridge").save(tmp_path / "b")
     (tmp_path / "link").symlink_to("nowhere")
-    words = ["export", "--model", str(tmp_path / "b"), "--output"]
-    assert_ends(
-        main([*words, str(tmp_path / "link")]),
-        2,
-        "expected a folder for the bundle",
-        capsys,
-    )
+    words = f"export --model {tmp_path}/b --output {tmp_path}/link".split()
+    assert_ends(main(words), 2, "expected a folder for the bundle", capsys)
 
 
 def test_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

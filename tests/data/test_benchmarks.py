@@ -147,16 +147,13 @@ def test_a_damaged_tiny_imagenet_is_named(tmp_path: Path) -> None:
 # sets
 
 
-def test_bad_parquet_files_of_cifar100(tmp_path, monkeypatch):
-    cifar100_parquet(tmp_path, monkeypatch)
+def test_bad_parquet_files_of_cifar100(tmp_path):
+    cifar100_parquet(tmp_path)
     path = tmp_path / "test.parquet"
-    for columns, sentence in (
-        ({"image": [b""], "fine_label": [0]}, "has no 'img', it has image, fine_label"),
-        ({"img": ["a.png"], "fine_label": [0]}, "row 0 of column img holds no image"),
-    ):
-        pyarrow.parquet.write_table(pyarrow.table(columns), path)
-        with pytest.raises(DataError, match=f"test.parquet.*{sentence}"):
-            build("cifar100", tmp_path).test.given(0)
+    columns = {"image": [b""], "fine_label": [0]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    with pytest.raises(DataError, match=r"test.parquet has no 'img', it has image"):
+        build("cifar100", tmp_path)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match=r"cannot read .*/test\.parquet: "):
         build("cifar100", tmp_path)
@@ -165,17 +162,9 @@ def test_bad_parquet_files_of_cifar100(tmp_path, monkeypatch):
         build("cifar100", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("torchvision:CocoDetection", "annFile"),
-        ("cifar", "unknown data source 'cifar': did you mean"),
-        ("torchvision:CIFAR1", "did you mean CIFAR10 or"),
-    ],
-)
-def test_unsuitable_or_unknown_sets(name: str, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises((UsageError, DataError), match=sentence):
-        build(name, tmp_path)
+def test_an_unknown_set_is_named_with_those_alike(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'CIFAR1': did you mean CIFAR10 or"):
+        build("torchvision:CIFAR1", tmp_path)
 
 
 def test_every_set_of_torchvision_answers_in_one_sentence(tmp_path: Path) -> None:

@@ -39,23 +39,10 @@ def test_nothing_of_one_learner_reaches_the_next(tmp_path: Path, watch) -> None:
     assert other.evaluation.accuracy == known
 
 
-@pytest.mark.parametrize(
-    ("options", "left"), [({}, 7), ({"initial_classes": 2}, 5), ({"max_tasks": 1}, 0)]
-)
-def test_classes_that_no_task_learns_are_counted(options, left):
-    said = [
-        f"note: classes_per_task [1, 2] leaves {left} of 10 classes that no task learns, the first"
-        f" is '{10 - left}'"
-    ]
-    assert digits(classes_per_task=[1, 2], **options).notes == (said if left else [])
-
-
 def test_few_classes_are_one_task(tmp_path: Path) -> None:
     root = str(class_tree(tmp_path, 4))
-    data = CIFNetDataModule(root=root)
-    assert [len(task) for task in data.plan.tasks] == [3]
-    assert data.given["classes_per_task"] == 3
-    data = CIFNetDataModule(root=root, classes_per_task=2)
-    assert [len(task) for task in data.plan.tasks] == [2, 1]
+    for classes_per_task, sizes in ((10, [3]), (2, [2, 1])):
+        data = CIFNetDataModule(root=root, classes_per_task=classes_per_task)
+        assert [len(task) for task in data.plan.tasks] == sizes
     with pytest.raises(UsageError, match="lower"):
-        CIFNetDataModule(root=root, classes_per_task=4)
+        CIFNetDataModule(root=root, classes_per_task=[4])

@@ -64,7 +64,7 @@ def test_results_with_and_without_are_identical(tmp_path, image_folder, watch):
 NETWORK = """
 import torch
 
-class {}(torch.nn.Module):
+class Net(torch.nn.Module):
     features, image_size, mean, std = 12, 8, (0, 0, 0), (1, 1, 1)
 
     def forward(self, x):
@@ -73,22 +73,16 @@ class {}(torch.nn.Module):
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "edited"),
-    [("Net", "torch.relu(pooled - 0.5)"), ("Other", "pooled[:, [0] * 12]")],
-)
-def test_a_network_whose_code_changed_is_another_cache(
-    tmp_path, monkeypatch, name, edited
-):
-    """Its weights are the same, as are those of two classes without any."""
+def test_a_network_whose_code_changed_is_another_cache(tmp_path, monkeypatch):
+    """Its weights are the same."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     folders = []
-    for network, output in (("Net", "pooled"), (name, edited), ("Net", "pooled")):
-        (tmp_path / "my_net.py").write_text(NETWORK.format(network, output))
+    for output in ("pooled", "torch.relu(pooled - 0.5)", "pooled"):
+        (tmp_path / "my_net.py").write_text(NETWORK.format(output))
         sys.modules.pop("my_net", None)
         importlib.invalidate_caches()
-        backbone = build_backbone(f"import:my_net.{network}", engine="torch")
+        backbone = build_backbone("import:my_net.Net", engine="torch")
         cache = tmp_path / "cache"
         folders.append(pipeline_folder(cache, backbone, 8, 1.0, "32-true", "cpu"))
     first, second, third = folders

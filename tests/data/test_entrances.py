@@ -17,7 +17,6 @@ from tests.data.entrances import (
     Entrance,
     Sample,
     add_member,
-    class_folders,
     png,
     samples,
     split_samples,
@@ -134,12 +133,6 @@ def test_unknown_splits_are_refused(name, splits, sentence, tmp_path):
         ENTRANCES[name].build(tmp_path, split_samples(*splits))
 
 
-def test_splits_are_no_domains(tmp_path: Path) -> None:
-    root = class_folders(tmp_path, split_samples("train", "test"))
-    with pytest.raises(DataError, match="not domains"):
-        ENTRANCES["domains"].open(root)
-
-
 @pytest.mark.parametrize("name", ["folders", "archive"])
 def test_a_test_split_without_labels_is_said(name: str, tmp_path: Path) -> None:
     entrance = ENTRANCES[name]
@@ -207,9 +200,10 @@ def test_hidden_files_are_skipped_and_what_may_be_an_image_is_counted(
 
 def unreadable(source: Source) -> list[str]:
     """Return the places of the images that cannot be decoded."""
-    reasons = []
+    reasons: list[str] = []
     for images in (source.train, source.test):
-        reasons += ImageLoader(images, 4, 1.0, 1).unreadable()
+        (batch,) = ImageLoader(images, 4, 1.0, 1).decode([np.arange(len(images))])
+        reasons += batch.unreadable
     return sorted(reason.rpartition(": ")[0] for reason in reasons)
 
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from cifnet_pl.data import loading
 from cifnet_pl.data.embedding_cache import EmbeddingCache
 from cifnet_pl.data.loading import (
     EmbeddingBatch,
@@ -22,11 +21,10 @@ from cifnet_pl.data.loading import (
     StoredLoader,
     shard_batches,
 )
-from cifnet_pl.data.samples import SampleTable, table_of
+from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.image import UnreadableImage
 from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.utilities.errors import DataError
-from tests.command_line import make_images
 from tests.simulated_device import simulated_device
 
 
@@ -36,7 +34,7 @@ class Numbers(SampleTable):
     def __init__(self, count: int, broken: tuple[int, ...] = ()):
         labels = np.arange(count, dtype=np.int64) % 2
         names = [f"{i}\n.png" for i in range(count)]
-        super().__init__(pd.DataFrame({"label": labels, "name": names}), prefix="")
+        super().__init__(pd.DataFrame({"label": labels, "name": names}), where="x")
         self.in_files = False
         self.broken = broken
         self.decoded = 0
@@ -85,7 +83,7 @@ def test_batches_are_whole_and_in_order_whatever_reads_them(device: str) -> None
                 *[torch.int64] * 3,
             ]
             named = [
-                f"{row}\\n.png: of no known format" for row in rows if row in broken
+                f"x#{row}\\n.png: of no known format" for row in rows if row in broken
             ]
             assert list(batch.unreadable) == named
         next(loader.decode(batches))
@@ -124,22 +122,6 @@ def test_data_that_changed_end_the_reading(device: str) -> None:
         list(ImageLoader(Changed(1), 2, 1.0, 2, device).decode([np.array([0])]))
 
 
-def test_unreadable_images_are_named_at_once(tmp_path, monkeypatch):
-    """Known ones come first, and many are cut short."""
-    make_images(tmp_path, ["ant"], 3)
-    for name in ("b.png", "c.png"):
-        (tmp_path / "ant" / name).write_bytes(b"no image")
-    table = table_of(name=["ant/0.png", "ant/b.png", "ant/c.png"]).assign(label=0)
-    loader = ImageLoader(SampleTable(table, root=tmp_path), 8, 1.0, 2)
-    b, c = loader.unreadable()
-    assert b.startswith(f"{tmp_path}/ant/b.png: ")
-    text = loading.name_unreadable([c], [loader])
-    assert text.startswith(f"cannot read these images: {c}; {b}: repair")
-    monkeypatch.setattr(loading, "UNREADABLE_SHOWN", 1)
-    assert "; and more" in loading.name_unreadable([], [loader])
-    assert loading.name_unreadable(["x: y"], []).startswith("cannot read image x: y")
-
-
 # ---------------------------------------------------------------------- memory
 
 
@@ -160,10 +142,9 @@ def test_memory_gives_back_what_it_got() -> None:
 
 def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
     images = Numbers(8)
-    images.hash_of[:] = np.arange(10, 18)
     memory = EmbeddingCache(images, ["0", "1"], None)
     first = torch.arange(4)
-    memory.collect(first, first, first[:, None].expand(4, 3))
+    memory.collect(first, first + 10, first[:, None].expand(4, 3))
     stores = [None, memory, None, memory]
     rows = [[6, 4], [1, 0], [7], [3]]
     plan = [PlannedBatch(np.array(r), s) for r, s in zip(rows, stores, strict=True)]

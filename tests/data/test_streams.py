@@ -1,7 +1,5 @@
 """Streams: every kind divides the samples as it says, the same way each time, and none twice."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,6 +11,7 @@ from cifnet_pl.data.samples import SampleTable, Source, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.streams import (
     Blurry,
+    Disjoint,
     Domains,
     Listed,
     LongTailed,
@@ -45,9 +44,9 @@ def source(sizes: list[int] | None = None, groups: int = 0) -> Source:
 
 
 def plan(
-    stream: Stream | None,
+    stream: Stream,
     data: Source | None = None,
-    learned: Sequence[Sequence[str]] = (),
+    learned: tuple[tuple[str, ...], ...] = (),
 ) -> Plan:
     return make_plan(data or source(), stream, 3, 2, learned=learned)
 
@@ -78,11 +77,11 @@ def test_every_sample_is_in_one_task_and_every_class_is_introduced_once(kind):
         for one, two in zip(again.rows, made.rows, strict=True):
             assert (one == two).all()
     with pytest.raises(DataError, match="not those of this stream"):
-        plan(kind, data, [["c0", "c7", "c1"]])
+        plan(kind, data, (("c0", "c7", "c1"),))
 
 
 def test_disjoint_is_the_order_of_classes_and_then_of_samples() -> None:
-    made = plan(None)
+    made = plan(Disjoint())
     for part, task in zip(made.rows, made.tasks, strict=True):
         starts = np.array([40 * int(name[1]) for name in task])
         assert part.tolist() == (starts[:, None] + np.arange(40)).ravel().tolist()
@@ -101,7 +100,7 @@ def test_returning_classes_come_in_every_later_task() -> None:
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 5))
 def test_blurry_has_its_two_percentages(disjoint: int, blurry: int, seed: int) -> None:
     made = plan(Blurry(disjoint, blurry, seed))
-    given_tasks = plan(None).tasks
+    given_tasks = plan(Disjoint()).tasks
     elsewhere = []
     for k, task in enumerate(given_tasks):
         counts_of_task = np.bincount(LABELS[made.rows[k]], minlength=8)

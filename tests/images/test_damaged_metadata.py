@@ -1,7 +1,6 @@
 """Whole pixels are read whatever the metadata beside them is; and colours as profiles say."""
 
 import io
-import struct
 import warnings
 import zlib
 
@@ -14,7 +13,6 @@ from tests.images.contents import PNG_SIGNATURE, chunk, file_of
 
 BROKEN_EXIF = {
     "garbage": b"Exif\0\0" + bytes(range(200)),
-    "cut off": b"Exif\0\0II*\0\x08\0\0\0\x09",
     "beyond its end": b"Exif\0\0II*\0\xff\xff\xff\x7f",
 }
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)
@@ -50,11 +48,8 @@ def test_damaged_exif_is_no_damage_of_the_image(format, lossless, exif) -> None:
 
 LONG = zlib.compress(bytes(2**22))
 CHUNKS = {
-    "a long text": chunk(b"tEXt", b"Comment\0" + b"x" * 2**21),
     "a text that inflates": chunk(b"zTXt", b"Comment\0\0" + LONG),
     "an international text": chunk(b"iTXt", b"Comment\0\x01\0\0\0" + LONG),
-    "a damaged text": chunk(b"zTXt", b"Comment\0\0no deflate"),
-    "a text without a keyword": chunk(b"tEXt", b""),
     "a large profile": chunk(b"iCCP", b"p\0\0" + LONG),
     "a damaged profile": chunk(b"iCCP", b"p\0\0no deflate"),
     "a damaged orientation": chunk(b"zTXt", b"Raw profile type exif\0\0?"),
@@ -65,15 +60,6 @@ CHUNKS = {
 @pytest.mark.parametrize("added", CHUNKS.values(), ids=CHUNKS)
 def test_texts_and_profiles_of_png_files(added: bytes) -> None:
     assert_read(with_chunk(added))
-
-
-def test_a_text_that_says_the_orientation_is_kept() -> None:
-    xmp = (
-        b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><rdf:Description'
-        b' tiff:Orientation="3"/></rdf:RDF></x:xmpmeta>'
-    )
-    content = with_chunk(chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp))
-    assert (read_square(content, 6) == PIXELS[::-1, ::-1]).all()
 
 
 # ---------------------------------------------------------------------- formats
@@ -90,29 +76,15 @@ def test_decoders_that_run_programs_are_never_asked(format, monkeypatch):
 # ---------------------------------------------------------------------- colours
 
 
-def wide_gamut() -> bytes:
-    """Return a profile that calls itself sRGB, and has other primaries."""
-    profile = bytearray(
-        ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    )
-    tags = {}
-    for entry in range(struct.unpack_from(">I", profile, 128)[0]):
-        name, start, length = struct.unpack_from(">4sII", profile, 132 + 12 * entry)
-        tags[name] = (start, length)
-    red, _ = tags[b"rXYZ"]
-    green, _ = tags[b"gXYZ"]
-    for axis in range(3):  # mix a fifth of green into red, and red into green
-        first, second = (
-            struct.unpack_from(">i", profile, tag + 8 + 4 * axis)[0]
-            for tag in (red, green)
-        )
-        struct.pack_into(">i", profile, red + 8 + 4 * axis, (6 * first - second) // 5)
-        struct.pack_into(">i", profile, green + 8 + 4 * axis, (6 * second - first) // 5)
-    return bytes(profile)
+def exchanged_colours() -> bytes:
+    """Return a profile that calls itself sRGB, and has exchanged red and green."""
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    without_red = srgb.replace(b"rXYZ", b"kept")
+    return without_red.replace(b"gXYZ", b"rXYZ").replace(b"kept", b"gXYZ")
 
 
 def test_colours_are_converted_to_srgb() -> None:
-    profile = wide_gamut()
+    profile = exchanged_colours()
     converted = read_square(encoded("PNG", icc_profile=profile), 6)
     given = ImageCms.ImageCmsProfile(io.BytesIO(profile))
     target = ImageCms.createProfile("sRGB")
@@ -143,7 +115,6 @@ END = b"\xff\xd9"
 INCOMPLETE = {
     "an end mark": lambda content: content[: len(content) // 2] + END,
     "zeros": lambda content: content[: len(content) // 2].ljust(len(content), b"\0"),
-    "nothing": lambda content: content[: len(content) // 2],
 }
 
 

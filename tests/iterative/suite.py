@@ -29,21 +29,19 @@ class Small(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Sequential(
-            nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()
-        )
-        self.last = nn.Sequential(
+        self.conv1 = nn.Conv2d(3, 16, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.relu = nn.ReLU()
+        self.layer1 = nn.Identity()
+        self.layer2 = nn.Sequential(
             nn.Conv2d(16, WIDTH, 3, 2, padding=1), nn.BatchNorm2d(WIDTH), nn.ReLU()
         )
-        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, WIDTH) embeddings."""
-        return self.pool(self.last(self.first(x)))
-
-    def stages(self) -> tuple[list[nn.Module], nn.Module]:
-        """Both stages, and the pooling."""
-        return [self.first, self.last], self.pool
+        first = self.layer1(self.relu(self.bn1(self.conv1(x))))
+        return self.avgpool(self.layer2(first)).flatten(1)
 
 
 def small(*_: Any) -> tuple[nn.Module, int, Preprocessing]:

@@ -146,10 +146,10 @@ def test_foster_goes_on_from_any_phase(batches, tmp_path):
     ("method", "batches", "fixed", "tuned"),
     [
         # The network has embedded images since, with the statistics it learned.
-        (CREATEModule, 22, "network.first.0.weight",
-         ["network.first.1.running_mean", "encoders.encode"]),
+        (CREATEModule, 22, "network.conv1.weight",
+         ["network.bn1.running_mean", "encoders.encode"]),
         (PODNetModule, 18, "cosine.proxies.0",
-         ["network.first.0.weight", "cosine.proxies.1"]),
+         ["network.conv1.weight", "cosine.proxies.1"]),
     ],
 )  # fmt: skip
 def test_what_is_tuned(method, batches, fixed, tuned, tmp_path):

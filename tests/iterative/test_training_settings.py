@@ -62,7 +62,7 @@ def test_fixed_statistics_stay_and_rates_are_of_the_first_task_or_later_ones(
     after = made.state_dict()
     moved = {key for key in before if not torch.equal(before[key], after[key])}
     assert not any("running" in key for key in moved)
-    assert {"network.first.0.weight", "network.first.1.weight"} <= moved
+    assert {"network.conv1.weight", "network.bn1.weight"} <= moved
 
 
 def test_exemplars_are_training_images_and_fewer_as_classes_come(tmp_path):

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,11 +22,8 @@ from lightning.pytorch.strategies import DDPStrategy
 
 import cifnet_pl
 from cifnet_pl.__main__ import main
-from cifnet_pl.learning.strategy import (
-    StatisticsDDPStrategy,
-    check_strategy,
-    check_trainer,
-)
+from cifnet_pl.learning import strategy
+from cifnet_pl.learning.strategy import StatisticsDDPStrategy, check_trainer
 from cifnet_pl.utilities.errors import UsageError
 from tests.command_line import (
     BUFFER,
@@ -40,7 +38,7 @@ from tests.command_line import (
     make_images,
     measurements,
 )
-from tests.killing import ended, start
+from tests.killing import ended, in_a_process, start
 
 LINE = "--trainer.devices 2 --trainer.accelerator cpu --trainer.strategy ddp"
 TWO = LINE.split()
@@ -115,14 +113,6 @@ def assert_equal_models(run: Path, other: Path, tolerance: float = 1e-9) -> None
         assert (run / name).read_text() == (other / name).read_text()
 
 
-def assert_equal_predictions(run: Path, other: Path) -> None:
-    """The same images in the same order, with the same classes."""
-    tables = [
-        pd.read_parquet(folder / "predictions.parquet") for folder in (run, other)
-    ]
-    pd.testing.assert_frame_equal(*tables, check_exact=False, rtol=0, atol=1e-5)
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
     """A run of one process."""
@@ -141,46 +131,43 @@ def test_the_launcher_of_lightning(alone, tmp_path):
 
 
 @pytest.mark.system
-class TestTorchrun:
-    """As docs/how_to/several_machines.md has it."""
+def test_torchrun_as_the_documentation_has_it(alone, tmp_path):
+    words = ["-m", "--", "cifnet_pl", "fit", *FAST, *BUFFER, *TWO[:4]]
+    words += ["--logs", str(tmp_path)]
+    line = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    with reserved_port() as port:
+        line += ["--master_port", str(port), *words]
+        done = subprocess.run(line, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert_equal_models(tmp_path / "default" / "version_0", alone)
 
-    def test_learns(self, alone, tmp_path):
-        words = ["-m", "--", "cifnet_pl", "fit", *FAST, *BUFFER, *TWO[:4]]
-        words += ["--logs", str(tmp_path)]
-        line = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-        with reserved_port() as port:
-            line += ["--master_port", str(port), *words]
-            own = environment()
-            done = subprocess.run(line, env=own, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert_equal_models(tmp_path / "default" / "version_0", alone)
 
-    def test_another_number_of_processes_is_refused(
-        self, tmp_path, monkeypatch, capsys
-    ):
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-        monkeypatch.setenv("MASTER_PORT", "29500")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        for name in ("RANK", "LOCAL_RANK"):
-            monkeypatch.setenv(name, "0")
-        words = [*TWO[2:4], "--trainer.devices", "1"]
-        said = "torchrun started 2 processes, the Trainer expects 1"
-        assert_ends(fit(tmp_path, *words), 2, said, capsys)
+def test_another_number_than_torchrun_started_is_refused(tmp_path, monkeypatch, capsys):
+    started = {"TORCHELASTIC_RUN_ID": "x", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
+    for name, value in (started | dict.fromkeys(["RANK", "LOCAL_RANK"], "0")).items():
+        monkeypatch.setenv(name, value)
+    words = [*TWO[2:4], "--trainer.devices", "1"]
+    said = "torchrun started 2 processes, the Trainer expects 1"
+    assert_ends(fit(tmp_path, *words), 2, said, capsys)
 
 
 @pytest.mark.system
 class TestSeveral:
-    def test_one_goes_on_where_two_stopped_and_both_predict_the_same(
+    def test_three_and_then_one_go_on_where_two_stopped_and_predict_the_same(
         self, alone, tmp_path
     ):
         words = [*FAST, *BUFFER, "--logs", str(tmp_path)]
-        three = [*KEEP, "--data.max_tasks", "3"]
-        codes, shown = several(2, tmp_path, "fit", *words, *three)
-        assert codes == [0, 0], shown
+        for count, tasks in ((2, "2"), (3, "4")):
+            some = [*KEEP, "--data.max_tasks", tasks, *LAST]
+            codes, shown = several(count, tmp_path, "fit", *words, *some)
+            assert codes == [0] * count, shown
         assert fit(tmp_path, *BUFFER, *KEEP, *LAST) == 0
         folder = tmp_path / "default" / "version_0"
         assert_equal_models(folder, alone)
-        assert_equal_predictions(folder, alone)
+        of_both = [
+            pd.read_parquet(run / "predictions.parquet") for run in (folder, alone)
+        ]
+        pd.testing.assert_frame_equal(*of_both, check_exact=False, rtol=0, atol=1e-5)
         codes, shown = several(2, tmp_path, "predict", *words, *LAST)
         assert codes == [0, 0], shown
         by_two = (folder / "predictions.csv").read_text()
@@ -204,20 +191,6 @@ class TestSeveral:
         codes, shown = several(2, tmp_path, *words)
         assert codes == [2, 2], shown
         assert "not in 2: --trainer.devices 1" in shown
-        assert "Traceback" not in shown
-
-    def test_three_of_which_one_stopped_run_of_two(self, tmp_path):
-        """1, 2 and 3 processes agree, and a run may go on with another number of them."""
-        options = [*BUFFER, "--model.head", "RidgeHead", "--data.batch_size", "17"]
-        one = learned(tmp_path / "one", *options)
-        words = ["fit", *FAST, *options, "--logs", str(tmp_path / "more")]
-        for count, tasks in ((2, "2"), (3, "4")):
-            some = ["--data.max_tasks", tasks, *LAST]
-            codes, shown = several(count, tmp_path, *words, *some)
-            assert codes == [0] * count, shown
-        codes, shown = several(2, tmp_path, *words, *LAST)
-        assert codes == [0, 0], shown
-        assert_equal_models(tmp_path / "more" / "default" / "version_0", one)
 
     def test_through_a_network(self, tmp_path):
         """Another batch shape changes the rounding of a float32 network."""
@@ -272,7 +245,7 @@ class TestSeveral:
         assert codes == [0, 0], shown
         assert shown.count("learned already or twice") == 1
         assert shown.count("in two classes: not learned") == 1
-        assert shown.count("unreadable images left out: 3, the first: ") == 1
+        assert shown.count("3 unreadable images left out: ") == 1
         assert main([*words, "--logs", str(tmp_path / "one")]) == 0
         two = tmp_path / "two" / "default" / "version_0"
         one = tmp_path / "one" / "default" / "version_0"
@@ -282,22 +255,38 @@ class TestSeveral:
         assert cifnet_pl.load(two).counts == cifnet_pl.load(one).counts
 
 
+def rank_alone(words: Sequence[str], patience: float, joins: bool) -> int:
+    """The first of two processes; the other one never comes, or the group waits for good."""
+    strategy.MEETING_SECONDS = patience
+    if joins:
+        DDPStrategy.setup_distributed = lambda _: time.sleep(60)
+    with reserved_port() as port:
+        return rank(0, 2, port, words)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("patience", "joins"), [(1, False), (-9, True)])
+def test_a_process_that_meets_nobody_ends_with_a_sentence(patience, joins, tmp_path):
+    words = ["fit", *FAST, "--logs", str(tmp_path)]
+    work = partial(rank_alone, words, patience, joins)
+    assert in_a_process(work, tmp_path / "output") == 1
+    (said,) = (tmp_path / "output").read_text().splitlines()
+    assert said.startswith("cifnet: error: the processes of this run did not meet")
+    assert "GLOO_SOCKET_IFNAME" in said
+
+
 class TestStrategies:
-    @pytest.mark.parametrize("name", ["ddp_spawn", "ddp_notebook", "fsdp", "xla"])
-    def test_refused(self, name):
-        with pytest.raises(UsageError, match="use auto or ddp"):
-            check_strategy(name)
+    @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook"])
+    def test_whose_results_would_be_lost_are_refused(self, strategy, tmp_path, capsys):
+        words = ["--trainer.strategy", strategy, "--trainer.accelerator", "cpu"]
+        assert_ends(fit(tmp_path, *words), 2, "use auto or ddp", capsys)
 
     def test_of_a_trainer_that_was_not_made_by_the_command_line(self):
         quiet = {"accelerator": "cpu", "logger": False}
         check_trainer(Trainer(devices=1, **quiet))
         check_trainer(Trainer(devices=2, strategy=StatisticsDDPStrategy(), **quiet))
-        for wrong, why in (
-            (DDPStrategy(), "waits for gradients"),
-            (DDPStrategy(start_method="spawn"), "spawn"),
-        ):
-            with pytest.raises(UsageError, match=why):
-                check_trainer(Trainer(devices=2, strategy=wrong, **quiet))
+        with pytest.raises(UsageError, match="does not add up"):
+            check_trainer(Trainer(devices=2, strategy=DDPStrategy(), **quiet))
         for limit in ("limit_train_batches", "limit_val_batches"):
             with pytest.raises(UsageError, match=f"{limit} is 0"):
                 check_trainer(Trainer(devices=1, **quiet, **{limit: 0}))

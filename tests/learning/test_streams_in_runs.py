@@ -104,11 +104,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(
     assert online[0] == online[1]
 
 
-def test_domains_have_an_accuracy_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_domains_have_an_accuracy_each(tmp_path: Path) -> None:
     root = tmp_path / "images"
-    domain_folders(root, monkeypatch)
+    domain_folders(root)
     model = module(head=RidgeHead, buffer=None)
     data = digits(
         source="domains", root=str(root), stream=Domains(), classes_per_task=3

@@ -11,7 +11,7 @@ from cifnet_pl.model.evaluation import (
     Evaluation,
     evaluate_left_out,
     judge,
-    rarely_predicted_message,
+    rarely_predicted_notes,
     table_of,
 )
 from tests.models import empty, learn_embeddings, learned, samples
@@ -86,9 +86,10 @@ def test_rarely_predicted_classes():
     """At least five images, and an accuracy below a quarter."""
     result = of_predictions([[2, 7, 0], [0, 2, 6], [4, 0, 0]])
     assert result.rarely_predicted == ["ant"]
-    assert rarely_predicted_message([], None) is None
+    assert rarely_predicted_notes([], None) == []
     for head, helps in (("ridge-auto", False), ("ridge", True)):
-        said = str(rarely_predicted_message(["ant", "bee"], learned(head)))
+        (said,) = rarely_predicted_notes(["ant", "bee"], learned(head))
+        assert "2 rarely predicted" in said
         assert ("the recommended head" in said) == helps
 
 

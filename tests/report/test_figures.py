@@ -16,9 +16,8 @@ from cifnet_pl.report.figures import (
     trajectories,
     value_curve,
 )
-from cifnet_pl.report.results import read_results
 from tests.report.labels import assert_labels_are_readable
-from tests.report.synthetic import write_run
+from tests.report.synthetic import results_of
 
 
 def test_thirty_lines_differ_and_stay_within_the_axes() -> None:
@@ -35,11 +34,10 @@ def test_thirty_lines_differ_and_stay_within_the_axes() -> None:
 
 
 def test_values_over_many_powers_of_ten_have_ticks_apart(tmp_path: Path) -> None:
-    for i, ridge in enumerate([1e-6, 1.2e-6, 0.0123, 0.015, 0.02, 0.1, 1.0, 1.3, 10.0]):
-        options = {"ridge": ridge}
-        write_run(tmp_path / f"e{i}" / "version_0", tasks=2, head_options=options)
+    ridges = [1e-6, 1.2e-6, 0.0123, 0.015, 0.02, 0.1, 1.0, 1.3, 10.0]
+    results = results_of(tmp_path, *[{"head_options": {"ridge": r}} for r in ridges])
     with matplotlib.rc_context(STYLE):
-        picture = value_curve(read_results([tmp_path]), "head.ridge", "ridge")
+        picture = value_curve(results, "head.ridge", "ridge")
     assert picture is not None
     assert_labels_are_readable(picture)
 
@@ -49,22 +47,14 @@ def test_areas_are_proportional_to_energy_and_unlike_conditions_have_panels_apar
 ) -> None:
     """Three heads on a CPU; one of them ran with the cache and on a GPU as well."""
     cpu = {"machine": "some CPU"}
-    plan: list[tuple[str, float | None, dict[str, Any]]] = [
-        ("CIFNetHead", 0.06, cpu),
-        ("RidgeHead", 0.03, cpu),
-        ("NCMHead", None, cpu),
-        ("CIFNetHead", 0.12, {**cpu, "cached_images": 500}),
-        ("CIFNetHead", 0.24, {"machine": "NVIDIA H100"}),
+    plan: list[dict[str, Any]] = [
+        {"head": "CIFNetHead", "kwh": 0.06, "about": cpu},
+        {"head": "RidgeHead", "kwh": 0.03, "about": cpu},
+        {"head": "NCMHead", "kwh": None, "about": cpu},
+        {"head": "CIFNetHead", "kwh": 0.12, "about": {**cpu, "cached_images": 500}},
+        {"head": "CIFNetHead", "kwh": 0.24, "about": {"machine": "NVIDIA H100"}},
     ]
-    for seed, (head, kwh, about) in enumerate(plan):
-        write_run(
-            tmp_path / f"{seed}" / "version_0",
-            seed=seed,
-            head=head,
-            kwh=kwh,
-            about=about,
-        )
-    results = read_results([tmp_path])
+    results = results_of(tmp_path, *plan)
     picture = time_bubbles(results, *results.data)
     assert picture is not None
     panels = [len(axes.lines) for axes in picture.figure.axes]
@@ -79,19 +69,18 @@ def test_areas_are_proportional_to_energy_and_unlike_conditions_have_panels_apar
 def test_one_figure_has_all_methods_of_its_data_and_one_those_on_each_network(
     tmp_path: Path,
 ) -> None:
-    for head, backbone in (
-        ("CIFNetHead", "file:a.pth"),
-        ("RidgeHead", "file:a.pth"),
-        ("NCMHead", "random:r"),
-    ):
-        write_run(tmp_path / head / "version_0", head=head, backbone=backbone)
-    lines = [f"DER,1,{k},{90 - 3 * k},60,0.03,random:r" for k in range(1, 11)]
+    runs = [
+        {"head": "CIFNetHead", "backbone": "file:a.pth"},
+        {"head": "RidgeHead", "backbone": "file:a.pth"},
+        {"head": "NCMHead", "backbone": "random:r"},
+    ]
+    lines = [f"DER,1,{k},{90 - 3 * k},60,0.03,random:r" for k in range(1, 4)]
     lines.append("Energy alone,1,,,,0.5,random:r")
     path = tmp_path / "external.csv"
     path.write_text("\n".join(["method,seed,task,A_k,seconds,kWh,backbone", *lines]))
     name = "trajectory_cifar_100_10_cls_task"
     shown = {}
-    for picture in trajectories(read_results([tmp_path], path)):
+    for picture in trajectories(results_of(tmp_path, *runs, external=path)):
         assert picture is not None
         (legend,) = picture.figure.legends
         texts = [text.get_text().replace("\n", " ") for text in legend.get_texts()]

@@ -8,18 +8,13 @@ import pandas as pd
 import pytest
 import yaml
 
+from cifnet_pl import iterative
 from cifnet_pl.heads import HEADS
 from cifnet_pl.iterative import FOSTERModule
 from cifnet_pl.report.results import JOINT, METHODS, Results, read_results, warnings
 from cifnet_pl.report.tables import settings_table
-from cifnet_pl.utilities.plugins import about
-from tests.report.synthetic import write_run
-
-
-def results_of(folder: Path, *runs: dict[str, Any]) -> Results:
-    for i, options in enumerate(runs):
-        write_run(folder / f"e{i:02}" / "version_0", **{"tasks": 3, **options})
-    return read_results([folder])
+from cifnet_pl.utilities.plugins import about, title_of
+from tests.report.synthetic import results_of, write_run
 
 
 def seeds_by_label(results: Results) -> dict[str, list[str]]:
@@ -37,18 +32,6 @@ def test_the_table_has_a_row_for_each_run_and_task(tmp_path: Path) -> None:
         assert list(rows["A_K"]) == [tasks["A_k"].iloc[-1]] * 3
 
 
-def test_further_tasks_of_one_configuration_are_another_setting(tmp_path: Path) -> None:
-    """As of a folder of images that has got classes since: nothing in the configuration says so."""
-    runs = [{"seed": seed, "tasks": n} for seed in (1, 2) for n in (2, 3)]
-    results = results_of(tmp_path, *runs)
-    assert results.settings == [
-        "CIFAR-100, 10 cls/task, 2 tasks",
-        "CIFAR-100, 10 cls/task, 3 tasks",
-    ]
-    counts = results.measured.groupby("setting")["pair"].nunique()
-    assert list(counts) == [2, 2]
-
-
 def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> None:
     """As on a second machine; images that differ, in folders of one name, stay apart."""
     places = {
@@ -60,9 +43,8 @@ def test_the_same_data_in_another_folder_is_the_same_setting(tmp_path: Path) -> 
     options = []
     for seed, (root, mark) in enumerate(places.items(), 1):
         data = {"source": "folder", "root": root}
-        options.append(
-            {"seed": seed, "data": data, "about": {"data_fingerprint": mark}}
-        )
+        about = {"data_fingerprint": mark}
+        options.append({"seed": seed, "data": data, "about": about})
     measured = results_of(tmp_path, *options).measured
     found = measured.groupby(["dataset", "root"])["seed"].agg(list).to_dict()
     assert found == {
@@ -104,12 +86,10 @@ def test_every_other_setting_makes_another_row(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_twice_counts_once(tmp_path: Path) -> None:
-    write_run(tmp_path / "e" / "version_0", tasks=3, final=40.0)
-    write_run(tmp_path / "e" / "version_1", tasks=3, final=50.0)
-    results = read_results([tmp_path])
+    results = results_of(tmp_path, {"final": 40.0}, {"final": 50.0})
     assert list(results.measured["A_K"]) == pytest.approx([50.0])
     (sentence,) = results.left_out
-    assert "version_0: a later run of the same configuration and seed" in sentence
+    assert "e00/version_0: a later run of the same configuration" in sentence
 
 
 def test_variants_are_named_by_what_they_change(tmp_path: Path) -> None:
@@ -156,8 +136,7 @@ def test_two_buffers_beside_a_reference_without_any_are_told_apart(
 ) -> None:
     runs = [{"buffer": {"capacity": c}, "classes": 2} for c in (100, 300)]
     runs += [{"buffer": None, "classes": c} for c in (2, 5, 10)]
-    results = results_of(tmp_path, *runs)
-    measured = results.measured
+    measured = results_of(tmp_path, *runs).measured
     same = measured[measured["protocol"] == "2"]
     assert sorted(same["label"]) == [
         "CIFNet, no buffer",
@@ -179,23 +158,43 @@ def test_the_default_is_the_reference_of_a_pure_sweep(tmp_path: Path) -> None:
     assert list(seeds_by_label(alone)) == ["CIFNet, no buffer"]
 
 
+def test_a_label_is_one_configuration_in_every_setting(tmp_path: Path) -> None:
+    """The width that a setting has most runs of is not that of the other setting."""
+    runs = []
+    for width, classes, seeds in ((8192, 10, 2), (8192, 5, 1), (1024, 5, 2)):
+        run = {"head": "ACILHead", "head_options": {"width": width}, "classes": classes}
+        runs += [{**run, "seed": seed, "final": width / 100} for seed in range(seeds)]
+    measured = results_of(tmp_path, *runs).measured
+    rounded = measured["A_K"].round(2)
+    accuracies = rounded.groupby(measured["label"]).agg(set).to_dict()
+    assert accuracies == {"ACIL": {81.92}, "ACIL, width 1024": {10.24}}
+
+
 def test_settings_with_one_name_are_told_apart(tmp_path: Path) -> None:
-    runs = [{}, {"backbone": "pixels"}, {"classes": 5, "tasks": 2}]
+    """Further tasks are those of a folder of images that has got classes since."""
+    runs = [{}, {"tasks": 2}, {"backbone": "pixels"}, {"classes": 5, "tasks": 2}]
+    network = "file:resnet18.pth (resnet18), 224 px"
     assert sorted(results_of(tmp_path, *runs).settings) == [
-        "CIFAR-100, 10 cls/task, file:resnet18.pth (resnet18), 224 px",
+        f"CIFAR-100, 10 cls/task, {network}, 2 tasks",
+        f"CIFAR-100, 10 cls/task, {network}, 3 tasks",
         "CIFAR-100, 10 cls/task, pixels, 224 px",
         "CIFAR-100, 5 cls/task",
     ]
 
 
 def test_a_protocol_says_the_classes_of_each_task(tmp_path: Path) -> None:
-    parts = [(10, None), (10, 50), ([4, 3, 3], None)]
-    runs = []
-    for per_task, initial in parts:
-        data = {"classes_per_task": per_task, "initial_classes": initial}
-        runs.append({"data": data})
-    protocols = results_of(tmp_path, *runs).measured["protocol"]
+    runs: list[dict[str, Any]] = [
+        {"data": {"initial_classes": 50}},
+        {"data": {"classes_per_task": [4, 3, 3]}},
+    ]
+    protocols = results_of(tmp_path, {}, *runs).measured["protocol"]
     assert set(protocols) == {"10", "50 + 10", "4, 3, 3"}
+
+
+def say(run: Path, **about: Any) -> None:
+    """Change the summary of a run."""
+    path = run / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | about))
 
 
 def trained(folder: Path, seed: int, **options: Any) -> None:
@@ -205,11 +204,8 @@ def trained(folder: Path, seed: int, **options: Any) -> None:
     given = {"backbone": "b", "seed": seed, **options}
     config["model"] = {"class_path": "cifnet_pl.FOSTERModule", "init_args": given}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    summary = json.loads((run / "summary.json").read_text())
-    summary |= {"head": "FOSTERModule", **about(FOSTERModule)}
-    del summary["head_settings"]
-    del summary["buffer_settings"]
-    (run / "summary.json").write_text(json.dumps(summary))
+    own = {"head_settings": None, "buffer_settings": None, **about(FOSTERModule)}
+    say(run, head="FOSTERModule", **own)
 
 
 def test_seeds_of_a_trained_method_are_one_row_and_its_defaults_have_its_name(
@@ -224,14 +220,27 @@ def test_seeds_of_a_trained_method_are_one_row_and_its_defaults_have_its_name(
     }
 
 
+def test_trained_methods_have_their_papers_names_and_order(tmp_path: Path) -> None:
+    """Also where a run of a version before did not write its title, parts and widths."""
+    names = {"FOSTERModule": "FOSTER", "ICaRLModule": "iCaRL", "NCMHead": "NCM"}
+    for head in names:
+        run = write_run(tmp_path / head / "version_0", tasks=2)
+        say(run, head=head)
+        path = run / "summary.json"
+        summary = json.loads(path.read_text())
+        for key in ("network_params", "state_components", "state_bytes_per_element"):
+            del summary[key]
+        path.write_text(json.dumps(summary))
+    results = read_results([tmp_path])
+    assert list(seeds_by_label(results)) == ["NCM", "iCaRL", "FOSTER"]
+    assert set(results.measured["network_params"]) == {0}
+
+
 def outside(folder: Path, seed: int, **options: Any) -> None:
     """A run of a head from outside: the summary has its title and the defaults of its arguments."""
     run = write_run(folder, seed=seed, head="NCMHead", head_options=options, tasks=3)
-    path = run / "summary.json"
-    summary = json.loads(path.read_text())
     defaults = {"alpha": 2.0, "soft": False}
-    summary |= {"head": "Mine", "title": "My head", "defaults": defaults}
-    path.write_text(json.dumps(summary))
+    say(run, head="Mine", title="My head", defaults=defaults)
 
 
 def test_a_head_from_outside_is_first_class(tmp_path: Path) -> None:
@@ -258,15 +267,16 @@ def test_the_bound_is_one_method_with_its_settings(tmp_path: Path) -> None:
     assert list(seeds_by_label(results)) == ["CIFNet", "Logistic regression", JOINT]
 
 
-def test_every_head_has_a_name_of_its_own():
-    names = [METHODS[head] for head in HEADS]
-    assert len(set(names)) == len(names)
+def test_every_method_has_a_name_of_its_own():
+    assert len(set(METHODS.values())) == len(METHODS)
+    learners = [*HEADS.values(), *iterative.METHODS]
+    named = [(kind.__name__, title_of(kind)) for kind in learners]
+    assert list(METHODS.items()) == named
 
 
 def test_runs_of_other_data_are_said(tmp_path: Path) -> None:
-    marks = ["aaaa", "aaaa", "bbbb", None]
     runs = []
-    for seed, mark in enumerate(marks):
+    for seed, mark in enumerate(["aaaa", "aaaa", "bbbb", None]):
         runs.append({"seed": seed, "about": {"data_fingerprint": mark}})
     sentence = warnings(results_of(tmp_path, *runs))[0]
     assert "Runs of CIFAR-100, 10 cls/task had different data" in sentence

@@ -18,27 +18,27 @@ from cifnet_pl.report.tables import (
     all_tables,
     efficiency_table,
     memory_table,
-    number_text,
     report_notes,
 )
-from tests.report.synthetic import SOURCE, write_run
+from tests.report.synthetic import SOURCE, results_of, write_run
 
-HERE = {"machine": "some CPU"}
+HERE = {"machine": "some CPU", "git_commit": "0123456789abcdef+changes"}
 SETTING = "digits, 10 cls/task"
-RUNS: list[tuple[str, int, float, dict[str, Any], dict[str, Any]]] = [
-    ("CIFNetHead", 1, 89.0, {"minutes": 1, "kwh": 0.06}, HERE),
-    ("CIFNetHead", 2, 90.0, {"minutes": 2, "kwh": 0.08}, HERE),
-    ("CIFNetHead", 3, 91.0, {"minutes": 4}, {**HERE, "cached_images": 900}),
-    ("RidgeHead", 1, 92.3, {}, HERE),
-    ("RidgeHead", 2, 92.7, {}, {"machine": "a server"}),
-    ("ACILHead", 1, 95.2, {"head_options": {"width": 256}}, HERE),
-    ("ACILHead", 1, 85.0, {"head_options": {"width": 64}}, HERE),
-    ("ACILHead", 2, 87.0, {"head_options": {"width": 64}}, HERE),
-    ("NCMHead", 1, 71.1, {"kwh": None, "buffer": None}, HERE),
+CACHED = {**HERE, "cached_images": 900}
+WIDE: dict[str, Any] = {"head": "ACILHead", "head_options": {"width": 256}}
+NARROW: dict[str, Any] = {"head": "ACILHead", "head_options": {"width": 64}}
+RUNS: list[dict[str, Any]] = [
+    {"seed": 1, "first": 89.0, "minutes": 1, "kwh": 0.06},
+    {"seed": 2, "first": 90.0, "minutes": 2, "kwh": 0.08},
+    {"seed": 3, "first": 91.0, "minutes": 4, "about": CACHED},
+    {"head": "RidgeHead", "seed": 1, "first": 92.3},
+    {"head": "RidgeHead", "seed": 2, "first": 92.7, "about": {"machine": "a server"}},
+    {**WIDE, "seed": 1, "first": 95.2},
+    {**NARROW, "seed": 1, "first": 85.0},
+    {**NARROW, "seed": 2, "first": 87.0},
+    {"head": "NCMHead", "first": 71.1, "kwh": None, "buffer": None},
 ]
-"""Head, seed, accuracy, further options and circumstances: a seed with the cache, two widths, two
-machines, energy that was not measured.
-"""
+"""A seed with the cache, two widths, two machines, energy that was not measured."""
 EXTERNAL = """method,seed,task,A_k,seconds,kWh
 "Other, tuned",1,1,78,1500,0.005
 "Other, tuned",2,1,77,1500,0.005
@@ -57,21 +57,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """The rows of each table by name, of runs of one task, whose accuracy is Ā and A_K."""
     root = tmp_path_factory.mktemp("study")
     data = {"source": "digits", "root": None, "image_size": 8}
-    for number, (head, seed, accuracy, options, about) in enumerate(RUNS):
-        write_run(
-            root / f"{number}" / "version_0",
-            head=head,
-            seed=seed,
-            first=accuracy,
-            data=data,
-            backbone="pixels:8",
-            tasks=1,
-            about=about,
-            **options,
-        )
-    (root / "external.csv").write_text(EXTERNAL)
+    every = {"data": data, "backbone": "pixels:8", "tasks": 1, "about": HERE}
+    external = root / "external.csv"
+    external.write_text(EXTERNAL)
+    results = results_of(root, *[every | run for run in RUNS], external=external)
     rows = {}
-    for section in all_tables(read_results([root], root / "external.csv")).values():
+    for section in all_tables(results).values():
         for table in section:
             rows[table.name] = rows_of(table)
     return rows
@@ -131,35 +122,15 @@ def test_costs_are_not_averaged_over_machines_or_with_the_cache(study) -> None:
     check(by_method["Energy alone"], "energy (kWh)", 0.02)
 
 
-def test_a_row_is_one_configuration_in_every_setting(tmp_path: Path) -> None:
-    """The width that a setting has most runs of is not that of the other setting."""
-    runs = [(8192, 10, 1), (8192, 10, 2), (8192, 5, 1), (1024, 5, 1), (1024, 5, 2)]
-    for i, (width, classes, seed) in enumerate(runs):
-        write_run(
-            tmp_path / f"e{i}" / "version_0",
-            head="ACILHead",
-            head_options={"width": width},
-            classes=classes,
-            tasks=20 // classes,
-            seed=seed,
-            final=width / 100,
-        )
-    found = {}
-    for row in rows_of(accuracy_table(read_results([tmp_path]))):
-        if row["origin"] == "measured":
-            means = [
-                row[name] for name in row if name.endswith("A_K (%)") and row[name]
-            ]
-            found[row["method"]] = {float(mean) for mean in means}
-    assert found.keys() <= {"ACIL", "ACIL, width 1024"}
-    assert found["ACIL"] == {81.92}
+def test_a_run_is_listed_with_the_commit_of_the_package(study) -> None:
+    assert {row["commit"] for row in study["runs"]} == {"0123456789", ""}
 
 
 def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path: Path) -> None:
     about = {"energy_counts_other_processes": True}
-    write_run(tmp_path / "a" / "version_0", backbone="timm:vit", about=about)
-    write_run(tmp_path / "b" / "version_0", backbone="pixels", head="NCMHead")
-    results = read_results([tmp_path])
+    first = {"tasks": 10, "backbone": "timm:vit", "about": about}
+    second = {"tasks": 10, "backbone": "pixels", "head": "NCMHead"}
+    results = results_of(tmp_path, first, second)
     rows = rows_of(efficiency_table(results, *results.data))
     assert rows[0]["energy from"].endswith("; other processes counted")
     measured = {r["method"]: r["backbone"] for r in rows if r["origin"] == "measured"}
@@ -168,23 +139,16 @@ def test_networks_on_the_same_data_share_one_table_of_costs(tmp_path: Path) -> N
     assert len(published) == len(set(published)) > 0
 
 
-@pytest.mark.parametrize(
-    ("head", "networks", "parameters", "kept"),
-    [("ICaRLModule", 1, 11_500_000, 0.5), ("DERModule", 3, 34_000_000, 23)],
-)
-def test_a_trained_network_is_counted_without_one_backbone(
-    head, networks, parameters, kept, tmp_path
-):
+@pytest.mark.parametrize(("parameters", "kept"), [(11_500_000, 0.5), (34_000_000, 23)])
+def test_a_trained_network_is_counted_without_one_backbone(parameters, kept, tmp_path):
     """Parameters at four bytes, exemplars at one; branches of a growing network count."""
     path = write_run(tmp_path / "trained" / "version_0", tasks=2) / "summary.json"
     more = {
-        "head": head,
-        "backbone_params": networks * 11_000_000,
         "network_params": 11_000_000,
         "state_components": {"parameters": parameters, "buffer": 6_000_000},
         "state_bytes_per_element": {"parameters": 4, "buffer": 1},
     }
-    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | more))
     results = read_results([tmp_path])
     (row, *_) = rows_of(memory_table(results, results.settings[0]))
     assert float(row["parameters (M)"]) == pytest.approx(kept)
@@ -202,24 +166,16 @@ def test_a_trained_network_is_counted_without_one_backbone(
     ],
 )
 def test_what_deviations_are_over_is_said(orders, said, tmp_path: Path) -> None:
-    for seed, order in enumerate(orders, 1):
-        data = {"class_order": order}
-        write_run(tmp_path / f"{seed}" / "version_0", tasks=2, seed=seed, data=data)
-    assert said in report_notes(read_results([tmp_path]))[0]
+    runs = [{"seed": i + 1, "data": {"class_order": orders[i]}} for i in range(2)]
+    assert said in report_notes(results_of(tmp_path, *runs))[0]
 
 
 # ---------------------------------------------------------------------- formats
 
 
-def test_numbers_and_deviations() -> None:
-    assert number_text(1611.2, 85.4) == "1,611 ± 85"
-    assert number_text(0.0) == "0.00"
-
-
 def test_names_are_escaped_in_every_format(tmp_path: Path) -> None:
     title = "<b>A</b> | 100 % a_b $x$"
-    write_run(tmp_path / "e" / "version_0", tasks=2, about={"title": title})
-    table = accuracy_table(read_results([tmp_path]))
+    table = accuracy_table(results_of(tmp_path, {"about": {"title": title}}))
     assert "<td>&lt;b&gt;A&lt;/b&gt; | 100 % a_b $x$</td>" in table.to_html()
     assert "| <b>A</b> \\| 100 % a_b $x$ | measured " in table.to_markdown()
     latex = table.to_latex()
@@ -229,10 +185,10 @@ def test_names_are_escaped_in_every_format(tmp_path: Path) -> None:
 
 
 def test_a_cell_says_its_seeds_where_it_has_fewer_than_its_row(tmp_path: Path) -> None:
-    for i, (seed, classes) in enumerate(((1, 10), (2, 10), (1, 5))):
-        folder = tmp_path / f"{i}" / "version_0"
-        write_run(folder, seed=seed, classes=classes, tasks=2, final=70.0 + seed)
-    table = accuracy_table(read_results([tmp_path])).texts
+    runs = []
+    for seed, classes in ((1, 10), (2, 10), (1, 5)):
+        runs.append({"seed": seed, "classes": classes, "final": 70.0 + seed})
+    table = accuracy_table(results_of(tmp_path, *runs)).texts
     (row,) = table[table["origin"] == "measured"].to_dict("records")
     assert row["CIFAR-100, 10 cls/task: A_K (%)"] == "71.50 ± 0.71"
     assert row["CIFAR-100, 5 cls/task: A_K (%)"] == "71.00 (n = 1)"
@@ -243,18 +199,14 @@ def test_a_cell_says_its_seeds_where_it_has_fewer_than_its_row(tmp_path: Path) -
 MARKUP = "<script>alert('1')</script> & \"x\""
 
 
-def test_a_picture_is_as_large_as_it_was_drawn_for() -> None:
-    figure = Figure(figsize=(21, 2), dpi=130)
-    page = audit_page("Audit", [], [Section("Confused", [], figure)])
-    assert '<img class="wide" style="width: 21.0in"' in page
-
-
 def test_whatever_images_and_classes_are_called_is_text() -> None:
     images = {Path("<script>alert('1')"): MARKUP}
     side = ImageRow(MARKUP, images)
     table = {"header": (MARKUP,), "rows": [(MARKUP,)]}
     pairs = [(side, side)]
-    section = Section(MARKUP, [MARKUP], pairs=pairs, images=images, **table)
+    figure = Figure(figsize=(21, 2), dpi=130)
+    section = Section(MARKUP, [MARKUP], figure, pairs=pairs, images=images, **table)
     page = audit_page(MARKUP, [MARKUP], [section])
+    assert '<img class="wide" style="width: 21.0in"' in page  # as it was drawn
     assert "<script" not in page
-    assert page.count("&lt;script&gt;alert(&#39;1&#39;)") == 18
+    assert page.count("&lt;script&gt;alert(&#39;1&#39;)") == 19

@@ -27,7 +27,7 @@ def decided(service: Service, name: str, first: int) -> Job:
         [(f"{i}.png", BytesIO(image(name, first + i))) for i in range(3)]
     )
     names = {waits.file: name for waits in service.workspace.waiting()[:-1]}
-    return service.submit(service.learn, names)
+    return service.submit("learn", service.learn, names)
 
 
 def random_change(service: Service, draw: random.Random) -> Job:
@@ -35,10 +35,10 @@ def random_change(service: Service, draw: random.Random) -> Job:
     name = draw.choice(NAMES)
     what: list[Callable[[], Job]] = [
         partial(decided, service, name, draw.randrange(10**6)),
-        partial(service.submit, service.forget, name),
-        partial(service.submit, service.rename, name, draw.choice(NAMES)),
-        partial(service.submit, service.undo),
-        partial(service.submit, service.redo),
+        partial(service.submit, "forget", service.forget, name),
+        partial(service.submit, "rename", service.rename, name, draw.choice(NAMES)),
+        partial(service.submit, "undo", service.walk, "undo"),
+        partial(service.submit, "redo", service.walk, "redo"),
     ]
     return draw.choices(what, weights=[6, 2, 1, 2, 1])[0]()
 

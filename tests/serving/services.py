@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import uvicorn
 from PIL import Image
-from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from cifnet_pl.backbones import build_backbone
@@ -95,7 +94,7 @@ def teach(
         return arrived
     waiting = http.get("/inbox?count=10000").json()["images"]
     new = [one for one in waiting if one["image"] in arrived.json()["images"]]
-    names = {one["image"]: one["folder"] if name is None else name for one in new}
+    names = {one["image"]: name or one["folder"] for one in new}
     return http.post("/inbox/learn", json={"names": names}, params=params)
 
 
@@ -161,12 +160,9 @@ def learned_by(head: Head, names: tuple[str, ...]) -> Classifier:
     made = Classifier(backbone, head, CalibrationBuffer(100), [], SIDE)
     if not names:
         return made
-    squares = []
-    for name in names:
-        for i in range(12):
-            small = Image.fromarray(pixels(name, i)).resize((SIDE, SIDE))
-            squares.append(np.asarray(small))
-    z = made.embed(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2))
+    pictures = [Image.fromarray(pixels(name, i)) for name in names for i in range(12)]
+    squares = np.stack([np.asarray(one.resize((SIDE, SIDE))) for one in pictures])
+    z = made.embed(torch.from_numpy(squares).permute(0, 3, 1, 2))
     keys = torch.arange(len(z))
     learn_embeddings(made, names, z, keys // 12, keys)
     cost = {"seconds": 0.1, "energy_kwh": 1e-6, "energy_source": "estimated"}
@@ -210,32 +206,16 @@ class Address:
         """A JSON answer."""
         return httpx.get(self.url + path, timeout=PATIENCE).raise_for_status().json()
 
-    def __enter__(self) -> Any:
-        return self
 
-    def __exit__(self, *raised: object) -> None:
-        self.stop()
-
-    def stop(self) -> Any:
-        """End it."""
-        raise NotImplementedError
-
-
-class Proxy:
+def proxied(app: Any, folder: str) -> Any:
     """An ASGI application below a folder, as a reverse proxy offers it."""
 
-    def __init__(self, app: Any, folder: str):
-        self.app = app
-        self.folder = folder
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on without the folder."""
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            if not scope["path"].startswith(f"{self.folder}/"):
-                await Response(status_code=404)(scope, receive, send)
-                return
-            scope = {**scope, "path": scope["path"].removeprefix(self.folder)}
-        await self.app(scope, receive, send)
+            scope = {**scope, "path": scope["path"].removeprefix(folder)}
+        await app(scope, receive, send)
+
+    return answer
 
 
 class ThreadServer(Address):
@@ -249,7 +229,7 @@ class ThreadServer(Address):
         self.service = Service(Workspace(folder, begun), begun, options)
         gate = make_app(self.service, access or Access())
         self.app = gate.app
-        app = Proxy(gate, below)
+        app = proxied(gate, below)
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen()
@@ -261,6 +241,12 @@ class ThreadServer(Address):
             target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
         )
         self._thread.start()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Answer what is under way and end."""

@@ -4,7 +4,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,7 +11,7 @@ from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import CalibrationSamples, KnownScores
-from cifnet_pl.model.calibration import estimated, forecast
+from cifnet_pl.model.calibration import estimated
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving.inspection import (
     AccuracyEstimate,
@@ -70,21 +69,6 @@ def test_what_each_class_is_taken_for():
     assert 20 < pear.accuracy < 80
     assert not any(one.rarely_predicted for one in (pear, plum, quince, rare))
     assert AccuracyEstimate.from_model(model).new_group_accuracy is not None
-
-
-@pytest.mark.parametrize("groups", [4, 12, 40])
-def test_a_forecast_holds_what_as_many_groups_show(groups: int):
-    """Over all shares on another day, with their prior: at least 95 times of a hundred."""
-    draw = np.random.default_rng(groups)
-    true = draw.beta(0.5, 0.5, 3000)
-    seen = draw.binomial(groups, true)
-    shown = draw.binomial(groups, true)
-    ends = {count: forecast(count / groups, groups) for count in range(groups + 1)}
-    held = [
-        ends[a][0] - 1e-9 <= 100 * b / groups <= ends[a][1] + 1e-9
-        for a, b in zip(seen, shown, strict=True)
-    ]
-    assert 0.945 < np.mean(held) < 0.995
 
 
 def test_the_margin_is_of_groups_and_not_of_images():

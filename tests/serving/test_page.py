@@ -6,6 +6,7 @@ import re
 import time
 from hashlib import sha256
 
+import httpx
 import pytest
 
 from cifnet_pl.serving import service
@@ -62,7 +63,7 @@ def test_drop_name_learn_undo(browser, server):
         )
         expect(cards.nth(0)).to_contain_text("This looks unlike what I learned.")
         expect(cards.filter(has_text="red.png").locator(".verdict")).to_have_text(
-            "red over 99 %"
+            "red 99 %"
         )
         check_looks(page, "ask")
 
@@ -105,10 +106,9 @@ def test_drop_name_learn_undo(browser, server):
         change(page, "blue")
         page.get_by_role("button", name="Forget this class").click()
         sure = page.locator("#sure")
-        sure.get_by_role("button", name="Forget, and delete for good").click()
-        expect(sure).to_contain_text("Delete 1 photo and 2 other versions for good?")
-        sure.get_by_role("button", name="Delete for good").click()
-        expect(message).to_contain_text("Deleted 1 photo and 2 other versions for good")
+        sure.get_by_role("button", name="Forget").click()
+        expect(message).to_contain_text("Forgot 'blue' exactly")
+        expect(message).to_contain_text("1 photo of it and the versions before stay")
         change(page, "red")
         page.locator("#class-new").fill("<img src=x onerror=alert(1)>")
         page.get_by_role("button", name="Rename").click()
@@ -120,40 +120,45 @@ def test_drop_name_learn_undo(browser, server):
             "too few to say"
         )  # of eight photos and one
         check_looks(page, "versions")
-        page.get_by_role("button", name="Delete all kept photos").click()
-        sure.get_by_role("button", name="Delete").click()
-        expect(message).to_contain_text("Deleted 8 photos")
-        page.get_by_role("tab", name="Photos").click()
-        expect(cards).to_have_count(2)
+        page.get_by_role("button", name="Delete photos of forgotten classes").click()
+        expect(sure).to_contain_text("Delete 1 photo and 3 other versions for good?")
+        sure.get_by_role("button", name="Delete for good").click()
+        expect(message).to_contain_text("Deleted 1 photo and 3 other versions for good")
+        gone = "3 versions were deleted for good."
+        expect(page.locator("#versions-hint")).to_contain_text(gone)
     assert list(counts(server)) == ["<img src=x onerror=alert(1)>", "green", "yellow"]
-    assert len(tree(server.folder / "images")) == 2
+    assert len(tree(server.folder / "images")) == 8 + 2
 
 
 def test_from_an_empty_page(browser, tmp_path):
-    """Two groups are named, and are the first classes; the next images are answered."""
+    """Two groups are named, and are the first classes; the next images are answered.
+
+    All photos that wait are grouped, not only those that are shown; one is taken out of its group.
+    """
     with (
         ThreadServer(tmp_path / "w", begun=model(())) as server,
         page_of(browser, server) as page,
     ):
         expect(page.locator("#begin")).to_be_visible()
         check_looks(page, "empty")
-        files = {
-            f"{n}-{i}.png": image(n, i, 60) for n in ("red", "blue") for i in range(4)
-        }
-        drop(page, "#drop", files | {"green.png": image("green", 0, 60)})
+        for name in ("red", "blue"):
+            sent = httpx.post(f"{server.url}/inbox", files=images(name, 40))
+            sent.raise_for_status()
         cards = page.locator("#cards .card")
-        expect(cards.filter(has_text="Nothing is known yet")).to_have_count(9)
+        expect(cards.filter(has_text="Nothing is known yet")).to_have_count(60)
+        expect(page.locator("#sending")).to_be_hidden()
         page.get_by_role("button", name="Group by likeness").click()
+        until(page, "document.querySelectorAll('#groups .thumb').length > 60")
         groups = page.locator("#groups .card")
-        expect(groups).to_have_count(2)
-        expect(page.locator("#groups")).to_contain_text("3 photos like no other")
+        expect(page.locator("#groups")).to_contain_text("like no other below")
+        page.locator("#groups .thumb").first.click()
         for name in ("one", "two"):
             groups.nth(0).locator("input").fill(name)
-            groups.nth(0).get_by_role("button", name="Name 3").click()
-        page.get_by_role("button", name="Learn 6").click()
-        expect(page.locator("#state")).to_contain_text("2 classes, 6 photos")
+            size = groups.nth(0).locator(".thumb").count()
+            groups.nth(0).get_by_role("button", name=f"Name {size}").click()
+        page.locator("#learn").click()
+        expect(page.locator("#state")).to_contain_text("2 classes")
         expect(page.locator("#begin")).to_be_hidden()
-        expect(cards).to_have_count(3)  # what was learned waits no longer
         drop(page, "#drop", {"a.png": image("blue", 70, 60)})
         expect(cards.filter(has_text="a.png").locator(".verdict")).to_contain_text("%")
 
@@ -256,6 +261,36 @@ def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
         expect(page.locator("#files")).to_be_focused()
 
 
+def test_what_a_change_waits_for_and_what_it_takes_away(browser, server, patient):
+    """How far it is; how many photos that wait lose their name."""
+    (file,) = patient.post("/inbox", files=images("red", 1, 500)).json()["images"]
+    patient.post("/inbox/names", json={"names": {file: "red"}})
+    steps = [{"place": 1}, {"place": 0, "done": 3, "total": 80}]
+
+    def tell(route):
+        found = route.fetch()
+        job = found.json()
+        if steps:
+            job |= {"state": "at work", **steps.pop(0)}
+        route.fulfill(response=found, json=job)
+
+    with page_of(browser, server) as page:
+        expect(page.locator("#tab-photos")).to_have_text("Photos (1)")
+        page.get_by_role("tab", name="Classes").click()
+        keep_texts(page, "work-text")
+        page.route(re.compile("/jobs/|/forget"), tell)
+        change(page, "red")
+        page.get_by_role("button", name="Forget this class").click()
+        sure = page.locator("#sure")
+        lost = "1 photo that waits under this name will have none."
+        expect(sure).to_contain_text(lost)
+        sure.get_by_role("button", name="Forget").click()
+        expect(page.locator("#message-text")).to_contain_text("Forgot 'red'")
+        texts = page.evaluate("window.texts['work-text']")
+    said = ["Waiting: 1 change comes first.", "Looking at photo 3 of 80…"]
+    assert texts[:2] == said
+
+
 def test_the_token_is_asked_for_or_in_the_address(browser, tmp_path):
     """Another tab does not ask again; a token in the address goes out of it."""
     token = "correct-horse-battery"
@@ -310,26 +345,16 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
         sure.get_by_role("button", name="Use the 2 existing names").click()
         expect(message).to_contain_text("red (1)")
         expect(cards).to_have_count(1)
-        cards.locator(".picture").click()
-        page.locator("#name").fill(" Pear")
-        page.keyboard.press("Enter")
-        page.get_by_role("button", name="Learn 1").click()
-        expect(sure).to_contain_text(
-            "'Pear' and 'pear' differ by capitals, spaces or Unicode form only"
-        )
-        sure.get_by_role("button", name="Cancel").click()
-        expect(message).to_have_text("Nothing was changed.")
-        page.get_by_role("button", name="Learn 1").click()
-        sure.get_by_role("button", name="Use “pear”").click()
-        expect(message).to_contain_text("Learned pear (1)")
         page.get_by_role("tab", name="Classes").click()
-        change(page, "pear")
-        page.locator("#class-new").fill("red")
-        page.get_by_role("button", name="Rename").click()
-        expect(sure).to_contain_text("there is a class 'red' already")
-        sure.get_by_role("button", name="Join both").click()
-        expect(message).to_contain_text("Joined 'pear' to 'red'")
-    assert counts(server) == {"red": 15, "green": 13}
+        for answer in ("Cancel", "Join both"):
+            change(page, "pear")
+            page.locator("#class-new").fill("red")
+            page.get_by_role("button", name="Rename").click()
+            expect(sure).to_contain_text("there is a class 'red' already")
+            sure.get_by_role("button", name=answer).click()
+            said = {"Cancel": "Nothing was changed.", "Join both": "Joined 'pear'"}
+            expect(message).to_contain_text(said[answer])
+    assert counts(server) == {"red": 14, "green": 13}
 
 
 def test_a_class_is_split_by_groups_and_wrong_images_are_moved(
@@ -387,8 +412,8 @@ def promise(right):
     return answer
 
 
-def test_plain_words_first(browser, server):
-    """No word of the laboratory; accuracy of these days is not promised for another day."""
+def test_what_is_promised(browser, server):
+    """The accuracy of these days is not promised for another day; the worst class is the first."""
     red = {"name": "red", "accuracy": 71.2, "interval": [50, 86.4]}
     red |= {"confused_with": ["green"], "rarely_predicted": False}
     green = {"name": "green", "accuracy": 3.0, "interval": None}
@@ -411,11 +436,21 @@ def test_plain_words_first(browser, server):
         expect(figures.nth(3).locator("dd")).to_have_text("71 % (62 to 80)")
         rows = page.locator("#class-table tr")  # the worst first
         expect(rows.nth(1)).to_contain_text("3 % hardly ever answered")
+        expect(rows.nth(1)).to_contain_text("(0 kept here)")
         expect(rows.nth(2).get_by_label("71 % (50 to 86)")).to_be_visible()
-        few = {**found, "new_group_accuracy": None, "kind": "few"}
-        page.route("**/summary", promise(few))
-        page.get_by_role("tab", name="Classes").click()
-        expect(figures.nth(3).locator("dd")).to_have_text("too few photos to say")
+        expect(page.locator("#about-days")).to_have_text(
+            "Hardly ever answered: green. Photos taken together count as one. What helps most on"
+            " another day: photos of that day or place, five of each class."
+        )
+        said = {
+            "few": "too few photos to say",
+            "one_group": "photos of one day only: cannot be told",
+        }
+        for kind, words in said.items():
+            unknown = {**found, "new_group_accuracy": None, "kind": kind}
+            page.route("**/summary", promise(unknown))
+            page.get_by_role("tab", name="Classes").click()
+            expect(figures.nth(3).locator("dd")).to_have_text(words)
 
 
 LONG = [
@@ -436,7 +471,7 @@ def test_strange_names_fit_on_every_screen(browser, server):
     """
     served = server.service
     for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
-        served.submit(served.rename, old, new).end.result()
+        served.submit("rename", served.rename, old, new).end.result()
     files = {}
     for number, colour in enumerate(("red", "blue")):
         files[f"{'long ' * 40}{number}.png"] = image(colour, 70, 60)
@@ -482,21 +517,3 @@ def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp
             expect(page.locator("#till-tiles")).to_be_hidden()
         assert server.get("/days") == []
         assert tree(tmp_path / "w" / "images") == set()
-
-
-def test_a_photo_is_taken_out_of_a_group(browser, server, patient):
-    """All photos that wait are grouped, not only those that are shown."""
-    for name in ("blue", "yellow"):
-        patient.post("/inbox", files=images(name, 40)).raise_for_status()
-    with page_of(browser, server, "phone") as page:
-        page.get_by_role("tab", name="Photos").tap()
-        expect(page.locator("#sending")).to_be_hidden()
-        page.get_by_role("button", name="Group by likeness").tap()
-        first = page.locator("#groups .card").nth(0)
-        expect(first).to_contain_text("photos alike")
-        until(page, "document.querySelectorAll('#groups .thumb').length > 40")
-        size = first.locator(".thumb").count()
-        first.locator(".thumb").nth(0).tap()
-        first.locator("input").fill("mine")
-        first.get_by_role("button", name=f"Name {size - 1}").tap()
-        expect(page.locator("#named")).to_have_text(f"{size - 1} named")

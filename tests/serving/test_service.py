@@ -110,11 +110,11 @@ def test_a_head_that_can_neither_promise_nor_take_more_says_so(tmp_path):
     made = model(head=LogisticHead(3 * SIDE**2))
     service = Service(Workspace(tmp_path / "w", made), made)
     scored = service.answering.submit(image("red", 1)).result()
-    answer = service.inbox.answer(scored, "a", 1)
+    answer = scored.answer("a", 1)
     promises = (answer.known, answer.novelty, answer.p_value, answer.prediction_set)
     assert promises == (None,) * 4
     arrived = service.inbox.receive([("a.png", BytesIO(image("red", 400)))]).images
-    job = service.submit(service.learn, dict.fromkeys(arrived, "red"))
+    job = service.submit("learn", service.learn, dict.fromkeys(arrived, "red"))
     job.end.result()
     assert (job.status, "cannot add images to class" in job.error) == (409, True)
     service.close()
@@ -129,18 +129,18 @@ def test_taught_as_the_command_line_teaches(http, tmp_path):
     assert lesson["version"] == 2
     assert lesson["learned"] == {"blue": 10}
     assert lesson["new_images"] == 10
-    event = http.get("/summary").json()["history"][-1]
-    assert (event["kind"], event["class_names"]) == ("extend", ["blue"])
-    assert event["parents"] == [model().identity]
-    assert event["date"]
     assert lesson["old_accuracy_before"] == 100.0
     folder = tmp_path / "photos" / "blue"
     folder.mkdir(parents=True)
     for _, (name, content) in images("blue", 10):
         (folder / name).write_bytes(content)
     own = cifnet_pl.extend(model(), tmp_path / "photos").model
-    served = cifnet_pl.load(tmp_path / "w" / "versions" / "000002")
+    served = version_of(tmp_path, 2)
     assert_same_model(own, served, atol=1e-9)
+    event = http.get("/summary").json()["history"][-1]
+    assert (event["kind"], event["class_names"]) == ("extend", ["blue"])
+    assert event["parents"] == [model().identity]
+    assert event["date"]
     answer = http.post("/classify", files=images("blue", 3, 500))
     assert names_of(answer) == ["blue"] * 3
 
@@ -184,6 +184,7 @@ def test_learning_does_not_block_answers_and_others_wait_with_their_place(
             ("waiting", 1),
             ("waiting", 2),
         ]
+        assert (now[0]["done"], now[0]["total"]) == (5, 5)
         answer = http.post("/classify", files=images("red", 2))
         assert (answer.json()["version"], names_of(answer)) == (1, ["red"] * 2)
         go_on.set()
@@ -195,6 +196,22 @@ def test_learning_does_not_block_answers_and_others_wait_with_their_place(
         ]
         assert now[0]["update"]["learned"] == {"blue": 5}
         assert http.get("/versions").json()["current"] == 3
+
+
+def test_a_lesson_tells_how_far_it_is(http, monkeypatch):
+    inbox = http.app.app.state.service.inbox
+    embeddings = inbox.embeddings
+    seen = []
+
+    def ask(names):
+        (job,) = http.app.app.state.service._jobs
+        now = http.get(f"/jobs/{job}").json()
+        seen.append((now["action"], now["done"], now["total"]))
+        return embeddings(names)
+
+    monkeypatch.setattr(inbox, "embeddings", ask)
+    taught(http, "blue", 20)
+    assert seen == [("learn", done, 20) for done in (0, 8, 16, 20)]
 
 
 # ---------------------------------------------------------------------- change
@@ -229,11 +246,13 @@ def test_forgotten_exactly_where_all_images_are_kept(http, tmp_path):
     taught(http)
     forgot = changed(http, "/forget", name="blue")
     assert (forgot["exact"], forgot["version"]) == (True, 3)
-    assert_same_model(model(), cifnet_pl.load(tmp_path / "w" / "versions" / "000003"))
+    assert_same_model(model(), version_of(tmp_path, 3))
     forgot = changed(http, "/forget", name="red")
     assert (forgot["exact"], "still count" in forgot["message"]) == (False, True)
     assert http.post("/forget", json={"name": "green"}).status_code == 422
     assert list(counts(http)) == ["green"]
+    lesson = teach(http, images("pink", 2), "pink").json()
+    assert any("removed" in warning for warning in lesson["warnings"])
 
 
 def refused(http, path, content):
@@ -285,24 +304,23 @@ def test_two_classes_become_one(http, tmp_path):
     assert (job["may_be_asked_for"], job["instead"]) == (False, {"blue": "blue"})
     said = changed(http, "/move", name="Blue", into="blue")["message"]
     assert said == "joined 'Blue' to 'blue'"
-    forgot, joined = http.get("/summary").json()["history"][-2:]
-    assert (forgot["kind"], joined["kind"]) == ("forget", "join")
-    assert joined["parents"] == forgot["parents"] != []
-    assert joined["date"]
+    forgot, joined = version_of(tmp_path, 4).history[-2:]
+    assert (forgot.kind, joined.kind) == ("forget", "join")
+    assert joined.parents == forgot.parents != []
     assert [counts(http)["blue"], len(kept(http)["blue"])] == [10, 10]
     http.post("/undo")
     assert len(counts(http)) == 4
     changed(http, "/forget", name="Blue")
     teach(http, images("blue", 4, 300), "blue")
-    assert_same_versions(tmp_path, 6, 4)
-    job = refused(http, "/move", {"name": "red", "into": "green"})
-    assert (job["status"], "not all of its photos" in job["error"]) == (409, True)
+    assert_same_model(version_of(tmp_path, 6), version_of(tmp_path, 4))
+    refusal = http.post("/move", json={"name": "red", "into": "green"})
+    assert refusal.status_code == 409
+    assert "not all of its photos" in refusal.json()["error"]
 
 
-def assert_same_versions(place, one, other):
-    """Both versions give the same scores."""
-    folders = [place / "w" / "versions" / f"{number:06}" for number in (one, other)]
-    assert_same_model(*map(cifnet_pl.load, folders))
+def version_of(place, number):
+    """A version of the workspace of a test."""
+    return cifnet_pl.load(place / "w" / "versions" / f"{number:06}")
 
 
 def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
@@ -330,7 +348,7 @@ def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
     names = {one["image"]: one["file"].split("-")[0] for one in waiting}
     lesson = changed(http, "/inbox/learn", names=names)
     assert lesson["learned"] == {"blue": 6, "yellow": 4}
-    assert_same_versions(tmp_path, 5, 4)
+    assert_same_model(version_of(tmp_path, 5), version_of(tmp_path, 4))
     changed(http, "/versions/2/serve")
     assert "both" in counts(http)
     late = http.post("/undo", json={"version": 5})  # someone else went to version 2
@@ -353,19 +371,8 @@ def test_downloads(http, tmp_path, monkeypatch):
     assert tree(tmp_path / "w" / "incoming") == set()
 
 
-def assert_nearest(http, name, number):
-    """An image is the most similar one of itself."""
-    sent = images(name, 1, number)
-    nearest = becomes(
-        lambda: http.post("/classify", files=sent).json()["images"][0]["nearest"]
-    )
-    assert http.get(f"/images/{nearest}").content == image(name, number)
-
-
-def test_uncertain_images_and_the_nearest_image(http):
-    """Images of another colour are found, but the only one of a class; an answer shows the most
-    similar kept image.
-    """
+def test_doubtful_images(http):
+    """Images of another colour are found, but the only one of a class."""
     for name, other in (("blue", "yellow"), ("yellow", "blue")):
         wrong = [("files", ("wrong.png", image(other, 900)))]
         teach(http, [*images(name, 20), *wrong], name)
@@ -374,7 +381,6 @@ def test_uncertain_images_and_the_nearest_image(http):
     assert (found["images"], found["not_judged"]) == (42, ["brown"])
     label_errors = {(one["label"], one["predicted"]) for one in found["label_errors"]}
     assert label_errors == {("blue", "yellow"), ("yellow", "blue")}
-    assert_nearest(http, "blue", 100)
 
 
 def test_token(tmp_path):
@@ -411,6 +417,7 @@ def test_read_only(tmp_path):
 
 
 def test_limits(http, monkeypatch):
+    assert http.post("/group", json={"images": ["a"] * 2001}).status_code == 413
     limits = Limits(body_bytes=20_000, json_bytes=9_000, image_bytes=5_000, images=3)
     monkeypatch.setattr(gate, "LIMITS", limits)
     answers = [
@@ -434,11 +441,11 @@ def test_a_fault_stops_nothing(http, caplog):
     changed(http, "/rename", old="red", new="a")
     service.answering.submit(image("red", 50)).result()
     replaced = weakref.ref(service.answering.served.model)
-    failed = service.submit(Mock(side_effect=ZeroDivisionError, __name__="fail"))
+    failed = service.submit("fail", Mock(side_effect=ZeroDivisionError))
     failed.end.result()
     assert (failed.status, "log" in failed.error) == (500, True)
     for _ in range(REMEMBERED_CHANGES + 1):
-        service.submit(Mock(return_value=None, __name__="nothing")).end.result()
+        service.submit("nothing", Mock(return_value=None)).end.result()
     assert http.get(f"/jobs/{failed.job}").status_code == 404
     assert changed(http, "/rename", old="a", new="b")["version"] == 3
     assert becomes(lambda: gc.collect() >= 0 and replaced() is None)
@@ -487,7 +494,6 @@ def test_the_images_of_fit_are_examples_and_are_forgotten(tmp_path):
     (folder / "red" / "new.png").write_bytes(image("red", 9))
     with client(tmp_path / "w", begun=begun, images=folder) as http:
         assert [len(files) for files in kept(http).values()] == [4, 4]
-        assert_nearest(http, "red", 0)
         # Four near-duplicates each.
         assert sorted(http.get("/audit").json()["not_judged"]) == ["green", "red"]
         assert changed(http, "/forget", name="green")["exact"] is True

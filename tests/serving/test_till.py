@@ -9,7 +9,6 @@ from datetime import date
 import httpx
 import pytest
 
-from cifnet_pl.__main__ import main
 from cifnet_pl.cli.serve import access_of, show_address
 from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.utilities.errors import UsageError
@@ -20,7 +19,6 @@ from tests.serving.services import (
     client,
     image,
     images,
-    saved,
     teach,
 )
 
@@ -53,9 +51,15 @@ def test_a_wrong_answer_is_corrected_by_a_tap(browser, server, one_day):
         page.get_by_role("button", name="Save").click()
         expect(page.locator("#message-text")).to_contain_text("Kept as “timer”")
         expect(page.locator("#today")).to_contain_text("1 photo,")
-        page.get_by_role("button", name="This one").click()
-        page.locator("#till-tiles button").nth(0).click()
+        page.locator("#main").focus()  # nothing that keys belong to
+        page.keyboard.press(" ")
+        expect(page.locator("#till-tiles")).to_be_visible()
+        page.keyboard.press("1")
         expect(page.locator("#today")).to_contain_text("2 photos,")
+        expect(page.locator("#today")).to_contain_text("0\N{NO-BREAK SPACE}% right")
+        page.get_by_text("Day by day").click()
+        day = page.get_by_label("2026-03-01: 0\N{NO-BREAK SPACE}% of 2 right, 2 unsure")
+        expect(day).to_be_visible()
         page.get_by_role("button", name="This one").click()
         page.get_by_role("button", name="Next").click()  # nobody says what it was
         expect(page.locator("#till-tiles")).to_be_hidden()
@@ -160,6 +164,8 @@ def test_a_public_address_is_answered_and_others_are_not(tmp_path):
 def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(UsageError, match="--address is"):
         access_of("t" * 20, "localhost", address)
+    with pytest.raises(UsageError, match="give a --token"):
+        access_of(None, "localhost", address)
 
 
 def test_a_shared_address_is_printed_with_a_code(capsys):
@@ -167,9 +173,3 @@ def test_a_shared_address_is_printed_with_a_code(capsys):
     said = capsys.readouterr().out
     assert f"http://192.0.2.7:7860/#token={'t' * 20}" in said
     assert said.count("\n") > 15
-
-
-def test_a_shared_service_has_a_token_and_a_public_one_needs_it(tmp_path, capsys):
-    words = ["serve", "--model", str(saved(tmp_path / "b")), "--port", "0"]
-    assert main([*words, "--address", "https://shop.example/"]) == 2
-    assert "--token" in capsys.readouterr().err

@@ -3,8 +3,6 @@ disk; other models.
 """
 
 import errno
-import sqlite3
-from functools import partial
 
 import pytest
 import torch
@@ -131,32 +129,13 @@ def test_oldest_versions_are_removed(tmp_path):
     assert Workspace(tmp_path / "w", model(), keep_versions=3).current == 3
 
 
-class Full(sqlite3.Connection):
-    """A journal on a disk that has room for so many statements; None for any number."""
-
-    left: int | None = None
-
-    def execute(self, *args):
-        changes = args[0].startswith(("INSERT", "UPDATE", "DELETE"))
-        if Full.left is not None and changes:
-            Full.left -= 1
-            if Full.left < 0:
-                raise sqlite3.OperationalError("database or disk is full")
-        return super().execute(*args)
-
-
-def test_no_room_for_the_journal_refuses_the_change_and_nothing_else(
-    tmp_path, monkeypatch
-):
-    """Of the bundle, see test_service.py."""
-    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Full))
+def test_no_room_for_the_journal_refuses_the_change_and_nothing_else(tmp_path):
     workspace = Workspace(tmp_path / "w", model())
     before = tree(tmp_path)
-    Full.left = 2  # statements of a transaction: the third finds the disk full
+    workspace._database.execute("PRAGMA query_only = ON")
     with pytest.raises(CifnetError, match="nothing was changed"):
         renamed(workspace, "a")
-    Full.left = None
-    monkeypatch.undo()
+    workspace._database.execute("PRAGMA query_only = OFF")
     assert (tree(tmp_path), workspace.current) == (before, 1)
     assert renamed(workspace, "b") == 2
 

@@ -1,4 +1,4 @@
-"""Commands, sweeps and the building of a cache, each killed twenty times at random moments."""
+"""Commands, runs, sweeps and the building of a cache, each killed at random moments."""
 
 import os
 import random
@@ -16,6 +16,7 @@ from cifnet_pl.__main__ import main
 from cifnet_pl.model.bundle import CONFIG
 from tests.cli.test_sweep import write
 from tests.command_line import (
+    BUFFER,
     assert_same_model,
     command,
     environment,
@@ -86,6 +87,29 @@ def test_a_command(name: str, tmp_path: Path):
         assert in_a_process(work(target), output) == 0, output.read_text()
         assert_same(target, expected)
     assert codes.count(-signal.SIGKILL) > KILLS // 4
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+@pytest.mark.parametrize("head", ["CIFNetHead", "RidgeHead"])
+def test_a_run(head: str, seed: int, tmp_path: Path):
+    """It ends as if nothing had happened, killed twice on its way."""
+    draw = random.Random(seed)
+    options = [*BUFFER, "--data.batch_size", "4", "--seed_everything", "5"]
+    options += ["--data.num_workers", str(seed % 2), "--model.head", head]
+    begin = time.monotonic()
+    run = learned(tmp_path / "reference", *options)
+    seconds = time.monotonic() - begin
+    work = partial(learn, tmp_path / "killed", *options, "--ckpt_path", "last")
+    for _ in range(2):
+        killed_within(draw.uniform(0, seconds), work, tmp_path / "output")
+    assert work() == 0
+    newest = max(
+        (tmp_path / "killed" / "default").iterdir(),
+        key=lambda path: (path / "summary.json").is_file(),
+    )
+    assert_same_model(newest, run)
+    assert measurements(newest) == measurements(run)
+    assert os.listdir(newest / "checkpoints") == ["last.ckpt"]
 
 
 def test_a_sweep(tmp_path: Path):

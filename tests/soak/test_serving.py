@@ -6,12 +6,11 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from statistics import median
 from threading import Event, Thread, Timer
 from typing import Any
 
@@ -37,10 +36,8 @@ FOR_EVER = 10**6
 @contextmanager
 def served(
     bundle: Path, output: Path, seconds: float, *options: str
-) -> Iterator[tuple[str, Timer, int]]:
-    """A service in a process of its own, what kills it so many seconds after it is ready, and its
-    number.
-    """
+) -> Iterator[tuple[str, Timer]]:
+    """A service in a process of its own, and what kills it so many seconds after it is ready."""
     words = f"serve --model {bundle} --port 0 --keep_versions {KEPT}".split()
     process = start(partial(main, [*words, *options]), output)
     until = time.monotonic() + 600  # a soak may share its machine
@@ -57,7 +54,7 @@ def served(
     timer = Timer(seconds, process.kill)
     timer.start()
     try:
-        yield url, timer, process.pid
+        yield url, timer
     finally:
         if timer.interval == FOR_EVER:
             timer.cancel()
@@ -105,35 +102,30 @@ def change(url: str, draw: random.Random) -> int | None:
     return int(answer["version"])
 
 
-class Watcher(Thread):
-    """Notes the memory of a process, and fills the disk now and then, until it is told to end.
+class Filler(Thread):
+    """Fills the disk now and then, until it is told to end.
 
     Attributes:
-        memory: most MB that the process held.
         full: how often the disk was filled.
     """
 
-    def __init__(self, process: int, disk: SmallDisk, draw: random.Random):
+    def __init__(self, disk: SmallDisk, draw: random.Random):
         super().__init__()
-        self.process = process
         self.disk = disk
         self.draw = draw
-        self.memory: list[float] = []
         self.full = 0
         self.done = Event()
 
     def run(self) -> None:
         """Fill the disk in one of five seconds or so."""
         while not self.done.wait(self.draw.uniform(0, 1)):
-            with suppress(OSError, IndexError):  # the process was killed
-                self.memory.append(resident(self.process))
             if not self.draw.randrange(4):
                 self.disk.fill()
                 self.full += 1
                 self.done.wait(self.draw.uniform(0, 1))
                 self.disk.free()
 
-    def __enter__(self) -> "Watcher":
+    def __enter__(self) -> "Filler":
         self.start()
         return self
 
@@ -151,12 +143,10 @@ class Acknowledged:
     Attributes:
         received: files that wait.
         names: classes that were typed for them.
-        refused: changes and images that were refused, or that nobody answered.
     """
 
     received: set[str] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
-    refused: int = 0
 
     def send(self, url: str, draw: random.Random) -> None:
         """Send an image that is never learned, and type its class; sometimes purge before."""
@@ -165,7 +155,6 @@ class Acknowledged:
             sent(url, "/purge", json={"images": kind})
         content = image("any", draw.randrange(10**6))
         if sent(url, "/inbox", files=[("files", ("a.png", content))]) is None:
-            self.refused += 1
             return
         file = f"{sha256(content).hexdigest()}.png"
         self.received.add(file)
@@ -198,7 +187,7 @@ def test_kills_over_http(tmp_path: Path) -> None:
         folder = disk.folder / "w"
         options = ("--workspace", str(folder), "--watch", str(watched))
         draw = random.Random(KILLS)
-        with served(bundle, tmp_path / "first", FOR_EVER, *options) as (url, _, _):
+        with served(bundle, tmp_path / "first", FOR_EVER, *options) as (url, _):
             begin = time.monotonic()
             while change(url, draw) is None:
                 continue
@@ -207,7 +196,6 @@ def test_kills_over_http(tmp_path: Path) -> None:
         told = Acknowledged()
         acknowledged = unsaid = full = 0
         stored = len(serves(folder))
-        memory: list[float] = []
         for number in range(KILLS):
             (watched / f"{number}.png").write_bytes(image("watched", number))
             versions: list[int] = []
@@ -215,15 +203,14 @@ def test_kills_over_http(tmp_path: Path) -> None:
                 disk.fill()
             output = tmp_path / f"output-{number}"
             seconds = draw.uniform(0, longest)
-            with served(bundle, output, seconds, *options) as (url, killer, process):
+            with served(bundle, output, seconds, *options) as (url, killer):
                 disk.free()
-                with Watcher(process, disk, random.Random(number)) as watcher:
+                with Filler(disk, random.Random(number)) as filler:
                     while killer.is_alive():
                         version = change(url, draw)
                         versions += [] if version is None else [version]
                         told.send(url, draw)
-            memory += watcher.memory
-            full += watcher.full
+            full += filler.full
             workspace = Workspace(folder, model(), KEPT)
             seen = serves(folder)
             new = seen[stored:]
@@ -241,21 +228,12 @@ def test_kills_over_http(tmp_path: Path) -> None:
     print(
         f"{KILLS} kills; {acknowledged} changes and {len(told.received)} images acknowledged, none"
         f" lost; {KILLS} images of the watched folder came in; {unsaid} changes stored"
-        f" but not acknowledged; the disk was full {full} times while it was served and"
-        f" {told.refused} images were refused or cut off; at most {max(memory):.0f} MB,"
-        f" {median(memory):.0f} in the median"
+        f" but not acknowledged; the disk was full {full} times while it was served"
     )
     assert acknowledged > KILLS // 4
     assert full > KILLS // 10
-    assert max(memory) < median(memory) + 200
 
 
 def waiting_paths(folder: Path) -> set[str]:
     """The paths with which the images of a workspace were sent, that the service has open."""
     return {path for (path,) in rows_of(folder, "SELECT path FROM sent")}
-
-
-def resident(process: int) -> float:
-    """MB that a process holds."""
-    text = Path(f"/proc/{process}/status").read_text()
-    return int(text.split("VmRSS:")[1].split()[0]) / 1024

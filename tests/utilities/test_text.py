@@ -6,23 +6,16 @@ import matplotlib
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont
+from matplotlib.font_manager import FontEntry, findfont, fontManager
 
 from cifnet_pl.utilities import text as module
 from cifnet_pl.utilities.text import (
     FONT,
     families,
     next_command,
-    number_of,
     print_text,
     similar_spellings_message,
 )
-
-
-def test_a_count_and_its_noun():
-    assert number_of(1, "image") == "1 image"
-    assert number_of(2, "class") == "2 classes"
-    assert number_of(1234, "image has", "images have") == "1,234 images have"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +55,19 @@ def test_another_font_is_taken_for_what_the_first_lacks(recwarn):
         figure.text(0.1, 0.5, f"odd {character}")
         figure.canvas.draw()
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
+
+
+def test_oblique_and_bold_fonts_are_no_other_families(monkeypatch):
+    other = findfont("STIXGeneral")
+    character = chr(min(module._characters(other) - module._characters(findfont(FONT))))
+    entries = [
+        FontEntry(other, name="Slanted", style="italic", weight=400),
+        FontEntry(other, name="Thick", style="normal", weight=700),
+    ]
+    monkeypatch.setattr(fontManager, "ttflist", entries)
+    assert families([character]) == [FONT]
+    entries.append(FontEntry(other, name="Plain", style="normal", weight=400))
+    assert families([character]) == [FONT, "Plain"]
 
 
 class Terminal(io.StringIO):

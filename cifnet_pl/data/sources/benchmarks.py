@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,53 +33,46 @@ from cifnet_pl.data.sources.tables import open_table, readable
 from cifnet_pl.data.splitting import held_out_rows
 from cifnet_pl.images.files import is_folder, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, check_that, explained
-from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.names import class_name, split_of
+from cifnet_pl.utilities.names import class_name
 
-PARTS: dict[str, list[dict[str, Any]]] = {
+SPLITS = {
     # Its test labels are not public.
-    "CLEVRClassification": [{"split": "train"}, {"split": "val"}],
-    "EMNIST": [
-        {"split": "balanced", "train": True},
-        {"split": "balanced", "train": False},
-    ],
-    "FGVCAircraft": [{"split": "trainval"}, {"split": "test"}],
-    "ImageNet": [{"split": "train"}, {"split": "val"}],
-    "Imagenette": [{"split": "train"}, {"split": "val"}],
-    "OxfordIIITPet": [{"split": "trainval"}, {"split": "test"}],
-    "Places365": [{"split": "train-standard"}, {"split": "val"}],
+    "CLEVRClassification": ("train", "val"),
+    "FGVCAircraft": ("trainval", "test"),
+    "ImageNet": ("train", "val"),
+    "Imagenette": ("train", "val"),
+    "OxfordIIITPet": ("trainval", "test"),
+    "Places365": ("train-standard", "val"),
 }
-"""Arguments of the training and the test split, where these are not the usual ones.
-
-The usual ones are ``train=True`` and ``False``, or ``split="train"`` and ``"test"``.
-"""
+"""Names of the split to learn and the one to test with, where these are not train and test."""
 
 DEFAULT_ROOT = Path("data")
 """Default folder of torchvision sets."""
 
-NOT_FOR_CLASSIFICATION = {"FakeData", "ImageFolder", "DatasetFolder", "VisionDataset"}
+NOT_FOR_CLASSIFICATION = {
+    "DatasetFolder",
+    "FakeData",
+    "ImageFolder",
+    "VisionDataset",
+    "wrap_dataset_for_transforms_v2",
+}
 
 
 def set_names() -> list[str]:
     """Return the names of torchvision's data sets."""
     from torchvision import datasets
 
-    names = []
-    for name in datasets.__all__:
-        if inspect.isclass(getattr(datasets, name)):
-            names.append(name)
-    return sorted(set(names) - NOT_FOR_CLASSIFICATION)
+    return sorted(set(datasets.__all__) - NOT_FOR_CLASSIFICATION)
 
 
 def digits(options: SourceOptions) -> SampleTable:
     """Load scikit-learn's bundled digits: 1797 real 8x8 scans of ten classes, split by seed."""
     from sklearn.datasets import load_digits
 
-    pixels, labels = load_digits(return_X_y=True)
-    squares = pixels.reshape(-1, 8, 8)
-    scaled = squares * (255 / 16)
+    scans = load_digits()
+    scaled = scans.images * (255 / 16)
     images = scaled.round().astype(np.uint8)
-    table = pd.DataFrame({"label": labels})
+    table = pd.DataFrame({"label": scans.target})
     return SampleTable(table, lambda row: Image.fromarray(images[row]))
 
 
@@ -101,36 +94,38 @@ def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
 
     builder = getattr(datasets, name)
     parameters = inspect.signature(builder).parameters
-    usual: list[dict[str, Any]] = [{}]
-    if "train" in parameters:
-        usual = [{"train": True}, {"train": False}]
-    elif "split" in parameters:
-        usual = [{"split": "train"}, {"split": "test"}]
-    splits = PARTS.get(name, usual)
-    root = expanded(options.root or DEFAULT_ROOT).absolute()
+    root = (options.root or DEFAULT_ROOT).absolute()
     keywords: dict[str, Any] = {"root": str(root)}
-    # EMNIST and QMNIST take the option of their parent without naming it.
-    if "download" in parameters or issubclass(builder, datasets.MNIST):
+    # EMNIST and QMNIST take options of their parent without naming them.
+    is_mnist = issubclass(builder, datasets.MNIST)
+    if "download" in parameters or is_mnist:
         keywords["download"] = options.download
+    if name == "EMNIST":
+        keywords["split"] = "balanced"
+    splits: list[dict[str, Any]] = [{}]
+    if "train" in parameters or is_mnist:
+        splits = [{"train": True}, {"train": False}]
+    elif "split" in parameters:
+        names = SPLITS.get(name, ("train", "test"))
+        splits = [{"split": split} for split in names]
     absent = f"torchvision's {name} is not in {shown_path(root)}"
     remedies = (
         "; set --data.root to the folder that holds it, or fetch it with --data.download"
         " true"
     )
-    unmet = f"torchvision's {name} needs a package that is not installed"
-    unsuitable = f"torchvision's {name} is not a set of images with one class each"
+    unsuitable = f"torchvision's {name} cannot be read as images with one class each"
+    unfit = (TypeError, ValueError, ImportError)
     instead = "; arrange its images in class folders and use --data.source folder"
     parts = []
     for arguments in splits:
         with (
             explained(DataError, absent, RuntimeError, OSError, end=remedies),
-            explained(UsageError, unmet, ImportError),
-            explained(UsageError, unsuitable, TypeError, ValueError, end=instead),
+            explained(UsageError, unsuitable, *unfit, end=instead),
         ):
             opened = builder(**keywords, **arguments)
             labels = [int(label) for label in _labels(opened)]
-        if not labels:
-            raise UsageError(f"{unsuitable}: it does not list its labels{instead}")
+            if not labels:
+                raise ValueError("it does not list its labels")
         samples = SampleTable(
             pd.DataFrame({"label": labels}),
             partial(dataset_image, opened),
@@ -141,12 +136,12 @@ def torchvision_set(name: str, options: SourceOptions) -> SampleTable:
     return joined(parts, ["train", "test"])
 
 
-def _labels(dataset: Any) -> Sequence[Any]:
+def _labels(dataset: Any) -> Any:
     """Return the label of each image, read without decoding any; none if they are not listed."""
     for attribute in ("targets", "labels", "_labels", "y"):
         values = getattr(dataset, attribute, None)
         if values is not None:
-            return cast(Sequence[Any], values)
+            return values
     return [sample[1] for sample in getattr(dataset, "_samples", ())]
 
 
@@ -230,7 +225,6 @@ def tinyimagenet(options: SourceOptions) -> SampleTable:
         )
     val = pd.DataFrame({"name": listed[0], "label": listed[1], "split": "val"})
     val["path"] = "val/images/" + val["name"]
-    val = val[val["label"].isin(train.table["label"])]
     table = pd.concat([train.table, val], ignore_index=True)
     return replace(train, table=table.drop(columns="position"), hash_of=np.zeros(0))
 
@@ -287,9 +281,8 @@ def core50(options: SourceOptions) -> SampleTable:
     expected = "1 or more: keep every stride-th frame"
     check_that(type(stride) is int and stride > 0, "stride", stride, expected)
     root = _inner_folder(options, WHAT_CORE50, "core50_128x128", ())
-    found = []
-    for path in root.glob("s[0-9]*/o[0-9]*/*.png"):
-        found.append(path.relative_to(root).as_posix())
+    files = root.glob("s[0-9]*/o[0-9]*/*.png")
+    found = [path.relative_to(root).as_posix() for path in files]
     names = pd.Series(found, dtype=object, name="name")
     numbers = names.str.extract(FRAME).dropna().astype(int)
     frames = numbers.join(names).sort_values(["session", "object", "frame"])
@@ -336,12 +329,6 @@ def domains(options: SourceOptions) -> SampleTable:
     """
     root = required_root(options, WHAT_DOMAINS)
     domain_folders = class_folders(root)
-    if all(split_of(name) for name in domain_folders):
-        named = ", ".join(domain_folders)
-        raise DataError(
-            f"{shown_path(root)} has {named}, which are splits and not domains: use"
-            " --data.source folder"
-        )
     homes = {home.name: home for homes in domain_folders.values() for home in homes}
     samples = class_samples(root, homes)
     names = samples.table["split"].map(class_name)
@@ -351,7 +338,7 @@ def domains(options: SourceOptions) -> SampleTable:
     )
     whole = replace(samples, table=table.drop(columns=["path", "split"]))
     held = held_out_rows(
-        whole, options.val_fraction, options.split_seed, by=("label", "domain")
+        whole, options.val_fraction, options.split_seed, by=["label", "domain"]
     )
     return whole.with_columns(split=np.where(held, "test", "train"))
 
@@ -373,7 +360,7 @@ def cifar100(options: SourceOptions) -> SampleTable:
         UsageError: the Parquet files need a package that is missing.
         DataError: none of the three is there, or a Parquet file is damaged or has other columns.
     """
-    root = expanded(options.root or DEFAULT_ROOT)
+    root = options.root or DEFAULT_ROOT
     files = find_files(root, "**/*", (".parquet",))
     if files.splits:
         return files.read(_parquet_images)
@@ -398,14 +385,12 @@ def _parquet_images(file: Path) -> SampleTable:
     features = description.get("info", {}).get("features", {})
 
     def read(row: int) -> bytes:
-        problem = f"{shown_path(file)}: row {row} of column {IMAGE} holds no image"
-        with explained(DataError, problem):
-            return bytes(images[row]["bytes"])
+        content: bytes = images[row]["bytes"]
+        return content
 
     return SampleTable(
         table_of(label=labels),
         read,
         class_names=features.get(LABEL, {}).get("names"),
         where=shown_path(file.parent),
-        prefix=f"{shown_path(file)}#",
     )

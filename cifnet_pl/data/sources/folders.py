@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -17,7 +17,7 @@ from cifnet_pl.images.files import (
     PassedOver,
     archive_part,
     archived_files,
-    image_files,
+    images_below,
     is_image,
     matching_paths,
     require_folder,
@@ -25,9 +25,8 @@ from cifnet_pl.images.files import (
     sub_folders,
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
-from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, class_name, class_names, split_in, split_of
-from cifnet_pl.utilities.text import is_or_are, listed, number_of, printable
+from cifnet_pl.utilities.text import listed, printable
 
 WHAT = "a folder or Zip archive with one sub-folder of images per class"
 
@@ -80,7 +79,7 @@ def class_samples(
         for label, folders in class_folders(home).items():
             if only is not None and label not in only:
                 continue
-            found = [image_files(path, passed_over) for path in folders]
+            found = [images_below(path, passed_over) for path in folders]
             files = list(chain.from_iterable(found))
             if not files:
                 empty.append(shown_path(folders[0]))
@@ -95,13 +94,12 @@ def class_samples(
     messages = [
         *notes,
         *passed_over.notes(),
-        strays_message(*homes.values()),
+        *map(_strays_message, homes.values()),
     ]
     if empty:
         messages.append(f"note: class folders without images left out: {listed(empty)}")
     if not parts:
         table = table.drop(columns=["path", "split"])
-        messages.append(nesting_message(root, table["name"], table["label"]))
     return SampleTable(
         table,
         root=root,
@@ -155,10 +153,31 @@ class SplitFiles(NamedTuple):
     def read(self, read: Callable[[Path], SampleTable]) -> SampleTable:
         """Return the samples of all files, which ``read`` gives of one."""
         samples = joined([read(file) for file in self.files], self.splits)
-        return replace(samples, notes=samples.notes + self.notes)
+        return replace(samples, notes=self.notes)
 
 
-def find_files(root: Path | None, pattern: str, endings: Sequence[str]) -> SplitFiles:
+def required_files(
+    root: Path | None, pattern: str, endings: Sequence[str], what: str
+) -> SplitFiles:
+    """Find the files of a data set as :func:`find_files`, of which there must be some.
+
+    Args:
+        root, pattern, endings: as there.
+        what: what the root should be, for messages.
+
+    Raises:
+        UsageError: no root was given.
+        DataError: there is no such file.
+    """
+    if root is None:
+        raise UsageError(f"no file was given: set --data.root to {what}")
+    found = find_files(root, pattern, endings)
+    if not found.files:
+        raise DataError(f"no file {printable(str(root))}: expected {what}")
+    return found
+
+
+def find_files(root: Path, pattern: str, endings: Sequence[str]) -> SplitFiles:
     """Find the files of a data set, and the split of each by its name or those of its folders.
 
     The folder that holds all files does not count. Of files with and without a split in their
@@ -169,14 +188,11 @@ def find_files(root: Path | None, pattern: str, endings: Sequence[str]) -> Split
         pattern: of the files in a folder.
         endings: of their names, in small letters.
     """
-    if root is None:
-        return SplitFiles([], [])
-    path = expanded(root)
-    if path.is_dir():
-        found = matching_paths(path / pattern)
+    if root.is_dir():
+        found = matching_paths(root / pattern)
         files = [file for file in found if file.suffix.lower() in endings]
     else:
-        files = matching_paths(path)
+        files = matching_paths(root)
     if not files:
         return SplitFiles([], [])
     common = os.path.commonpath([file.parent for file in files])
@@ -198,11 +214,6 @@ class SplitFolders(NamedTuple):
 
     parts: dict[Split, Path]
     notes: list[str]
-
-    @property
-    def tested(self) -> Path | None:
-        """Class folders to test with; None where there is only a training split with labels."""
-        return self.parts.get("test") or self.parts.get("val")
 
 
 def find_splits(root: Path) -> SplitFolders | None:
@@ -251,69 +262,32 @@ def find_splits(root: Path) -> SplitFolders | None:
 def _are_splits(folders: Sequence[Path], splits: Mapping[Split, Path]) -> bool:
     """Return whether the sub-folders of a folder are splits, and not classes.
 
-    They are if a training split lies beside a test or validation split, or alone, and they hold
-    class folders or nothing; or if all of several hold the same sub-folders, whatever their names.
+    They are if a training split lies beside a test or validation split, or alone, and one of them
+    has class folders; or if all of several hold the same sub-folders, whatever their names.
     """
     if "train" in splits and (len(splits) > 1 or len(folders) == 1):
-        has_classes = any(sub_folders(path) for path in splits.values())
-        return has_classes or not _images_beside(splits["train"])
+        return any(sub_folders(path) for path in splits.values())
     inner = set()
     for path in folders:
         inner.add(frozenset(sub_folder.name for sub_folder in sub_folders(path)))
     return len(folders) > 1 and len(inner) == 1 and inner != {frozenset()}
 
 
-def nesting_message(
-    root: Path, names: Iterable[str], labels: Iterable[str]
-) -> str | None:
-    """Ask whether the sub-folders of the only class are the classes.
+def _strays_message(home: Path) -> str | None:
+    """Say that images lie beside class folders, and are of no class; None if none do.
 
     Args:
-        root: the folder that holds the class folder.
-        names: paths of all images below it.
-        labels: names of their classes.
-
-    Returns:
-        None where there are several classes, or no sub-folders.
+        home: folder or archive that holds the class folders.
     """
-    classes = set(labels)
-    if len(classes) > 1:
-        return None
-    inner = {PurePosixPath(name).parts[1:-1][:1] for name in names}
-    if len(inner) < 2 or () in inner:
-        return None
-    name = classes.pop()
-    return (
-        f"note: there is one class, '{printable(name)}', with images in {len(inner)} sub-folders:"
-        f" if those are the classes, name the folder {shown_path(root / name)} instead"
-    )
-
-
-def strays_message(*folders: Path) -> str | None:
-    """Say how many images lie beside class folders, and are of no class; None if none do.
-
-    Args:
-        folders: each holds class folders.
-    """
-    strays = list(chain.from_iterable(map(_images_beside, folders)))
+    part = archive_part(home)
+    entries = sorted(home.iterdir()) if part is None else archived_files(part)
+    strays = [path for path in entries if path.parent == home and is_image(path)]
     if not strays:
         return None
-    count = len(strays)
     return (
-        f"note: {number_of(count, 'image')} beside the class folders {is_or_are(count)} passed"
-        f" over, the first is {shown_path(strays[0])}: move each into the folder of its class"
+        "note: images beside the class folders are passed over, the first is"
+        f" {shown_path(strays[0])}: move each into the folder of its class"
     )
-
-
-def _images_beside(home: Path) -> list[Path]:
-    """Return the images right in a folder or archive, beside its sub-folders."""
-    part = archive_part(home)
-    if part is not None:
-        entries = archived_files(part)
-        return [path for path in entries if path.parent == home and is_image(path)]
-    return [
-        path for path in sorted(home.iterdir()) if is_image(path) and path.is_file()
-    ]
 
 
 def required_root(options: SourceOptions, noun: str) -> Path:
@@ -329,6 +303,5 @@ def required_root(options: SourceOptions, noun: str) -> Path:
     """
     if options.root is None:
         raise UsageError(f"no data folder was given: set --data.root to {noun}")
-    root = expanded(options.root)
-    require_folder(root, "--data.root", noun)
-    return root
+    require_folder(options.root, "--data.root", noun)
+    return options.root

@@ -13,7 +13,6 @@ from cifnet_pl.data.samples import SampleTable, SourceOptions, joined, table_of
 from cifnet_pl.data.sources.folders import find_files
 from cifnet_pl.images.files import read_bytes, shown_path
 from cifnet_pl.utilities.errors import DataError, UsageError, explained
-from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
 from cifnet_pl.utilities.text import printable
@@ -57,8 +56,7 @@ def hugging_face(name: str, options: SourceOptions) -> SampleTable:
     image = _column(train, "image", options, where)
     label = _column(train, "label", options, where)
     class_names = getattr(train.features[label], "names", None)
-    samples = []
-    kept: list[Split] = []
+    samples: dict[Split, SampleTable] = {}
     notes = []
     for split, given in splits.items():
         part = parts[given]
@@ -71,18 +69,16 @@ def hugging_face(name: str, options: SourceOptions) -> SampleTable:
                 f"note: split {printable(given)} of {where} has no labels: it is not used"
             )
             continue
-        kept.append(split)
-        samples.append(
-            SampleTable(
-                table_of(name=[f"{given}/{i}" for i in range(len(part))], label=labels),
-                row_reader(part, image, where),
-                class_names=class_names,
-                where=where,
-                prefix=f"{where}#",
-                sequential=True,
-            )
+        names = [f"{given}/{i}" for i in range(len(part))]
+        samples[split] = SampleTable(
+            table_of(name=names, label=labels),
+            _row_reader(part, image, where),
+            class_names=class_names,
+            where=where,
+            sequential=True,
         )
-    return replace(joined(samples, kept), notes=tuple(notes))
+    whole = joined(list(samples.values()), list(samples))
+    return replace(whole, notes=tuple(notes))
 
 
 def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
@@ -101,8 +97,9 @@ def _load(name: str, options: SourceOptions, where: str) -> dict[str, Any]:
         explained(DataError, f"cannot load {where}", end=hint),
     ):
         if not name:
-            return dict(_local(datasets, expanded(options.root or ""), config))
-        cache = options.root and str(expanded(options.root))
+            assert options.root is not None
+            return dict(_local(datasets, options.root, config))
+        cache = options.root and str(options.root)
         # The number of rows, and the checksums of files where the set records them.
         found = datasets.load_dataset(
             name, config, cache_dir=cache, verification_mode="all_checks"
@@ -166,8 +163,6 @@ def _named_splits(
     for split in given:
         if split in options.own:
             splits[split] = str(options.own[split])
-    if "test" in options.own:
-        splits.pop("val", None)
     for name in splits.values():
         if name not in parts:
             known = ", ".join(map(printable, parts))
@@ -184,51 +179,41 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     Raises:
         DataError: no such column; names those that exist.
     """
-    features: dict[str, str] = {
-        name: type(feature).__name__
-        for name, feature in (dataset.features or {}).items()
-    }
-    of_kind = [name for name in features if features[name] == FEATURES[meaning]]
-    candidates = [*of_kind, *USUAL[meaning]]
+    candidates: list[str] = []
+    for name, feature in dataset.features.items():
+        if type(feature).__name__ == FEATURES[meaning]:
+            candidates.append(name)
+    candidates += USUAL[meaning]
     if meaning in options.own:
         candidates = [str(options.own[meaning])]
     for name in candidates:
-        if name in features:
+        if name in dataset.features:
             return name
-    known = ", ".join(f"{printable(name)} ({features[name]})" for name in features)
+    known = ", ".join(map(printable, dataset.features))
     raise DataError(
         f"{where} has no column '{printable(candidates[0])}', it has {known}: name it with"
         f" --data.options.{meaning}"
     )
 
 
-def row_reader(part: Any, column: str, where: str) -> Callable[[int], bytes]:
+def _row_reader(part: Any, column: str, where: str) -> Callable[[int], bytes]:
     """Return a function that reads the image of a row as the bytes of its file.
-
-    The function raises DataError where there is none.
 
     Args:
         part: data set of ``datasets``.
-        column: name of the column of images.
+        column: name of the column of images, or of their paths.
         where: the data, for messages.
+
+    Raises:
+        DataError: the column has something else.
     """
     from datasets import Image
 
-    rows = part.select_columns([column])
-    if isinstance(rows.features[column], Image):
-        rows = rows.cast_column(column, Image(decode=False))
+    with explained(DataError, f"{where}: '{printable(column)}' has no images"):
+        rows = part.select_columns([column]).cast_column(column, Image(decode=False))
 
     def read(row: int) -> bytes:
-        cell = rows[row][column]
-        if isinstance(cell, dict):
-            cell = cell.get("bytes") or cell.get("path")
-        if isinstance(cell, str) and Path(cell).is_file():
-            return read_bytes(Path(cell))
-        if isinstance(cell, bytes):
-            return cell
-        kind = type(cell).__name__
-        raise DataError(
-            f"{where}: row {row} of '{printable(column)}' is no image but {kind}"
-        )
+        image = rows[row][column]
+        return image["bytes"] or read_bytes(Path(image["path"]))
 
     return read

@@ -119,14 +119,8 @@ def _read_data_set(dataset: Any) -> SampleTable:
         if targets is None:
             targets = [dataset[i][1] for i in range(len(dataset))]
         pillow_image(dataset[0][0], "the first item of the data set")
-    labels = []
-    for label in targets:
-        if hasattr(label, "item"):
-            labels.append(label.item())
-        else:
-            labels.append(label)
     return SampleTable(
-        table_of(label=labels),
+        table_of(label=np.asarray(targets).tolist()),
         partial(dataset_image, dataset),
         class_names=getattr(dataset, "classes", None),
     )

@@ -104,7 +104,10 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
         elif not name.startswith(TORCHVISION_PREFIX):
             plugin = entry_point("sources", name)
         if plugin is not None:
-            return split_table(_from_plugin(plugin, options), options)
+            make = import_object(plugin)
+            with explained(UsageError, f"data source {plugin} fails", reason=failure):
+                samples = make(options)
+            return split_table(samples, options)
         read = partial(torchvision_set, _torchvision_class(name))
     _check_options(name, options)
     group = SINGLE
@@ -116,18 +119,6 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
     return split_table(samples, options, group)
 
 
-def _from_plugin(name: str, options: SourceOptions) -> SampleTable:
-    make = import_object(name)
-    with explained(UsageError, f"data source {name} fails", reason=failure):
-        samples = make(options)
-    if not isinstance(samples, SampleTable):
-        raise UsageError(
-            f"data source {name} gives a {type(samples).__name__}, not SampleTable"
-            " (docs/how_to/plugins.md)"
-        )
-    return samples
-
-
 def _check_options(name: str, options: SourceOptions) -> None:
     """Raise UsageError for an option that the source ``name`` does not have."""
     if options.group is not None and name != "folder":
@@ -137,12 +128,10 @@ def _check_options(name: str, options: SourceOptions) -> None:
     kind = "hf" if name.startswith(HUB_PREFIX) else name
     known = OWN_OPTIONS.get(kind, ())
     for option in options.own:
-        if not known:
-            raise UsageError(
-                f"data source {name} has no options of its own: leave --data.options.{option} out"
-            )
         if option not in known:
-            raise unknown_name(f"option of data source {name}", option, known)
+            raise unknown_name(
+                f"option of data source {name}", option, known or ["none"]
+            )
 
 
 def _torchvision_class(name: str) -> str:

@@ -10,7 +10,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -19,13 +19,13 @@ import numpy as np
 import pandas as pd
 
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
-from cifnet_pl.data.sources.folders import find_files
+from cifnet_pl.data.sources.folders import SplitFiles, required_files
 from cifnet_pl.images.files import shown_path
-from cifnet_pl.utilities.errors import DataError, UsageError, explained, unknown_name
+from cifnet_pl.utilities.errors import DataError, explained, unknown_name
 from cifnet_pl.utilities.files import expanded, refuse_pointer
 from cifnet_pl.utilities.names import Split, split_of
 from cifnet_pl.utilities.plugins import optional
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import printable
 
 BLOCK_ROWS = 2**16
 """Rows of a block of a file that has no blocks of its own; a part of a set reads whole ones."""
@@ -52,22 +52,6 @@ class ArrayFile:
     edges: Callable[[], Sequence[int]]
     rows: slice = field(default_factory=lambda: slice(None))
 
-    def column(self, name: str) -> str:
-        """Return the name of an array, which may be given by its alias.
-
-        Raises:
-            DataError: there is none; names those that exist.
-        """
-        if name in self.columns:
-            return name
-        column = ALIASES.get(name, name)
-        if column not in self.columns:
-            known = ", ".join(map(printable, self.columns)) or "nothing"
-            raise DataError(
-                f"{shown_path(self.path)} has no '{printable(name)}', it has {known}"
-            )
-        return column
-
     def blocks(self) -> list[ArrayFile]:
         """Return blocks of the file's rows, each of which is read without the others."""
         with readable(self.path):
@@ -79,7 +63,14 @@ class ArrayFile:
         Raises:
             DataError: there is none; names those that exist.
         """
-        column = self.column(name)
+        column = name
+        if name not in self.columns:
+            column = ALIASES.get(name, name)
+        if column not in self.columns:
+            known = ", ".join(map(printable, self.columns)) or "nothing"
+            raise DataError(
+                f"{shown_path(self.path)} has no '{printable(name)}', it has {known}"
+            )
         with readable(self.path):
             return self.read(column, self.rows)
 
@@ -87,23 +78,23 @@ class ArrayFile:
         """Return an (n, d) array of floats; DataError for another shape or dtype."""
         array = self.array(name)
         if array.ndim != 2 or array.dtype.kind != "f" or not array.size:
-            raise DataError(
-                f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape} and dtype"
-                f" {array.dtype}, expected (n, d) floats"
-            )
+            raise self._unfit(name, array, "(n, d) floats")
         return array
 
     def vector(self, name: str, length: int) -> np.ndarray:
         """Return an (n,) array of integers or objects; DataError for another shape."""
         array = self.array(name)
         if array.shape != (length,):
-            raise DataError(
-                f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape}, expected"
-                f" ({length},)"
-            )
+            raise self._unfit(name, array, f"({length},)")
         if array.dtype.kind not in "iu":
             array = array.astype(object)
         return array
+
+    def _unfit(self, name: str, array: np.ndarray, expected: str) -> DataError:
+        return DataError(
+            f"{shown_path(self.path)}: '{printable(name)}' has shape {array.shape} and dtype"
+            f" {array.dtype}, expected {expected}"
+        )
 
     def samples(
         self,
@@ -122,15 +113,10 @@ class ArrayFile:
             DataError: arrays that are missing or do not fit; two samples with one identity.
         """
         z = self.matrix(embeddings)
-        where = shown_path(self.path)
         if ids is None and {"ids", "id"} & set(self.columns):
             ids = "ids"
-        return SampleTable(
-            self.table(len(z), labels, ids, split),
-            embeddings=z,
-            where=where,
-            prefix=f"{where}#",
-        )
+        table = self.table(len(z), labels, ids, split)
+        return SampleTable(table, embeddings=z, where=shown_path(self.path))
 
     def table(
         self,
@@ -211,8 +197,7 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
         file.seek(offset + 26)
         name_length, extra_length = struct.unpack("<HH", file.read(4))
         file.seek(name_length + extra_length, os.SEEK_CUR)
-        if np.lib.format.read_magic(file) != (1, 0):
-            return None
+        np.lib.format.read_magic(file)
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
         start = file.tell()
     if dtype.hasobject or 0 in shape:
@@ -233,15 +218,12 @@ def _parquet(path: Path) -> ArrayFile:
 
     def read(name: str, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(first_rows[-1])
-        wanted = []
-        for group in groups:
-            if first_rows[group] < stop and first_rows[group + 1] > start:
-                wanted.append(group)
+        # Blocks are whole row groups.
+        wanted = [group for group in groups if start <= first_rows[group] < stop]
         with ParquetFile(path) as file:
             cells = file.read_row_groups(wanted, columns=[name]).column(0)
-        missing = np.flatnonzero(cells.is_null())
-        if len(missing):
-            raise DataError(f"'{printable(name)}' has nothing in row {missing[0]}")
+        if cells.null_count:
+            raise DataError(f"'{printable(name)}' has rows without a value")
         return array_of(cells)
 
     return ArrayFile(path, names, read, lambda: first_rows)
@@ -262,7 +244,7 @@ def array_of(cells: Any) -> np.ndarray:
     lengths = compute.unique(compute.list_value_length(cells)).to_pylist()
     if len(lengths) > 1:
         raise DataError(
-            f"lists must have the same shape, these have {min(lengths)} to {max(lengths)} values"
+            f"lists must have the same shape, these have {lengths[0]} and {lengths[1]} values"
         )
     values = cells.combine_chunks().flatten()
     numbers: np.ndarray = values.to_numpy(zero_copy_only=False)
@@ -278,13 +260,6 @@ READERS: dict[str, Callable[[Path], ArrayFile]] = {".npz": _npz, ".parquet": _pa
 """Ending of a file's name → function that opens it."""
 
 WHAT = "a file of embeddings (.npz or .parquet) with (n, d) embeddings and (n,) labels"
-TRUTH_VALUES: dict[str, Split] = {
-    "0": "train",
-    "1": "test",
-    "false": "train",
-    "true": "test",
-}
-"""Values of a column ``split`` that say whether a sample is tested with, in small letters."""
 
 
 def embeddings(options: SourceOptions) -> SampleTable:
@@ -303,13 +278,20 @@ def embeddings(options: SourceOptions) -> SampleTable:
     """
     names = {key: str(value) for key, value in options.own.items()}
 
-    def read(path: Path | None) -> SampleTable:
+    def read(path: Path) -> SampleTable:
         return open_table(path).samples(**names)
 
-    files = find_files(options.root, "*", tuple(READERS))
-    if not files.files:
-        return read(options.root)
-    return files.read(read)
+    return embedding_files(options.root).read(read)
+
+
+def embedding_files(root: Path | None) -> SplitFiles:
+    """Find the files of a set of embeddings.
+
+    Raises:
+        UsageError: none was given.
+        DataError: there is none.
+    """
+    return required_files(root, "*", tuple(READERS), WHAT)
 
 
 def refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
@@ -322,14 +304,9 @@ def refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
 
 
 def read_split(word: Any, where: str) -> Split:
-    """Return the split that a cell means: a name, or true and 1 for the test split.
-
-    Raises:
-        DataError: it means none.
-    """
+    """Return the split that a cell means; DataError if it means none."""
     text = str(word)
-    by_name = split_of(text)
-    split = TRUTH_VALUES.get(text.casefold(), by_name)
+    split = split_of(text)
     if split is None:
         raise DataError(
             f"{where} has split '{printable(text)}', expected train or test"
@@ -337,34 +314,31 @@ def read_split(word: Any, where: str) -> Split:
     return split
 
 
-def open_table(root: Path | None) -> ArrayFile:
+def open_table(file: Path) -> ArrayFile:
     """Open a file of arrays without reading them; its ending says the format.
 
     Raises:
-        UsageError: no file was given, one with another ending, or a package that is needed and
-            missing.
+        UsageError: a file with another ending, or a package that is needed and missing.
         DataError: there is no such file, or it is damaged or not what its ending says.
     """
-    path = table_file(root, WHAT, tuple(READERS))
+    path = _checked_file(file, WHAT, tuple(READERS))
     with readable(path):
         return READERS[path.suffix.lower()](path)
 
 
-def table_file(root: Path | None, what: str, endings: Sequence[str]) -> Path:
-    """Return the file of a table.
+def _checked_file(file: Path, what: str, endings: Sequence[str]) -> Path:
+    """Return the path of a table.
 
     Args:
-        root: the file, or None if none was given.
+        file: as it was given.
         what: what it should be, for messages.
         endings: those that it may have.
 
     Raises:
-        UsageError: no file was given, or one with another ending.
+        UsageError: it has another ending.
         DataError: there is no such file.
     """
-    if root is None:
-        raise UsageError(f"no file was given: set --data.root to {what}")
-    path = expanded(root)
+    path = expanded(file)
     if not path.is_file():
         raise DataError(f"no file {shown_path(path)}: expected {what}")
     if path.suffix.lower() not in endings:
@@ -376,15 +350,15 @@ def table_file(root: Path | None, what: str, endings: Sequence[str]) -> Path:
 
 
 def embeddings_width(root: Any, options: dict[str, Any] | None = None) -> int:
-    """Return the width d of the embeddings in a file, without reading them.
+    """Return the width d of the embeddings of a set.
 
     Args:
-        root: the file.
+        root: its file or files.
         options: of the source :func:`embeddings`.
     """
-    table = open_table(Path(root) if root else None)
+    files = embedding_files(expanded(root) if root else None)
     column = (options or {}).get("embeddings", "embeddings")
-    matrix = table.matrix(str(column))
+    matrix = open_table(files.files[0]).matrix(str(column))
     return int(matrix.shape[1])
 
 
@@ -421,17 +395,15 @@ def manifest(options: SourceOptions) -> SampleTable:
         UsageError: no table was given, or one of another kind.
         DataError: a column, a value or an image that is missing; an image that is listed twice.
     """
-    files = find_files(options.root, "*", ENDINGS)
-    if not files.files:
-        return _listed_images(options.root, options.own)
-    return files.read(lambda path: _listed_images(path, options.own))
+    files = required_files(options.root, "*", ENDINGS, WHAT_MANIFEST)
+    return files.read(partial(_listed_images, own=options.own))
 
 
-def _listed_images(root: Path | None, own: Mapping[str, Any]) -> SampleTable:
+def _listed_images(path: Path, own: Mapping[str, Any]) -> SampleTable:
     """Return the images of one table; ``own`` are the options of :func:`manifest`."""
-    file = table_file(root, WHAT_MANIFEST, ENDINGS)
+    file = _checked_file(path, WHAT_MANIFEST, ENDINGS)
     where = shown_path(file)
-    rows = read_rows(file)
+    rows = _read_rows(file)
     if rows.empty:
         raise DataError(f"{where} lists no image")
     cells = _by_meaning(rows, own, where)
@@ -440,28 +412,23 @@ def _listed_images(root: Path | None, own: Mapping[str, Any]) -> SampleTable:
     names = _existing_files(named, file.parent, where)
     if "split" in cells:
         cells["split"] = [read_split(word, where) for word in cells["split"]]
-    notes: tuple[str, ...] = ()
-    empty_rows = rows.attrs.get("empty_rows", 0)
-    if empty_rows:
-        notes = (f"note: {where}: {number_of(empty_rows, 'empty row')} passed over",)
     paths = [str(file.parent / name) for name in names]
     table = table_of(name=names, path=paths, **cells)
-    return SampleTable(table, root=file.parent, where=where, notes=notes)
+    return SampleTable(table, root=file.parent, where=where)
 
 
-def read_rows(path: Path) -> pd.DataFrame:
+def _read_rows(path: Path) -> pd.DataFrame:
     """Read a table with a header; the ending of its name says the format.
 
     Args:
         path: a Parquet file; or a text file or Excel workbook, whose cells are texts, without
-            spaces around them. Rows without any content are left out, and their number is in
-            ``attrs``.
+            spaces around them. Rows without any content are left out.
 
     Raises:
-        UsageError: another ending, or a package that is missing.
-        DataError: no such table, or one that is damaged.
+        UsageError: a package that is missing.
+        DataError: the table is damaged.
     """
-    ending = table_file(path, WHAT_MANIFEST, ENDINGS).suffix.lower()
+    ending = path.suffix.lower()
     if ending == ".parquet":
         require_pyarrow()
         with readable(path):
@@ -476,9 +443,7 @@ def read_rows(path: Path) -> pd.DataFrame:
     rows = cells.iloc[1:]
     rows.columns = cells.iloc[0].tolist()
     is_empty = (rows == "").all(axis=1)
-    rows = rows[~is_empty]
-    rows.attrs["empty_rows"] = int(is_empty.sum())
-    return rows
+    return rows[~is_empty]
 
 
 def _read_text(path: Path) -> pd.DataFrame:
@@ -548,23 +513,26 @@ def _existing_files(paths: Sequence[str], root: Path, where: str) -> list[str]:
         DataError: files that are not there, or one that is listed twice.
     """
     found = []
-    missing = []
     for path in paths:
         if "\\" in path and not os.path.lexists(root / path):
             path = path.replace("\\", "/")
         if not os.path.lexists(root / path):
-            missing.append(path)
+            raise DataError(
+                f"{where} lists {shown_path(root / path)}, which is not there:"
+                f" {_where_it_may_be(path, root)}"
+            )
         found.append(os.path.normpath(path))
-    if missing:
-        hint = "paths are relative to the table's folder"
-        name = glob.escape(missing[0])
-        for file in chain(root.glob(f"{name}.*"), root.glob(f"*/{name}.*")):
-            like = printable(file.relative_to(root).as_posix())
-            pattern = like.replace(missing[0], "{}")
-            hint = f"did you mean {like}? Then add --data.options.pattern '{pattern}'"
-        raise DataError(
-            f"{where} lists {len(missing)} files that are not there, the first is"
-            f" {shown_path(root / missing[0])}: {hint}"
-        )
     refuse_repeated(found, where, "image")
     return found
+
+
+def _where_it_may_be(path: str, root: Path) -> str:
+    """Return a hint for a path of a table in a folder ``root``, where there is no such file."""
+    name = glob.escape(path)
+    with_ending = chain(root.glob(f"{name}.*"), root.glob(f"*/{name}.*"))
+    found = next(with_ending, None)
+    if found is None:
+        return "paths are relative to the table's folder"
+    like = printable(found.relative_to(root).as_posix())
+    pattern = like.replace(path, "{}")
+    return f"did you mean {like}? Then add --data.options.pattern '{pattern}'"

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from cifnet_pl.data.samples import SampleTable, SourceOptions, table_of
-from cifnet_pl.data.sources.folders import SplitFiles, find_files
+from cifnet_pl.data.sources.folders import SplitFiles, required_files
 from cifnet_pl.data.sources.tables import refuse_repeated
 from cifnet_pl.images.files import EXTENSIONS, file_identity, is_hidden, shown_path
-from cifnet_pl.utilities.errors import DataError, UsageError, explained
+from cifnet_pl.utilities.errors import DataError, explained
 from cifnet_pl.utilities.files import expanded, refuse_pointer
 from cifnet_pl.utilities.text import printable
+
+WHAT = "tar shards: a .tar file, a folder of such files, or a pattern in quotes"
 
 IMAGES = (*(ending.removeprefix(".") for ending in sorted(EXTENSIONS)), "img")
 """Endings of a sample's image."""
@@ -68,15 +70,7 @@ def find_shards(options: SourceOptions) -> SplitFiles:
         UsageError: no shards were given.
         DataError: there are none.
     """
-    if options.root is None:
-        raise UsageError(
-            "no shards were given: set --data.root to a folder of .tar files or a pattern"
-        )
-    shards = find_files(options.root, "**/*.tar", (".tar",))
-    if not shards.files:
-        where = printable(str(options.root))
-        raise DataError(f"no shards at {where}: expected .tar files")
-    return shards
+    return required_files(options.root, "**/*.tar", (".tar",), WHAT)
 
 
 def _class_list(options: SourceOptions) -> list[str] | None:
@@ -84,8 +78,8 @@ def _class_list(options: SourceOptions) -> list[str] | None:
     if path is None:
         return None
     with explained(DataError, "cannot read the names of the classes"):
-        path_of_file = expanded(str(path))
-        return path_of_file.read_text(encoding="utf-8-sig").splitlines()
+        text = expanded(str(path)).read_text(encoding="utf-8-sig")
+    return text.splitlines()
 
 
 # ---------------------------------------------------------------------- reading
@@ -134,17 +128,17 @@ def read_shard(shard: Path, label: str, numbered: bool) -> SampleTable:
                 )
             return content
 
-    table = table_of(name=names, label=labels, shard=[str(shard)] * len(names))
-    return SampleTable(table, read, prefix="", sequential=True)
+    table = table_of(name=names, label=labels)
+    return SampleTable(table, read, sequential=True)
 
 
 def _members(file: IO[bytes], shard: str) -> dict[str, Members]:
     """Return the members of each sample of a shard, by the samples' keys.
 
-    A key is the name up to its first dot.
+    A key is the name up to its first dot. Of members with one name the last counts, as in tar.
 
     Raises:
-        DataError: the shard is cut off, has no samples, or one with two members of one ending.
+        DataError: the shard is cut off, or has no samples.
     """
     samples: dict[str, Members] = {}
     with tarfile.open(fileobj=file, mode="r:") as archive:
@@ -154,10 +148,6 @@ def _members(file: IO[bytes], shard: str) -> dict[str, Members]:
             folder, slash, last = member.name.rpartition("/")
             stem, _, ending = last.partition(".")
             members = samples.setdefault(folder + slash + stem, {})
-            if ending.lower() in members:
-                raise DataError(
-                    f"{shard}: two members are {printable(member.name)}: rename one"
-                )
             members[ending.lower()] = member
         file.seek(archive.offset)
         block = file.read(tarfile.BLOCKSIZE)

@@ -11,7 +11,6 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from cifnet_pl.learning.run_record import run_folder
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.store import read_checkpoint
 from cifnet_pl.utilities.errors import check_that
@@ -64,13 +63,6 @@ class TaskCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Read and write all checkpoints of the Trainer by :class:`AtomicCheckpointIO`."""
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove incomplete files of a killed process."""
-        folder = run_folder(trainer)
-        if folder is not None:
-            for leftover in (folder / "checkpoints").glob(".*.ckpt.*.tmp"):
-                leftover.unlink(missing_ok=True)
 
     def on_train_batch_end(
         self,

@@ -9,13 +9,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from cifnet_pl.data.loading import Batch, name_unreadable
+from cifnet_pl.data.loading import Batch, unreadable_images
 from cifnet_pl.images.files import read_names_as
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import Table
 from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.embedding import embed
-from cifnet_pl.model.evaluation import Evaluation
 from cifnet_pl.model.unknowns import (
     COVERAGE,
     UNKNOWN_SHARE,
@@ -24,7 +23,7 @@ from cifnet_pl.model.unknowns import (
 )
 from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
 from cifnet_pl.utilities.files import expanded
-from cifnet_pl.utilities.text import number_of, printable
+from cifnet_pl.utilities.text import printable
 
 SET_COLUMNS = ["class", "test_images", "coverage", "set_size"]
 """Columns of ``prediction_sets.csv``."""
@@ -117,21 +116,19 @@ class CoverageAndNoveltyMetrics(Callback):
         module = cast(CIFNetModule, pl_module)
         row = module.record.rows[-1]
         if predictor.sets is not None:
-            rows = prediction_set_rows(evaluation)
+            rows: list[list[Any]] = []
+            for label, name in enumerate(evaluation.class_names):
+                is_own = evaluation.samples["target"] == label
+                own = replace(evaluation, samples=evaluation.samples[is_own])
+                figures = own.figures()
+                covered = figures["set_coverage"]
+                rows.append([name, own.images, covered, figures["set_size"]])
             module.record.tables["prediction_sets.csv"] = Table(SET_COLUMNS, rows)
         if self._unknown is None:
             return
         known = torch.tensor(evaluation.samples["novelty"].to_numpy())
         unknown = module.head.novelty(self._unknown.to(module.model.device)).cpu()
         row.unknown_auroc, row.unknown_fpr95 = detection(known, unknown)
-        remark = (
-            f"Unknown images: AUROC {row.unknown_auroc:.1f} %, FPR95"
-            f" {row.unknown_fpr95:.1f} % ({number_of(len(unknown), 'image')})"
-        )
-        if row.known_rejected is not None:
-            share = f"{row.known_rejected:.1f} %"
-            remark += f"; {share} of the test images rejected (5 % asked for)"
-        module.record.remarks["unknown"] = remark
 
 
 def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
@@ -147,26 +144,7 @@ def _embed_unknown(module: CIFNetModule, folder: str) -> Tensor:
         )
         if unreadable and data.on_corrupt == "error":
             reasons = [f"{image}: {reason}" for image, reason in unreadable.items()]
-            raise DataError(name_unreadable(reasons, ()))
+            raise unreadable_images(reasons)
         if not len(z):
             raise DataError(f"none of the images of {printable(folder)} can be read")
     return z
-
-
-def prediction_set_rows(evaluation: Evaluation) -> list[list[Any]]:
-    """Return the rows of ``prediction_sets.csv``.
-
-    Args:
-        evaluation: with prediction sets.
-
-    Returns:
-        For each class: name, test images, coverage in percent, mean size of a set.
-    """
-    rows: list[list[Any]] = []
-    for label, name in enumerate(evaluation.class_names):
-        is_own = evaluation.samples["target"] == label
-        own = replace(evaluation, samples=evaluation.samples[is_own])
-        figures = own.figures()
-        covered = figures["set_coverage"]
-        rows.append([name, own.images, covered, figures["set_size"]])
-    return rows

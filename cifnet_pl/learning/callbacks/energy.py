@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, cast
 
 import torch
@@ -68,7 +68,6 @@ class EnergyMonitor(Callback):
         # Of the open task: up to the last checkpoint, and in earlier runs. NaN where not known.
         self._spent = torch.zeros_like(self._last_total)
         self._stored = torch.zeros_like(self._last_total)
-        self._warned = False
 
     # ------------------------------------------------------------------ hooks, in Lightning's order
 
@@ -189,22 +188,19 @@ class EnergyMonitor(Callback):
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Within the block the tracker works; after an error, warn once and measure no more."""
+        """Within the block the tracker works; after an error, warn and measure no more."""
         # Any exception: CodeCarbon probes hardware in many ways.
         try:
             yield
         except Exception as error:
-            if not self._warned:
-                rank_zero_warn(
-                    f"energy is not measured: {type(error).__name__}: {one_line(error)}"
-                )
-            tracker = self._tracker
-            self._tracker = None
+            rank_zero_warn(
+                f"energy is not measured: {type(error).__name__}: {one_line(error)}"
+            )
             self.source = None
-            self._warned = True
-            if tracker is not None:
-                with self._guarded():
-                    tracker.stop()
+            if self._tracker is not None:
+                with suppress(Exception):
+                    self._tracker.stop()
+            self._tracker = None
 
 
 def physical_gpus(device_ids: Sequence[int]) -> list[int | str]:
@@ -237,9 +233,9 @@ def energy_source(hardware: Sequence[Any]) -> str:
     for part in hardware:
         kind = type(part).__name__
         if kind == "GPU":
-            counted = part._get_gpu_ids()
-            gpus = [gpu for gpu in part.devices.devices if gpu.gpu_index in counted]
-            sources += map(_gpu_source, gpus)
+            for gpu in part.devices.devices:
+                name = type(gpu).__name__
+                sources.append(f"gpu {GPU_LIBRARIES.get(name, name)}")
         elif kind == "RAM":
             sources.append("ram estimated")
         elif kind == "AppleSiliconChip":
@@ -251,15 +247,6 @@ def energy_source(hardware: Sequence[Any]) -> str:
             else:
                 sources.append(f"cpu estimated ({mode})")
     return ", ".join(dict.fromkeys(sources))
-
-
-def _gpu_source(gpu: Any) -> str:
-    """Return the library that reads a GPU, such as "gpu nvml"."""
-    kind = type(gpu).__name__
-    source = f"gpu {GPU_LIBRARIES.get(kind, kind)}"
-    if not getattr(gpu, "_has_counter", True):
-        source += " (power sampled)"
-    return source
 
 
 def _over_nodes(trainer: Trainer, energy: Tensor) -> Tensor:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cifnet_pl.buffer import BufferSamples, concatenate, given_groups, ungrouped
-from cifnet_pl.data.loading import Batch, ImageBatch
+from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import run_folder
-from cifnet_pl.learning.task_module import TaskModule
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.run_folders import COMPLETE
-from cifnet_pl.utilities.text import number_of
 
 
 class HeldOutImages(Callback):
@@ -42,41 +40,31 @@ class HeldOutImages(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Store the content hashes of decoded images, and the embeddings of the last evaluation."""
+        """Store the embeddings of the last evaluation."""
         module = pl_module
         if outputs is None or not isinstance(module, CIFNetModule):
             return
         if trainer.state.fn != "fit" or not module.data.learns_held_out:
             return
-        rows = batch.row.cpu().numpy()
-        if isinstance(batch, ImageBatch):
-            module.data.source.test.hash_of[rows] = batch.key.cpu().numpy()
         if module.is_complete and module.head.merges:
             z = module.evaluated_embeddings.float().cpu()
             self._batches.append(ungrouped(z, batch.label.cpu(), batch.row.cpu()))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Learn the held-out images after the last task."""
-        module = cast(TaskModule, pl_module)
-        if trainer.state.fn != "fit":
+        module = pl_module
+        if trainer.state.fn != "fit" or not isinstance(module, CIFNetModule):
             return
         assert module.evaluation is not None
         tested = module.evaluation.images
-        if not module.data.learns_held_out or not module.is_complete or not tested:
+        if not tested or not module.data.learns_held_out or not module.is_complete:
             return
-        images = number_of(tested, "held-out image")
-        if not isinstance(module, CIFNetModule) or not module.head.merges:
-            name = module.method.__name__
-            remark = f" (no refit on the {images}: {name} cannot add them)"
-            module.record.remarks["folder"] = remark
+        if not module.head.merges:
             return
         folder = run_folder(trainer)
         model = self._refit(module)
         if folder is not None:
             model.save(folder / COMPLETE, overwrite=True)
-            count = sum(model.counts.values())
-            remark = f" (refit on all {number_of(count, 'image')})"
-            module.record.remarks["folder"] = remark
 
     def _refit(self, module: CIFNetModule) -> Classifier:
         """Return a copy of the model that has learned the held-out images of all processes."""

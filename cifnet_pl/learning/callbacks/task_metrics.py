@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
+from torch.nn.functional import pad
 
 from cifnet_pl.data.loading import Batch
 from cifnet_pl.learning.callbacks.coverage_and_novelty import CoverageAndNoveltyMetrics
@@ -161,14 +163,11 @@ def predictions_table(
     image = [utf8(images[row]) for row in samples["row"]]
     table = pd.DataFrame({"task": task, "image": image})
     table["label"] = names[samples["target"]]
-    # Fewer classes than five may be known.
-    no_label = pd.Series(-1, samples.index)
-    no_probability = pd.Series(np.nan, samples.index)
     for k in range(1, TOP_K + 1):
-        labels = samples.get(f"top_{k}", no_label).to_numpy()
-        probabilities = samples.get(f"probability_{k}", no_probability)
+        labels = samples[f"top_{k}"].to_numpy()
+        probabilities = samples[f"probability_{k}"].to_numpy()
         table[f"top_{k}"] = names.take(labels, allow_fill=True)
-        table[f"probability_{k}"] = probabilities.to_numpy(np.float32)
+        table[f"probability_{k}"] = probabilities.astype("float32")
     return table
 
 
@@ -208,7 +207,11 @@ class PredictionRecord(Callback):
         judged = cast(TaskModule, pl_module).judged[-1]
         judged["row"] = batch.row
         labels, probabilities = top_classes(outputs)
-        for k in range(labels.shape[1]):
+        # Fewer classes than five may be known.
+        missing = (0, TOP_K - labels.shape[1])
+        labels = pad(labels, missing, value=-1)
+        probabilities = pad(probabilities, missing, value=math.nan)
+        for k in range(TOP_K):
             judged[f"top_{k + 1}"] = labels[:, k]
             judged[f"probability_{k + 1}"] = probabilities[:, k]
 
@@ -219,17 +222,16 @@ class PredictionRecord(Callback):
         module = cast(TaskModule, pl_module)
         evaluation = module.evaluation
         folder = run_folder(trainer)
-        if folder is None or evaluation is None:
+        if folder is None or evaluation is None or not evaluation.images:
             return
-        if evaluation.images:
-            task = module.tasks_finished
-            images = module.data.source.test.names
-            names = evaluation.class_names
-            table = predictions_table(task, evaluation.samples, images, names)
-            path = folder / "predictions.parquet" / f"task_{task:04}.parquet"
-            write_atomic(
-                path, lambda to: table.to_parquet(to, index=False, compression="zstd")
-            )
+        task = module.tasks_finished
+        images = module.data.source.test.names
+        names = evaluation.class_names
+        table = predictions_table(task, evaluation.samples, images, names)
+        path = folder / "predictions.parquet" / f"task_{task:04}.parquet"
+        write_atomic(
+            path, lambda to: table.to_parquet(to, index=False, compression="zstd")
+        )
 
 
 class TrajectoryPlot(Callback):
@@ -243,9 +245,7 @@ class TrajectoryPlot(Callback):
         folder = run_folder(trainer)
         module = cast(TaskModule, pl_module)
         record = module.record
-        if folder is None:
-            return
-        if not (folder / "tasks.csv").is_file():
+        if folder is None or not record.rows:
             return
         title = f"{folder.parent.name}, {folder.name.replace('_', ' ')}"
         classes_seen = [row.classes_seen for row in record.rows]

@@ -83,8 +83,7 @@ export async function open(name = "") {
   try {
     await openCamera($("camera-video"));
   } catch (error) {
-    const reasons = { NotAllowedError: "the browser was told not to let this page use it", NotFoundError: "there is none" };
-    throw new Error(`The camera cannot be used: ${reasons[error.name] ?? error.message}. Choose a photo instead.`);
+    throw new Error(`The camera cannot be used: ${error.message}. Choose a photo instead.`);
   }
   camera.stored = camera.left = 0;
   $("camera-name").value = name;

@@ -1,7 +1,7 @@
 // Classes: how many photos each has, how often it is right; to rename, join, split and forget.
 
 import {
-  $, accuracy, button, change, count, get, hint, keptPhoto, make, named, onClick, onName, percent, post, promised, purge, sure, table,
+  $, accuracy, button, change, count, get, hint, keptPhoto, make, named, onClick, onName, percent, post, promised, sure, table,
   takesBack,
 } from "./page.js";
 import { inbox, latestOnly, model, opened } from "./state.js";
@@ -148,13 +148,8 @@ export function start() {
     close();
     const waiting = Object.values(inbox.view.names).filter((one) => one === name).length;
     const lost = waiting ? ` ${count(waiting, "photo that waits", "photos that wait")} under this name will have none.` : "";
-    const choice = await sure(`Forget the class “${name}”? You can take it back as long as its photos and the versions before stay here.${lost}`, [
-      { value: "yes", text: "Forget", kind: "main" },
-      { value: "good", text: "Forget, and delete for good…", kind: "danger" },
-    ]);
-    if (choice === "no") return;
-    await change("/forget", { name }, choice === "yes" ? takesBack : null);
-    if (choice === "good") await purge("forgotten");
+    const asks = `Forget the class “${name}”? You can take it back as long as its photos and the versions before stay here.${lost}`;
+    if (await sure(asks, [{ value: "yes", text: "Forget", kind: "danger" }]) === "yes") await change("/forget", { name }, takesBack);
   });
 }
 

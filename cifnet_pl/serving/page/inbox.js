@@ -3,7 +3,7 @@
 import { showBoxes, startBoxes } from "./boxes.js";
 import { takesPictures } from "./camera.js";
 import {
-  $, attempt, bar, bars, button, certain, change, changed, count, ENOUGH, finished, get, hint, keptPhoto, known, make,
+  $, attempt, bar, bars, button, certain, change, changed, count, ENOUGH, finished, get, hint, keptPhoto, make,
   named as nameTag, onClick, onName, post, promised, save, say, short, takesBack, takesFiles, takesPasted, verdict,
 } from "./page.js";
 import { ask, store, waitingOf } from "./photos.js";
@@ -94,16 +94,6 @@ function foot(photo) {
   return place;
 }
 
-/** The photo that is most similar, loaded when it is asked for; nothing where there is none. */
-function mostSimilar(photo) {
-  if (!photo.nearest || !known(photo)) return "";
-  const near = make("details", {}, hint("Most similar", "summary"));
-  near.addEventListener("toggle", () => {
-    if (near.open && near.children.length < 2) near.append(keptPhoto(photo.nearest, `Most similar kept photo of ${photo.classes[0].name}`));
-  });
-  return near;
-}
-
 function card(photo) {
   const [text, remark, kind] = verdict(photo);
   const shown = photo.url ? make("img", { src: photo.url, alt: photo.file }) : keptPhoto(photo.image, photo.file);
@@ -115,7 +105,7 @@ function card(photo) {
   const said = make("p", { className: `verdict clamp ${kind}`, textContent: text, dir: "auto" });
   const more = remark ? make("p", { className: "hint clamp", title: remark }, remark) : "";
   const label = `${photo.file}: ${nameOf(photo.image) ?? text}`;
-  const made = make("li", { className: "card", tabIndex: 0, ariaLabel: label }, picture, head, said, more, mostSimilar(photo), foot(photo));
+  const made = make("li", { className: "card", tabIndex: 0, ariaLabel: label }, picture, head, said, more, foot(photo));
   if (photo.image) made.dataset.photo = photo.image;
   made.dataset.looks = looksOf(photo);
   made.classList.toggle("selected", selected.has(photo.image));
@@ -123,21 +113,18 @@ function card(photo) {
   return made;
 }
 
-/** What a card shows: one that would look the same stays as it is, with its focus and what is open in it. */
+/** What a card shows: one that would look the same stays as it is, with its focus. */
 const looksOf = (photo) => JSON.stringify([photo, nameOf(photo.image), selected.has(photo.image), isReadOnly()]);
 
 function drawCards(photos) {
   const place = $("cards");
   const focused = document.activeElement.closest?.("#cards .card");
   const at = [...place.children].indexOf(focused);
-  const open = new Set([...place.querySelectorAll(".card:has(details[open])")].map((one) => one.dataset.photo));
   const before = new Map([...place.children].map((one) => [one.dataset.looks, one]));
   const cards = photos.map((photo) => before.get(looksOf(photo)) ?? card(photo));
   for (const one of [...place.children]) if (!cards.includes(one)) one.remove();
   cards.forEach((one, i) => {
     if (place.children[i] !== one) place.insertBefore(one, place.children[i] ?? null);
-    const near = one.querySelector("details");
-    if (near && open.has(one.dataset.photo)) near.open = true;
   });
   if (focused && !focused.contains(document.activeElement)) (cardOf(focused.dataset.photo) ?? cards[Math.min(at, cards.length - 1)])?.focus();
 }
@@ -246,12 +233,10 @@ const bare = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
 async function learn(trial) {
   await inbox.sending;
   const { names: now } = await get("/inbox?count=0"); // someone may have renamed a class
-  const here = named().filter((photo) => photo in now);
-  if (here.length < named().length) await show();
-  if (!here.length) throw new Error("None of these photos waits any more: someone else decided them, or took them away.");
+  const given = Object.entries({ ...inbox.view.names, ...now }).filter(([photo]) => nameOf(photo));
   const begin = ({ anyway, instead }) => {
     const meant = new Map(Object.entries(instead ?? {}).map(([name, other]) => [bare(name), other]));
-    const names = Object.fromEntries(here.map((photo) => [photo, meant.get(bare(now[photo])) ?? now[photo]]));
+    const names = Object.fromEntries(given.map(([photo, name]) => [photo, meant.get(bare(name)) ?? name]));
     return post(`/inbox/learn?wait=false&dry_run=${trial}${anyway ? "&anyway=true" : ""}`, { names });
   };
   $("learn").disabled = $("try").disabled = true;
@@ -363,15 +348,15 @@ async function csv() {
 function pressed(event) {
   const photo = inbox.view.images.find((one) => one.image === event.target.dataset.photo);
   if (!photo || isReadOnly() || event.ctrlKey || event.metaKey || event.altKey) return;
-  const place = "123".indexOf(event.key);
-  const yes = event.key.toLowerCase() === "y";
-  const chosen = place >= 0 ? photo.classes[place]?.name : yes && certain(photo) ? photo.classes[0].name : null;
+  const key = event.key.toLowerCase();
+  const place = key === "y" && certain(photo) ? 0 : "123".indexOf(key);
+  const chosen = photo.classes[place]?.name;
   if (chosen) decide(photo.image, chosen);
-  else if (yes) say("Not sure, or unlike what I learned: press 1, 2 or 3 for one of its names, or N for another.");
-  else if (event.key === " ") select(photo.image, event.shiftKey);
-  else if (event.key === "Delete" || event.key.toLowerCase() === "n") {
+  else if (key === "y") say("Not sure, or unlike what I learned: press 1, 2 or 3 for one of its names, or N for another.");
+  else if (key === " ") select(photo.image, event.shiftKey);
+  else if (key === "delete" || key === "n") {
     if (!selected.has(photo.image)) select(photo.image, false);
-    if (event.key === "Delete") attempt(remove);
+    if (key === "delete") attempt(remove);
     else $("name").focus();
   } else return;
   event.preventDefault();

@@ -21,13 +21,8 @@ async function open(name) {
     $(`tab-${other}`).ariaSelected = chosen;
     $(`tab-${other}`).tabIndex = chosen ? 0 : -1;
   }
-  entitle();
   if (name !== "photos") await showModel();
   await PARTS[name].show();
-}
-
-function entitle() {
-  document.title = `${$(`tab-${shown()}`).textContent.split(" (")[0]} · ${$("model-name").textContent} · cifnet`;
 }
 
 /** Ask for the model, and show it in the frame. */
@@ -36,7 +31,7 @@ async function showModel() {
   const { summary: state, versions } = model;
   const parts = [count(state.classes, "class", "classes"), count(state.images, "photo"), `version ${state.version}`];
   $("state").textContent = [...parts, ...(state.read_only ? ["read-only"] : [])].join(", ");
-  entitle();
+  document.title = `${state.name} · cifnet`;
   $("undo").disabled = !versions.can_undo;
   $("redo").disabled = !versions.can_redo;
   document.body.classList.toggle("read-only", isReadOnly()); // what changes the model is not shown then

@@ -78,9 +78,6 @@ export const released = () => (pressed ? new Promise((resolve) => { awaiting.pus
 /** A percentage that stays on one line. */
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}\u00a0%`;
 
-/** A probability in whole percent, which are never all of them. */
-export const likely = (share) => (share >= 0.995 ? "over 99\u00a0%" : percent(share, 0));
-
 export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 
 /** Whether a photo is of a known class, as far as the service can tell. */
@@ -99,7 +96,7 @@ export function bar(element, share) {
   return element;
 }
 
-/** A probability beside its bar. */
+/** A probability in whole percent, which are never all of them. */
 export const short = (share) => percent(Math.min(share, 0.99), 0);
 
 /** All classes with their probabilities as bars, the most probable first. */
@@ -115,7 +112,7 @@ export function verdict(photo) {
   const [best] = photo.classes;
   const others = alternatives(photo);
   const remark = others.length ? `Or: ${others.join(", ")}` : "";
-  return [`${certain(photo) ? "" : "Not sure: "}${best.name} ${likely(best.probability)}`, remark, ""];
+  return [`${certain(photo) ? "" : "Not sure: "}${best.name} ${short(best.probability)}`, remark, ""];
 }
 
 /** An accuracy with the ends of its interval; what is said where there is none. */
@@ -394,14 +391,6 @@ export async function change(path, content, act = null, done = () => {}) {
   const { change: made } = await finished(begin, labels).catch(refused);
   done();
   await changed(`${made.message[0].toUpperCase()}${made.message.slice(1)}. Version ${made.version} is served.`, act && act(made.version));
-}
-
-/** Delete photos and other versions for good, once someone has seen how many. */
-export async function purge(images) {
-  const { learned, taken_away: away, versions } = await get(`/purge?images=${images}`);
-  const parts = [count(learned, "photo"), away ? `${count(away, "photo")} that you took away` : "", count(versions, "other version")];
-  const what = `Delete ${parts.filter(Boolean).join(" and ")} for good? There is no Undo then.`;
-  if (await sure(what, [{ value: "yes", text: "Delete for good", kind: "danger" }]) === "yes") await change("/purge", { images });
 }
 
 /** A button at the end of a message that takes its change back, unless another came after it. */

@@ -2,7 +2,7 @@
 
 import { openCamera, shot, steady, watch } from "./camera.js";
 import {
-  $, action, alternatives, attempt, bar, button, certain, change, count, get, known, likely, make, named, onClick, onName, percent, post,
+  $, action, alternatives, attempt, bar, button, certain, change, count, get, known, make, named, onClick, onName, percent, post,
   say, short, takesBack, verdict,
 } from "./page.js";
 import { classified, startUpload, store, waitingOf } from "./photos.js";
@@ -24,7 +24,7 @@ function showAnswer(answer, reason = "") {
   $("till-answer").className = !isKnown ? "unknown" : isUnsure ? "unsure" : "";
   const others = isUnsure ? alternatives(answer).slice(0, 3).join(", ") : "";
   const remark = isUnsure ? `Not sure${others && `: or ${others}`}` : reason;
-  const share = isKnown ? make("small", {}, likely(answer.classes[0].probability)) : "";
+  const share = isKnown ? make("small", {}, short(answer.classes[0].probability)) : "";
   const text = make("span", {}, named(wordsOf(answer)), make("small", { className: "clamp" }, remark));
   $("till-answer").replaceChildren(text, share);
 }

@@ -1,13 +1,13 @@
 // Versions: every change, to go back to and download.
 
-import { $, button, change, count, ENOUGH, make, named, onClick, purge, request, save, say, table } from "./page.js";
+import { $, button, change, count, ENOUGH, get, make, named, onClick, request, save, say, sure, table } from "./page.js";
 import { isReadOnly, model } from "./state.js";
 
 async function download(number, kind) {
   say(kind === "onnx" ? "Writing and checking the ONNX graph takes some seconds…" : "", true);
   const answer = await request(`/versions/${number}/${kind}`);
-  const name = /filename="([^"]+)"/.exec(answer.headers.get("content-disposition") ?? "")?.[1] ?? `${kind}-${number}`;
-  save(name, await answer.blob());
+  const ending = kind === "onnx" ? "onnx" : "zip";
+  save(`${model.summary.name}-${number}.${ending}`, await answer.blob());
   say("");
 }
 
@@ -46,6 +46,14 @@ export function show() {
   const gone = removed ? ` ${count(removed, "version was", "versions were")} deleted for good.` : "";
   $("versions-hint").textContent = `Every change makes a version: go back to any that is stored here.${gone}`;
   table($("version-table"), COLUMNS, versions.map((version) => row(version, current)));
+}
+
+/** Delete photos and other versions for good, once someone has seen how many. */
+async function purge(images) {
+  const { learned, taken_away: away, versions } = await get(`/purge?images=${images}`);
+  const parts = [count(learned, "photo"), away ? `${count(away, "photo")} that you took away` : "", count(versions, "other version")];
+  const what = `Delete ${parts.filter(Boolean).join(" and ")} for good? There is no Undo then.`;
+  if (await sure(what, [{ value: "yes", text: "Delete for good", kind: "danger" }]) === "yes") await change("/purge", { images });
 }
 
 export function start() {

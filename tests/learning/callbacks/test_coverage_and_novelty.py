@@ -55,7 +55,6 @@ def test_a_calibrated_run_with_unknown_images(unknown, tmp_path, capsys):
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "AUROC" in line]
     assert f"{last['unknown_auroc']:.1f} %" in line
     assert f"{last['unknown_fpr95']:.1f} %" in line
-    assert "20 images" in line
     events = EventAccumulator(str(run)).Reload()
     for tag, name in TAGS.items():
         logged = [event.value for event in events.Scalars(tag)]
@@ -75,7 +74,6 @@ def test_without_unknown_images_and_calibration_nothing_is_measured(tmp_path):
     run.fit(learner, datamodule=digits(max_tasks=1))
     (row,) = learner.record.rows
     assert [getattr(row, name) for name in COLUMNS] == [None] * 5
-    assert not learner.record.remarks
 
 
 @pytest.mark.parametrize(
