@@ -71,8 +71,8 @@ def merge(
                 if base is None:
                     raise UsageError(
                         f"{common.total():,} images were learned by both and would count twice:"
-                        " give the model that both were extended from with --base, or merge models that"
-                        " learned different images"
+                        " give the model that both were extended from with --base, or merge models"
+                        " that learned different images"
                     )
                 subtract_base(added, base, common)
             absorb(merged, added)

@@ -177,6 +177,28 @@ def test_the_model_of_one_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert parts.head.settings() == whole.head.settings()
 
 
+def test_the_merge_of_an_own_head_needs_trust(
+    vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    """The last line of all shards, which are made without Ray here."""
+
+    def make_all(make, shards, *_):
+        for shard in shards:
+            make(shard)
+        return []
+
+    monkeypatch.setattr("cifnet_pl.cli.ray.make_with_ray", make_all)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "head_of_sums.py").write_text(
+        "from cifnet_pl.heads import RidgeHead\nclass OwnHead(RidgeHead):\n    pass\n"
+    )
+    for name, trust in (("RidgeHead", ""), ("head_of_sums.OwnHead", " --trust")):
+        words = ["sums", "--shards", "2", "--output", name, "--model.head", name]
+        assert main([*words, *options(vectors)]) == 0
+        line = f"next: cifnet merge {name} --output MODEL{trust}\n"
+        assert capsys.readouterr().out.endswith(line)
+
+
 # ---------------------------------------------------------------------- units of a set
 
 
