@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cifnet_pl.cli.outputs import refuse_other, warn, writing
-from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.files import expanded, write_bytes
 from cifnet_pl.utilities.text import number_of, print_text
 
@@ -43,12 +42,15 @@ def merge(
         CheckpointError: there is no model at one of ``models``, or it is damaged.
     """
     from cifnet_pl.model import merge as merging
+    from cifnet_pl.model.partial_sums import FILE_ENDING
     from cifnet_pl.model.store import load
 
-    paths = [expanded(text) for text in models]
     target = expanded(output)
-    files = sums_files(paths)
-    if files:
+    files: list[Path] = []
+    for text in models:
+        path = expanded(text)
+        files += sorted(path.glob(f"*{FILE_ENDING}")) or [path]
+    if any(file.suffix == FILE_ENDING for file in files):
         merge_sums(files, target, overwrite, trust)
         return
     with writing(target, overwrite, "merge"):
@@ -63,31 +65,6 @@ def merge(
     for sentence in result.model.accuracy_sentences():
         print_text(sentence)
     print_text(f"Bundle {target}")
-
-
-def sums_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files of sums at some paths, which are files or folders; none for models.
-
-    Raises:
-        UsageError: both files of sums and models.
-    """
-    from cifnet_pl.model.partial_sums import FILE_ENDING
-
-    files: list[Path] = []
-    models: list[Path] = []
-    for path in paths:
-        inside = sorted(path.glob(f"*{FILE_ENDING}"))
-        if path.suffix == FILE_ENDING and not inside:
-            inside = [path]
-        files += inside
-        if not inside:
-            models.append(path)
-    if files and models:
-        raise UsageError(
-            f"{models[0]} is no file of sums, and the others are: merge models with models, sums"
-            " with sums"
-        )
-    return files
 
 
 def merge_sums(
@@ -105,7 +82,7 @@ def merge_sums(
         AlreadyThere: the same is at ``target`` already.
         UsageError: the same samples twice, sums of other settings, or something else is at
             ``target``.
-        CheckpointError: a file that is damaged.
+        CheckpointError: a file that is damaged, or a model.
     """
     from cifnet_pl.model.partial_sums import FILE_ENDING, add_up, content_of
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,31 +28,25 @@ PATIENCE = 20
 """Seconds after which a head that does not answer is taken for lost."""
 
 
-@dataclass(frozen=True)
-class RayJob:
-    """What Ray's workers are to do.
+def make_with_ray(
+    make: Callable[[Shard], str],
+    shards: Sequence[Shard],
+    workers: int,
+    retries: int,
+    threads: int,
+    workers_per_gpu: int,
+) -> list[str]:
+    """Make shards on the cluster of RAY_ADDRESS, or with workers on this machine.
 
-    Attributes:
+    A sentence about each is printed.
+
+    Args:
         make: function that makes a shard, and returns a sentence.
+        shards: to make.
         workers: number of shards at a time.
         retries: how often a shard is tried again.
         threads: of torch in each worker.
         workers_per_gpu: number of workers that share a GPU.
-    """
-
-    make: Callable[[Shard], str]
-    workers: int
-    retries: int
-    threads: int
-    workers_per_gpu: int
-
-
-def make_with_ray(job: RayJob, shards: Sequence[Shard]) -> list[str]:
-    """Make shards on the cluster of RAY_ADDRESS, or with workers on this machine.
-
-    Args:
-        job: what is to be done.
-        shards: that are missing.
 
     Returns:
         Names of those that failed.
@@ -61,10 +55,13 @@ def make_with_ray(job: RayJob, shards: Sequence[Shard]) -> list[str]:
         UsageError: Ray is not installed.
         CifnetError: there is no cluster at RAY_ADDRESS, or its head was lost.
     """
-    optional("ray", "--shards, but not --shard,", "ray")
+    ray = optional("ray", "--shards, but not --shard,", "ray")
+    job = partial(_run, make, shards, workers, retries, threads, workers_per_gpu)
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    driver = context.Process(target=_drive, args=(job, shards, sender), daemon=True)
+    # As Ray pickles: the function may be one within another.
+    arguments = (ray.cloudpickle.dumps(job), sender)
+    driver = context.Process(target=_drive, args=arguments, daemon=True)
     driver.start()
     sender.close()
     try:
@@ -84,8 +81,13 @@ def make_with_ray(job: RayJob, shards: Sequence[Shard]) -> list[str]:
     return failed
 
 
-def _drive(job: RayJob, shards: Sequence[Shard], sender: Connection) -> None:
-    """Make the shards, and send the names of those that failed, or an error in their place."""
+def _drive(job: bytes, sender: Connection) -> None:
+    """Do a job with Ray, and send what it returns, or an error in its place.
+
+    Args:
+        job: pickled function of the files where it prints sentences, and errors.
+        sender: to the command.
+    """
     out = os.fdopen(os.dup(1), "w")
     errors = os.fdopen(os.dup(2), "w")
     # What Ray and its libraries print is no sentence.
@@ -95,67 +97,74 @@ def _drive(job: RayJob, shards: Sequence[Shard], sender: Connection) -> None:
     # Read when Ray is imported.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(PATIENCE))
     try:
-        import ray
+        from ray import cloudpickle
 
-        _start(ray, job)
-        sender.send(_run(ray, job, shards, out, errors))
+        sender.send(cloudpickle.loads(job)(out, errors))
     except Exception as error:
         sender.send(CifnetError(f"Ray: {one_line(error)}"))
 
 
-def _start(ray: Any, job: RayJob) -> None:
-    """Join the cluster of RAY_ADDRESS, or start one here; its workers get this package."""
+def _run(
+    make: Callable[[Shard], str],
+    shards: Sequence[Shard],
+    workers: int,
+    retries: int,
+    threads: int,
+    workers_per_gpu: int,
+    out: TextIO,
+    errors: TextIO,
+) -> list[str]:
+    """Keep as many shards under way as there are workers; return the names of those that failed.
+
+    Args:
+        make, shards, workers, retries, threads, workers_per_gpu: as for :func:`make_with_ray`.
+        out, errors: where a sentence about each shard is printed.
+    """
+    import ray
+
+    failed = []
+    running: dict[Any, str] = {}
+    waiting = list(shards)
+    with _joined(ray, workers * threads):
+        resources: dict[str, float] = {"num_cpus": threads}
+        if ray.cluster_resources().get("GPU"):
+            resources["num_gpus"] = 1 / workers_per_gpu
+        # Without a limit of calls, which is one on a GPU, a worker keeps backbone and data.
+        task = ray.remote(
+            **resources,
+            max_calls=0,
+            max_retries=retries,
+            retry_exceptions=[OSError],
+        )(make)
+        while waiting or running:
+            while waiting and len(running) < workers:
+                shard = waiting.pop(0)
+                running[task.remote(shard)] = shard.name
+            (done,), _ = ray.wait(list(running))
+            name = running.pop(done)
+            try:
+                print_text(ray.get(done), out)
+            except ray.exceptions.RayError as error:
+                cause = getattr(error, "cause", None) or error
+                print_text(f"{name} failed: {one_line(cause)}", errors)
+                failed.append(name)
+    return failed
+
+
+def _joined(ray: Any, cores: int) -> Any:
+    """Join the cluster of RAY_ADDRESS, or start one here; its workers get this package.
+
+    Args:
+        ray: the package.
+        cores: of a cluster that is started here.
+
+    Returns:
+        A context that leaves the cluster in the end.
+    """
     package = str(Path(__file__).parents[1])
     options: dict[str, Any] = {"runtime_env": {"py_modules": [package]}}
     if not os.environ.get("RAY_ADDRESS"):
         # Nothing is sent anywhere.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        options |= {
-            "address": "local",
-            "num_cpus": job.workers * job.threads,
-            "include_dashboard": False,
-        }
-    ray.init(log_to_driver=False, logging_level="error", **options)
-
-
-def _run(
-    ray: Any, job: RayJob, shards: Sequence[Shard], out: TextIO, errors: TextIO
-) -> list[str]:
-    """Keep as many shards under way as there are workers; return the names of those that failed.
-
-    Args:
-        ray: the package, which has joined a cluster.
-        job: what is to be done.
-        shards: to be made.
-        out, errors: where a sentence about each is printed.
-    """
-    resources: dict[str, float] = {"num_cpus": job.threads}
-    if ray.cluster_resources().get("GPU"):
-        resources["num_gpus"] = 1 / job.workers_per_gpu
-
-    def make(shard: Shard) -> str:
-        return job.make(shard)
-
-    # Without a limit of calls, which is one on a GPU, a worker keeps backbone and data.
-    task = ray.remote(
-        **resources,
-        max_calls=0,
-        max_retries=job.retries,
-        retry_exceptions=[OSError],
-    )(make)
-    failed = []
-    running: dict[Any, str] = {}
-    waiting = list(shards)
-    while waiting or running:
-        while waiting and len(running) < job.workers:
-            shard = waiting.pop(0)
-            running[task.remote(shard)] = shard.name
-        (done,), _ = ray.wait(list(running))
-        name = running.pop(done)
-        try:
-            print_text(ray.get(done), out)
-        except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None) or error
-            print_text(f"{name} failed: {one_line(cause)}", errors)
-            failed.append(name)
-    return failed
+        options |= {"address": "local", "num_cpus": cores, "include_dashboard": False}
+    return ray.init(log_to_driver=False, logging_level="error", **options)

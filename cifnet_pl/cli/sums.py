@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from cifnet_pl.utilities.files import (
     exclusive,
     expanded,
     read_yaml,
+    write_bytes,
 )
 from cifnet_pl.utilities.plugins import current_folder_importable
 from cifnet_pl.utilities.text import next_command, print_text
@@ -37,8 +38,8 @@ DEFAULT_SUMS_HEAD = "RidgeHead"
 PLAN = "plan.json"
 """Name of the file, beside those of sums, that says how the set is cut."""
 
-UNUSED = ("tune", "stream", "max_tasks", "unknown")
-"""Options of ``--data`` that would have samples left out, or are only for scores."""
+UNUSED = {"tune", "stream", "max_tasks", "unknown"}
+"""Options of ``--data`` that leave samples out, or are for scores alone: not known here."""
 
 
 def sums(
@@ -75,6 +76,7 @@ def sums(
         CifnetError: shards failed despite the retries.
     """
     from cifnet_pl.model.bundle import plugin_imports
+    from cifnet_pl.model.partial_sums import read_header
     from cifnet_pl.model.partition import Shard
 
     if (shards is None) == (not shard):
@@ -87,24 +89,41 @@ def sums(
         for text in shard:
             print_text(make(folder, words, threads, Shard.parse(text)))
         return
-    from cifnet_pl.cli.ray import RayJob, make_with_ray
+    from cifnet_pl.cli.ray import make_with_ray
 
-    plan = planned(folder, words)
+    # Here, as what workers print is not shown.
+    planned(folder, words)
     everything = [Shard(i, shards) for i in range(1, shards + 1)]
-    left = [each for each in everything if not is_finished(folder, plan, each)]
-    in_worker = partial(make_in_worker, os.getcwd(), folder.resolve(), words, threads)
-    job = RayJob(in_worker, workers, retries, threads, workers_per_gpu)
-    failed = make_with_ray(job, left)
+    home = Path.cwd()
+
+    def make_in_worker(shard: Shard) -> str:
+        # Paths and custom code are relative to it; another machine may have no such folder.
+        if home.is_dir():
+            os.chdir(home)
+        try:
+            return make(home / folder, words, threads, shard)
+        except CifnetError as error:
+            if isinstance(error.__cause__, OSError):
+                # The system refused a file, which may pass: Ray tries again.
+                raise OSError(str(error)) from None
+            raise
+
+    failed = make_with_ray(
+        make_in_worker, everything, workers, retries, threads, workers_per_gpu
+    )
     if failed:
         raise CifnetError(
             f"{len(failed)} of {shards} shards failed, the first is {failed[0]}: finished ones"
             " stay, and the same command goes on"
         )
     print_text(f"{shards} shards in {folder}")
-    given = {plain(name): value for name, value in overrides}
-    parts = [f"model.{part}" for part in ("head", "backbone", "architecture")]
-    trust = bool(plugin_imports(*[given.get(part, "") for part in parts]))
-    print_text(next_command("merge", str(folder), "--output", "MODEL", trust=trust))
+    model = read_header(file_of(folder, everything[0])).model
+    backbone = model["backbone"]
+    imports = plugin_imports(
+        model["head"]["class"], backbone["name"], backbone["architecture"]
+    )
+    words_of_merge = ("merge", str(folder), "--output", "MODEL")
+    print_text(next_command(*words_of_merge, trust=bool(imports)))
 
 
 def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
@@ -124,12 +143,8 @@ def words_of(config: str | None, given: Sequence[str]) -> tuple[str, ...]:
     content = read_yaml(find_config(config))
     if "model" not in content:
         raise UsageError(f"configuration {config} has no model: choose another one")
-    words = [
-        f"--seed_everything={content.get('seed_everything', 1)}",
-        f"--model={json.dumps(content['model'])}",
-    ]
-    for name, value in content.get("data", {}).items():
-        words.append(f"--data.{name}={json.dumps(value)}")
+    parts = [part for part in ("seed_everything", "model", "data") if part in content]
+    words = [f"--{part}={json.dumps(content[part])}" for part in parts]
     return (*words, *given)
 
 
@@ -150,38 +165,17 @@ def make(folder: Path, words: tuple[str, ...], threads: int, shard: Shard) -> st
     """
     import torch
 
-    from cifnet_pl.model.partial_sums import write_sums
+    from cifnet_pl.model.partial_sums import content_of
 
     torch.set_num_threads(threads)
-    if is_finished(folder, planned(folder, words), shard):
+    plan = planned(folder, words)
+    if is_finished(folder, plan, shard):
         return f"{shard.name} is finished already"
     path = file_of(folder, shard)
     with exclusive(path):
-        shard_sums = learner_of(folder, words).sums(shard)
-        write_sums(shard_sums, path)
+        shard_sums = learner_of(words).sums(plan, shard)
+        write_bytes(path, content_of(shard_sums))
     return f"{shard.name}: {shard_sums.learned}"
-
-
-def make_in_worker(
-    home: str, folder: Path, words: tuple[str, ...], threads: int, shard: Shard
-) -> str:
-    """Make a shard in a worker of Ray, as :func:`make`.
-
-    Args:
-        home: folder that the command was given in; paths and custom code are relative to it.
-        folder, words, threads, shard: as for :func:`make`.
-
-    Raises:
-        OSError: the system refused a file, which may pass: Ray tries again.
-    """
-    if os.path.isdir(home):  # not on another machine of a cluster
-        os.chdir(home)
-    try:
-        return make(folder, words, threads, shard)
-    except CifnetError as error:
-        if isinstance(error.__cause__, OSError):
-            raise OSError(str(error)) from None
-        raise
 
 
 def file_of(folder: Path, shard: Shard) -> Path:
@@ -193,14 +187,13 @@ def is_finished(folder: Path, plan: SetPlan, shard: Shard) -> bool:
     """Return whether the file of a shard is there, undamaged, and of the samples as planned."""
     from cifnet_pl.model.partial_sums import read_tensors
 
-    wanted = plan.record(shard)
     try:
         header, _ = read_tensors(file_of(folder, shard))
     except CheckpointError:
         return False
+    (stored,) = header.shards
     # How many of the samples are learned is not planned.
-    planned = {"learned": wanted.learned}
-    return [shard.model_copy(update=planned) for shard in header.shards] == [wanted]
+    return stored.model_copy(update={"learned": 0}) == plan.record(shard)
 
 
 # ---------------------------------------------------------------------- options and plan
@@ -219,7 +212,7 @@ def configured(words: tuple[str, ...]) -> Any:
     parser = OneSentence(prog="cifnet sums")
     parser.add_argument("--seed_everything", type=int, default=1)
     parser.add_class_arguments(
-        CIFNetDataModule, "data", sub_configs=False, instantiate=False
+        CIFNetDataModule, "data", sub_configs=False, instantiate=False, skip=UNUSED
     )
     parser.add_subclass_arguments(CIFNetModule, "model", required=False)
     parser.set_defaults({"model": {"class_path": "cifnet_pl.CIFNetModule"}})
@@ -227,18 +220,12 @@ def configured(words: tuple[str, ...]) -> Any:
     with current_folder_importable():
         config = parser.parse_args(given)
     names = {plain(name) for name, _ in options_in(words)}
-    for name in UNUSED:
-        if f"--data.{name}" in names:
-            raise UsageError(
-                f"--data.{name} does not fit to sums, which learn every training sample: leave it"
-                " out"
-            )
     choose_backbone(config)
     for name, _ in config.items():
         is_seed = name.startswith("model.") and name.endswith(".seed")
         if is_seed and f"--{plain(name)}" not in names:
             config[name] = config.seed_everything
-    check_options(vars(config.data))
+    check_options(dict.fromkeys(UNUSED) | vars(config.data))
     config.parser = parser
     return config
 
@@ -278,13 +265,12 @@ def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:
     path = folder / PLAN
     names = ("source", "root", "options", "duplicates", "zip_encoding")
     wanted = {name: data[name] for name in names}
-    if not path.is_file():
-        with exclusive(path, wait=True):
-            if not path.is_file():
-                plan, notes = set_of(data).plan(wanted)
-                for note in notes:
-                    print_text(note)
-                write_text(path, plan.model_dump_json())
+    with exclusive(path, wait=True):
+        if not path.is_file():
+            plan, notes = set_of(data).plan(wanted)
+            for note in notes:
+                print_text(note)
+            write_text(path, plan.model_dump_json())
     plan = parse(SetPlan, json.loads(path.read_bytes()), str(path))
     if plan.data != wanted:
         raise UsageError(
@@ -294,12 +280,8 @@ def planned(folder: Path, words: tuple[str, ...]) -> SetPlan:
 
 
 @lru_cache(maxsize=1)
-def learner_of(folder: Path, words: tuple[str, ...]) -> ShardLearner:
-    """Build data, backbone and head from options.
-
-    Args:
-        folder: of the plan.
-        words: all that the sums depend on.
+def learner_of(words: tuple[str, ...]) -> ShardLearner:
+    """Build data, backbone and head from all options that the sums depend on.
 
     Raises:
         UsageError: options that do not fit.
@@ -320,7 +302,6 @@ def learner_of(folder: Path, words: tuple[str, ...]) -> ShardLearner:
         model.crop_ratio = 1.0
     return ShardLearner(
         set_of(data),
-        planned(folder, words),
         model.to(device),
         data.batch_size or usual_batch_size(device.type, model.image_size),
         data.num_workers or 0,

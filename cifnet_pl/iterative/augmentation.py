@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import BaseModel, Field, NonNegativeInt
 from torch import Tensor
 from torch.nn import functional
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy, RandomResizedCrop
 
 from cifnet_pl.buffer import GOLDEN, split_mix
-from cifnet_pl.utilities.errors import check_that
 
 DRAWS = 8
 """Random numbers of an image: flip, crop (row, column), brightness, contrast, saturation, cutout
@@ -21,6 +20,7 @@ DRAWS = 8
 """
 
 Policy = Literal["cifar10", "imagenet"]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R 601, as in Pillow)."""
@@ -71,8 +71,7 @@ def _one_by_one(
     return changed
 
 
-@dataclass(frozen=True)
-class Augmentation:
+class Augmentation(BaseModel):
     """Random augmentation of images.
 
     The order is: resized crop, flip, padded crop, colour jitter, a learned policy (AutoAugment,
@@ -87,26 +86,16 @@ class Augmentation:
             image's size.
         autoaugment: data set whose policy is used, or None.
         cutout: side of the black square as a share of the image's side; it may reach over the edge.
-
-    Raises:
-        UsageError: a value is out of range.
     """
 
     flip: bool = True
-    crop_padding: int = 0
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
+    crop_padding: NonNegativeInt = 0
+    brightness: Share = 0.0
+    contrast: Share = 0.0
+    saturation: Share = 0.0
     resized_crop: bool = False
     autoaugment: Policy | None = None
-    cutout: float = 0.0
-
-    def __post_init__(self) -> None:
-        padding = self.crop_padding
-        check_that(padding >= 0, "crop_padding", padding, "at least 0")
-        for name in ("brightness", "contrast", "saturation", "cutout"):
-            share = getattr(self, name)
-            check_that(0 <= share <= 1, name, share, "a number between 0 and 1")
+    cutout: Share = 0.0
 
     def __call__(self, images: Tensor, keys: Tensor, seed: Sequence[int]) -> Tensor:
         """Return augmented images.
@@ -153,10 +142,8 @@ class Augmentation:
         side = images.shape[2]
         half = round(self.cutout * side) // 2
         centre = (draws * side).long()
-        start = centre[:, :, None] - half
-        end = start + 2 * half
-        place = torch.arange(side, device=images.device)
-        inside = (place >= start) & (place < end)
+        distance = torch.arange(side, device=images.device) - centre[:, :, None]
+        inside = (distance >= -half) & (distance < half)
         rows, columns = inside.unbind(1)
         square = rows[:, None, :, None] & columns[:, None, None, :]
         return images.masked_fill(square, 0)
@@ -174,7 +161,3 @@ class Augmentation:
         grey = (contrasted * luma).sum(1, keepdim=True)
         saturated = grey + (contrasted - grey) * saturation
         return saturated.clamp(0, 255).round().to(torch.uint8)
-
-
-AUGMENTATION_OPTIONS = tuple(field.name for field in fields(Augmentation))
-"""Options of trained methods that are fields of :class:`Augmentation`."""

@@ -69,7 +69,7 @@ class CREATEModule(IterativeModule):
 
     * Classifier: an auto-encoder of the embedding for each class c,
       ``s_c = −γ ‖D_c(E_c(z)) − z‖₁``, γ = 0.1; probabilities are the softmax of s.
-    * Loss: ``−log p_y + λ T² distillation(s of old classes) + separation``, T = 2. Separation pulls
+    * Loss: ``−log p_y + T² distillation(s of old classes) + separation``, T = 2. Separation pulls
       samples of one class together in the codes of its auto-encoder, and weights each by how
       confused it is: ``1 + exp(−α (max − second)/(max − min))`` of s.
     * After each task but the first the auto-encoders are tuned on balanced classes, for ``tuning``
@@ -79,19 +79,17 @@ class CREATEModule(IterativeModule):
     Args:
         latent: width of the codes.
         alpha: α.
-        distillation_weight: λ.
-        separation_weight: weight of the separation.
         tuning: share of the epochs that balanced fine-tuning takes, or 0.
         tuning_rate: its learning rate.
         options: of :class:`IterativeModule`.
     """
 
+    compares_processes = True
+
     def __init__(
         self,
         latent: int = 32,
         alpha: float = 4.0,
-        distillation_weight: float = 1.0,
-        separation_weight: float = 1.0,
         tuning: float = 20 / 120,
         tuning_rate: float = 0.005,
         **options: Any,
@@ -102,8 +100,6 @@ class CREATEModule(IterativeModule):
         self.options |= {
             "latent": latent,
             "alpha": alpha,
-            "distillation_weight": distillation_weight,
-            "separation_weight": separation_weight,
             "tuning": tuning,
             "tuning_rate": tuning_rate,
         }
@@ -135,8 +131,7 @@ class CREATEModule(IterativeModule):
         probabilities = scores.softmax(dim=1) + SMALLEST
         own = probabilities.gather(1, batch.labels[:, None])
         separated = self._separation(scores, codes.float(), batch.labels)
-        separation_weight: float = self.options["separation_weight"]
-        loss: Tensor = -own.log().mean() + separation_weight * separated
+        loss: Tensor = -own.log().mean() + separated
         if self.is_first_task:
             return loss
         network, encoders = self.teacher
@@ -144,17 +139,11 @@ class CREATEModule(IterativeModule):
             teacher_scores = encoders(network(x))[0].float()
         known = scores[:, : self.old_classes]
         # Multiplied by T², which WA, iCaRL and FOSTER do not.
-        distilled = TEMPERATURE**2 * distillation(known, teacher_scores)
-        distillation_weight: float = self.options["distillation_weight"]
-        return loss + distillation_weight * distilled
+        return loss + TEMPERATURE**2 * distillation(known, teacher_scores)
 
     def _separation(self, scores: Tensor, codes: Tensor, labels: Tensor) -> Tensor:
         """Compute the separation over the batch of all processes."""
-        if scores.shape[1] == 1:
-            # A single class is confused with nothing.
-            sample_weights = torch.full_like(scores[:, 0], 2.0)
-        else:
-            sample_weights = margin_weights(scores, self.options["alpha"])
+        sample_weights = margin_weights(scores, self.options["alpha"])
         codes = self.processes.gather(codes)
         labels = self.processes.gather(labels)
         sample_weights = self.processes.gather(sample_weights)

@@ -29,13 +29,11 @@ class DERModule(IterativeModule):
     those of this method: 20 ResNet-32 of 0.46 M, one for each of 20 tasks.
 
     Args:
-        auxiliary: weight of the auxiliary loss.
         options: of :class:`IterativeModule`.
     """
 
-    def __init__(self, auxiliary: float = 1.0, **options: Any):
+    def __init__(self, **options: Any):
         super().__init__(**options)
-        self.options["auxiliary"] = auxiliary
         self.branches = Branches()
         self.auxiliary_classifier: nn.Linear | None = None
         # In a tuple, so that it is no submodule: the branches hold the weights that learn.
@@ -83,8 +81,7 @@ class DERModule(IterativeModule):
         z = self.features(batch.inputs())
         loss = functional.cross_entropy(self.logits(z), batch.labels)
         if self.old_classes:
-            auxiliary = self.auxiliary_loss(z, batch.labels)
-            loss = loss + self.options["auxiliary"] * auxiliary
+            loss = loss + self.auxiliary_loss(z, batch.labels)
         return loss
 
     def after_learning(self) -> None:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from cifnet_pl.iterative.augmentation import AUGMENTATION_OPTIONS, Augmentation
-from cifnet_pl.utilities.errors import UsageError, check_that
+from cifnet_pl.utilities.errors import check_that
 from cifnet_pl.utilities.processes import of_all_processes
 
 Schedule = Literal["cosine", "step"]
@@ -123,55 +132,51 @@ def plan_steps(
 # ---------------------------------------------------------------------- options
 
 
-class Regime:
-    """Schedule of training: epochs, learning rates, and augmentation of images.
+def _twice(value: Any) -> Any:
+    """Return a list of two, for the first task and for later ones, of a single value."""
+    if isinstance(value, list):
+        return value
+    return [value, value]
 
-    Args:
-        options: of :class:`cifnet_pl.iterative.trainer.IterativeModule`, by name.
 
-    Attributes:
-        epochs, learning_rates, weight_decays, milestones: each for the first task and for later
-            ones.
-        augmentation: random changes of images.
+def _milestones_twice(milestones: Any) -> Any:
+    """Return two lists of milestones, for the first task and for later ones, of a single list."""
+    if any(isinstance(shares, list) for shares in milestones):
+        return milestones
+    return [milestones, milestones]
 
-    Raises:
-        UsageError: a value that does not fit.
-    """
 
-    def __init__(self, options: Mapping[str, Any]):
-        self._options = options
-        rate = options["learning_rate"]
-        decay = options["weight_decay"]
-        milestones = options["milestones"]
-        if not any(isinstance(shares, list) for shares in milestones):
-            milestones = [milestones, milestones]
-        self.epochs = first_and_later("epochs", options["epochs"])
-        self.learning_rates = first_and_later("learning_rate", rate)
-        self.weight_decays = first_and_later("weight_decay", decay)
-        self.milestones = first_and_later("milestones", milestones)
-        self._check()
-        augmented = {name: options[name] for name in AUGMENTATION_OPTIONS}
-        self.augmentation = Augmentation(**augmented)
+def _rising(shares: list[float]) -> list[float]:
+    """Return milestones, of which each is larger than the one before."""
+    if shares != sorted(set(shares)):
+        raise ValueError("expected rising shares of the epochs, such as 0.3 and 0.6")
+    return shares
 
-    def _check(self) -> None:
-        for epochs in self.epochs:
-            check_that(epochs >= 1, "epochs", epochs, "at least 1")
-        for rate in self.learning_rates:
-            check_that(0 < rate < math.inf, "learning_rate", rate, "a positive number")
-        for decay in self.weight_decays:
-            check_that(0 <= decay < math.inf, "weight_decay", decay, "at least 0")
-        expected = "rising shares of the epochs between 0 and 1, such as 0.3 and 0.6"
-        for shares in self.milestones:
-            edges = [0, *shares, 1]
-            is_rising = edges == sorted(set(edges))
-            check_that(is_rising, "milestones", shares, expected)
-        momentum = self._options["momentum"]
-        expected = "at least 0 and below 1"
-        check_that(0 <= momentum < 1, "momentum", momentum, expected)
-        decay = self._options["decay"]
-        check_that(0 < decay < 1, "decay", decay, "a factor between 0 and 1")
-        seed = self._options["seed"]
-        check_that(seed >= 0, "seed", seed, "at least 0")
+
+T = TypeVar("T")
+Both = Annotated[tuple[T, T], BeforeValidator(_twice)]
+"""A value for the first task, and one for later ones."""
+
+Between0And1 = Annotated[float, Field(gt=0, lt=1)]
+Milestones = Annotated[list[Between0And1], AfterValidator(_rising)]
+
+
+class Regime(BaseModel):
+    """How all methods train; options of :class:`~cifnet_pl.iterative.trainer.IterativeModule`."""
+
+    epochs: Both[PositiveInt]
+    learning_rate: Both[Annotated[PositiveFloat, Field(allow_inf_nan=False)]]
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    weight_decay: Both[Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]]
+    schedule: Schedule
+    milestones: Annotated[
+        tuple[Milestones, Milestones], BeforeValidator(_milestones_twice)
+    ]
+    decay: Between0And1
+    batch_statistics: BatchStatistics
+    seed: NonNegativeInt
+    exemplars: NonNegativeInt
+    exemplars_per_class: PositiveInt | None
 
     def factor(self, progress: float, first: bool) -> float:
         """Return the learning rate as a share of the one at the beginning.
@@ -180,31 +185,11 @@ class Regime:
             progress: share of the phase that is over.
             first: whether this is the first task.
         """
-        if self._options["schedule"] == "cosine":
+        if self.schedule == "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
         milestones = self.milestones[not first]
         passed = sum(progress >= share for share in milestones)
-        return float(self._options["decay"] ** passed)
-
-
-def first_and_later(name: str, value: Any) -> list[Any]:
-    """Return an option for the first task and for later ones.
-
-    Args:
-        name: of the option.
-        value: one value, or a list of two.
-
-    Raises:
-        UsageError: a list of another length.
-    """
-    if not isinstance(value, list):
-        return [value, value]
-    if len(value) != 2:
-        raise UsageError(
-            f"{name} is {value}: expected one value, or two, for the first task and for the later"
-            " ones"
-        )
-    return value
+        return float(self.decay**passed)
 
 
 def check_tuning(tuning: float, rate: float) -> None:
@@ -256,12 +241,16 @@ class Processes:
             samples: number of this process's samples in the step.
 
         Returns:
-            Whether any process has samples.
+            Whether the step is taken: any process has samples, or all of them for a loss over the
+            samples of all.
         """
-        total = int(self.sum(torch.tensor(samples, device=self._module.device)))
+        own = torch.tensor([samples, samples > 0], device=self._module.device)
+        total, present = self.sum(own).tolist()
         if total:
             self.share = samples * self.count / total
-        return total > 0
+        if self._module.compares_processes:
+            return bool(present == self.count)
+        return bool(total)
 
     def gather(self, local: Tensor) -> Tensor:
         """Return the rows (n, …) of all processes, in the order of their ranks.

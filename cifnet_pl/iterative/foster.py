@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from cifnet_pl.backbones.structures import Branches, grown
 from cifnet_pl.iterative.descent import Phase, StepBatch
@@ -19,9 +18,10 @@ from cifnet_pl.iterative.losses import (
     effective_weights,
 )
 from cifnet_pl.iterative.trainer import IterativeModule
-from cifnet_pl.utilities.errors import UsageError, check_that
+from cifnet_pl.utilities.errors import check_that
 
-Evaluated = Literal["student", "branches"]
+COMPRESSION_BETA = 0.97
+"""β of the compression phase."""
 
 
 class FOSTERModule(IterativeModule):
@@ -32,20 +32,14 @@ class FOSTERModule(IterativeModule):
       classifier, y) + distillation of old classes`` at temperature 2, with class weights w of the
       effective numbers of images at β = ``boosting_beta``.
     * Compression: a single branch, from the old one's weights, learns ``balanced_distillation``
-      (eq. 12) of both at β = ``compression_beta``, for ``compression`` of the epochs, without
-      weight decay.
+      (eq. 12) of both at β = 0.97, for ``compression`` of the epochs, without weight decay. It
+      predicts and selects exemplars.
     * ``memory_rate``: RMM (Liu et al., NeurIPS 2021) without the policy that it learns. Exemplars
       of earlier classes replace this share of a task's images, which are left out at random.
 
     Args:
         boosting_beta: β of the boosting phase.
-        compression_beta: β of the compression phase.
         compression: share of the epochs that compression takes.
-        new_on_old: whether the new classes' weights on the old branch learn, as in every published
-            configuration (``oofc: ft``); else they are zero.
-        evaluated: network that predicts and selects exemplars after a task: "student", the
-            compressed one, or "branches", both of them before the compression, as in the reference
-            code.
         memory_rate: share of a task's images that exemplars replace, or a list with one value for
             each task from the second on (the last one for all further tasks), or null.
         options: of :class:`IterativeModule`.
@@ -54,35 +48,26 @@ class FOSTERModule(IterativeModule):
     def __init__(
         self,
         boosting_beta: float = 0.96,
-        compression_beta: float = 0.97,
         compression: float = 130 / 170,
-        new_on_old: bool = True,
-        evaluated: Evaluated = "student",
         memory_rate: float | list[float] | None = None,
         **options: Any,
     ):
         super().__init__(**options)
-        betas = {"boosting_beta": boosting_beta, "compression_beta": compression_beta}
-        for name, beta in betas.items():
-            check_that(0 <= beta < 1, name, beta, "at least 0 and below 1")
+        fits = 0 <= boosting_beta < 1
+        check_that(fits, "boosting_beta", boosting_beta, "at least 0 and below 1")
         check_that(compression > 0, "compression", compression, "a positive number")
         rates = memory_rate or []
         if isinstance(rates, float):
             rates = [rates]
-        fit = all(0 <= rate < 1 for rate in rates)
-        expected = "shares from 0 to below 1, or null"
-        check_that(fit, "memory_rate", memory_rate, expected)
-        if self.per_class is not None and rates:
-            raise UsageError(
-                "memory_rate adds to --model.exemplars, exemplars_per_class is a number for each"
-                " class: leave out --model.memory_rate or --model.exemplars_per_class"
-            )
-        self.options |= betas
+        fits = all(0 <= rate < 1 for rate in rates)
+        if rates and self.per_class is not None:
+            fits = False
+        expected = "shares from 0 to below 1, or null as with exemplars_per_class"
+        check_that(fits, "memory_rate", memory_rate, expected)
         self.options |= {
+            "boosting_beta": boosting_beta,
             "compression": compression,
             "memory_rate": memory_rate,
-            "new_on_old": new_on_old,
-            "evaluated": evaluated,
         }
         self._rates = rates
         self.branches = Branches([self.network])
@@ -92,35 +77,20 @@ class FOSTERModule(IterativeModule):
 
     # ------------------------------------------------------------------ memory
 
-    def _room(self, images: int, task: int) -> int | None:
-        """Return the number of exemplars that a task has room for; None if it is not limited.
-
-        Args:
-            images: number of the task's images.
-            task: number of the task, from 0.
-        """
-        if not self._rates:
-            return None
-        position = min(max(task - 1, 0), len(self._rates) - 1)
-        return self.capacity + round(self._rates[position] * images)
-
     def exemplar_capacity(self) -> int:
         """Return the number of exemplars to keep for the task that follows."""
-        finished = len(self.learned_tasks)
-        images = len(self.data.task(finished).rows)
-        if not images:
-            images = len(self.data.task(finished - 1).rows)
-        places = self._room(images, finished)
-        if places is None:
+        if not self._rates:
             return self.capacity
-        return max(places, self.n_classes)
+        finished = len(self.learned_tasks)
+        rate = self._rates[min(finished, len(self._rates)) - 1]
+        last = len(self.data.plan.tasks) - 1
+        images = len(self.data.task(min(finished, last)).rows)
+        return max(self.capacity + round(rate * images), self.n_classes)
 
     def select_rows(self, rows: np.ndarray, task: int) -> np.ndarray:
         """Return the images of a task that fit into memory beside the exemplars."""
-        if not task or self._room(len(rows), task) is None:
-            return rows
         places = max(self.capacity + len(rows) - len(self.exemplars), 1)
-        if places >= len(rows):
+        if not self._rates or places >= len(rows):
             return rows
         generator = np.random.default_rng([self.seed, task, 6])
         order = generator.permutation(rows)
@@ -134,51 +104,26 @@ class FOSTERModule(IterativeModule):
     def expand(self, classes: int) -> None:
         """Add a branch, which starts from the old one's weights, and outputs."""
         if self.old_classes:
-            self._compress()
             self.branches.requires_grad_(False)
             branch = copy.deepcopy(self.branches[0])
             self.branches.append(branch.requires_grad_(True))
             self.expansion = grown(None, self.width, self.n_classes)
         inputs = self.width * len(self.branches)
         self.classifier = grown(self.classifier, inputs, self.n_classes)
-        if self.old_classes and not self.options["new_on_old"]:
-            with torch.no_grad():
-                self.classifier.weight[self.old_classes :, : self.width] = 0
-
-    def _compress(self) -> None:
-        """Keep only the student, where there is one."""
-        if self.student is not None:
-            network, layer = self.student
-            self.branches = Branches([network])
-            self.classifier = cast(nn.Linear, layer)
-            self.student = None
 
     def teachers(self) -> list[nn.Module]:
-        """Return the classifier of the branch that stays."""
-        if self.student is not None:
-            return [self.student[1]]
+        """Return the classifier."""
         return [self.output_layer]
 
     def rebuild(self, sizes: list[int]) -> None:
-        """Build one branch; both and the student, if both are evaluated."""
+        """Build one branch, which is left after each task."""
         self.n_classes = sum(sizes)
-        if len(sizes) > 1 and self.options["evaluated"] == "branches":
-            self.branches.append(self.fresh_network())
-            layer = grown(None, self.width, self.n_classes)
-            self.student = nn.ModuleList([self.fresh_network(), layer])
         if sizes:
-            inputs = self.width * len(self.branches)
-            self.classifier = grown(None, inputs, self.n_classes)
+            self.classifier = grown(None, self.width, self.n_classes)
 
     def learned_network(self) -> tuple[str, nn.Module]:
-        """Return the structure, and the branches that predict: one, or both before compression."""
+        """Return the structure, and the branches: one after each task, two while one is learned."""
         return f"branches.{len(self.branches)}", self.branches
-
-    def counted_module(self) -> nn.Module:
-        """Return the single branch that is left, or will be."""
-        if self.student is not None:
-            return self.student[0]
-        return self.branches
 
     # ------------------------------------------------------------------ learning
 
@@ -198,7 +143,7 @@ class FOSTERModule(IterativeModule):
         if self.current_phase == "boost":
             beta = self.options["boosting_beta"]
         else:
-            beta = self.options["compression_beta"]
+            beta = COMPRESSION_BETA
             student = self.fresh_network()
             student.load_state_dict(self.branches[0].state_dict())
             old = cast(nn.Linear, self.teacher[0])
@@ -223,16 +168,6 @@ class FOSTERModule(IterativeModule):
             return [self.student]
         return [self.branches[-1], self.output_layer, self.expansion]
 
-    def logits(self, z: Tensor) -> Tensor:
-        """Return (n, C) scores of embeddings (n, d) or (n, 2d)."""
-        head = cast(nn.Linear, self.output_layer)
-        if self.options["new_on_old"] or z.shape[1] == self.width:
-            return super().logits(z)
-        mask = torch.ones_like(head.weight)
-        mask[self.old_classes :, : self.width] = 0
-        masked = head.weight * mask
-        return functional.linear(z, masked, head.bias).float()
-
     def loss(self, batch: StepBatch) -> Tensor:
         """Compute the cross-entropy in the first task, then the loss of the phase."""
         if self.is_first_task:
@@ -252,7 +187,10 @@ class FOSTERModule(IterativeModule):
         return boosting(self.logits(z), new, old, batch.labels, self._class_weights)
 
     def after_learning(self) -> None:
-        """Remove what does not predict from here on."""
+        """Keep only the student, where there is one."""
         self.expansion = None
-        if self.options["evaluated"] == "student":
-            self._compress()
+        if self.student is not None:
+            network, layer = self.student
+            self.branches = Branches([network])
+            self.classifier = cast(nn.Linear, layer)
+            self.student = None

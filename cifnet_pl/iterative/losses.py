@@ -53,20 +53,6 @@ def _soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
     return -likelihood.mean()
 
 
-def binary_distillation(scores: Tensor, targets: Tensor) -> Tensor:
-    """Compute the binary cross-entropy, summed over classes (iCaRL, algorithm 3).
-
-    Args:
-        scores: (n, C) scores.
-        targets: (n, C) probabilities: sigmoid outputs of the old network for old classes, one-hot
-            for new ones.
-    """
-    total = functional.binary_cross_entropy_with_logits(
-        scores, targets, reduction="sum"
-    )
-    return total / len(scores)
-
-
 def align_weights(weight: Tensor, new: int) -> Tensor:
     """Scale the rows of new classes to the mean norm of the old ones (WA, eq. 10).
 
@@ -294,14 +280,16 @@ def relative_margin(scores: Tensor) -> Tensor:
     ``(max − second) / (max − min)``
 
     Args:
-        scores: (n, C) of at least two classes; of CREATE, the negative reconstruction errors.
+        scores: (n, C); of CREATE, the negative reconstruction errors.
 
     Returns:
-        (n,) from 0 to 1; small for a sample that is confused between two classes.
+        (n,) from 0 to 1; small for a sample that is confused between two classes, 0 for a single
+        class.
     """
     ranked = scores.detach().sort(dim=1, descending=True).values
     best = ranked[:, 0]
-    margin = best - ranked[:, 1]
+    second = ranked[:, :2][:, -1]
+    margin = best - second
     span = best - ranked[:, -1]
     return margin / (span + 1e-8)
 
@@ -310,7 +298,7 @@ def margin_weights(scores: Tensor, alpha: float = 4.0) -> Tensor:
     """Return CREATE's weight of each sample: ``1 + exp(−α s)`` with s of :func:`relative_margin`.
 
     Args:
-        scores: (n, C) of at least two classes.
+        scores: (n, C).
         alpha: α.
     """
     return 1 + (-alpha * relative_margin(scores)).exp()

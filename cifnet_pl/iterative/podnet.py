@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from cifnet_pl.backbones.structures import stages_of, with_maps, without_last_relu
 from cifnet_pl.iterative.descent import StepBatch, check_tuning
@@ -19,8 +18,6 @@ from cifnet_pl.iterative.losses import (
 )
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import check_that
-
-Loss = Literal["nca", "softmax"]
 
 
 class CosineClassifier(nn.Module):
@@ -58,20 +55,17 @@ class PODNetModule(IterativeModule):
 
     * Classifier (eq. 7): ``proxies`` vectors for each class, cosines weighted by their own softmax,
       and a learned scale. Proxies of old classes do not change.
-    * Loss: :func:`nca` (eq. 8; in the reference code the margin cancels), or cross-entropy; from
-      the second task on also ``f·(spatial · POD-spatial + flat · POD-flat)`` (eqs. 5, 6) with
+    * Loss: :func:`nca` (eq. 8; in the reference code the margin cancels); from the second task on
+      also ``f·(spatial · POD-spatial + POD-flat)`` (eqs. 5, 6) with
       ``f = √(all classes / new classes)``.
     * The network has no ReLU at its end, as in the reference code, so that embeddings may be
-      negative (``last_relu`` keeps it).
+      negative.
     * After each task but the first everything is tuned on balanced classes, by the same loss, for
       ``tuning`` of the epochs. The paper tunes the classifier alone, the reference code everything.
 
     Args:
-        loss: "nca" or "softmax".
         proxies: number of proxies of each class.
         spatial: weight of the distance between pooled maps.
-        flat: weight of the distance between embeddings.
-        last_relu: whether the network keeps the ReLU at its end.
         tuning: share of the epochs that balanced fine-tuning takes, or 0.
         tuning_rate: its learning rate.
         options: of :class:`IterativeModule`.
@@ -79,11 +73,8 @@ class PODNetModule(IterativeModule):
 
     def __init__(
         self,
-        loss: Loss = "nca",
         proxies: int = 10,
         spatial: float = 5.0,
-        flat: float = 1.0,
-        last_relu: bool = False,
         tuning: float = 0.125,
         tuning_rate: float = 0.005,
         **options: Any,
@@ -92,14 +83,10 @@ class PODNetModule(IterativeModule):
         check_that(proxies >= 1, "proxies", proxies, "at least 1")
         check_tuning(tuning, tuning_rate)
         stages_of(self.network, "PODNet")
-        if not last_relu:
-            without_last_relu(self.network)
+        without_last_relu(self.network)
         self.options |= {
-            "loss": loss,
             "proxies": proxies,
             "spatial": spatial,
-            "flat": flat,
-            "last_relu": last_relu,
             "tuning": tuning,
             "tuning_rate": tuning_rate,
         }
@@ -117,8 +104,6 @@ class PODNetModule(IterativeModule):
 
     def learned_network(self) -> tuple[str, nn.Module]:
         """Return the structure, and the network."""
-        if self.options["last_relu"]:
-            return "plain", self.network
         return "no_last_relu", self.network
 
     def teachers(self) -> list[nn.Module]:
@@ -130,10 +115,7 @@ class PODNetModule(IterativeModule):
         x = batch.inputs()
         maps, z = with_maps(self.network, x)
         scores = self.logits(z)
-        if self.options["loss"] == "nca":
-            loss = nca(scores, batch.labels)
-        else:
-            loss = cross_entropy(scores, batch.labels)
+        loss = nca(scores, batch.labels)
         if not self.old_classes:
             return loss
         with torch.no_grad():
@@ -141,7 +123,7 @@ class PODNetModule(IterativeModule):
         maps = [stage.float() for stage in maps]
         old_maps = [stage.float() for stage in old_maps]
         spatial: Tensor = self.options["spatial"] * pooled_maps_distance(maps, old_maps)
-        flat: Tensor = self.options["flat"] * cosine_distance(z.float(), old.float())
+        flat = cosine_distance(z.float(), old.float())
         factor = pod_factor(self.n_classes, self.n_classes - self.old_classes)
         return loss + factor * (spatial + flat)
 

@@ -12,7 +12,16 @@ from cifnet_pl.backbones.structures import grown, stages_of, with_maps
 from cifnet_pl.iterative.der import DERModule
 from cifnet_pl.iterative.descent import StepBatch
 from cifnet_pl.iterative.losses import info_nce, transfer
-from cifnet_pl.utilities.errors import UsageError, check_that
+from cifnet_pl.utilities.errors import check_that
+
+AUXILIARY = 2.0
+"""Weight of the auxiliary loss, as in the reference code."""
+
+CONTRAST_DISTILLATION = 2.0
+"""Weight of the distillation among the contrastive losses."""
+
+INTERPOLATION = 0.95
+"""Share of the last branch in a new one."""
 
 
 class MergeAttention(nn.Module):
@@ -20,15 +29,11 @@ class MergeAttention(nn.Module):
 
     Args:
         width: channels of both maps.
-        heads: number of heads; must divide the width.
+        heads: number of heads, which divides the width.
     """
 
     def __init__(self, width: int, heads: int):
         super().__init__()
-        if heads < 1 or width % heads:
-            raise UsageError(
-                f"attention_heads is {heads}, but must divide the width of the embeddings, {width}"
-            )
         self.heads = heads
         self.norm_specific = nn.LayerNorm(width)
         self.norm_agnostic = nn.LayerNorm(width)
@@ -71,58 +76,38 @@ class TagFexModule(DERModule):
     * A task-agnostic network A learns in all tasks by :func:`info_nce` of the two views'
       projections. From the second task on a linear predictor keeps it near the A from before the
       task, also by InfoNCE.
-    * A branch for each task as in :class:`DERModule`; its weights start at ``interpolation`` of the
-      last branch and the rest of A.
+    * A branch for each task as in :class:`DERModule`; its weights start at 0.95 of the last branch
+      and the rest of A.
     * From the second task on, attention from the branch's map to both maps gives merged features,
       which learn to separate the new classes. Where they do so better than the whole network, their
       softened probabilities are transferred to the branch.
-    * Loss: ``CE + aux·CE_aux + contrast·((1 − a) InfoNCE + contrast_distillation·a·InfoNCE_old) +
-      merged·CE_merged + transfer·KL`` with ``a = old classes / all classes``; then weights are
-      aligned.
+    * Loss: ``CE + 2 CE_aux + (1 − a) InfoNCE + 2a InfoNCE_old + CE_merged + KL`` with ``a = old
+      classes / all classes``; then weights are aligned.
 
     Args:
-        contrast: weight of the contrastive losses.
-        contrast_distillation: weight of the distillation among them.
-        merged: weight of the merged features' cross-entropy.
-        transfer: weight of the transfer.
-        interpolation: share of the last branch in a new one.
         projection: widths of the projector, hidden and output.
-        attention_heads: heads of the attention.
-        auxiliary: weight of the auxiliary loss; 2 in the reference code.
+        attention_heads: heads of the attention; they divide the width of the embeddings.
         options: of :class:`IterativeModule`.
     """
 
+    compares_processes = True
+
     def __init__(
         self,
-        contrast: float = 1.0,
-        contrast_distillation: float = 2.0,
-        merged: float = 1.0,
-        transfer: float = 1.0,
-        interpolation: float = 0.95,
         projection: list[int] | None = None,
         attention_heads: int = 8,
-        auxiliary: float = 2.0,
         **options: Any,
     ):
-        super().__init__(auxiliary=auxiliary, **options)
+        super().__init__(**options)
         if projection is None:
             projection = [2048, 1024]
         two_widths = len(projection) == 2 and min(projection) >= 1
         check_that(two_widths, "projection", projection, "two widths")
-        inside = 0 <= interpolation <= 1
-        check_that(inside, "interpolation", interpolation, "a number between 0 and 1")
-        self.options |= {
-            "contrast": contrast,
-            "contrast_distillation": contrast_distillation,
-            "merged": merged,
-            "transfer": transfer,
-            "interpolation": interpolation,
-            "projection": projection,
-            "attention_heads": attention_heads,
-        }
+        divides = attention_heads >= 1 and self.width % attention_heads == 0
+        expected = f"a number that divides the width of the embeddings, {self.width}"
+        check_that(divides, "attention_heads", attention_heads, expected)
+        self.options |= {"projection": projection, "attention_heads": attention_heads}
         stages_of(self._start[0], "TagFex")
-        # Refuses a number of heads that does not fit before anything is learned.
-        MergeAttention(self.width, attention_heads)
         with self.seeded(7):
             self.agnostic = self.fresh_network()
             hidden, output = projection
@@ -155,12 +140,11 @@ class TagFexModule(DERModule):
             return super().new_branch()
         # Its batch statistics are those of a network that has learned nothing.
         branch = self.fresh_network()
-        share = self.options["interpolation"]
         networks = (branch, self.branches[-1], self.agnostic)
         triples = zip(*(network.parameters() for network in networks), strict=True)
         with torch.no_grad():
             for new, last, agnostic in triples:
-                new.copy_(share * last + (1 - share) * agnostic)
+                new.copy_(INTERPOLATION * last + (1 - INTERPOLATION) * agnostic)
         return branch
 
     def teachers(self) -> list[nn.Module]:
@@ -191,15 +175,13 @@ class TagFexModule(DERModule):
         agnostic_maps, agnostic = with_maps(self.agnostic, x)
         projected = self.projector(agnostic)
         contrast = self._contrast(projected, projected)
-        weight: float = self.options["contrast"]
         if self.is_first_task:
-            return classification + weight * contrast
+            return classification + contrast
         share = self.old_classes / self.n_classes
-        distilled: float = self.options["contrast_distillation"] * share
-        from_teacher = distilled * self._distilled(x, agnostic)
+        from_teacher = CONTRAST_DISTILLATION * share * self._distilled(x, agnostic)
         contrast = (1 - share) * contrast + from_teacher
-        auxiliary: Tensor = self.options["auxiliary"] * self.auxiliary_loss(z, labels)
-        loss = classification + auxiliary + weight * contrast
+        auxiliary = AUXILIARY * self.auxiliary_loss(z, labels)
+        loss = classification + auxiliary + contrast
         agnostic_map = agnostic_maps[-1].detach()
         guided = self._guidance(maps[-1], agnostic_map, scores, labels, classification)
         return loss + guided
@@ -255,10 +237,8 @@ class TagFexModule(DERModule):
             merged, (labels - self.old_classes).clamp_min(0), reduction="none"
         )
         merged_error = self.processes.mean_where(errors, new)
-        loss: Tensor = self.options["merged"] * merged_error
         own = self.processes.mean_loss(classification)
-        if self.processes.mean_loss(merged_error) < own:
-            divergence = transfer(scores[:, self.old_classes :], merged)
-            mean = self.processes.mean_where(divergence, new)
-            loss = loss + self.options["transfer"] * mean
-        return loss
+        if self.processes.mean_loss(merged_error) >= own:
+            return merged_error
+        divergence = transfer(scores[:, self.old_classes :], merged)
+        return merged_error + self.processes.mean_where(divergence, new)

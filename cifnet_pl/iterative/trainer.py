@@ -15,13 +15,14 @@ import numpy as np
 import pandas as pd
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.backbones import DEFAULT_BACKBONE, build_backbone
 from cifnet_pl.backbones.structures import frozen, grown
 from cifnet_pl.data.loading import Batch, ImageBatch
-from cifnet_pl.iterative.augmentation import AUGMENTATION_OPTIONS, Policy
+from cifnet_pl.iterative.augmentation import Augmentation, Policy
 from cifnet_pl.iterative.descent import (
     BatchStatistics,
     Descent,
@@ -50,30 +51,16 @@ from cifnet_pl.utilities.errors import (
     CifnetError,
     UsageError,
     check_that,
+    explained,
     explaining_full_memory,
+    first_mistake,
     no_images,
 )
 from cifnet_pl.utilities.growing_tensors import float64_device
 from cifnet_pl.utilities.run_folders import COMPLETE
 
-OPTIONS = (
-    "epochs",
-    "learning_rate",
-    "momentum",
-    "weight_decay",
-    "schedule",
-    "milestones",
-    "decay",
-    "batch_statistics",
-    *AUGMENTATION_OPTIONS,
-    "seed",
-    "exemplars",
-    "exemplars_per_class",
-)
+OPTIONS = (*Regime.model_fields, *Augmentation.model_fields)
 """Arguments of every method that weights and exemplars depend on, besides the backbone."""
-
-Parts = dict[str, "nn.Module | None"]
-"""Parts of a module by the names of its attributes."""
 
 TUNING_EPOCH = 1000
 """Number that stands for balanced fine-tuning in the seed of its augmentation."""
@@ -137,6 +124,7 @@ class IterativeModule(TaskModule):
         n_classes: number of classes, those of the current task included.
         old_classes: number of classes of earlier tasks.
         regime: how long and how fast the network learns.
+        augmentation: random changes of images.
         options: what weights and exemplars depend on, by name; a method adds its own.
         teacher: frozen copies of ``teachers()`` from before the task; no submodules, as they follow
             from the weights before the task.
@@ -147,16 +135,18 @@ class IterativeModule(TaskModule):
         phase_number: number of the current phase in the task, from 0; −1 before the first.
         current_phase: its name.
         descent: SGD of the current or the last phase; None before the first.
-        untrained, before: copies of all parts from before the first task and from before the open
-            one, to which a checkpoint and an aborted task go back; in dictionaries, so that they
-            are no submodules.
+        before: weights from before the open task, which a checkpoint stores; empty before the
+            first.
         position: weights, optimizer state and step at which the next task goes on, and those after
             the last step while a task is being finished, as the rest is computed again from there;
             None otherwise.
         image_counts: (C,) int64 images learned in the current task, by label.
+        compares_processes: whether the loss compares the images of all processes, so that a step
+            is left out if one of them has none.
     """
 
     averages_gradients = True
+    compares_processes = False
     can_resume_inside_task = True
     classifiers: tuple[str, ...] = ("classifier", "nearest_mean")
 
@@ -193,12 +183,11 @@ class IterativeModule(TaskModule):
         if milestones is None:
             given["milestones"] = [0.7, 0.9]
         self.options: dict[str, Any] = {name: given[name] for name in OPTIONS}
-        self.regime = Regime(self.options)
+        with explained(UsageError, "", ValidationError, reason=first_mistake):
+            self.regime = Regime(**self.options)
+            self.augmentation = Augmentation(**self.options)
         if self.classifiers:
             check_that(exemplars >= 1, "exemplars", exemplars, "at least 1")
-        of_each = exemplars_per_class
-        fits = of_each is None or of_each >= 1
-        check_that(fits, "exemplars_per_class", of_each, "at least 1")
         self.epochs = self.regime.epochs[1]
         self.buffer_bytes = 1  # pixels
         self.seed = seed
@@ -225,8 +214,7 @@ class IterativeModule(TaskModule):
         self.n_classes = 0
         self.teacher: tuple[nn.Module, ...] = ()
         self.processes = Processes(self)
-        self.untrained: Parts = {}
-        self.before: Parts = {}
+        self.before: dict[str, Tensor] = {}
         self.descent: Descent | None = None
         self.phase_number = -1
         self.current_phase = ""
@@ -351,9 +339,9 @@ class IterativeModule(TaskModule):
         later = not self.is_first_task
         epochs = max(1, round(share * self.regime.epochs[later]))
         if rate is None:
-            rate = self.regime.learning_rates[later]
+            rate = self.regime.learning_rate[later]
         if decay is None:
-            decay = self.regime.weight_decays[later]
+            decay = self.regime.weight_decay[later]
         return Phase(name, epochs, rate, decay)
 
     def tune(self, share: float, rate: float) -> None:
@@ -419,7 +407,7 @@ class IterativeModule(TaskModule):
         Returns:
             (n, 3, s, s) float32.
         """
-        return self.backbone.normalised(self.regime.augmentation(images, keys, seed))
+        return self.backbone.normalised(self.augmentation(images, keys, seed))
 
     def decode(self, rows: Tensor) -> Tensor:
         """Return (n, 3, s, s) uint8 training images at positions (n,).
@@ -550,8 +538,7 @@ class IterativeModule(TaskModule):
 
     def begin_task(self, names: list[str], labels: list[int]) -> None:
         """Add the new classes; resume inside the task if the run was stopped there."""
-        self.before = copy.deepcopy(self._modules)
-        self.untrained = self.untrained or self.before
+        self.before = copy.deepcopy(self.state_dict())
         self._candidates = []
         self.old_classes = labels[0]
         self.n_classes = labels[-1] + 1
@@ -656,24 +643,11 @@ class IterativeModule(TaskModule):
             quantity: what is not finite, such as "the loss is nan".
         """
         assert self.descent is not None
-        phase = self.descent.phase
-        option = "learning_rate"
-        if phase.name == "tune":
-            option = "tuning_rate"
+        rate = self.descent.phase.learning_rate
         return CifnetError(
-            f"{quantity} in task {len(self.learned_tasks)}: the learning rate"
-            f" {phase.learning_rate:g} is too high, set a lower --model.{option}"
+            f"{quantity} in task {len(self.learned_tasks)}: the learning rate {rate:g} is too high,"
+            " set a lower one"
         )
-
-    def check_parameters(self) -> None:
-        """Check the weights after the last step.
-
-        Raises:
-            CifnetError: one is NaN or infinite.
-        """
-        for parameter in self.parameters():
-            if not torch.isfinite(parameter).all():
-                raise self.divergence("weights are not finite")
 
     def train(self, mode: bool = True) -> IterativeModule:
         """Set training mode for parts that learn, if batch statistics do; else evaluation mode."""
@@ -692,14 +666,12 @@ class IterativeModule(TaskModule):
         self.pause()
         with torch.no_grad():
             self.after_learning()
-        self.check_parameters()
 
     def finish_task(self) -> None:
         """Check what was learned; select exemplars, tune on them, and compute their means.
 
         Raises:
             DataError: a class of which no image could be learned.
-            CifnetError: the last step led to weights that are NaN or infinite.
         """
         self._end_learning()
         counts = self.processes.sum(self.image_counts.clone())[self.old_classes :]
@@ -712,7 +684,6 @@ class IterativeModule(TaskModule):
             with explaining_full_memory(self.data.batch_size), precision:
                 if self.old_classes:
                     self.after_exemplar_selection()
-                    self.check_parameters()
                 self.exemplars.set_means(self.embed_exemplars())
             self._candidates = []
         self.position = None
@@ -814,11 +785,16 @@ class IterativeModule(TaskModule):
     # ------------------------------------------------------------------ checkpoints
 
     def abort_task(self) -> None:
-        """Go back to the weights before the task, if it was opened by this module."""
+        """Refuse to go on in a module that was interrupted.
+
+        Raises:
+            UsageError: it has learned a part of the task itself; that of a checkpoint has not.
+        """
         if self.before:
-            self._put_back(self.before)
-            self.before = {}
-            self.position = None
+            raise UsageError(
+                "this module was interrupted inside a task: make a new one, and go on with it from"
+                " a checkpoint (ckpt_path)"
+            )
 
     def _current_position(self) -> dict[str, Any]:
         """Return the state from which training resumes after the present step."""
@@ -848,9 +824,7 @@ class IterativeModule(TaskModule):
         """Store the weights from before an open task, and the position inside it."""
         super().on_save_checkpoint(checkpoint)
         if checkpoint["cifnet"]["under_way"]:
-            before = nn.Module()
-            before._modules.update(self.before)
-            checkpoint["state_dict"] = before.state_dict()
+            checkpoint["state_dict"] = self.before
             checkpoint["position"] = self.position or self._current_position()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -860,18 +834,10 @@ class IterativeModule(TaskModule):
             CheckpointError: see :class:`cifnet_pl.learning.task_module.TaskModule`.
         """
         super().on_load_checkpoint(checkpoint)
-        self.before = {}
-        self.position = None
         if checkpoint["cifnet"]["under_way"]:
             self.position = checkpoint.get("position")
-        self.untrained = self.untrained or copy.deepcopy(self._modules)
-        self._put_back(self.untrained)
-        self.n_classes = 0
-        with self.seeded(3):
-            self.rebuild(self.task_sizes[: self.tasks_finished])
+        # The weights fit a module that has learned already only if it has the same structure.
+        if not self.n_classes:
+            with self.seeded(3):
+                self.rebuild(self.task_sizes[: self.tasks_finished])
         self.to(self.device)
-
-    def _put_back(self, parts: Parts) -> None:
-        """Replace all parts by copies of those that were kept; parts that came later go."""
-        for name in list(self._modules):
-            setattr(self, name, copy.deepcopy(parts.get(name)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from cifnet_pl.model.bundle import CONFIG, is_bundle
+from cifnet_pl.model.bundle import CONFIG
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, explained
 from cifnet_pl.utilities.files import rendered, write_text
 from cifnet_pl.utilities.plugins import optional
@@ -63,7 +63,7 @@ def fetch(name: str, download: bool) -> Path:
 
     Raises:
         UsageError: the package is missing.
-        CheckpointError: there is no such model, or it cannot be fetched.
+        CheckpointError: there is no such repository, or it cannot be fetched.
     """
     hub = optional("huggingface_hub", name, "hf").HfApi()
     repository, _, revision = name.removeprefix(SCHEME).partition("@")
@@ -75,9 +75,7 @@ def fetch(name: str, download: bool) -> Path:
             allow_patterns=FILES,
             local_files_only=not download,
         )
-    if not is_bundle(Path(folder)):
-        raise CheckpointError(f"{printable(name)} is no model of this package")
-    return Path(folder)
+        return Path(folder)
 
 
 def push(
@@ -89,10 +87,10 @@ def push(
         model: the model.
         name: ``hf:user/model``; the repository is made if it is missing.
         private: whether only its owner may see a repository that is made.
-        overwrite: whether what is in the repository may be replaced.
+        overwrite: whether the repository may exist already; what is in it is replaced.
 
     Raises:
-        UsageError: the package is missing, or the repository holds something already.
+        UsageError: the package is missing, or the repository exists already.
         DataError: a class name that could not be read back.
         CheckpointError: no right to write, or no network.
     """
@@ -106,13 +104,11 @@ def push(
         folder = Path(made) / "bundle"
         model.save(folder)
         write_text(folder / CARD, model_card(model, repository))
-        address = hub.create_repo(repository, private=private, exist_ok=True)
-        existing = set(hub.list_repo_files(repository)) - {".gitattributes"}
-        if existing and not overwrite:
+        if hub.repo_exists(repository) and not overwrite:
             raise UsageError(
-                f"{printable(name)} holds files already: choose another name, or add --overwrite"
-                " true"
+                f"{printable(name)} exists already: choose another name, or add --overwrite true"
             )
+        address = hub.create_repo(repository, private=private, exist_ok=True)
         hub.upload_folder(
             repo_id=repository,
             folder_path=folder,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from cifnet_pl.model.bundle import Event, now
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError, prefixed
-from cifnet_pl.utilities.text import number_of
 
 LearnedImages = Counter[tuple[str, int]]
 """How often each image was learned, by class name and content hash."""
@@ -69,9 +68,13 @@ def merge(
             added = other.clone()
             common = count_learned_images(merged) & count_learned_images(other)
             if common:
-                subtract_base(added, _base_of(common, base))
-                images = number_of(common.total(), "common image")
-                warnings.append(f"note: {images} of {name} and the models before it")
+                if base is None:
+                    raise UsageError(
+                        f"{common.total():,} images were learned by both and would count twice:"
+                        " give the model that both were extended from with --base, or merge models"
+                        " that learned different images"
+                    )
+                subtract_base(added, base, common)
             absorb(merged, added)
     merged.solve()
     merged.history[-1] = replace(
@@ -92,38 +95,23 @@ def count_learned_images(model: Classifier) -> LearnedImages:
     return counts
 
 
-def _base_of(common: LearnedImages, base: Classifier | None) -> Classifier:
-    """Return the base, if it has exactly the images that two models have in common.
-
-    Raises:
-        UsageError: there is none, or it has other images.
-    """
-    count = common.total()
-    if base is None:
-        raise UsageError(
-            f"{count:,} images were learned by both and would count twice:"
-            " give the model that both were extended from with --base, or merge models that"
-            " learned different images"
-        )
-    if count_learned_images(base) != common:
-        raise UsageError(
-            f"they have {number_of(count, 'image')} in common, not exactly the"
-            f" {sum(base.counts.values())} of the base: give the model that both were extended from"
-        )
-    return base
-
-
-def subtract_base(model: Classifier, base: Classifier) -> None:
+def subtract_base(model: Classifier, base: Classifier, common: LearnedImages) -> None:
     """Subtract what ``base`` learned from the statistics of ``model``; solve afterwards.
 
     Args:
         model: it was extended from the base; it is changed in place.
         base: an earlier version of it.
+        common: images that the model has in common with another one.
 
     Raises:
         UnsupportedError: a head whose statistics cannot be subtracted.
-        UsageError: a class of the base that the model does not know.
+        UsageError: these are not exactly the images of the base.
     """
+    if count_learned_images(base) != common:
+        raise UsageError(
+            "the images that they have in common are not exactly those of the base: give the model"
+            " that both were extended from"
+        )
     model.head.require("subtracts")
     base_labels = model.labels(base.class_names)
     labels = dict(zip(base.head.classes, base_labels, strict=True))
@@ -149,22 +137,16 @@ def absorb(model: Classifier, other: Classifier) -> None:
         UsageError: other embeddings, or a head or buffer with other settings.
         UnsupportedError: the head's statistics cannot be added.
     """
-    model.check_same_buffer(other)
     label_of = model.label_of
     new = [name for name in other.class_names if name not in label_of]
     first = max(label_of.values(), default=-1) + 1
     label_of |= {name: label for label, name in enumerate(new, first)}
-    labels = {label: label_of[name] for label, name in other.name_of.items()}
     images = sum(other.counts.values())
     duplicates = model.images.duplicates + other.images.duplicates
-    other.head.relabel(labels)
-    model.head.merge_(other.head)
+    model.take_over(other, label_of)
     model.class_names = list(label_of)
-    if model.buffer is not None and other.buffer is not None:
-        other.buffer.relabel(labels)
-        model.buffer.add(*other.buffer.samples)
+    if model.buffer is not None:
         model.calibration.absorb(other.calibration)
-    other.images.relabel(labels)
     model.images.add(other.images.image_labels, other.images.hashes)
     new_duplicates = model.images.duplicates - duplicates
     model.head.count_duplicates(new_duplicates)
@@ -172,7 +154,17 @@ def absorb(model: Classifier, other: Classifier) -> None:
     if other.remembers_removed and not model.remembers_removed:
         model.history += other.removals
     model.record_engines(other.engines)
-    event = _merge_event(len(model.class_names), images, other.history)
+    # One event stands for the whole history of the other model.
+    history = other.history
+    sources = {event.energy_source for event in history if event.energy_source}
+    event = Event(
+        "merge",
+        len(model.class_names),
+        images,
+        seconds=sum(event.seconds or 0.0 for event in history) or None,
+        energy_kwh=sum(event.energy_kwh or 0.0 for event in history) or None,
+        energy_source="; ".join(sorted(sources)) or None,
+    )
     model.history.append(event)
 
 
@@ -188,37 +180,13 @@ def check_same_embeddings(model: Classifier, other: Classifier) -> None:
     """
     ours = _embeds_by(model)
     theirs = _embeds_by(other)
-    for name, value in ours.items():
-        if value != theirs[name]:
-            raise UsageError(
-                f"their embeddings differ in {name}: {value}, and {theirs[name]}"
-            )
+    if ours != theirs:
+        raise UsageError(f"their embeddings differ: {ours}, and {theirs}")
 
 
-def _embeds_by(model: Classifier) -> dict[str, str]:
-    """Return what the embeddings of a model depend on, by name."""
-    backbone = model.backbone
-    return {
-        "backbone": f"{backbone.name} (sha256 {backbone.sha256[:12]}…)",
-        "images": f"{model.image_size} px with crop ratio {model.crop_ratio:g}",
-        "precision": model.precision,
-    }
-
-
-def _merge_event(classes: int, images: int, history: Sequence[Event]) -> Event:
-    """Return one event that stands for the whole history of the model that was added."""
-    sources = {event.energy_source for event in history if event.energy_source}
-    return Event(
-        "merge",
-        classes,
-        images,
-        seconds=_total([event.seconds for event in history]),
-        energy_kwh=_total([event.energy_kwh for event in history]),
-        energy_source="; ".join(sorted(sources)) or None,
+def _embeds_by(model: Classifier) -> str:
+    """Return what the embeddings of a model depend on, in words."""
+    return (
+        f"backbone with sha256 {model.backbone.sha256[:12]}… on {model.image_size} px with crop"
+        f" ratio {model.crop_ratio:g} in {model.precision}"
     )
-
-
-def _total(measured: Sequence[float | None]) -> float | None:
-    """Return the sum of what was measured; None where nothing was."""
-    known = [value for value in measured if value is not None]
-    return sum(known) if known else None

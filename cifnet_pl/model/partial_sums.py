@@ -32,7 +32,6 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import check_same_embeddings
 from cifnet_pl.model.partition import SetPlan, Shard, ShardRecord, TrainingSet
 from cifnet_pl.utilities.errors import CheckpointError, UsageError, explained, prefixed
-from cifnet_pl.utilities.files import write_bytes
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.text import listed, number_of
 
@@ -59,12 +58,10 @@ class PartialSums:
         model: its head is not solved; its buffer holds candidates; ``images`` are the content
             hashes of the samples.
         shards: positions in the sums, ascending, without overlap.
-        name: what errors call it.
     """
 
     model: Classifier
     shards: list[ShardRecord]
-    name: str = "sums"
 
     @property
     def learned(self) -> str:
@@ -144,7 +141,6 @@ class ShardLearner:
 
     Attributes:
         training_set: the samples; those of a part are read when it is made.
-        plan: of the set.
         empty: a model without classes; its backbone is none:<width> for embeddings.
         batch_size: images embedded in one batch.
         workers: number of processes that decode.
@@ -156,7 +152,6 @@ class ShardLearner:
     """
 
     training_set: TrainingSet
-    plan: SetPlan
     empty: Classifier
     batch_size: int = 64
     workers: int = 0
@@ -171,20 +166,24 @@ class ShardLearner:
                 " no part has: use random"
             )
 
-    def sums(self, shard: Shard) -> PartialSums:
+    def sums(self, plan: SetPlan, shard: Shard) -> PartialSums:
         """Embed the samples of a shard and add them up.
+
+        Args:
+            plan: of the set.
+            shard: of the set.
 
         Raises:
             DataError: an image that cannot be read.
             NonFiniteError: an embedding that holds NaN or infinity.
         """
-        record = self.plan.record(shard)
-        model = emptied(self.empty)
+        record = plan.record(shard)
+        model = self.empty.clone()
         model.record_engines([model.engine])
         # The counts of all parts, so that these agree.
-        model.begin_task(self.plan.class_names, self.plan.counts)
-        labels = torch.arange(len(self.plan.class_names))
-        pieces = self.training_set.pieces(self.plan, record.start, record.stop)
+        model.begin_task(plan.class_names, plan.counts)
+        labels = torch.arange(len(plan.class_names))
+        pieces = self.training_set.pieces(plan, record.start, record.stop)
         for samples, rows in pieces:
             loader = ImageLoader(
                 samples,
@@ -199,7 +198,7 @@ class ShardLearner:
             model.observe_all(
                 Batches(loader, rows, labels, batch_size, self.skip_unreadable)
             )
-        sums = PartialSums(model, [record], shard.name).end()
+        sums = PartialSums(model, [record]).end()
         record.learned = sum(model.counts.values())
         return sums
 
@@ -224,14 +223,14 @@ def add_up(files: Sequence[Path], trust: bool = False) -> PartialSums:
     shards_of = {path: read_header(path).shards for path in files}
     in_order = sorted(files, key=lambda path: shards_of[path][0].start)
     shards = list(chain.from_iterable(shards_of[path] for path in files))
-    shards.sort(key=lambda shard: shard.start)
+    shards.sort(key=lambda shard: (shard.start, shard.stop))
     _check_parts(shards)
     first = read_sums(in_order[0], trust)
-    total = PartialSums(emptied(first.model), shards, first.name)
+    total = PartialSums(emptied(first.model), shards)
     total.model.begin_task(first.model.class_names)
     for path in in_order:
         part = read_sums(path, trust, total.model.backbone)
-        with prefixed(f"cannot add {part.name} to {total.name}"):
+        with prefixed(f"cannot add {path.name} to {in_order[0].name}"):
             check_same_embeddings(total.model, part.model)
             total.model.observe_sums(part.model)
         total.model.record_engines(part.model.engines)
@@ -267,19 +266,6 @@ def content_of(sums: PartialSums) -> bytes:
     return safetensors.torch.save(tensors, metadata)
 
 
-def write_sums(sums: PartialSums, path: Path) -> None:
-    """Write a file of partial sums, atomically.
-
-    Args:
-        sums: what to write.
-        path: the file, which is replaced.
-
-    Raises:
-        CifnetError: the disk is full or not writable.
-    """
-    write_bytes(path, content_of(sums))
-
-
 def read_sums(
     path: Path, trust: bool = False, backbone: Backbone | None = None
 ) -> PartialSums:
@@ -297,7 +283,7 @@ def read_sums(
     stored = StoredModel(str(path), header.model, tensors)
     model = assemble(stored, trust=trust, solved=False, backbone=backbone)
     model.calibrated = header.calibrated
-    return PartialSums(model, header.shards, path.name)
+    return PartialSums(model, header.shards)
 
 
 def read_tensors(path: Path) -> tuple[SumsRecord, dict[str, Tensor]]:

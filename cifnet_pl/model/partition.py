@@ -6,8 +6,6 @@ A unit is what can be read without the others: a tar file, a block of rows of a 
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import pandas as pd
 from pydantic import Field, Strict
 
 from cifnet_pl.data.duplicates import find_duplicates
@@ -33,6 +32,7 @@ from cifnet_pl.data.sources.tar_shards import find_shards, webdataset
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.bundle import StoredRecord
 from cifnet_pl.utilities.errors import DataError, UsageError
+from cifnet_pl.utilities.growing_tensors import fingerprint
 
 Count = Annotated[int, Strict(), Field(ge=0)]
 
@@ -70,11 +70,9 @@ class Shard:
         Raises:
             UsageError: anything else.
         """
-        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
-        if match:
-            index, count = int(match[1]), int(match[2])
-            if 1 <= index <= count:
-                return cls(index, count)
+        index, _, count = text.partition("/")
+        if index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
+            return cls(int(index), int(count))
         raise UsageError(f"--shard is '{text}', expected one of n parts, such as 3/64")
 
     @property
@@ -90,7 +88,7 @@ class UnitRecord(StoredRecord):
     Attributes:
         name: path of a tar file, number of a block; empty for a listing.
         samples: number of its training samples.
-        digest: of their names and classes.
+        digest: of their labels.
     """
 
     name: str
@@ -118,16 +116,8 @@ class SetPlan(StoredRecord):
     left_out: list[Count]
 
     def record(self, shard: Shard) -> ShardRecord:
-        """Return the positions of a part, of which nothing is learned yet.
-
-        Raises:
-            UsageError: there are more parts than samples.
-        """
+        """Return the positions of a part, of which nothing is learned yet."""
         total = sum(unit.samples for unit in self.units)
-        if shard.count > total:
-            raise UsageError(
-                f"{total} training samples cannot be cut into {shard.count} shards: use fewer"
-            )
         return ShardRecord(
             set_hash=self.set_hash,
             start=(shard.index - 1) * total // shard.count,
@@ -180,21 +170,21 @@ class TrainingSet:
     def read(self, unit: str) -> SampleTable:
         """Return the training samples of a unit."""
         if self.source == "embeddings":
-            return training(self._blocks[int(unit)].samples(**self._columns))
+            samples = self._blocks[int(unit)].samples(**self._columns)
+            return samples.subset(training_rows(samples.table))
         if self.source == "webdataset":
             return webdataset(replace(self.options, root=Path(unit)))
         return replace(self.whole.train, class_names=self.whole.class_names)
 
-    def read_labels(self, unit: str) -> SampleTable:
-        """Return the training samples of a unit; embeddings without their numbers."""
+    def labels(self, unit: str) -> pd.Series:
+        """Return the labels of a unit's training samples; of embeddings nothing else is read."""
         if self.source != "embeddings":
-            return self.read(unit)
+            return self.read(unit).table["label"]
         block = self._blocks[int(unit)]
-        size = block.rows.stop - block.rows.start
         columns = {**self._columns, "ids": None}
         columns.pop("embeddings", None)
-        table = block.table(size, **columns)
-        return training(SampleTable(table, embeddings=np.zeros((size, 0))))
+        table = block.table(block.rows.stop - block.rows.start, **columns)
+        return table["label"].iloc[training_rows(table)]
 
     def plan(self, data: dict[str, Any]) -> tuple[SetPlan, list[str]]:
         """Plan the parts of the set: find its classes, units and duplicates.
@@ -219,39 +209,33 @@ class TrainingSet:
         counts: Counter[Any] = Counter()
         first = 0
         for name in names:
-            samples = self.read_labels(name)
-            positions = first + np.arange(len(samples))
-            first += len(samples)
-            labels = samples.table["label"]
+            labels = self.labels(name)
+            positions = first + np.arange(len(labels))
+            first += len(labels)
             counts.update(dict.fromkeys(labels, 0))  # of all classes, in their order
             counts.update(labels[~np.isin(positions, left_out)])
-            if len(samples):
-                unit = UnitRecord(
-                    name=name, samples=len(samples), digest=digest(samples)
-                )
+            if len(labels):
+                unit = UnitRecord(name=name, samples=len(labels), digest=digest(labels))
                 units.append(unit)
+        samples = self.read(names[0])
         distinct = table_of(label=list(counts), count=list(counts.values()))
         class_names, classes = labelled(
             replace(samples, table=distinct, hash_of=np.zeros(0))
         )
         of_class = classes.table.groupby("label")["count"].sum().tolist()
+        # Sets of the same labels differ in their contents: two tell them apart.
+        rows = np.arange(len(samples))
+        ends = samples.hashes(np.append(rows[:1], rows[-1:]))
+        content = [unit.digest for unit in units] + ends.tolist()
         plan = SetPlan(
             data=data,
-            set_hash=self._hash(units),
+            set_hash=fingerprint(repr(content), {}),
             class_names=class_names,
             counts=of_class,
             units=units,
             left_out=left_out.tolist(),
         )
         return plan, notes
-
-    def _hash(self, units: list[UnitRecord]) -> str:
-        """Hash the set by its units, and by contents, as names are often only positions."""
-        content = [unit.digest for unit in units]
-        for unit in units[:1]:
-            ends = self.read(unit.name).hashes(np.array([0, unit.samples - 1]))
-            content += map(str, ends.tolist())
-        return _digest(content)
 
     def pieces(
         self, plan: SetPlan, start: int, stop: int
@@ -270,12 +254,12 @@ class TrainingSet:
         """
         label_of = {name: label for label, name in enumerate(plan.class_names)}
         first = 0
-        for record in plan.units:
-            end = first + record.samples
+        for unit in plan.units:
+            end = first + unit.samples
             positions = np.arange(max(start, first), min(stop, end))
             if len(positions):
-                samples = self.read(record.name)
-                if digest(samples) != record.digest:
+                samples = self.read(unit.name)
+                if digest(samples.table["label"]) != unit.digest:
                     raise DataError(
                         f"{samples.where} has changed since it was planned: choose another --output"
                     )
@@ -295,21 +279,13 @@ def training_files(found: SplitFiles) -> list[Path]:
     return [file for file, split in pairs if split == "train"]
 
 
-def training(samples: SampleTable) -> SampleTable:
-    """Return the samples of the training split; all of them where there are no splits."""
-    if "split" not in samples.table:
-        return samples
-    split = samples.table["split"].to_numpy()
-    return samples.subset(np.flatnonzero(split == "train"))
+def training_rows(table: pd.DataFrame) -> np.ndarray:
+    """Return the rows of the training split; all of them where there are no splits."""
+    if "split" not in table:
+        return np.arange(len(table))
+    return np.flatnonzero(table["split"] == "train")
 
 
-def digest(samples: SampleTable) -> str:
-    """Hash the labels of a unit's samples, and names; those of embeddings are only positions."""
-    content = [samples.table["label"].tolist()]
-    if samples.are_images:
-        content += [samples.names, list(samples.class_names or ())]
-    return _digest(content)
-
-
-def _digest(content: list[Any]) -> str:
-    return hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()
+def digest(labels: pd.Series) -> str:
+    """Return the hash of a unit's labels; another number of samples has another one."""
+    return fingerprint(repr(labels.tolist()), {})

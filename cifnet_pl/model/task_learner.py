@@ -5,7 +5,7 @@ A run, ``extend``, the sums of shards and the service all learn in this way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -197,8 +197,21 @@ class ModelLearner:
             UsageError: a head or buffer with other settings, or no task has begun.
         """
         self._samples_of_task()
+        self.take_over(other, self.label_of)
+        of_images = torch.from_numpy(other.images.image_labels)
+        self._observed.append((of_images, other.images.content))
+
+    def take_over(self, other: ModelLearner, label_of: Mapping[str, int]) -> None:
+        """Add statistics and buffer samples of another learner, and give its images our labels.
+
+        Args:
+            other: it must not be used afterwards.
+            label_of: class name → label here, of all its classes.
+
+        Raises:
+            UsageError: a head or buffer with other settings.
+        """
         self.check_same_buffer(other)
-        label_of = self.label_of
         labels = {label: label_of[name] for name, label in other.label_of.items()}
         other.head.relabel(labels)
         other.images.relabel(labels)
@@ -206,8 +219,6 @@ class ModelLearner:
         if self.buffer is not None and other.buffer is not None:
             other.buffer.relabel(labels)
             self.buffer.add(*other.buffer.samples)
-        of_images = torch.from_numpy(other.images.image_labels)
-        self._observed.append((of_images, other.images.content))
 
     def _update_statistics(self) -> None:
         if not self._waiting:

@@ -73,6 +73,6 @@ STEPS = {"schedule": "step", "milestones": [[0.3, 0.6], [0.5]], "decay": 0.1}
     ],
 )
 def test_rate(options, first, expected):
-    regime = Regime({**DEFAULTS, **options})
+    regime = Regime(**{**DEFAULTS, **options})
     found = {progress: regime.factor(progress, first) for progress in expected}
     assert found == pytest.approx(expected, abs=1e-12)

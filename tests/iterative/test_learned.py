@@ -6,17 +6,15 @@ import pytest
 import torch
 
 import cifnet_pl
-from cifnet_pl.__main__ import main
 from cifnet_pl.iterative import (
     METHODS,
     CREATEModule,
-    FOSTERModule,
     PODNetModule,
     ReplayModule,
 )
 from cifnet_pl.iterative.learned import learned_model
 from cifnet_pl.utilities.errors import CheckpointError
-from tests.command_line import DATA, assert_ends, make_images
+from tests.command_line import make_images
 from tests.iterative.suite import NAMES, data, learner, run
 from tests.lightning_runs import trainer
 
@@ -42,38 +40,16 @@ def test_the_stored_model_answers_as_the_method_does(method, tmp_path):
         close(model.probabilities(images), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_foster_with_both_branches(tmp_path):
-    module, _ = run(FOSTERModule, tmp_path, epochs=1, evaluated="branches")
-    model = learned_model(module)
-    assert model.backbone.name == "learned:branches.2:small"
-    images = torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8)
-    ours = model.probabilities(images)
-    torch.testing.assert_close(ours, module(images), rtol=1e-3, atol=1e-4)
-
-
-def test_every_command_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    fit = ["fit", "--model", "ReplayModule", "--model.epochs", "1", *DATA[2:]]
-    fit += ["--model.backbone", "random:resnet32_cifar", "--data.image_size", "8"]
-    fit += ["--data.max_tasks", "2", "--model.exemplars", "40"]
-    assert main([*fit, "--logs", str(tmp_path)]) == 0
-    run_folder = str(tmp_path / "default" / "version_0")
-    shown = capsys.readouterr().out
-    assert f"Run folder {run_folder}\n" in shown  # nothing held out is learned
-    assert shown.endswith(f"next: cifnet export --model {run_folder} --output MODEL\n")
-    images = ["--images", str(make_images(tmp_path / "images", ["ant", "bee"]))]
-    bundle, more, table = (str(tmp_path / name) for name in ("bundle", "more", "table"))
-    assert main(["export", "--model", run_folder, "--output", bundle]) == 0
-    known = "learned:plain:random:resnet32_cifar"
-    assert_ends(main(["info", "--model", bundle]), 0, known, capsys)
-    by_torch = ["--engine", "torch"]
-    of_bundle = ["--model", bundle, *by_torch, *images, "--output"]
-    assert main(["classify", *of_bundle, table + ".csv"]) == 0
-    assert len(Path(table + ".csv").read_text().splitlines()) > 10
-    assert main(["extend", *of_bundle, more]) == 0
-    assert main(["evaluate", "--model", more, *images]) == 0
-    assert cifnet_pl.load(more).class_names[-2:] == ["ant", "bee"]
-    graph = ["--output", str(tmp_path / "graph"), "--format", "onnx"]
-    assert main(["export", "--model", bundle, *graph]) == 0
+def test_the_stored_model_is_extended_and_exported(tmp_path: Path):
+    built_in = {"backbone": "random:resnet32_cifar"}
+    module, _ = run(ReplayModule, tmp_path, epochs=1, **built_in)
+    learned_model(module).save(tmp_path / "bundle")
+    model = cifnet_pl.load(tmp_path / "bundle", device="cpu", engine="torch")
+    assert model.backbone.name == "learned:plain:random:resnet32_cifar"
+    images = make_images(tmp_path / "images", ["ant", "bee"])
+    extended = cifnet_pl.extend(model, images).model
+    assert extended.class_names == [*module.class_names, "ant", "bee"]
+    assert extended.to_onnx().content
 
 
 def test_an_unfinished_run_is_no_model(tmp_path: Path):

@@ -6,13 +6,21 @@ import json
 import logging
 import os
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from cifnet_pl.iterative import METHODS, IterativeModule
+from cifnet_pl.iterative import (
+    METHODS,
+    CREATEModule,
+    IterativeModule,
+    ReplayModule,
+    TagFexModule,
+)
 from cifnet_pl.iterative.descent import Descent
 from cifnet_pl.learning.strategy import StatisticsDDPStrategy
 from tests.iterative.suite import NAMES, data, install, learner
@@ -52,6 +60,31 @@ def losses_of(
     return values, made
 
 
+LEFT_OUT = {ReplayModule: 0, CREATEModule: 2, TagFexModule: 2}
+"""Steps that methods leave out where one process has no image; contrastive losses need all."""
+
+
+def make_unreadable() -> None:
+    """Have none of this process's images in the second step of a task."""
+    real = Descent.step
+
+    def step(self, batch, progress):
+        if self._module.steps_done == 1:
+            none = {
+                name: getattr(batch, name)[:0] for name in ("images", "labels", "keys")
+            }
+            batch = replace(batch, **none)
+        real(self, batch, progress)
+
+    Descent.step = step
+
+
+def store(losses: list[float], made: IterativeModule, path: Path) -> None:
+    """Write the losses, and the weights of a module."""
+    path.with_suffix(".json").write_text(json.dumps(losses))
+    torch.save(made.state_dict(), path.with_suffix(".pt"))
+
+
 def rank(number: int, port: int, folder: Path) -> int:
     """One of two processes: learns with every method, one after the other."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NODE_RANK="0")
@@ -61,9 +94,12 @@ def rank(number: int, port: int, folder: Path) -> int:
     torch.set_num_threads(1)
     install()
     for method in METHODS:
-        losses, made = losses_of(method, folder, 2)
-        (folder / f"{method.__name__}_{number}.json").write_text(json.dumps(losses))
-        torch.save(made.state_dict(), folder / f"{method.__name__}_{number}.pt")
+        store(*losses_of(method, folder, 2), folder / f"{method.__name__}_{number}")
+    if number == 1:
+        make_unreadable()
+    for method in LEFT_OUT:
+        path = folder / f"unreadable_{method.__name__}_{number}"
+        store(*losses_of(method, folder, 2), path)
     torch.distributed.destroy_process_group()
     return 0
 
@@ -98,3 +134,19 @@ def test_the_same_as_one(method, pair, tmp_path):
             assert torch.allclose(states[0][key], value, rtol=1e-2, atol=1e-4), key
         else:
             assert states[0][key].shape == value.shape
+
+
+@pytest.mark.parametrize("method", LEFT_OUT)
+def test_one_without_readable_images_in_a_step(method, pair):
+    """It takes part with zero, and does not keep the other waiting."""
+    paths = [pair / f"unreadable_{method.__name__}_{number}" for number in range(2)]
+    ours, theirs = (json.loads(path.with_suffix(".json").read_text()) for path in paths)
+    assert ours == theirs
+    assert np.isfinite(ours).all()
+    all_steps = json.loads((pair / f"{method.__name__}_0.json").read_text())
+    assert len(ours) == len(all_steps) - LEFT_OUT[method]
+    assert ours[0] == all_steps[0]
+    assert ours[1:] != all_steps[1:]
+    states = [torch.load(path.with_suffix(".pt"), weights_only=True) for path in paths]
+    for key, value in states[0].items():
+        assert torch.equal(states[1][key], value), key

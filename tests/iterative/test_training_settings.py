@@ -84,8 +84,8 @@ def test_number_of_exemplars_of_each_class():
         quota(3, None, 4)
 
 
-def test_icarls_binary_loss_is_the_papers_and_so_is_its_prediction(tmp_path):
-    options = {"loss": "binary", "epochs": 6, "exemplars_per_class": 7}
+def test_icarls_prediction_is_the_papers(tmp_path):
+    options = {"epochs": 6, "exemplars_per_class": 7}
     made, record = run(ICaRLModule, tmp_path, **options)
     assert record.trajectory[-1] > 80
     kept = made.exemplars
@@ -182,19 +182,13 @@ def steps(milestones: list[float], decay: float = 0.1) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        (FinetuneModule, {"epochs": 0}, "epochs is 0, expected at least 1"),
-        (FinetuneModule, {"seed": -1}, "seed is -1, expected at least 0"),
-        (FinetuneModule, {"learning_rate": 0.0}, "learning_rate is 0"),
-        (FinetuneModule, {"learning_rate": float("inf")}, "learning_rate is inf"),
-        (FinetuneModule, {"learning_rate": [0.1] * 3}, "learning_rate is .*one value"),
-        (FinetuneModule, {"momentum": 1.0}, "momentum is 1, expected at least 0 and"),
-        (FinetuneModule, {"weight_decay": -1.0}, "weight_decay is -1, expected"),
+        (FinetuneModule, {"epochs": 0}, "epochs.0 is '0'"),
+        (FinetuneModule, {"learning_rate": float("inf")}, "learning_rate.0 is 'inf'"),
+        (FinetuneModule, {"learning_rate": [0.1] * 3}, "learning_rate is .*at most 2"),
+        (FinetuneModule, {"momentum": 1.0}, "momentum is '1.0'"),
         (FinetuneModule, steps([0.6, 0.3]), "expected rising shares"),
-        (FinetuneModule, steps([0.5, 0.5]), "expected rising shares"),
-        (FinetuneModule, steps([0.5], 1.5), "decay is 1.5"),
-        (FinetuneModule, steps([0.5], 0.0), "decay is 0"),
-        (FinetuneModule, {"crop_padding": -1}, "crop_padding is -1"),
-        (FinetuneModule, {"brightness": 1.5}, "brightness is 1.5, expected a number"),
+        (FinetuneModule, steps([0.5], 1.5), "decay is '1.5'"),
+        (FinetuneModule, {"brightness": 1.5}, "brightness is '1.5'"),
         (ReplayModule, {"exemplars": 0}, "exemplars is 0"),
         (PODNetModule, {"proxies": 0}, "proxies is 0"),
         (PODNetModule, {"tuning": -1.0}, "tuning is -1, expected at least 0"),
@@ -202,11 +196,10 @@ def steps(milestones: list[float], decay: float = 0.1) -> dict[str, object]:
         (FOSTERModule, {"boosting_beta": 1.0}, "boosting_beta is 1"),
         (FOSTERModule, {"memory_rate": 1.5}, "memory_rate is 1.5"),
         (FOSTERModule, {"memory_rate": 0.5, "exemplars_per_class": 20},
-         "leave out --model.memory_rate or --model.exemplars_per_class"),
+         "memory_rate is 0.5, expected .* null as with exemplars_per_class"),
         (CREATEModule, {"latent": 0}, "latent is 0"),
         (TagFexModule, {"attention_heads": 5}, "attention_heads is 5"),
         (TagFexModule, {"projection": [3]}, "projection is .3., expected two"),
-        (MEMOModule, {"backbone": "pixels:8"}, "MEMO needs the stages"),
         (PODNetModule, {"backbone": "pixels:8"}, "PODNet needs the stages"),
     ],
     ids=str,

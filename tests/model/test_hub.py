@@ -30,8 +30,8 @@ class FakeHub:
         (self.root / repo_id).mkdir(parents=True, exist_ok=True)
         return f"https://hub/{repo_id}"
 
-    def list_repo_files(self, repo_id):
-        return [path.name for path in (self.root / repo_id).iterdir()]
+    def repo_exists(self, repo_id):
+        return (self.root / repo_id).is_dir()
 
     def upload_folder(self, *, repo_id, folder_path, delete_patterns, **_):
         target = self.root / repo_id
@@ -62,7 +62,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     api = SimpleNamespace()
     for name in (
         "create_repo",
-        "list_repo_files",
+        "repo_exists",
         "upload_folder",
         "snapshot_download",
     ):
@@ -84,7 +84,7 @@ def test_a_model_comes_back_as_it_was(hub: FakeHub):
     assert yaml.safe_load(about)["pipeline_tag"] == "image-classification"
     assert "| head | `CIFNetHead` |" in body
     assert escaped("a|b\n*c*") == "a\\|b\\\\n\\*c\\*"
-    with pytest.raises(UsageError, match="holds files already"):
+    with pytest.raises(UsageError, match="exists already"):
         push(learned("ridge"), NAME)
     push(learned("ridge"), NAME, overwrite=True)
     assert type(cifnet_pl.load(NAME, download=True).head).__name__ == "RidgeHead"
@@ -107,7 +107,7 @@ def test_what_is_wrong(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
     repository = hub.root / "someone/animals"
     repository.mkdir(parents=True)
     (repository / "model.safetensors").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match="is no model of this package"):
+    with pytest.raises(CheckpointError, match="is neither a bundle"):
         cifnet_pl.load(NAME, download=True)
     monkeypatch.undo()
     for name in ("hf:", "hf:a/b/c", "hf:../x", "hf:a b/c"):

@@ -107,7 +107,7 @@ def test_models_with_a_common_ancestor(model, tmp_path):
     assert_same_scores(result.model, extend(first, images).model, queries(), 1e-8)
     for pair in ([model, first], [first, model]):  # of which one learned nothing else
         assert_same_scores(merge(pair, base=model).model, first, queries())
-    with pytest.raises(UsageError, match="not exactly the"):
+    with pytest.raises(UsageError, match="not exactly those"):
         merge([first, second], base=first)
     assert result.model.history[-1].parents == [first.identity, second.identity]
 

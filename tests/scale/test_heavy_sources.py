@@ -3,8 +3,7 @@ wrong with them.
 """
 
 import json
-import zipfile
-from itertools import pairwise
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.command_line import FAST, make_images
 from tests.data import test_sources
 from tests.data.entrances import png
 from tests.data.layouts import NUMBERED, THREE, Case
-from tests.data.test_tar_shards import write
 from tests.data.tree import COLOURS, class_tree, image
 
 datasets = pytest.importorskip("datasets")
@@ -102,141 +100,68 @@ def test_what_every_source_promises(case, tmp_path, monkeypatch):
 # ---------------------------------------------------------------------- the same images
 
 
-CLASSES = ["ant", "bee", "cat"]
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of three classes in folders, in a table and in uneven shards, in no order of
-    classes.
-    """
-    root = tmp_path_factory.mktemp("images")
-    make_images(root / "folder" / "train", CLASSES, 12)
-    make_images(root / "folder" / "val", CLASSES, 15)
-    rows = ["path,label,split"]
-    for split, word in (("train", "train"), ("val", "test")):
-        for path in (root / "folder" / split).rglob("*.png"):
-            if split == "val" and int(path.stem) < 12:
-                path.unlink()  # the same noise as for training
-        files = sorted(
-            (root / "folder" / split).rglob("*.png"),
-            key=lambda path: (path.stem, path.parent.name),
-        )
-        if split == "train":
-            cuts = [0, 1, 20, len(files)]
-        else:
-            cuts = [0, len(files)]
-        for number, (a, b) in enumerate(pairwise(cuts)):
-            samples = [
-                (
-                    f"{f.parent.name}-{f.stem}",
-                    {"png": f.read_bytes(), "txt": f.parent.name.encode()},
-                )
-                for f in files[a:b]
-            ]
-            write(root / "shards" / f"{word}-{number}.tar", samples)
-        rows += [
-            f"{path.relative_to(root)},{path.parent.name},{word}" for path in files
-        ]
-    (root / "table.csv").write_text("\n".join(rows))
-    return root
-
-
 OPTIONS = [
     *FAST[:2],
     *["--model.head", "RidgeHead", "--model.engine", "torch", "--data.image_size", "8"],
     *["--data.classes_per_task", "1", "--energy.enabled", "false"],
+    *["--data.batch_size", "4", "--data.num_workers", "2"],
 ]
 
 
-def of_file(root: Path, name: str) -> dict[str, Any]:
-    return {"image": (root / name).read_bytes(), "label": name.split("/")[2]}
-
-
-def pack(folder: Path, archive: Path) -> Path:
-    with zipfile.ZipFile(archive, "w") as file:
-        for path in sorted(folder.rglob("*.png")):
-            file.write(path, path.relative_to(folder))
-    return archive
-
-
 @pytest.fixture(scope="module")
-def formats(images: Path) -> dict[str, list[str]]:
-    """The images of ``images`` in every format, in no order of classes: the options that read
-    each.
-    """
-    table = [
-        line.split(",") for line in (images / "table.csv").read_text().splitlines()[1:]
-    ]
-    parts = {
-        subset: [path for path, _, split in table if split == subset]
-        for subset in ("train", "test")
-    }
-    (images / "wds").mkdir()
-    (images / "parquet").mkdir()
-    kinds = datasets.Features(
-        {"image": datasets.Image(), "label": datasets.Value("string")}
-    )
-    for subset, files in parts.items():
-        samples = [of_file(images, path) for path in files]
-        with webdataset.ShardWriter(
-            str(images / "wds" / f"{subset}-%03d.tar"), maxcount=8, verbose=0
-        ) as writer:
-            for i, made in enumerate(samples):
-                writer.write(
-                    {"__key__": f"{i:05d}", "png": made["image"], "txt": made["label"]}
-                )
-        rows_of = [
-            {"image": {"bytes": made["image"], "path": None}, "label": made["label"]}
-            for made in samples
-        ]
+def formats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same images of three classes in every format, in no order of classes."""
+    root = tmp_path_factory.mktemp("images")
+    folder = make_images(root / "folder" / "train", ["ant", "bee", "cat"], 12).parent
+    make_images(folder / "val", ["ant", "bee", "cat"], 15)
+    for path in folder.glob("val/*/*.png"):
+        if int(path.stem) < 12:
+            path.unlink()  # the same noise as for training
+    (root / "wds").mkdir()
+    (root / "parquet").mkdir()
+    lines = ["path,label,split"]
+    text = datasets.Value("string")
+    kinds = datasets.Features({"image": datasets.Image(), "label": text})
+    for split, word in (("train", "train"), ("val", "test")):
+        files = sorted(folder.glob(f"{split}/*/*.png"), key=lambda path: path.stem)
+        rows = []
+        tars = str(root / "wds" / f"{word}-%03d.tar")
+        with webdataset.ShardWriter(tars, maxcount=8, verbose=0) as writer:
+            for i, path in enumerate(files):
+                label = path.parent.name
+                image = path.read_bytes()
+                lines.append(f"{path.relative_to(root)},{label},{word}")
+                writer.write({"__key__": f"{i:05d}", "png": image, "txt": label})
+                rows.append({"image": {"bytes": image, "path": None}, "label": label})
         # Uneven files, of row groups of five.
-        for number, part in enumerate((rows_of[:1], rows_of[1:])):
-            path = str(images / "parquet" / f"{subset}-{number:05d}.parquet")
-            datasets.Dataset.from_list(part, kinds).to_parquet(path, batch_size=5)
-    roots = {
-        "folder": "folder",
-        "manifest": "table.csv",
-        "webdataset": "wds",
-        "hf": "parquet",
+        for number, part in enumerate((rows[:1], rows[1:])):
+            path = root / "parquet" / f"{word}-{number:05d}.parquet"
+            datasets.Dataset.from_list(part, kinds).to_parquet(str(path), batch_size=5)
+    table = root / "table.csv"
+    table.write_text("\n".join(lines))
+    return {
+        "folder": folder,
+        "manifest": table,
+        "webdataset": root / "wds",
+        "hf": root / "parquet",
+        "zip": Path(shutil.make_archive(str(root / "images"), "zip", folder)),
     }
-    options = {
-        kind: ["--data.source", kind, "--data.root", str(images / root)]
-        for kind, root in roots.items()
-    }
-    packed = pack(images / "folder", images / "images.zip")
-    options["zip"] = ["--data.source", "folder", "--data.root", str(packed)]
-    return options
 
 
-@pytest.fixture(scope="module")
-def runs(
-    formats: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    """A run over each format with two workers that decode."""
-    logs = tmp_path_factory.mktemp("logs")
-    found = {}
-    same = [
-        *OPTIONS,
-        "--data.batch_size",
-        "4",
-        "--logs",
-        str(logs),
-        "--data.num_workers",
-    ]
-    for name, options in formats.items():
-        assert main(["fit", *same, "2", "--experiment", name, *options]) == 0
-        found[name] = logs / name / "version_0"
-    return found
-
-
-def test_every_format_gives_the_same_run(runs: dict[str, Path]):
+def test_every_format_gives_the_same_run(formats: dict[str, Path], tmp_path: Path):
     """A_k, weights, and the content of every image, each counted once."""
-    model = cifnet_pl.load(runs["folder"])
-    expected = json.loads((runs["folder"] / "summary.json").read_text())["A_k"]
-    for name, run in runs.items():
-        other = cifnet_pl.load(run)
-        assert json.loads((run / "summary.json").read_text())["A_k"] == expected, name
+    found = {}
+    for name, root in formats.items():
+        source = "folder" if name == "zip" else name
+        given = ["--data.source", source, "--data.root", str(root), *OPTIONS]
+        place = ["--logs", str(tmp_path), "--experiment", name]
+        assert main(["fit", *given, *place]) == 0
+        run = tmp_path / name / "version_0"
+        accuracy = json.loads((run / "summary.json").read_text())["A_k"]
+        found[name] = (cifnet_pl.load(run), accuracy)
+    model, expected = found["folder"]
+    for name, (other, accuracy) in found.items():
+        assert accuracy == expected, name
         assert other.counts == model.counts
         assert other.images.content.tolist() == model.images.content.tolist(), name
         np.testing.assert_allclose(

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,11 @@ import pytest
 import cifnet_pl
 from cifnet_pl.__main__ import main
 from cifnet_pl.cli.parsing import options_in
-from cifnet_pl.cli.ray import RayJob, make_with_ray
+from cifnet_pl.cli.ray import make_with_ray
 from cifnet_pl.cli.sums import make, words_of
 from cifnet_pl.model.partial_sums import add_up
 from cifnet_pl.model.partition import Shard
-from tests.command_line import command, environment
+from tests.command_line import call
 from tests.models import tensors_equal
 
 pytest.importorskip("ray")
@@ -31,9 +30,10 @@ pytestmark = [pytest.mark.scale, pytest.mark.timeout(900)]
 SHARDS = 64
 
 
-def with_ray(folder: Path, given: list[str]) -> list[str]:
+def with_ray(folder: Path, given: list[str]) -> subprocess.CompletedProcess[str]:
+    """All shards by a command of its own, of which everything that is printed is seen."""
     words = f"sums --output {folder} --shards {SHARDS} --workers 2"
-    return [*words.split(), *given]
+    return call(*words.split(), *given)
 
 
 def kill(name: str, folder: Path, killed: list[int]) -> None:
@@ -96,10 +96,10 @@ def test_processes_and_a_killed_worker_end_in_one_model(
     """A part by a command of its own, as a task of a SLURM array makes it, the others by Ray, which
     loses a worker, against one process.
     """
-    part = command("sums", "--output", str(tmp_path), "--shard", f"7/{SHARDS}", *given)
-    subprocess.run(part, check=True, env=environment())
+    part = f"sums --output {tmp_path} --shard 7/{SHARDS}"
+    assert call(*part.split(), *given).returncode == 0
     killed = killing("ray::make", tmp_path)
-    assert main(with_ray(tmp_path, given)) == 0
+    assert with_ray(tmp_path, given).returncode == 0
     assert killed
     assert same_bits(tmp_path, here)
     assert main(["merge", str(tmp_path), "--output", str(tmp_path / "m")]) == 0
@@ -135,56 +135,53 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("lost", ["raylet/raylet", "gcs/gcs_server"])
 def test_two_nodes(
-    lost: str,
-    given: list[str],
-    here: Path,
-    tmp_path: Path,
-    cluster: None,
-    capsys: pytest.CaptureFixture[str],
+    lost: str, given: list[str], here: Path, tmp_path: Path, cluster: None
 ):
     """One of them killed, or the head: all parts, or one sentence within a minute; then the same
     command makes what is left.
     """
     killed = killing(lost, tmp_path)
-    code = main(with_ray(tmp_path, given))
+    ended = with_ray(tmp_path, given)
+    end = time.time()
     assert killed
     finished = len(list(tmp_path.glob("*.sums")))
-    said = capsys.readouterr().err
     if lost == "raylet/raylet":
-        assert code == 0
+        assert ended.returncode == 0
         assert finished == SHARDS
-    elif code:  # else all parts were under way when the head was lost
-        assert code == 1
-        assert "does not answer" in said
-        assert len(said.splitlines()) == 1
+    elif ended.returncode:  # else all parts were under way when the head was lost
+        assert ended.returncode == 1
+        assert "does not answer" in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
         assert finished >= 10
+        last = max(path.stat().st_mtime for path in tmp_path.glob("*.sums"))
+        assert end - last < 60
     for i in range(1, SHARDS + 1):
         make(tmp_path, words_of(None, equals(given)), 1, Shard(i, SHARDS))
     assert same_bits(tmp_path, here)
-
-
-def flaky(folder: Path, shard: Shard) -> str:
-    """Record how many run at once; the first shard fails at first, and the third always."""
-    running = folder / f"{shard.index}.running"
-    running.touch()
-    time.sleep(0.3)
-    at_once = len(list(folder.glob("*.running")))
-    running.unlink()
-    with (folder / "at_once").open("a") as file:
-        file.write(f"{at_once}\n")
-    tried = folder / f"{shard.index}.tried"
-    if shard.index == 3 or (shard.index == 1 and not tried.exists()):
-        tried.touch()
-        raise OSError("the disk is busy")
-    return shard.name
 
 
 def test_as_many_at_once_as_workers_and_another_try(
     tmp_path: Path, cluster: None, capfd: pytest.CaptureFixture[str]
 ):
     """One worker on two nodes, of which each could run one."""
-    job = RayJob(partial(flaky, tmp_path), 1, 2, 1, 1)
-    failed = make_with_ray(job, [Shard(i, 4) for i in range(1, 5)])
+
+    def flaky(shard: Shard) -> str:
+        """Record how many run at once; the first shard fails at first, and the third always."""
+        running = tmp_path / f"{shard.index}.running"
+        running.touch()
+        time.sleep(0.3)
+        at_once = len(list(tmp_path.glob("*.running")))
+        running.unlink()
+        with (tmp_path / "at_once").open("a") as file:
+            file.write(f"{at_once}\n")
+        tried = tmp_path / f"{shard.index}.tried"
+        if shard.index == 3 or (shard.index == 1 and not tried.exists()):
+            tried.touch()
+            raise OSError("the disk is busy")
+        return shard.name
+
+    shards = [Shard(i, 4) for i in range(1, 5)]
+    failed = make_with_ray(flaky, shards, 1, 2, 1, 1)
     assert failed == ["shard-3-of-4"]
     at_once = (tmp_path / "at_once").read_text().split()
     assert at_once == ["1"] * (4 + 1 + 2)
@@ -195,13 +192,12 @@ def test_as_many_at_once_as_workers_and_another_try(
 
 
 def test_nothing_at_the_address(
-    given: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    assert main(with_ray(tmp_path, given)) == 1
-    said = capsys.readouterr().err
-    assert "Ray cluster 127.0.0.1:1 does not answer" in said
-    assert len(said.splitlines()) == 1
+    start = time.monotonic()
+    ended = with_ray(tmp_path, given)
+    assert time.monotonic() - start < 60
+    assert ended.returncode == 1
+    assert "Ray cluster 127.0.0.1:1 does not answer" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
