@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cifnet_pl.backbones.structures import Branches, grown
 from cifnet_pl.iterative.descent import Phase, StepBatch
@@ -19,6 +20,8 @@ from cifnet_pl.iterative.losses import (
 )
 from cifnet_pl.iterative.trainer import IterativeModule
 from cifnet_pl.utilities.errors import check_that
+
+Evaluated = Literal["student", "branches"]
 
 COMPRESSION_BETA = 0.97
 """β of the compression phase."""
@@ -32,14 +35,18 @@ class FOSTERModule(IterativeModule):
       classifier, y) + distillation of old classes`` at temperature 2, with class weights w of the
       effective numbers of images at β = ``boosting_beta``.
     * Compression: a single branch, from the old one's weights, learns ``balanced_distillation``
-      (eq. 12) of both at β = 0.97, for ``compression`` of the epochs, without weight decay. It
-      predicts and selects exemplars.
+      (eq. 12) of both at β = 0.97, for ``compression`` of the epochs, without weight decay.
     * ``memory_rate``: RMM (Liu et al., NeurIPS 2021) without the policy that it learns. Exemplars
       of earlier classes replace this share of a task's images, which are left out at random.
 
     Args:
         boosting_beta: β of the boosting phase.
         compression: share of the epochs that compression takes.
+        new_on_old: whether the new classes' weights on the old branch learn, as in every published
+            configuration (``oofc: ft``); else they are zero.
+        evaluated: network that predicts and selects exemplars after a task: "student", the
+            compressed one, or "branches", both of them before the compression, as in the reference
+            code.
         memory_rate: share of a task's images that exemplars replace, or a list with one value for
             each task from the second on (the last one for all further tasks), or null.
         options: of :class:`IterativeModule`.
@@ -49,6 +56,8 @@ class FOSTERModule(IterativeModule):
         self,
         boosting_beta: float = 0.96,
         compression: float = 130 / 170,
+        new_on_old: bool = True,
+        evaluated: Evaluated = "student",
         memory_rate: float | list[float] | None = None,
         **options: Any,
     ):
@@ -68,6 +77,8 @@ class FOSTERModule(IterativeModule):
             "boosting_beta": boosting_beta,
             "compression": compression,
             "memory_rate": memory_rate,
+            "new_on_old": new_on_old,
+            "evaluated": evaluated,
         }
         self._rates = rates
         self.branches = Branches([self.network])
@@ -104,26 +115,51 @@ class FOSTERModule(IterativeModule):
     def expand(self, classes: int) -> None:
         """Add a branch, which starts from the old one's weights, and outputs."""
         if self.old_classes:
+            self._compress()
             self.branches.requires_grad_(False)
             branch = copy.deepcopy(self.branches[0])
             self.branches.append(branch.requires_grad_(True))
             self.expansion = grown(None, self.width, self.n_classes)
         inputs = self.width * len(self.branches)
         self.classifier = grown(self.classifier, inputs, self.n_classes)
+        if self.old_classes and not self.options["new_on_old"]:
+            with torch.no_grad():
+                self.classifier.weight[self.old_classes :, : self.width] = 0
+
+    def _compress(self) -> None:
+        """Keep only the student, where there is one."""
+        if self.student is not None:
+            network, layer = self.student
+            self.branches = Branches([network])
+            self.classifier = cast(nn.Linear, layer)
+            self.student = None
 
     def teachers(self) -> list[nn.Module]:
-        """Return the classifier."""
+        """Return the classifier of the branch that stays."""
+        if self.student is not None:
+            return [self.student[1]]
         return [self.output_layer]
 
     def rebuild(self, sizes: list[int]) -> None:
-        """Build one branch, which is left after each task."""
+        """Build one branch; both and the student, if both are evaluated."""
         self.n_classes = sum(sizes)
+        if len(sizes) > 1 and self.options["evaluated"] == "branches":
+            self.branches.append(self.fresh_network())
+            layer = grown(None, self.width, self.n_classes)
+            self.student = nn.ModuleList([self.fresh_network(), layer])
         if sizes:
-            self.classifier = grown(None, self.width, self.n_classes)
+            inputs = self.width * len(self.branches)
+            self.classifier = grown(None, inputs, self.n_classes)
 
     def learned_network(self) -> tuple[str, nn.Module]:
-        """Return the structure, and the branches: one after each task, two while one is learned."""
+        """Return the structure, and the branches that predict: one, or both before compression."""
         return f"branches.{len(self.branches)}", self.branches
+
+    def counted_module(self) -> nn.Module:
+        """Return the single branch that is left, or will be."""
+        if self.student is not None:
+            return self.student[0]
+        return self.branches
 
     # ------------------------------------------------------------------ learning
 
@@ -184,13 +220,20 @@ class FOSTERModule(IterativeModule):
             old = self.teacher[0](z[:, : self.width]).float()
         assert self.expansion is not None
         new = self.expansion(z[:, self.width :]).float()
-        return boosting(self.logits(z), new, old, batch.labels, self._class_weights)
+        scores = self._boosted_scores(z)
+        return boosting(scores, new, old, batch.labels, self._class_weights)
+
+    def _boosted_scores(self, z: Tensor) -> Tensor:
+        """Return (n, C) scores of both branches; zeros without ``new_on_old`` do not learn."""
+        if self.options["new_on_old"]:
+            return self.logits(z)
+        layer = cast(nn.Linear, self.output_layer)
+        weight = layer.weight.clone()
+        weight[self.old_classes :, : self.width] = 0
+        return functional.linear(z, weight, layer.bias).float()
 
     def after_learning(self) -> None:
-        """Keep only the student, where there is one."""
+        """Remove what does not predict from here on."""
         self.expansion = None
-        if self.student is not None:
-            network, layer = self.student
-            self.branches = Branches([network])
-            self.classifier = cast(nn.Linear, layer)
-            self.student = None
+        if self.options["evaluated"] == "student":
+            self._compress()

@@ -53,6 +53,20 @@ def _soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
     return -likelihood.mean()
 
 
+def binary_distillation(scores: Tensor, targets: Tensor) -> Tensor:
+    """Compute the binary cross-entropy, summed over classes (iCaRL, algorithm 3).
+
+    Args:
+        scores: (n, C) scores.
+        targets: (n, C) probabilities: sigmoid outputs of the old network for old classes, one-hot
+            for new ones.
+    """
+    total = functional.binary_cross_entropy_with_logits(
+        scores, targets, reduction="sum"
+    )
+    return total / len(scores)
+
+
 def align_weights(weight: Tensor, new: int) -> Tensor:
     """Scale the rows of new classes to the mean norm of the old ones (WA, eq. 10).
 

@@ -59,13 +59,14 @@ class PODNetModule(IterativeModule):
       also ``f·(spatial · POD-spatial + POD-flat)`` (eqs. 5, 6) with
       ``f = √(all classes / new classes)``.
     * The network has no ReLU at its end, as in the reference code, so that embeddings may be
-      negative.
+      negative (``last_relu`` keeps it).
     * After each task but the first everything is tuned on balanced classes, by the same loss, for
       ``tuning`` of the epochs. The paper tunes the classifier alone, the reference code everything.
 
     Args:
         proxies: number of proxies of each class.
         spatial: weight of the distance between pooled maps.
+        last_relu: whether the network keeps the ReLU at its end.
         tuning: share of the epochs that balanced fine-tuning takes, or 0.
         tuning_rate: its learning rate.
         options: of :class:`IterativeModule`.
@@ -75,6 +76,7 @@ class PODNetModule(IterativeModule):
         self,
         proxies: int = 10,
         spatial: float = 5.0,
+        last_relu: bool = False,
         tuning: float = 0.125,
         tuning_rate: float = 0.005,
         **options: Any,
@@ -83,10 +85,12 @@ class PODNetModule(IterativeModule):
         check_that(proxies >= 1, "proxies", proxies, "at least 1")
         check_tuning(tuning, tuning_rate)
         stages_of(self.network, "PODNet")
-        without_last_relu(self.network)
+        if not last_relu:
+            without_last_relu(self.network)
         self.options |= {
             "proxies": proxies,
             "spatial": spatial,
+            "last_relu": last_relu,
             "tuning": tuning,
             "tuning_rate": tuning_rate,
         }
@@ -104,6 +108,8 @@ class PODNetModule(IterativeModule):
 
     def learned_network(self) -> tuple[str, nn.Module]:
         """Return the structure, and the network."""
+        if self.options["last_relu"]:
+            return "plain", self.network
         return "no_last_relu", self.network
 
     def teachers(self) -> list[nn.Module]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cifnet_pl.iterative.descent import StepBatch
 from cifnet_pl.iterative.exemplars import Prediction
-from cifnet_pl.iterative.losses import distillation
+from cifnet_pl.iterative.losses import binary_distillation, distillation
 from cifnet_pl.iterative.trainer import IterativeModule
+
+Loss = Literal["softmax", "binary"]
 
 
 class FinetuneModule(IterativeModule):
@@ -34,22 +36,32 @@ class ReplayModule(IterativeModule):
 class ICaRLModule(IterativeModule):
     """iCaRL (Rebuffi et al., CVPR 2017); algorithms are numbered as in the paper.
 
-    * Loss: ``CE(scores, y) + distillation`` of the old classes' scores at temperature 2, as in the
-      reference code, which made the published figures.
+    * Loss "softmax", that of the reference code, which made the published figures:
+      ``CE(scores, y) + distillation`` of the old classes' scores at temperature 2.
+    * Loss "binary", the paper's algorithm 3: binary cross-entropy of ``g_y = sigmoid(score_y)``,
+      summed over classes, averaged over images. Targets of old classes are the old network's
+      outputs on the same augmented images, those of new classes are one-hot.
     * Exemplars (algorithms 4 and 5): ``⌊exemplars / classes seen⌋`` images of each class by
       herding.
     * Prediction (algorithm 1): the class whose mean of exemplars μ_y is nearest to φ(x), all of
       length 1.
 
     Args:
+        loss: "softmax" or "binary".
         prediction: "nearest_mean" or "classifier".
         options: of :class:`IterativeModule`.
     """
 
     title = "iCaRL"
 
-    def __init__(self, prediction: Prediction = "nearest_mean", **options: Any):
+    def __init__(
+        self,
+        loss: Loss = "softmax",
+        prediction: Prediction = "nearest_mean",
+        **options: Any,
+    ):
         super().__init__(prediction=prediction, **options)
+        self.options["loss"] = loss
 
     def teachers(self) -> list[nn.Module]:
         """Return the network and the classifier."""
@@ -59,6 +71,11 @@ class ICaRLModule(IterativeModule):
         """Compute the loss: classification, and distillation from the second task on."""
         x = batch.inputs()
         scores = self.logits(self.features(x))
+        if self.options["loss"] == "binary":
+            targets = functional.one_hot(batch.labels, self.n_classes).to(scores)
+            if self.old_classes:
+                targets[:, : self.old_classes] = self.old_scores(x).sigmoid()
+            return binary_distillation(scores, targets)
         loss = functional.cross_entropy(scores, batch.labels)
         if self.old_classes:
             known = scores[:, : self.old_classes]

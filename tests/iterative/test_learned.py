@@ -9,6 +9,7 @@ import cifnet_pl
 from cifnet_pl.iterative import (
     METHODS,
     CREATEModule,
+    FOSTERModule,
     PODNetModule,
     ReplayModule,
 )
@@ -38,6 +39,15 @@ def test_the_stored_model_answers_as_the_method_does(method, tmp_path):
         way = "nearest_mean" if method in NOT_LINEAR else prediction
         expected = module.probabilities_of(z, way)
         close(model.probabilities(images), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_foster_with_both_branches(tmp_path):
+    module, _ = run(FOSTERModule, tmp_path, epochs=1, evaluated="branches")
+    model = learned_model(module)
+    assert model.backbone.name == "learned:branches.2:small"
+    images = torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8)
+    ours = model.probabilities(images)
+    torch.testing.assert_close(ours, module(images), rtol=1e-3, atol=1e-4)
 
 
 def test_the_stored_model_is_extended_and_exported(tmp_path: Path):

@@ -147,3 +147,12 @@ def test_transfer(given):
     loss = losses.transfer(scores, merged)
     assert not loss.requires_grad
     assert_equal(loss.mean(), given["tagfex_transfer"])
+
+
+def test_binary_distillation():
+    scores = torch.tensor([[0.0, 1.0], [2.0, -1.0]])
+    targets = torch.tensor([[0.3, 1.0], [0.0, 0.5]])
+    p = scores.sigmoid()
+    wanted = -(targets * p.log() + (1 - targets) * (1 - p).log()).sum() / 2
+    loss = losses.binary_distillation(scores, targets)
+    assert float(loss) == pytest.approx(float(wanted), rel=1e-6)

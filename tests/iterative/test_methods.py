@@ -142,6 +142,34 @@ def test_foster_goes_on_from_any_phase(batches, tmp_path):
     assert_goes_on(FOSTERModule, tmp_path, batches, {"max_tasks": 3}, 2, **options)
 
 
+def test_foster_can_be_evaluated_before_compression(short, tmp_path):
+    options = {"evaluated": "branches", **SHORT}
+    three_tasks = {"max_tasks": 3}
+    made = assert_goes_on(FOSTERModule, tmp_path, 4, three_tasks, task=2, **options)
+    assert made.exemplars.mean.shape == (6, 64)
+    assert len(made.branches) == 2
+    assert sum(p.numel() for p in made.counted_module().parameters()) == 5184
+    student, _, _ = short(FOSTERModule)
+    assert student.exemplars.mean.shape == (4, 32)
+    both, _ = run(FOSTERModule, tmp_path, **options)
+    # What is compressed does not depend on it.
+    assert_same_weights(both.student[0], student.branches[0])
+
+
+def test_new_classes_of_foster_without_the_old_branch(tmp_path):
+    options = {"evaluated": "branches", "new_on_old": False, "epochs": 2}
+    made, record = run(FOSTERModule, tmp_path, **options)
+    weight = made.classifier.weight
+    assert (weight[2:, :32] == 0).all()
+    assert (weight[:2, :32] != 0).any()
+    assert (weight[2:, 32:] != 0).any()
+    path = tmp_path / "it.ckpt"
+    made.trainer.save_checkpoint(path)
+    again = learner(FOSTERModule, **options)
+    trainer(tmp_path).validate(again, data(), ckpt_path=path, verbose=False)
+    assert again.evaluation.accuracy == record.trajectory[-1]
+
+
 @pytest.mark.parametrize(
     ("method", "batches", "fixed", "tuned"),
     [
@@ -168,15 +196,16 @@ def test_what_is_tuned(method, batches, fixed, tuned, tmp_path):
     assert same.isdisjoint(tuned)
 
 
+@pytest.mark.parametrize("last_relu", [True, False])
 @pytest.mark.parametrize("name", ["random:resnet32_cifar", "small"])
-def test_embeddings_of_podnet_may_be_negative(name):
-    made = PODNetModule(backbone=name).eval()
+def test_embeddings_of_podnet_may_be_negative(name, last_relu):
+    made = PODNetModule(backbone=name, last_relu=last_relu).eval()
     x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     z = made.features(x)
     maps, again = with_maps(made.network, x)
     assert torch.allclose(again, z, atol=1e-5)
     for values in (z, maps[-1]):
-        assert (values < 0).any()
+        assert bool((values < 0).any()) is not last_relu
     other = ReplayModule(backbone=name).network
     assert parameters(made.network) == parameters(other)
 

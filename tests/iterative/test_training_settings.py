@@ -84,8 +84,8 @@ def test_number_of_exemplars_of_each_class():
         quota(3, None, 4)
 
 
-def test_icarls_prediction_is_the_papers(tmp_path):
-    options = {"epochs": 6, "exemplars_per_class": 7}
+def test_icarls_binary_loss_is_the_papers_and_so_is_its_prediction(tmp_path):
+    options = {"loss": "binary", "epochs": 6, "exemplars_per_class": 7}
     made, record = run(ICaRLModule, tmp_path, **options)
     assert record.trajectory[-1] > 80
     kept = made.exemplars
