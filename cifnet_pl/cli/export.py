@@ -90,4 +90,8 @@ def _export_graph(model: Classifier, target: Path, overwrite: bool) -> None:
         outputs = "probabilities and novelty"
     classes = number_of(len(model.class_names), "class")
     print_text(f"{classes} in {target}: {inputs} → {outputs}")
+    if model.precision != "32-true":
+        print_text(
+            f"The graph computes in float32; the model learned embeddings in {model.precision}"
+        )
     print_text(f"Largest difference from torch: {check.probability:.1g}")

@@ -22,7 +22,6 @@ from cifnet_pl.images.reader import (
     read_image,
 )
 from cifnet_pl.utilities.errors import DataError
-from cifnet_pl.utilities.text import listed
 
 
 class ImageBatch(NamedTuple):
@@ -239,9 +238,11 @@ UNREADABLE_SHOWN = 50
 def unreadable_images(places: Sequence[str]) -> DataError:
     """Return the error for unreadable images, each "place: reason"."""
     distinct = list(dict.fromkeys(places))
+    named = "; ".join(distinct[:UNREADABLE_SHOWN])
+    if len(distinct) > UNREADABLE_SHOWN:
+        named += "; and more"
     return DataError(
-        f"cannot read image {listed(distinct, UNREADABLE_SHOWN)}: repair or remove it, or use"
-        " --data.on_corrupt skip"
+        f"cannot read image {named}; repair or remove it, or use --data.on_corrupt skip"
     )
 
 
