@@ -26,7 +26,7 @@ from cifnet_pl.statistics import (
     solve_ridge,
     whitened_rows,
 )
-from cifnet_pl.utilities.errors import check_that
+from cifnet_pl.utilities.errors import UsageError, check_that
 from cifnet_pl.utilities.growing_tensors import no_rows
 
 
@@ -65,6 +65,11 @@ class ACILHead(SumsHead):
         dtype: Dtype = "float64",
     ):
         if projection is not None:
+            if projection.ndim != 2 or projection.shape[1] != in_features:
+                raise UsageError(
+                    f"projection has shape {tuple(projection.shape)}, expected (width,"
+                    f" {in_features})"
+                )
             width = len(projection)
         check_count("width", width)
         super().__init__(in_features, width, dtype)

@@ -802,8 +802,16 @@ class Head(nn.Module, ABC):
         """Rename the classes; nothing else changes.
 
         Args:
-            labels: old label → new one, of every class; no two with the same new one.
+            labels: old label → new one, of every class.
+
+        Raises:
+            UsageError: a class without a new label, or two with the same one.
         """
+        distinct = set(labels.values())
+        if set(labels) != set(self.classes) or len(distinct) < len(labels):
+            raise UsageError(
+                f"relabel needs one new label for each of {self.classes}, got {dict(labels)}"
+            )
         new = self.labels.new_tensor([labels[label] for label in self.classes])
         self._rename(lambda y: new[self._columns(y)])
         self.labels = new

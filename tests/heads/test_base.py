@@ -42,6 +42,23 @@ def test_an_impossible_task_is_refused_and_changes_nothing() -> None:
         assert_same_state(head, before)
 
 
+def test_names_that_do_not_tell_classes_apart_are_refused() -> None:
+    head = Case(RidgeHead).learned()
+    before = snapshot(head)
+    first, *others = head.classes
+    same = dict.fromkeys(head.classes, first)
+    missing = {label: label for label in others}
+    for labels in (same, missing):
+        with pytest.raises(UsageError, match="one new label for each"):
+            head.relabel(labels)
+        assert_same_state(head, before)
+
+
+def test_a_projection_of_another_width_is_refused() -> None:
+    with pytest.raises(UsageError, match="projection has shape"):
+        ACILHead(WIDTH, projection=torch.zeros(9, WIDTH + 1))
+
+
 @pytest.mark.parametrize("make", [CIFNetHead, RidgeHead, partial(ACILHead, width=9)])
 def test_a_ridge_that_is_not_positive_is_refused(make: Callable[..., Head]) -> None:
     for ridge in (0, -1.0, float("nan"), float("inf"), "auto"):
