@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -28,13 +29,25 @@ PATIENCE = 20
 """Seconds after which a head that does not answer is taken for lost."""
 
 
+@dataclass(frozen=True)
+class Workers:
+    """Ray's workers, and what each of them gets.
+
+    Attributes:
+        count: number of shards at a time.
+        retries: how often a shard is tried again.
+        threads: of torch in each worker.
+        per_gpu: number of workers that share a GPU, where the cluster has any.
+    """
+
+    count: int
+    retries: int
+    threads: int
+    per_gpu: int
+
+
 def make_with_ray(
-    make: Callable[[Shard], str],
-    shards: Sequence[Shard],
-    workers: int,
-    retries: int,
-    threads: int,
-    workers_per_gpu: int,
+    make: Callable[[Shard], str], shards: Sequence[Shard], workers: Workers
 ) -> list[str]:
     """Make shards on the cluster of RAY_ADDRESS, or with workers on this machine.
 
@@ -43,10 +56,7 @@ def make_with_ray(
     Args:
         make: function that makes a shard, and returns a sentence.
         shards: to make.
-        workers: number of shards at a time.
-        retries: how often a shard is tried again.
-        threads: of torch in each worker.
-        workers_per_gpu: number of workers that share a GPU.
+        workers: that make them.
 
     Returns:
         Names of those that failed.
@@ -56,7 +66,7 @@ def make_with_ray(
         CifnetError: there is no cluster at RAY_ADDRESS, or its head was lost.
     """
     ray = optional("ray", "--shards, but not --shard,", "ray")
-    job = partial(_run, make, shards, workers, retries, threads, workers_per_gpu)
+    job = partial(_run, make, shards, workers)
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     # As Ray pickles: the function may be one within another.
@@ -107,17 +117,14 @@ def _drive(job: bytes, sender: Connection) -> None:
 def _run(
     make: Callable[[Shard], str],
     shards: Sequence[Shard],
-    workers: int,
-    retries: int,
-    threads: int,
-    workers_per_gpu: int,
+    workers: Workers,
     out: TextIO,
     errors: TextIO,
 ) -> list[str]:
     """Keep as many shards under way as there are workers; return the names of those that failed.
 
     Args:
-        make, shards, workers, retries, threads, workers_per_gpu: as for :func:`make_with_ray`.
+        make, shards, workers: as for :func:`make_with_ray`.
         out, errors: where a sentence about each shard is printed.
     """
     import ray
@@ -125,19 +132,19 @@ def _run(
     failed = []
     running: dict[Any, str] = {}
     waiting = list(shards)
-    with _joined(ray, workers * threads):
-        resources: dict[str, float] = {"num_cpus": threads}
+    with _joined(ray, workers.count * workers.threads):
+        resources: dict[str, float] = {"num_cpus": workers.threads}
         if ray.cluster_resources().get("GPU"):
-            resources["num_gpus"] = 1 / workers_per_gpu
+            resources["num_gpus"] = 1 / workers.per_gpu
         # Without a limit of calls, which is one on a GPU, a worker keeps backbone and data.
         task = ray.remote(
             **resources,
             max_calls=0,
-            max_retries=retries,
+            max_retries=workers.retries,
             retry_exceptions=[OSError],
         )(make)
         while waiting or running:
-            while waiting and len(running) < workers:
+            while waiting and len(running) < workers.count:
                 shard = waiting.pop(0)
                 running[task.remote(shard)] = shard.name
             (done,), _ = ray.wait(list(running))

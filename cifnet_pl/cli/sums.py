@@ -89,7 +89,7 @@ def sums(
         for text in shard:
             print_text(make(folder, words, threads, Shard.parse(text)))
         return
-    from cifnet_pl.cli.ray import make_with_ray
+    from cifnet_pl.cli.ray import Workers, make_with_ray
 
     # Here, as what workers print is not shown.
     planned(folder, words)
@@ -108,9 +108,8 @@ def sums(
                 raise OSError(str(error)) from None
             raise
 
-    failed = make_with_ray(
-        make_in_worker, everything, workers, retries, threads, workers_per_gpu
-    )
+    ray_workers = Workers(workers, retries, threads, workers_per_gpu)
+    failed = make_with_ray(make_in_worker, everything, ray_workers)
     if failed:
         raise CifnetError(
             f"{len(failed)} of {shards} shards failed, the first is {failed[0]}: finished ones"
