@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from cifnet_pl.backbones import Backbone, Preprocessing
+from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
 from cifnet_pl.data.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.data.loading import (
@@ -140,6 +140,8 @@ class CIFNetDataModule(LightningDataModule):
         left_out: (n,) bool, training samples that are excluded as duplicates.
         untested: (m,) bool, test samples that are excluded.
         evaluated: the domain of each test sample where domains are evaluated one by one, or None.
+        image_shape: side in pixels and crop ratio of the squares that images become: those of the
+            options, else those that the learner's weights expect.
         learns_held_out: whether the held-out samples are learned after the last task, as with the
             user's own images. Streams for research, test splits of the user, and benchmark sets
             stay tested only.
@@ -150,6 +152,7 @@ class CIFNetDataModule(LightningDataModule):
     left_out: np.ndarray
     untested: np.ndarray
     found_duplicates: SourceDuplicates
+    image_shape: tuple[int, float]
     _learner: Learner | None
 
     def __init__(
@@ -190,12 +193,14 @@ class CIFNetDataModule(LightningDataModule):
         elif not isinstance(source, str):
             self.source_name = type(source).__name__
         self.given["source"] = self.source_name
-        place = expanded(root) if root else None
+        place = None
+        if root:
+            place = expanded(root)
+            read_names_as(zip_encoding, place)
         own = options or {}
         source_options = SourceOptions(
             place, val_fraction, split_seed, download, own, group
         )
-        read_names_as(zip_encoding, place)
         self.source = build_source(source, source_options)
         if tune is not None:
             self.source = tuning_source(self.source, tune, split_seed)
@@ -204,6 +209,7 @@ class CIFNetDataModule(LightningDataModule):
         self._held_out = [val_fraction, split_seed] if by_seed else None
         self.image_size = image_size
         self.batch_size = batch_size or DEFAULT_BATCH
+        self._loaders: dict[Part, ImageLoader] = {}
         self.num_workers = num_workers
         self.on_corrupt = on_corrupt
         self.unknown = unknown
@@ -319,6 +325,25 @@ class CIFNetDataModule(LightningDataModule):
         """Prepare data for a learner from now on."""
         self._release()
         self._learner = learner
+        weights = learner.backbone.preprocessing
+        self.image_shape = (weights.image_size, weights.crop_ratio)
+        if self.image_size is not None:
+            self.image_shape = (self.image_size, 1.0)
+        device = self.trainer.strategy.root_device.type
+        if self.given["batch_size"] is None:
+            self.batch_size = DEFAULT_BATCH
+            if learner.any_batch_size:
+                # A GPU needs more images in a batch than a CPU.
+                self.batch_size = usual_batch_size(device, self.image_shape[0])
+        source = self.source
+        for part, images in (("train", source.train), ("test", source.test)):
+            self._loaders[part] = ImageLoader(
+                images,
+                *self.image_shape,
+                self.num_workers,
+                device,
+                self.trainer.num_devices,
+            )
 
     def first_images(self, at_most: int) -> Tensor:
         """Decode images of the first task, without their labels.
@@ -331,7 +356,7 @@ class CIFNetDataModule(LightningDataModule):
         """
         rows = self.task(0).rows
         places = np.linspace(0, len(rows) - 1, min(len(rows), at_most)).round()
-        chunks = pieces(rows[places.astype(np.int64)], self._loader_batch)
+        chunks = pieces(rows[places.astype(np.int64)], self.batch_size)
         batches = self._loaders["train"].decode(chunks)
         return torch.cat([batch.image for batch in batches])
 
@@ -399,13 +424,10 @@ class CIFNetDataModule(LightningDataModule):
         names = self.source.class_names
         if self.cache_folder is None or not self.source.train.are_images:
             return {"test": EmbeddingCache(self.source.test, names, None)}
-        backbone = self.learner.backbone
-        size, crop = self.image_shape(backbone.preprocessing)
         folder = pipeline_folder(
             self.cache_folder,
-            backbone,
-            size,
-            crop,
+            self.learner.backbone,
+            *self.image_shape,
             str(self.trainer.precision),
             self.trainer.strategy.root_device.type,
         )
@@ -443,8 +465,9 @@ class CIFNetDataModule(LightningDataModule):
 
         Stored embeddings come in like batches.
         """
+        learner = self.learner
         trainer = self.trainer
-        size = self._loader_batch
+        size = self.batch_size
         store: Store | None = self._caches.get("train")
         if not self.source.train.are_images:
             store = self.source.train
@@ -452,7 +475,7 @@ class CIFNetDataModule(LightningDataModule):
             size = max(size, EMBEDDED_BATCH)
         number = trainer.current_epoch
         plan = []
-        for order in self.learner.passes(self.task(number).rows, number):
+        for order in learner.passes(self.task(number).rows, number):
             for rows in shard_batches(
                 order, size, trainer.global_rank, trainer.world_size
             ):
@@ -479,7 +502,7 @@ class CIFNetDataModule(LightningDataModule):
         plan = []
         for rows in pieces(tested[known], EMBEDDED_BATCH):
             plan.append(PlannedBatch(rows, store))
-        for rows in pieces(tested[~known], self._loader_batch):
+        for rows in pieces(tested[~known], self.batch_size):
             plan.append(PlannedBatch(rows, None))
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
@@ -489,49 +512,9 @@ class CIFNetDataModule(LightningDataModule):
     # A class-incremental run has one held-out set.
     test_dataloader = predict_dataloader = val_dataloader
 
-    @property
-    def _loader_batch(self) -> int:
-        """Number of images in a batch of this run: a GPU needs more of them than a CPU."""
-        chosen = self.given["batch_size"] is not None
-        if chosen or not self.learner.any_batch_size:
-            return self.batch_size
-        side, _ = self.image_shape(self.learner.backbone.preprocessing)
-        return usual_batch_size(self.trainer.strategy.root_device.type, side)
-
-    @cached_property
-    def _loaders(self) -> dict[Part, ImageLoader]:
-        """Decode the training and the test images."""
-        options = (
-            *self.image_shape(self.learner.backbone.preprocessing),
-            self.num_workers,
-            self.trainer.strategy.root_device.type,
-            self.trainer.num_devices,
-        )
-        return {
-            "train": ImageLoader(self.source.train, *options),
-            "test": ImageLoader(self.source.test, *options),
-        }
-
-    def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
-        """Return side and crop of the squares that images become.
-
-        Args:
-            preprocessing: what the weights of the backbone expect.
-
-        Returns:
-            The side in pixels and the crop ratio: those of the options, else the weights' own.
-        """
-        if self.image_size is not None:
-            return self.image_size, 1.0
-        return preprocessing.image_size, preprocessing.crop_ratio
-
-    def describe_images(self, preprocessing: Preprocessing) -> dict[str, Any]:
-        """Describe the images for a stored model: side, crop ratio, and the held-out split.
-
-        Args:
-            preprocessing: what the weights of the backbone expect.
-        """
-        size, crop_ratio = self.image_shape(preprocessing)
+    def describe_images(self) -> dict[str, Any]:
+        """Describe the images for a stored model: side, crop ratio, and the held-out split."""
+        size, crop_ratio = self.image_shape
         return {
             "image_size": size,
             "crop_ratio": crop_ratio,
@@ -571,10 +554,10 @@ class CIFNetDataModule(LightningDataModule):
 
     def _labels(self, learned: Iterable[str]) -> Tensor:
         """Return the learner's label of each class of the source; -1 for those not learned."""
-        labels = torch.full((len(self.source.class_names),), -1)
-        for label, name in enumerate(learned):
-            labels[self.source.position[name]] = label
-        return labels
+        label_of = {name: label for label, name in enumerate(learned)}
+        return torch.tensor(
+            [label_of.get(name, -1) for name in self.source.class_names]
+        )
 
     def teardown(self, stage: str) -> None:
         """Report skipped images, and drop everything of this learner."""
@@ -600,8 +583,9 @@ class CIFNetDataModule(LightningDataModule):
         self._learner = None
         self.__dict__.pop("plan", None)
         # The Trainer still refers to the loaders.
-        for loader in self.__dict__.pop("_loaders", {}).values():
-            loader.close()
+        for loader in self._loaders.values():
+            loader.reader.close()
+        self._loaders = {}
         self.__dict__.pop("_caches", None)
 
 

@@ -63,9 +63,8 @@ class SourceDuplicates(list[Duplicate]):
         """
         count = len(source.train)
         is_left_out = np.zeros(count + len(source.test), dtype=bool)
-        for found in self:
-            if found.kind != IN_BOTH_SPLITS:
-                is_left_out[found.row] = True
+        rows = [found.row for found in self if found.kind != IN_BOTH_SPLITS]
+        is_left_out[rows] = True
         learned = source.train.labels[~is_left_out[:count]]
         sizes = np.bincount(learned, minlength=len(source.class_names))
         if not sizes.all():

@@ -452,15 +452,12 @@ class Plan:
     Attributes:
         tasks: the new classes of each task.
         rows: rows of the training samples of each task.
+        classes: all class names, in the order learned.
     """
 
     tasks: Tasks
     rows: list[np.ndarray]
-
-    @property
-    def classes(self) -> list[str]:
-        """All class names, in the order learned."""
-        return list(chain.from_iterable(self.tasks))
+    classes: list[str]
 
 
 def make_plan(
@@ -501,7 +498,8 @@ def make_plan(
             "the tasks learned before are not those of this stream: use the same data and settings"
         )
     count = max(max_tasks or len(rows), len(learned))
-    return Plan(tasks[:count], rows[:count])
+    kept = tasks[:count]
+    return Plan(kept, rows[:count], list(chain.from_iterable(kept)))
 
 
 def _first_seen(classes: Classes, rows: Sequence[np.ndarray]) -> Tasks:

@@ -12,9 +12,9 @@ import stat
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
@@ -208,15 +208,14 @@ _encoding_of: dict[Path, str | None] = {}
 """Archive, or folder of archives, → the encoding that a user has named for it, if any."""
 
 
-def read_names_as(encoding: str | None, place: Path | None) -> None:
+def read_names_as(encoding: str | None, place: Path) -> None:
     """Set the encoding of names in archives that are not UTF-8.
 
     Args:
         encoding: one of Python's names, such as ``cp932``; None for that of the environment.
-        place: the archive, or a folder with archives below it; None for none.
+        place: the archive, or a folder with archives below it.
     """
-    if place is not None:
-        _encoding_of[place] = encoding
+    _encoding_of[place] = encoding
 
 
 def default_encoding() -> str:
@@ -257,6 +256,8 @@ class Archive:
     def __init__(self, path: Path, encoding: str):
         self.path = path
         self._lock = threading.Lock()
+        problem = f"cannot read archive {shown_path(path)}"
+        self._explained = partial(explained, DataError, problem, end="; make it again")
         unknown = (
             f"archive {shown_path(path)} has a name in an encoding that it does not say"
         )
@@ -289,10 +290,6 @@ class Archive:
             raise DataError(f"no {printable(name)} in archive {shown_path(self.path)}")
         with self._lock, self._explained(), self._zip.open(self.files[name]) as file:
             return file.read(count)
-
-    def _explained(self) -> AbstractContextManager[None]:
-        problem = f"cannot read archive {shown_path(self.path)}"
-        return explained(DataError, problem, end="; make it again")
 
 
 def _single_top_folder(names: Iterable[str]) -> str:
@@ -467,7 +464,8 @@ def images_below(
     if entered is None:
         entered = set()
     real_path = os.path.realpath(folder)
-    if real_path in entered or links_upwards(folder):
+    holds_link = folder.parent.resolve().is_relative_to(real_path)
+    if real_path in entered or (folder.is_symlink() and holds_link):
         return
     entered.add(real_path)
     try:
@@ -483,14 +481,6 @@ def images_below(
             yield from images_below(path, passed_over, tolerant, entered)
         else:
             yield from passed_over.images([path])
-
-
-def links_upwards(folder: Path) -> bool:
-    """Return whether ``folder`` is a link to a folder that contains the link."""
-    if not folder.is_symlink():
-        return False
-    parent = folder.parent.resolve()
-    return parent.is_relative_to(folder.resolve())
 
 
 def sub_folders(root: Path) -> list[Path]:

@@ -108,7 +108,7 @@ def test_processes_are_kept_until_the_loader_is_closed() -> None:
     first = readers()
     assert len(first) == 2
     assert readers() == first
-    loader.close()
+    loader.reader.close()
     assert not readers() & first
 
 

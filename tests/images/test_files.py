@@ -13,7 +13,6 @@ from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.files import (
     find_images,
     is_folder,
-    links_upwards,
     read_bytes,
     read_names_as,
 )
@@ -67,8 +66,6 @@ def test_circles_are_entered_once(tree: Path):
     (tree / "b" / "again").symlink_to(tree / "b" / "e", target_is_directory=True)
     assert len(relative(tree, str(tree))) == 4
     assert len(relative(tree, str(tree / "**" / "*"))) == 4
-    assert links_upwards(tree / "b" / "loop")
-    assert not links_upwards(tree / "b" / "again")
     (tree / "b" / "e" / "up").symlink_to("..", target_is_directory=True)
     # Not those of the folder above.
     assert relative(tree, str(tree / "b" / "e")) == ["b/e/f.JPEG", "b/e/g.gif"]
