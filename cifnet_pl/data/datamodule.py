@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -279,18 +279,11 @@ class CIFNetDataModule(LightningDataModule):
             )
         plan = self.plan
         self.find_duplicates()
-        loader = partial(
-            ImageLoader,
-            size=self.image_size or 0,
-            crop_ratio=1.0,
-            workers=self.num_workers,
-        )
-        batches = partial(
-            Batches,
-            labels=self._labels(plan.classes),
-            size=self.batch_size,
-            skip=self.on_corrupt == "skip",
-        )
+        size = self.image_size or 0
+        train = ImageLoader(source.train, size, 1.0, self.num_workers)
+        test = ImageLoader(source.test, size, 1.0, self.num_workers)
+        skip = self.on_corrupt == "skip"
+        options = (self._labels(plan.classes), self.batch_size, skip)
         before = 0
         for number in range(len(plan.tasks)):
             samples = self.task(number)
@@ -302,8 +295,8 @@ class CIFNetDataModule(LightningDataModule):
                 samples.new,
                 returning,
                 before,
-                batches(loader(source.train), samples.rows),
-                batches(loader(source.test), tested),
+                Batches(train, samples.rows, *options),
+                Batches(test, tested, *options),
             )
             before = len(seen)
 
@@ -491,22 +484,20 @@ class CIFNetDataModule(LightningDataModule):
         tasks = self.learner.learned_tasks
         trainer = self.trainer
         # Dealt out class by class, so that an image stays with one process over all tasks.
-        shares = [np.zeros(0, dtype=np.int64)]
-        for rows in self.test_rows(chain.from_iterable(tasks), len(tasks)):
-            shares.append(rows[trainer.global_rank :: trainer.world_size])
-        tested = np.concatenate(shares)
+        by_class = self.test_rows(chain.from_iterable(tasks), len(tasks))
+        shares = [rows[trainer.global_rank :: trainer.world_size] for rows in by_class]
+        tested = np.concatenate([np.zeros(0, dtype=np.int64), *shares])
         store: Store = self._caches["test"]
         if not self.source.test.are_images:
             store = self.source.test
         known = store.known(tested)
-        plan = []
-        for rows in pieces(tested[known], EMBEDDED_BATCH):
-            plan.append(PlannedBatch(rows, store))
-        for rows in pieces(tested[~known], self.batch_size):
-            plan.append(PlannedBatch(rows, None))
+        embedded = pieces(tested[known], EMBEDDED_BATCH)
+        plan = [PlannedBatch(rows, store) for rows in embedded]
+        others = pieces(tested[~known], self.batch_size)
+        plan += [PlannedBatch(rows, None) for rows in others]
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
-            plan.append(PlannedBatch(tested, None))
+            plan = [PlannedBatch(tested, None)]
         return StoredLoader(plan, self._loaders["test"], learned=False)
 
     # A class-incremental run has one held-out set.

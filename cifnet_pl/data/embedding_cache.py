@@ -169,10 +169,11 @@ class EmbeddingCache:
             None where there are none of exactly its images, and, with a warning in the log, where
             the file is damaged.
         """
-        stamps = self._stamps(label)
-        self._stamps_before[label] = stamps
         path = self._path(folder, label)
         rows = self.images.rows_of[label]
+        # The files' sizes, inodes and change times; the contents where there are no files.
+        stamps = _hash(repr([self.images.change_stamp(row) for row in rows.tolist()]))
+        self._stamps_before[label] = stamps
         if not path.is_file():
             return None
         try:
@@ -270,12 +271,6 @@ class EmbeddingCache:
         names = self.images.names_of(self.images.rows_of[label])
         key = _hash("\0".join([self.class_names[label], *names]))[:32]
         return folder / f"{key}.safetensors"
-
-    def _stamps(self, label: int) -> str:
-        """Hash the files' sizes, inodes and change times; the contents where there are no files."""
-        rows = self.images.rows_of[label]
-        stamps = [self.images.change_stamp(row) for row in rows.tolist()]
-        return _hash(repr(stamps))
 
 
 def _hash(text: str) -> str:

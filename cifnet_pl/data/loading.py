@@ -76,10 +76,8 @@ def shard_batches(
         >>> [[b.tolist() for b in shard_batches(np.arange(5), 2, rank, 2)] for rank in (0, 1)]
         [[[0, 1], [4]], [[2, 3], []]]
     """
-    parts = []
-    for chunk in pieces(rows, batch_size * world):
-        parts.append(np.array_split(chunk, world)[rank])
-    return parts
+    chunks = pieces(rows, batch_size * world)
+    return [np.array_split(chunk, world)[rank] for chunk in chunks]
 
 
 def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:

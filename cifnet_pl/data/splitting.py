@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
@@ -120,12 +121,13 @@ def _held_out_source(
     seed = options.split_seed
     notes = whole.notes
     held = np.zeros(len(whole), dtype=bool)
-    if kind == SINGLE:
-        held = held_out_rows(whole, fraction, seed, ["label"])
-    elif kind == NEAR:
+    if kind in (SINGLE, NEAR):
         for rows in whole.rows_of.values():
             names = whole.names_of(rows)
-            held[rows] = held_out_together(names, whole.look(rows), fraction, seed)
+            if kind == SINGLE:
+                held[rows] = held_out(names, fraction, seed)
+            else:
+                held[rows] = held_out_together(names, whole.look(rows), fraction, seed)
     else:
         _check_kind(kind)
         numbers = np.zeros(len(whole), dtype=np.int64)
@@ -139,8 +141,11 @@ def _held_out_source(
                 undivided.append(printable(class_name))
             digests = [_hash(f"{class_name}\0{group}") for group in groups]
             numbers[rows] = np.frombuffer(b"".join(digests), ">i8")
-            is_own_name = pd.Series(groups) == whole.names_of(rows)
-            alone[rows] = is_own_name & ~pd.Series(groups).duplicated(keep=False)
+            sizes = Counter(groups)
+            alone[rows] = [
+                group == name and sizes[group] == 1
+                for group, name in zip(groups, whole.names_of(rows), strict=True)
+            ]
         whole = whole.with_columns(group=numbers)
         notes += _group_notes(kind, alone, undivided)
     train = whole.subset(np.flatnonzero(~held))

@@ -277,11 +277,8 @@ def embeddings(options: SourceOptions) -> SampleTable:
             do not fit.
     """
     names = {key: str(value) for key, value in options.own.items()}
-
-    def read(path: Path) -> SampleTable:
-        return open_table(path).samples(**names)
-
-    return embedding_files(options.root).read(read)
+    files = embedding_files(options.root)
+    return files.read(lambda path: open_table(path).samples(**names))
 
 
 def embedding_files(root: Path | None) -> SplitFiles:
