@@ -136,6 +136,7 @@ class CIFNetDataModule(LightningDataModule):
     Attributes:
         given: the arguments, with the name of the source.
         kind: which samples each task brings.
+        learner: what the LightningModule that is being fed has told.
         found_duplicates: samples with the same content, once they were searched.
         left_out: (n,) bool, training samples that are excluded as duplicates.
         untested: (m,) bool, test samples that are excluded.
@@ -153,7 +154,7 @@ class CIFNetDataModule(LightningDataModule):
     untested: np.ndarray
     found_duplicates: SourceDuplicates
     image_shape: tuple[int, float]
-    _learner: Learner | None
+    learner: Learner
 
     def __init__(
         self,
@@ -231,8 +232,8 @@ class CIFNetDataModule(LightningDataModule):
     def plan(self) -> Plan:
         """The tasks of the run; those that the learner has learned come first, as they were."""
         learned = []
-        if self._learner is not None:
-            learned = self._learner.learned_tasks
+        if self._loaders:
+            learned = self.learner.learned_tasks
         return make_plan(
             self.source,
             self.kind,
@@ -300,24 +301,10 @@ class CIFNetDataModule(LightningDataModule):
             )
             before = len(seen)
 
-    @property
-    def learner(self) -> Learner:
-        """What the LightningModule that is being fed has told.
-
-        Raises:
-            UsageError: there is none.
-        """
-        if self._learner is None:
-            raise UsageError(
-                "the data module has no Trainer: pass it as datamodule=, or go through its tasks:"
-                " for task in data"
-            )
-        return self._learner
-
     def feed(self, learner: Learner) -> None:
         """Prepare data for a learner from now on."""
         self._release()
-        self._learner = learner
+        self.learner = learner
         weights = learner.backbone.preprocessing
         self.image_shape = (weights.image_size, weights.crop_ratio)
         if self.image_size is not None:
@@ -394,7 +381,7 @@ class CIFNetDataModule(LightningDataModule):
         if self.duplicates is None:
             return
         caches: dict[Part, EmbeddingCache] = {}
-        if self._learner is not None:
+        if self._loaders:
             caches = self._caches
         # A cache knows the hashes of the images that it stores.
         for cache in caches.values():
@@ -413,7 +400,16 @@ class CIFNetDataModule(LightningDataModule):
 
     @cached_property
     def _caches(self) -> dict[Part, EmbeddingCache]:
-        """The embeddings of images: on disk where that is wanted, else of test images in memory."""
+        """The embeddings of images: on disk where that is wanted, else of test images in memory.
+
+        Raises:
+            UsageError: no LightningModule is being fed.
+        """
+        if not self._loaders:
+            raise UsageError(
+                "the data module has no Trainer: pass it as datamodule=, or go through its tasks:"
+                " for task in data"
+            )
         names = self.source.class_names
         if self.cache_folder is None or not self.source.train.are_images:
             return {"test": EmbeddingCache(self.source.test, names, None)}
@@ -458,17 +454,16 @@ class CIFNetDataModule(LightningDataModule):
 
         Stored embeddings come in like batches.
         """
-        learner = self.learner
+        store: Store | None = self._caches.get("train")
         trainer = self.trainer
         size = self.batch_size
-        store: Store | None = self._caches.get("train")
         if not self.source.train.are_images:
             store = self.source.train
             # Embeddings take little memory, and a Gram matrix is faster over many of them.
             size = max(size, EMBEDDED_BATCH)
         number = trainer.current_epoch
         plan = []
-        for order in learner.passes(self.task(number).rows, number):
+        for order in self.learner.passes(self.task(number).rows, number):
             for rows in shard_batches(
                 order, size, trainer.global_rank, trainer.world_size
             ):
@@ -481,13 +476,13 @@ class CIFNetDataModule(LightningDataModule):
 
         Those that were embedded before come from memory or the cache.
         """
+        store: Store = self._caches["test"]
         tasks = self.learner.learned_tasks
         trainer = self.trainer
         # Dealt out class by class, so that an image stays with one process over all tasks.
         by_class = self.test_rows(chain.from_iterable(tasks), len(tasks))
         shares = [rows[trainer.global_rank :: trainer.world_size] for rows in by_class]
         tested = np.concatenate([np.zeros(0, dtype=np.int64), *shares])
-        store: Store = self._caches["test"]
         if not self.source.test.are_images:
             store = self.source.test
         known = store.known(tested)
@@ -571,13 +566,12 @@ class CIFNetDataModule(LightningDataModule):
         self.left_out = np.zeros(len(self.source.train), dtype=bool)
         self.untested = np.zeros(len(self.source.test), dtype=bool)
         self.found_duplicates = SourceDuplicates()
-        self._learner = None
-        self.__dict__.pop("plan", None)
         # The Trainer still refers to the loaders.
         for loader in self._loaders.values():
             loader.reader.close()
         self._loaders = {}
-        self.__dict__.pop("_caches", None)
+        for name in ("learner", "plan", "_caches"):
+            self.__dict__.pop(name, None)
 
 
 def usual_batch_size(device: str, side: int) -> int:

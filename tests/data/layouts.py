@@ -121,9 +121,6 @@ def listed(root: Path) -> None:
     (root / "table.csv").write_text("\n".join(rows))
 
 
-# ---------------------------------------------------------------------- embeddings
-
-
 def vectors(
     count: int = 30, width: int = 4, classes: int = 3, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -138,18 +135,14 @@ def vectors(
 THREE = ("blue", "green", "red")
 NUMBERED = ("0", "1", "2")
 HUNDRED = tuple(f"class {c:02d}" for c in range(100))
+SYNONYMS = ("tench, Tinca tinca", "English springer, English springer spaniel")
 CASES = [
     Case("digits", nothing, tuple(map(str, range(10))), (1438, 359)),
     Case("emnist", emnist, ("0", "K", "f"), (9, 3)),
     Case("cifar100", cifar100_parquet, HUNDRED[::40], (9, 3)),
     Case("cifar100", cifar100_folders, THREE, (9, 3)),
     Case("torchvision:GTSRB", gtsrb, ("0", "1", "2", "3"), (12, 4)),
-    Case(
-        "imagenette",
-        imagenette,
-        ("tench, Tinca tinca", "English springer, English springer spaniel"),
-        (6, 2),
-    ),
+    Case("imagenette", imagenette, SYNONYMS, (6, 2)),
     Case("torchvision:EuroSAT", eurosat, THREE, (12, 3)),
     Case("domains", domain_folders, THREE, (20, 5)),
     Case("manifest", listed, THREE, (18, 6), file="table."),

@@ -89,9 +89,6 @@ def test_a_network_whose_code_changed_is_another_cache(tmp_path, monkeypatch):
     assert first == third != second
 
 
-# ---------------------------------------------------------------------- files
-
-
 def opened(root: Path, folder: Path) -> tuple[Source, EmbeddingCache]:
     """Return a source without held-out images, and a new cache of them."""
     source = build_source("folder", SourceOptions(root, val_fraction=0.0))
@@ -141,9 +138,9 @@ def test_a_damaged_file_is_rebuilt(damaged, image_folder, filled):
     assert known(image_folder, filled) == [True, True]
 
 
-def test_a_changed_image_is_never_a_hit_and_a_copied_folder_is_one(
-    image_folder: Path, filled: Path, tmp_path: Path
-) -> None:
+def test_a_changed_image_is_no_hit_and_a_copied_folder_is(
+    image_folder, filled, tmp_path
+):
     copy = Path(shutil.copytree(image_folder, tmp_path / "copy"))
     assert known(copy, filled) == [True, True]
     shutil.copy(copy / "ant" / "1.png", copy / "bee" / "3.png")

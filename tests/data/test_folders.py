@@ -110,9 +110,6 @@ def test_images_to_learn_and_to_test_with_are_told_apart(tmp_path, held, packed)
     assert len(tested.files.notes) == 1
 
 
-# ---------------------------------------------------------------------- refused
-
-
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
@@ -135,9 +132,6 @@ def test_refused_in_one_sentence(files, sentence, tmp_path):
         build_source("folder", SourceOptions(root))
     assert str(caught.value).startswith(sentence.format(root=root))
     assert "\n" not in str(caught.value)
-
-
-# ---------------------------------------------------------------------- the source itself
 
 
 def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> None:

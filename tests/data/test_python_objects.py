@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 from cifnet_pl import CalibrationBuffer, CIFNetDataModule, Classifier, build_backbone
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.streams import Blurry, Returning, Stream, TaskFree
+from cifnet_pl.data.streams import Blurry, Returning, TaskFree
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.images.image import square
 from cifnet_pl.utilities.errors import CifnetError, UsageError
@@ -80,9 +80,9 @@ def test_images(given: Any, classes: tuple[str, ...], sizes: tuple[int, int]) ->
         (TENSORS, "none:6", RidgeHead, TaskFree(40)),
     ],
 )
-def test_a_model_learns_a_stream_without_a_trainer_as_with_one(
-    given: Any, name: str, head: Any, kind: Stream | None, tmp_path: Path
-) -> None:
+def test_a_model_learns_without_a_trainer_as_with_one(
+    given, name, head, kind, tmp_path
+):
     def data() -> CIFNetDataModule:
         options = {"classes_per_task": 2, "class_order": 1, "image_size": 4}
         return CIFNetDataModule(given, stream=kind, num_workers=0, **options)
@@ -144,10 +144,7 @@ def test_images_in_a_loop_of_ones_own(tmp_path: Path) -> None:
         (["ant.png", "bee.png"], "no pairs of sample and label"),
         ([3, 4, 5], "no pairs of sample and label"),
         (TensorDataset(torch.zeros(3, 4)), "no pairs of sample and label"),
-        (
-            [(PIXELS[0] / 255, 0)] * 4,
-            r"dtype float64, expected uint8 pixels",
-        ),
+        ([(PIXELS[0] / 255, 0)] * 4, r"dtype float64, expected uint8 pixels"),
     ],
 )
 def test_what_is_no_source(given: Any, sentence: str) -> None:

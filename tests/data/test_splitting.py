@@ -113,9 +113,7 @@ def test_refused(tmp_path: Path, source: str, group: str, fragment: str):
         build_source(source, SourceOptions(tmp_path, group=group))
 
 
-def test_a_run_holds_groups_out_and_its_model_lives_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_run_holds_groups_out_and_its_model_lives_on(tmp_path, capsys):
     images = make_images(tmp_path / "images", ["ant", "bee"], 16)
     line = f"--data.source folder --data.root {images} --data.group name:^(\\d)"
     line += " --model.head RidgeHead --model.calibrate true"
@@ -129,9 +127,6 @@ def test_a_run_holds_groups_out_and_its_model_lives_on(
     assert sum(model.counts.values()) == 32
     assert model.calibration.estimate_kind == "given"
     assert len(model.buffer.group.unique()) == 2 * 10  # first digits of 0 to 15
-
-
-# ---------------------------------------------------------------------- near-duplicates
 
 
 def test_a_folder_is_divided_in_whole_groups(tmp_path: Path):
@@ -150,9 +145,7 @@ def test_a_folder_is_divided_in_whole_groups(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("moments", "shots"), [(30, 1), (1, 10), (2, 10)])
-def test_images_that_cannot_be_divided_in_groups_are_divided_one_by_one(
-    tmp_path: Path, moments: int, shots: int
-):
+def test_what_groups_cannot_divide_is_divided_one_by_one(tmp_path, moments, shots):
     """There are no near-duplicates, or all are, or half of all would be held out for a fifth."""
     files = []
     for moment in range(moments):

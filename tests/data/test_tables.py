@@ -116,9 +116,6 @@ def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
         build_source("embeddings", SourceOptions())
 
 
-# ---------------------------------------------------------------------- lists of image files
-
-
 def test_tasks_and_domains_of_a_table(tmp_path):
     listed(tmp_path)
     source = build_source("manifest", SourceOptions(tmp_path / "table.csv"))
@@ -214,9 +211,6 @@ def test_pointers_of_git_lfs_are_named(source: str, name: str, tmp_path: Path) -
     (tmp_path / name).write_bytes(pointer)
     with pytest.raises(DataError, match="git lfs pull"):
         build_source(source, SourceOptions(tmp_path / name))
-
-
-# ---------------------------------------------------------------------- through the command line
 
 
 def test_learn_and_classify_files_by_the_command_line(tmp_path, capsys):

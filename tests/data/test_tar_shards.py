@@ -64,9 +64,6 @@ def test_braces_name_shards_as_in_a_shell(tmp_path: Path):
     assert len(build(tmp_path / "{1,2}.tar").train.names) == 4  # a file of this name
 
 
-# ---------------------------------------------------------------------- what is wrong
-
-
 def test_a_shard_that_is_cut_off(tmp_path: Path):
     path = write(tmp_path / "a.tar", good())
     content = path.read_bytes()

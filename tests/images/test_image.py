@@ -1,4 +1,4 @@
-"""One image → one square: shapes as by torchvision, modes, orientations, damaged files."""
+"""One image → one square: shapes as by torchvision, modes, depth, orientations, damaged files."""
 
 import io
 import struct
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 from torchvision.transforms import v2
 
-from cifnet_pl.images.image import UnreadableImage, read_square, square
+from cifnet_pl.images.image import EncodedImage, UnreadableImage, read_square, square
 from tests.images.contents import bomb, file_of
 
 
@@ -36,9 +36,6 @@ def reference(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndar
 
 def difference(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     return np.abs(one.astype(int) - two.astype(int))
-
-
-# ---------------------------------------------------------------------- against torchvision
 
 
 @given(st.integers(2, 90), st.integers(1, 64))
@@ -73,9 +70,6 @@ def test_elongated_images_show_their_centre(width: int, height: int) -> None:
     result = square(Image.fromarray(pixels), 8)
     assert result.shape == (8, 8, 3)
     assert result[4, 4].tolist() == [200, 200, 200]
-
-
-# ---------------------------------------------------------------------- orientation
 
 
 COLOURS = {
@@ -133,9 +127,6 @@ def test_sideways_image_is_cropped_after_turning() -> None:
     assert difference(turned, upright).max() <= 1
 
 
-# ---------------------------------------------------------------------- modes
-
-
 def reopened(image: Image.Image, kind: str, **options: object) -> Image.Image:
     """What a file of this format gives back."""
     return Image.open(io.BytesIO(file_of(image, kind, **options)))
@@ -178,7 +169,30 @@ def test_modes(image: Image.Image, expected: list[int]) -> None:
     assert np.abs(square(image, 4)[2, 2].astype(int) - expected).max() <= most
 
 
-# ---------------------------------------------------------------------- HEIC, and damaged files
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
+def test_sixteen_bits_are_divided_by_256(format: str) -> None:
+    values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    content = file_of(Image.fromarray(values), format)
+    square = read_square(content, 8)
+    assert (square == (values // 256)[..., None]).all()
+    thumbnail = EncodedImage(content).look().thumbnail
+    assert thumbnail is not None
+    assert np.abs(thumbnail[..., 0].astype(int) - square[..., 0]).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        np.linspace(276, 318, 64, dtype=np.float32).reshape(8, 8),  # kelvin
+        np.arange(64, dtype=np.int32).reshape(8, 8),
+    ],
+)
+def test_other_numbers_are_unreadable(pixels: np.ndarray, tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    path.write_bytes(file_of(Image.fromarray(pixels), "TIFF"))
+    with pytest.raises(UnreadableImage, match="convert them to 8 or 16 bits"):
+        read_square(path, 8)
+    assert EncodedImage(path).look().thumbnail is None
 
 
 def test_an_image_of_too_many_pixels_is_refused() -> None:
