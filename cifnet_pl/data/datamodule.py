@@ -315,15 +315,12 @@ class CIFNetDataModule(LightningDataModule):
             if learner.any_batch_size:
                 # A GPU needs more images in a batch than a CPU.
                 self.batch_size = usual_batch_size(device, self.image_shape[0])
-        source = self.source
-        for part, images in (("train", source.train), ("test", source.test)):
-            self._loaders[part] = ImageLoader(
-                images,
-                *self.image_shape,
-                self.num_workers,
-                device,
-                self.trainer.num_devices,
-            )
+        processes = self.trainer.num_devices
+        options = (*self.image_shape, self.num_workers, device, processes)
+        self._loaders = {
+            "train": ImageLoader(self.source.train, *options),
+            "test": ImageLoader(self.source.test, *options),
+        }
 
     def first_images(self, at_most: int) -> Tensor:
         """Decode images of the first task, without their labels.

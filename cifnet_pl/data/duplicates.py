@@ -6,6 +6,7 @@ whatever the batches and the processes, and wherever a run is resumed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -80,7 +81,7 @@ class SourceDuplicates(list[Duplicate]):
         Args:
             duplicates: whether duplicates are left out.
         """
-        shown: dict[str, list[str]] = {kind: [] for kind in REMARKS}
+        shown = defaultdict[str, list[str]](list)
         for found in self:
             remark = REMARKS[found.kind].format(other=printable(found.other))
             shown[found.kind].append(printable(found.sample) + remark)
