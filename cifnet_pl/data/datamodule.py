@@ -199,10 +199,8 @@ class CIFNetDataModule(LightningDataModule):
             place = expanded(root)
             read_names_as(zip_encoding, place)
         own = options or {}
-        source_options = SourceOptions(
-            place, val_fraction, split_seed, download, own, group
-        )
-        self.source = build_source(source, source_options)
+        taken = SourceOptions(place, val_fraction, split_seed, download, own, group)
+        self.source = build_source(source, taken)
         if tune is not None:
             self.source = tuning_source(self.source, tune, split_seed)
         # By these two numbers `audit` divides the images again, unless the user named the groups.
@@ -218,7 +216,7 @@ class CIFNetDataModule(LightningDataModule):
         own_images = self.source_name in OWN_IMAGES
         if duplicates is None and own_images:
             duplicates = "leave_out"
-        self.duplicates: Duplicates | None = duplicates
+        self.duplicates = duplicates
         self.kind = stream or Disjoint()
         self.evaluated = self.kind.evaluated(self.source)
         is_disjoint = isinstance(self.kind, Disjoint)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -145,10 +146,8 @@ class ImageLoader:
     def unreadable(self) -> list[str]:
         """Decode all images of the set; return "place: reason" of each that is unreadable."""
         every_row = np.arange(len(self.images))
-        places: list[str] = []
-        for batch in self.decode(pieces(every_row, decoding_batch_size(self.size))):
-            places += batch.unreadable
-        return places
+        batches = self.decode(pieces(every_row, decoding_batch_size(self.size)))
+        return list(chain.from_iterable(batch.unreadable for batch in batches))
 
 
 def _read_row(images: SampleTable, size: int, crop_ratio: float, row: int) -> ReadImage:

@@ -96,19 +96,14 @@ def split_table(
 
 
 def _sorted(column: pd.Series[str]) -> pd.Series[str]:
-    """Return a column of names as a categorical, sorted unless it is one, numbers as numbers."""
+    """Return a column of names as a categorical, unless it is one: sorted, numbers first."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column
     names = column.astype(str)
-    kind = pd.CategoricalDtype(sorted(names.unique(), key=_number_order), ordered=True)
-    return names.astype(kind)
-
-
-def _number_order(name: str) -> tuple[bool, int, str]:
-    """Return a key that sorts numbers by their value, and before other names."""
-    if name.isdecimal():
-        return (False, int(name), name)
-    return (True, 0, name)
+    present = sorted(names.unique())
+    numbers = sorted(filter(str.isdecimal, present), key=int)
+    others = [name for name in present if not name.isdecimal()]
+    return names.astype(pd.CategoricalDtype([*numbers, *others], ordered=True))
 
 
 def _held_out_source(

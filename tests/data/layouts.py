@@ -52,9 +52,8 @@ def emnist(root: Path) -> None:
         pixels = np.random.default_rng(count).integers(0, 256, (count, 28, 28))
         labels = np.arange(count) % 3 * 20
         for name, array in (("images-idx3", pixels), ("labels-idx1", labels)):
-            header = (
-                bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
-            )
+            kind = bytes([0, 0, 8, array.ndim])
+            header = kind + np.array(array.shape, ">i4").tobytes()
             path = raw / f"emnist-balanced-{part}-{name}-ubyte"
             path.write_bytes(header + array.astype(np.uint8).tobytes())
 
@@ -67,11 +66,8 @@ def cifar100_parquet(root: Path) -> None:
         images = [{"bytes": png(i), "path": None} for i in rows]
         labels = [40 * (i % 3) for i in rows]
         table = pyarrow.table({"img": images, "fine_label": labels})
-        pyarrow.parquet.write_table(
-            table.replace_schema_metadata(about),
-            root / f"{split}.parquet",
-            row_group_size=4,
-        )
+        named = table.replace_schema_metadata(about)
+        pyarrow.parquet.write_table(named, root / f"{split}.parquet", row_group_size=4)
 
 
 def cifar100_folders(root: Path) -> None:

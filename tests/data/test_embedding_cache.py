@@ -35,13 +35,8 @@ def test_results_with_and_without_are_identical(tmp_path, image_folder, watch):
     read: list[int] = watch(SampleTable, "given", lambda _, row: row)
 
     def run(**options: Any) -> CIFNetModule:
-        data = digits(
-            source="folder",
-            root=str(image_folder),
-            classes_per_task=1,
-            cache_folder=str(tmp_path / "cache"),
-            **options,
-        )
+        places = {"root": str(image_folder), "cache_folder": str(tmp_path / "cache")}
+        data = digits(source="folder", classes_per_task=1, **places, **options)
         learner = module()
         trainer(tmp_path, max_epochs=data.n_tasks).fit(learner, datamodule=data)
         return learner

@@ -73,13 +73,10 @@ def test_batches_are_whole_and_in_order_whatever_reads_them(device: str) -> None
             assert batch.row.tolist() == batch.image[:, 0, 0, 0].tolist() == readable
             assert batch.label.tolist() == [row % 2 for row in readable]
             assert batch.image.shape == (len(readable), 3, 2, 2)
-            assert [part.dtype for part in batch[:4]] == [
-                torch.uint8,
-                *[torch.int64] * 3,
-            ]
-            named = [
-                f"x#{row}\\n.png: of no known format" for row in rows if row in broken
-            ]
+            kinds = [part.dtype for part in batch[:4]]
+            assert kinds == [torch.uint8, *[torch.int64] * 3]
+            others = [row for row in rows if row in broken]
+            named = [f"x#{row}\\n.png: of no known format" for row in others]
             assert list(batch.unreadable) == named
         next(loader.decode(batches))
     assert list(loader.decode([])) == []

@@ -21,6 +21,7 @@ from tests.data.tree import class_tree
 from tests.lightning_runs import module, trainer
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 6, 4, 3), dtype=np.uint8)
+CHANNELS_FIRST = torch.from_numpy(PIXELS).permute(0, 3, 1, 2)
 LABELS = np.arange(12) % 3
 TENSORS = TensorDataset(*map(torch.from_numpy, vectors(120, 6, 4)))
 
@@ -44,11 +45,7 @@ class Pictures(Dataset[Any]):
 
 CASES: list[tuple[Any, tuple[str, ...], tuple[int, int]]] = [
     ((PIXELS, LABELS), ("0", "1", "2"), (9, 3)),
-    (
-        (torch.from_numpy(PIXELS).permute(0, 3, 1, 2), ["cab"[i] for i in LABELS]),
-        ("a", "b", "c"),
-        (9, 3),
-    ),
+    ((CHANNELS_FIRST, ["cab"[i] for i in LABELS]), ("a", "b", "c"), (9, 3)),
     (Pictures(12), ("ant", "bee", "cat"), (9, 3)),
     ((Pictures(12), Pictures(6, listed=False)), ("ant", "bee", "cat"), (12, 6)),
     (((PIXELS, LABELS), (PIXELS[:6], LABELS[:6])), ("0", "1", "2"), (12, 6)),
@@ -65,10 +62,8 @@ def test_images(given: Any, classes: tuple[str, ...], sizes: tuple[int, int]) ->
         for i, name in enumerate(images.names):
             original = Image.fromarray(PIXELS[int(name)])
             assert (images.image(i).square(4) == square(original, 4)).all()
-            number = LABELS[int(name)]
-            assert classes[images.labels[i]] == (
-                "cab"[number] if classes[0] == "a" else classes[number]
-            )
+            names = "cab" if classes[0] == "a" else classes
+            assert classes[images.labels[i]] == names[LABELS[int(name)]]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Held-out splits in whole groups: sub-folders, names, days, bursts, near-duplicates."""
 
+import sys
 from datetime import datetime, timedelta
 from itertools import compress
 from pathlib import Path
@@ -40,15 +41,17 @@ def split(
 @pytest.mark.parametrize("group", ["folder", r"name:IMG_(\d+)", "day", "burst"])
 def test_groups_are_whole(tmp_path: Path, group: str):
     """Of sub-folders, names, days and bursts; two of eight of each class are held out."""
+    # A byte that is not UTF-8, where the file system takes such names.
+    odd = "" if sys.platform == "darwin" else "\udce4"
     for name in ("ant", "bee"):
         for number in range(8):
+            shelf_of_group = tmp_path / name / f"shelf {number}"
             for i in range(4):
                 taken = START + timedelta(days=number, seconds=20 * i)
-                image(tmp_path / name / f"shelf {number}/IMG_{number}_{i}.jpg", taken)
+                image(shelf_of_group / f"IMG_{number}_{i}{odd}.jpg", taken)
     train, val = split(tmp_path, group)
-    assert not {Path(name).parent for name in train} & {
-        Path(name).parent for name in val
-    }
+    one, other = ({Path(name).parent for name in part} for part in (train, val))
+    assert not one & other
     assert (len(train), len(val)) == (48, 16)
     assert split(tmp_path, group) == (train, val)
 
@@ -133,10 +136,8 @@ def test_a_folder_is_divided_in_whole_groups(tmp_path: Path):
     """By default; single images only if that is asked for."""
     shelf(tmp_path / "cup", 10, 4)
     source = build_source("folder", SourceOptions(tmp_path))
-    train, val = (
-        {name.split("-")[0] for name in split.names}
-        for split in (source.train, source.test)
-    )
+    parts = (source.train.names, source.test.names)
+    train, val = ({name.split("-")[0] for name in names} for names in parts)
     assert len(val) == 2
     assert not train & val
     single = build_source("folder", SourceOptions(tmp_path, group="single"))

@@ -179,17 +179,15 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     Raises:
         DataError: no such column; names those that exist.
     """
-    candidates: list[str] = []
-    for name, feature in dataset.features.items():
-        if type(feature).__name__ == FEATURES[meaning]:
-            candidates.append(name)
+    kinds = {name: type(kind).__name__ for name, kind in dataset.features.items()}
+    candidates = [name for name in kinds if kinds[name] == FEATURES[meaning]]
     candidates += USUAL[meaning]
     if meaning in options.own:
         candidates = [str(options.own[meaning])]
     for name in candidates:
-        if name in dataset.features:
+        if name in kinds:
             return name
-    known = ", ".join(map(printable, dataset.features))
+    known = ", ".join(map(printable, kinds))
     raise DataError(
         f"{where} has no column '{printable(candidates[0])}', it has {known}: name it with"
         f" --data.options.{meaning}"
