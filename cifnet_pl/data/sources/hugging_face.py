@@ -180,7 +180,7 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
         DataError: no such column; names those that exist.
     """
     kinds = {name: type(kind).__name__ for name, kind in dataset.features.items()}
-    candidates = [name for name in kinds if kinds[name] == FEATURES[meaning]]
+    candidates: list[str] = [name for name in kinds if kinds[name] == FEATURES[meaning]]
     candidates += USUAL[meaning]
     if meaning in options.own:
         candidates = [str(options.own[meaning])]
