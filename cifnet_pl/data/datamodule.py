@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from cifnet_pl.backbones import Backbone, Preprocessing
+from cifnet_pl.backbones import Backbone
 from cifnet_pl.data.duplicates import Part, SourceDuplicates, find_duplicates
 from cifnet_pl.data.embedding_cache import EmbeddingCache, pipeline_folder
 from cifnet_pl.data.loading import (
@@ -136,10 +136,13 @@ class CIFNetDataModule(LightningDataModule):
     Attributes:
         given: the arguments, with the name of the source.
         kind: which samples each task brings.
+        learner: what the LightningModule that is being fed has told.
         found_duplicates: samples with the same content, once they were searched.
         left_out: (n,) bool, training samples that are excluded as duplicates.
         untested: (m,) bool, test samples that are excluded.
         evaluated: the domain of each test sample where domains are evaluated one by one, or None.
+        image_shape: side in pixels and crop ratio of the squares that images become: those of the
+            options, else those that the learner's weights expect.
         learns_held_out: whether the held-out samples are learned after the last task, as with the
             user's own images. Streams for research, test splits of the user, and benchmark sets
             stay tested only.
@@ -150,7 +153,8 @@ class CIFNetDataModule(LightningDataModule):
     left_out: np.ndarray
     untested: np.ndarray
     found_duplicates: SourceDuplicates
-    _learner: Learner | None
+    image_shape: tuple[int, float]
+    learner: Learner
 
     def __init__(
         self,
@@ -190,13 +194,13 @@ class CIFNetDataModule(LightningDataModule):
         elif not isinstance(source, str):
             self.source_name = type(source).__name__
         self.given["source"] = self.source_name
-        place = expanded(root) if root else None
+        place = None
+        if root:
+            place = expanded(root)
+            read_names_as(zip_encoding, place)
         own = options or {}
-        source_options = SourceOptions(
-            place, val_fraction, split_seed, download, own, group
-        )
-        read_names_as(zip_encoding, place)
-        self.source = build_source(source, source_options)
+        taken = SourceOptions(place, val_fraction, split_seed, download, own, group)
+        self.source = build_source(source, taken)
         if tune is not None:
             self.source = tuning_source(self.source, tune, split_seed)
         # By these two numbers `audit` divides the images again, unless the user named the groups.
@@ -204,6 +208,7 @@ class CIFNetDataModule(LightningDataModule):
         self._held_out = [val_fraction, split_seed] if by_seed else None
         self.image_size = image_size
         self.batch_size = batch_size or DEFAULT_BATCH
+        self._loaders: dict[Part, ImageLoader] = {}
         self.num_workers = num_workers
         self.on_corrupt = on_corrupt
         self.unknown = unknown
@@ -211,7 +216,7 @@ class CIFNetDataModule(LightningDataModule):
         own_images = self.source_name in OWN_IMAGES
         if duplicates is None and own_images:
             duplicates = "leave_out"
-        self.duplicates: Duplicates | None = duplicates
+        self.duplicates = duplicates
         self.kind = stream or Disjoint()
         self.evaluated = self.kind.evaluated(self.source)
         is_disjoint = isinstance(self.kind, Disjoint)
@@ -225,8 +230,8 @@ class CIFNetDataModule(LightningDataModule):
     def plan(self) -> Plan:
         """The tasks of the run; those that the learner has learned come first, as they were."""
         learned = []
-        if self._learner is not None:
-            learned = self._learner.learned_tasks
+        if self._loaders:
+            learned = self.learner.learned_tasks
         return make_plan(
             self.source,
             self.kind,
@@ -273,18 +278,11 @@ class CIFNetDataModule(LightningDataModule):
             )
         plan = self.plan
         self.find_duplicates()
-        loader = partial(
-            ImageLoader,
-            size=self.image_size or 0,
-            crop_ratio=1.0,
-            workers=self.num_workers,
-        )
-        batches = partial(
-            Batches,
-            labels=self._labels(plan.classes),
-            size=self.batch_size,
-            skip=self.on_corrupt == "skip",
-        )
+        size = self.image_size or 0
+        train = ImageLoader(source.train, size, 1.0, self.num_workers)
+        test = ImageLoader(source.test, size, 1.0, self.num_workers)
+        skip = self.on_corrupt == "skip"
+        options = (self._labels(plan.classes), self.batch_size, skip)
         before = 0
         for number in range(len(plan.tasks)):
             samples = self.task(number)
@@ -296,29 +294,31 @@ class CIFNetDataModule(LightningDataModule):
                 samples.new,
                 returning,
                 before,
-                batches(loader(source.train), samples.rows),
-                batches(loader(source.test), tested),
+                Batches(train, samples.rows, *options),
+                Batches(test, tested, *options),
             )
             before = len(seen)
-
-    @property
-    def learner(self) -> Learner:
-        """What the LightningModule that is being fed has told.
-
-        Raises:
-            UsageError: there is none.
-        """
-        if self._learner is None:
-            raise UsageError(
-                "the data module has no Trainer: pass it as datamodule=, or go through its tasks:"
-                " for task in data"
-            )
-        return self._learner
 
     def feed(self, learner: Learner) -> None:
         """Prepare data for a learner from now on."""
         self._release()
-        self._learner = learner
+        self.learner = learner
+        weights = learner.backbone.preprocessing
+        self.image_shape = (weights.image_size, weights.crop_ratio)
+        if self.image_size is not None:
+            self.image_shape = (self.image_size, 1.0)
+        device = self.trainer.strategy.root_device.type
+        if self.given["batch_size"] is None:
+            self.batch_size = DEFAULT_BATCH
+            if learner.any_batch_size:
+                # A GPU needs more images in a batch than a CPU.
+                self.batch_size = usual_batch_size(device, self.image_shape[0])
+        processes = self.trainer.num_devices
+        options = (*self.image_shape, self.num_workers, device, processes)
+        self._loaders = {
+            "train": ImageLoader(self.source.train, *options),
+            "test": ImageLoader(self.source.test, *options),
+        }
 
     def first_images(self, at_most: int) -> Tensor:
         """Decode images of the first task, without their labels.
@@ -331,7 +331,7 @@ class CIFNetDataModule(LightningDataModule):
         """
         rows = self.task(0).rows
         places = np.linspace(0, len(rows) - 1, min(len(rows), at_most)).round()
-        chunks = pieces(rows[places.astype(np.int64)], self._loader_batch)
+        chunks = pieces(rows[places.astype(np.int64)], self.batch_size)
         batches = self._loaders["train"].decode(chunks)
         return torch.cat([batch.image for batch in batches])
 
@@ -376,7 +376,7 @@ class CIFNetDataModule(LightningDataModule):
         if self.duplicates is None:
             return
         caches: dict[Part, EmbeddingCache] = {}
-        if self._learner is not None:
+        if self._loaders:
             caches = self._caches
         # A cache knows the hashes of the images that it stores.
         for cache in caches.values():
@@ -395,17 +395,23 @@ class CIFNetDataModule(LightningDataModule):
 
     @cached_property
     def _caches(self) -> dict[Part, EmbeddingCache]:
-        """The embeddings of images: on disk where that is wanted, else of test images in memory."""
+        """The embeddings of images: on disk where that is wanted, else of test images in memory.
+
+        Raises:
+            UsageError: no LightningModule is being fed.
+        """
+        if not self._loaders:
+            raise UsageError(
+                "the data module has no Trainer: pass it as datamodule=, or go through its tasks:"
+                " for task in data"
+            )
         names = self.source.class_names
         if self.cache_folder is None or not self.source.train.are_images:
             return {"test": EmbeddingCache(self.source.test, names, None)}
-        backbone = self.learner.backbone
-        size, crop = self.image_shape(backbone.preprocessing)
         folder = pipeline_folder(
             self.cache_folder,
-            backbone,
-            size,
-            crop,
+            self.learner.backbone,
+            *self.image_shape,
             str(self.trainer.precision),
             self.trainer.strategy.root_device.type,
         )
@@ -443,9 +449,9 @@ class CIFNetDataModule(LightningDataModule):
 
         Stored embeddings come in like batches.
         """
-        trainer = self.trainer
-        size = self._loader_batch
         store: Store | None = self._caches.get("train")
+        trainer = self.trainer
+        size = self.batch_size
         if not self.source.train.are_images:
             store = self.source.train
             # Embeddings take little memory, and a Gram matrix is faster over many of them.
@@ -465,73 +471,31 @@ class CIFNetDataModule(LightningDataModule):
 
         Those that were embedded before come from memory or the cache.
         """
+        store: Store = self._caches["test"]
         tasks = self.learner.learned_tasks
         trainer = self.trainer
         # Dealt out class by class, so that an image stays with one process over all tasks.
-        shares = [np.zeros(0, dtype=np.int64)]
-        for rows in self.test_rows(chain.from_iterable(tasks), len(tasks)):
-            shares.append(rows[trainer.global_rank :: trainer.world_size])
-        tested = np.concatenate(shares)
-        store: Store = self._caches["test"]
+        by_class = self.test_rows(chain.from_iterable(tasks), len(tasks))
+        shares = [rows[trainer.global_rank :: trainer.world_size] for rows in by_class]
+        tested = np.concatenate([np.zeros(0, dtype=np.int64), *shares])
         if not self.source.test.are_images:
             store = self.source.test
         known = store.known(tested)
-        plan = []
-        for rows in pieces(tested[known], EMBEDDED_BATCH):
-            plan.append(PlannedBatch(rows, store))
-        for rows in pieces(tested[~known], self._loader_batch):
-            plan.append(PlannedBatch(rows, None))
+        embedded = pieces(tested[known], EMBEDDED_BATCH)
+        plan = [PlannedBatch(rows, store) for rows in embedded]
+        others = pieces(tested[~known], self.batch_size)
+        plan += [PlannedBatch(rows, None) for rows in others]
         if not plan:
             # Lightning skips a loop without any batch, and its hooks with it.
-            plan.append(PlannedBatch(tested, None))
+            plan = [PlannedBatch(tested, None)]
         return StoredLoader(plan, self._loaders["test"], learned=False)
 
     # A class-incremental run has one held-out set.
     test_dataloader = predict_dataloader = val_dataloader
 
-    @property
-    def _loader_batch(self) -> int:
-        """Number of images in a batch of this run: a GPU needs more of them than a CPU."""
-        chosen = self.given["batch_size"] is not None
-        if chosen or not self.learner.any_batch_size:
-            return self.batch_size
-        side, _ = self.image_shape(self.learner.backbone.preprocessing)
-        return usual_batch_size(self.trainer.strategy.root_device.type, side)
-
-    @cached_property
-    def _loaders(self) -> dict[Part, ImageLoader]:
-        """Decode the training and the test images."""
-        options = (
-            *self.image_shape(self.learner.backbone.preprocessing),
-            self.num_workers,
-            self.trainer.strategy.root_device.type,
-            self.trainer.num_devices,
-        )
-        return {
-            "train": ImageLoader(self.source.train, *options),
-            "test": ImageLoader(self.source.test, *options),
-        }
-
-    def image_shape(self, preprocessing: Preprocessing) -> tuple[int, float]:
-        """Return side and crop of the squares that images become.
-
-        Args:
-            preprocessing: what the weights of the backbone expect.
-
-        Returns:
-            The side in pixels and the crop ratio: those of the options, else the weights' own.
-        """
-        if self.image_size is not None:
-            return self.image_size, 1.0
-        return preprocessing.image_size, preprocessing.crop_ratio
-
-    def describe_images(self, preprocessing: Preprocessing) -> dict[str, Any]:
-        """Describe the images for a stored model: side, crop ratio, and the held-out split.
-
-        Args:
-            preprocessing: what the weights of the backbone expect.
-        """
-        size, crop_ratio = self.image_shape(preprocessing)
+    def describe_images(self) -> dict[str, Any]:
+        """Describe the images for a stored model: side, crop ratio, and the held-out split."""
+        size, crop_ratio = self.image_shape
         return {
             "image_size": size,
             "crop_ratio": crop_ratio,
@@ -571,10 +535,10 @@ class CIFNetDataModule(LightningDataModule):
 
     def _labels(self, learned: Iterable[str]) -> Tensor:
         """Return the learner's label of each class of the source; -1 for those not learned."""
-        labels = torch.full((len(self.source.class_names),), -1)
-        for label, name in enumerate(learned):
-            labels[self.source.position[name]] = label
-        return labels
+        label_of = {name: label for label, name in enumerate(learned)}
+        return torch.tensor(
+            [label_of.get(name, -1) for name in self.source.class_names]
+        )
 
     def teardown(self, stage: str) -> None:
         """Report skipped images, and drop everything of this learner."""
@@ -597,12 +561,12 @@ class CIFNetDataModule(LightningDataModule):
         self.left_out = np.zeros(len(self.source.train), dtype=bool)
         self.untested = np.zeros(len(self.source.test), dtype=bool)
         self.found_duplicates = SourceDuplicates()
-        self._learner = None
-        self.__dict__.pop("plan", None)
         # The Trainer still refers to the loaders.
-        for loader in self.__dict__.pop("_loaders", {}).values():
-            loader.close()
-        self.__dict__.pop("_caches", None)
+        for loader in self._loaders.values():
+            loader.reader.close()
+        self._loaders = {}
+        for name in ("learner", "plan", "_caches"):
+            self.__dict__.pop(name, None)
 
 
 def usual_batch_size(device: str, side: int) -> int:

@@ -6,6 +6,7 @@ whatever the batches and the processes, and wherever a run is resumed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -63,9 +64,8 @@ class SourceDuplicates(list[Duplicate]):
         """
         count = len(source.train)
         is_left_out = np.zeros(count + len(source.test), dtype=bool)
-        for found in self:
-            if found.kind != IN_BOTH_SPLITS:
-                is_left_out[found.row] = True
+        rows = [found.row for found in self if found.kind != IN_BOTH_SPLITS]
+        is_left_out[rows] = True
         learned = source.train.labels[~is_left_out[:count]]
         sizes = np.bincount(learned, minlength=len(source.class_names))
         if not sizes.all():
@@ -81,7 +81,7 @@ class SourceDuplicates(list[Duplicate]):
         Args:
             duplicates: whether duplicates are left out.
         """
-        shown: dict[str, list[str]] = {kind: [] for kind in REMARKS}
+        shown = defaultdict[str, list[str]](list)
         for found in self:
             remark = REMARKS[found.kind].format(other=printable(found.other))
             shown[found.kind].append(printable(found.sample) + remark)

@@ -113,13 +113,22 @@ class EmbeddingCache:
         by_class = pd.Series(images.labels).groupby(images.labels)
         self._place_in_class = by_class.cumcount().to_numpy()
 
-    def _by_class(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, Tensor]]:
-        """Yield the label of each class in ``rows``, where it is there, and its images' places."""
+    def _by_class(
+        self, rows: np.ndarray
+    ) -> Iterator[tuple[int, np.ndarray, Tensor, Tensor | None]]:
+        """Yield each class in ``rows``; its file is read when it is first asked for.
+
+        Yields:
+            The label, where the class is in ``rows``, its images' places in the class, and the
+            embeddings (n, d) of the class, as far as there are any.
+        """
         labels = self.images.labels[rows]
         for label in np.unique(labels).tolist():
+            if self.folder is not None and label not in self._classes:
+                self._classes[label] = self._stored(self.folder, label)
             own = np.flatnonzero(labels == label)
-            places = self._place_in_class[rows[own]]
-            yield label, own, torch.from_numpy(places)
+            places = torch.from_numpy(self._place_in_class[rows[own]])
+            yield label, own, places, self._classes.get(label)
 
     def known(self, rows: np.ndarray) -> np.ndarray:
         """Return which images have a stored embedding.
@@ -130,8 +139,8 @@ class EmbeddingCache:
         Returns:
             (n,) bool.
         """
-        for label, _, _ in self._by_class(rows):
-            self._of_class(label)
+        for _ in self._by_class(rows):
+            pass  # what is stored is read
         known: np.ndarray = self._embedded[rows]
         return known
 
@@ -146,30 +155,25 @@ class EmbeddingCache:
         """
         parts = []
         order = []
-        for label, own, places in self._by_class(rows):
-            z = self._of_class(label)
+        for _, own, places, z in self._by_class(rows):
             assert z is not None
             parts.append(z[places])
             order.append(own)
         place_in_parts = np.argsort(np.concatenate(order))
         return torch.cat(parts)[place_in_parts]
 
-    def _of_class(self, label: int) -> Tensor | None:
-        """Return the embeddings (n, d) of a class; those on disk are read when first asked for.
+    def _stored(self, folder: Path, label: int) -> Tensor | None:
+        """Read the embeddings (n, d) of a class from the disk.
 
         Returns:
             None where there are none of exactly its images, and, with a warning in the log, where
             the file is damaged.
         """
-        if label in self._classes:
-            return self._classes[label]
-        self._classes[label] = None
-        if self.folder is None:
-            return None
-        stamps = self._stamps(label)
-        self._stamps_before[label] = stamps
-        path = self._path(self.folder, label)
+        path = self._path(folder, label)
         rows = self.images.rows_of[label]
+        # The files' sizes, inodes and change times; the contents where there are no files.
+        stamps = _hash(repr([self.images.change_stamp(row) for row in rows.tolist()]))
+        self._stamps_before[label] = stamps
         if not path.is_file():
             return None
         try:
@@ -188,7 +192,6 @@ class EmbeddingCache:
         elif not np.array_equal(hashes.numpy(), self.images.hashes(rows)):
             return None
         self._embedded[rows] = ~z[:, 0].isnan().numpy()
-        self._classes[label] = z
         return z
 
     def collect(self, rows: Tensor, hashes: Tensor, z: Tensor) -> None:
@@ -202,8 +205,7 @@ class EmbeddingCache:
         embeddings = z.float().cpu()
         embedded = rows.numpy()
         self.images.hash_of[embedded] = hashes.cpu().numpy()
-        for label, own, places in self._by_class(embedded):
-            of_class = self._of_class(label)
+        for label, own, places, of_class in self._by_class(embedded):
             if of_class is None:
                 # What is left out stays NaN.
                 count_of_class = len(self.images.rows_of[label])
@@ -269,12 +271,6 @@ class EmbeddingCache:
         names = self.images.names_of(self.images.rows_of[label])
         key = _hash("\0".join([self.class_names[label], *names]))[:32]
         return folder / f"{key}.safetensors"
-
-    def _stamps(self, label: int) -> str:
-        """Hash the files' sizes, inodes and change times; the contents where there are no files."""
-        rows = self.images.rows_of[label]
-        stamps = [self.images.change_stamp(row) for row in rows.tolist()]
-        return _hash(repr(stamps))
 
 
 def _hash(text: str) -> str:

@@ -6,20 +6,21 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cifnet_pl.data.embedding_cache import EmbeddingCache
 from cifnet_pl.data.samples import SampleTable
-from cifnet_pl.images.image import EncodedImage, UnreadableImage
+from cifnet_pl.images.image import Look, UnreadableImage
 from cifnet_pl.images.reader import (
     BatchReader,
     ReadImage,
     decoding_batch_size,
     decoding_cores,
-    read_image,
 )
 from cifnet_pl.utilities.errors import DataError
 
@@ -76,10 +77,8 @@ def shard_batches(
         >>> [[b.tolist() for b in shard_batches(np.arange(5), 2, rank, 2)] for rank in (0, 1)]
         [[[0, 1], [4]], [[2, 3], []]]
     """
-    parts = []
-    for chunk in pieces(rows, batch_size * world):
-        parts.append(np.array_split(chunk, world)[rank])
-    return parts
+    chunks = pieces(rows, batch_size * world)
+    return [np.array_split(chunk, world)[rank] for chunk in chunks]
 
 
 def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
@@ -97,6 +96,9 @@ class ImageLoader:
         workers: their number; None to share out the cores.
         device: type of the device that embeds the images.
         processes: number of processes on this machine that decode.
+
+    Attributes:
+        reader: reads the images; closed, it starts its processes again when they are needed.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class ImageLoader:
         if workers is None:
             workers = decoding_cores(processes)
         read = partial(_read_row, images, size, crop_ratio)
-        self._reader = BatchReader(read, size, workers, device)
+        self.reader = BatchReader(read, size, workers, device)
 
     def decode(self, batches: Sequence[np.ndarray]) -> Iterator[ImageBatch]:
         """Yield decoded batches.
@@ -124,52 +126,41 @@ class ImageLoader:
             batches: positions of the images of each batch.
         """
         rows_of_batches = [batch.tolist() for batch in batches]
-        for batch in self._reader.read(rows_of_batches):
-            rows = np.array(batch.readable, dtype=np.int64)
-            hashes = [look.hash for look in batch.looks if look is not None]
-            unreadable = [
-                f"{self.images.place(row)}: {reason}"
-                for row, reason in zip(batch.files, batch.unreadable, strict=True)
-                if reason is not None
-            ]
-            yield ImageBatch(
-                batch.images,
-                torch.from_numpy(self.images.labels[rows]),
-                torch.tensor(hashes, dtype=torch.int64),
-                torch.from_numpy(rows),
-                tuple(unreadable),
-            )
-
-    def close(self) -> None:
-        """End the processes that decode; they are started again when they are needed."""
-        self._reader.close()
+        for batch in self.reader.read(rows_of_batches):
+            readable = []
+            hashes = []
+            unreadable = []
+            for row, look, reason in zip(
+                batch.files, batch.looks, batch.unreadable, strict=True
+            ):
+                if look is None:
+                    unreadable.append(f"{self.images.place(row)}: {reason}")
+                else:
+                    readable.append(row)
+                    hashes.append(look.hash)
+            rows = torch.tensor(readable, dtype=torch.int64)
+            labels = torch.from_numpy(self.images.labels[readable])
+            keys = torch.tensor(hashes, dtype=torch.int64)
+            yield ImageBatch(batch.images, labels, keys, rows, tuple(unreadable))
 
     def unreadable(self) -> list[str]:
         """Decode all images of the set; return "place: reason" of each that is unreadable."""
         every_row = np.arange(len(self.images))
-        places: list[str] = []
-        for batch in self.decode(pieces(every_row, decoding_batch_size(self.size))):
-            places += batch.unreadable
-        return places
+        batches = self.decode(pieces(every_row, decoding_batch_size(self.size)))
+        return list(chain.from_iterable(batch.unreadable for batch in batches))
 
 
 def _read_row(images: SampleTable, size: int, crop_ratio: float, row: int) -> ReadImage:
     """Decode an image; return its content hash, too, or why it cannot be read."""
     try:
-        image = images.given(row)
+        image = images.image(row)
+        return ReadImage(image.square(size, crop_ratio), Look(image.hash))
     except UnreadableImage as error:
         return ReadImage(None, reason=str(error))
-    return read_image(image, size, crop_ratio, EncodedImage.identify)
 
 
-class Store(Protocol):
-    """A place from which embeddings of images are read without the backbone."""
-
-    def known(self, rows: np.ndarray) -> np.ndarray:
-        """Return (n,) bool: of which images ``rows`` there is an embedding."""
-
-    def get(self, rows: np.ndarray) -> Tensor:
-        """Return (n, d) float32 embeddings of images ``rows``."""
+Store = EmbeddingCache | SampleTable
+"""A place from which embeddings are read without the backbone."""
 
 
 class PlannedBatch(NamedTuple):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +135,7 @@ class SampleTable:
     @cached_property
     def paths(self) -> list[str]:
         """Path of each file below ``root``."""
-        if "path" not in self.table:
-            return self.names
-        return list(self.table["path"])
+        return list(self.table.get("path", self.names))
 
     @cached_property
     def rows_of(self) -> dict[int, np.ndarray]:
@@ -277,16 +277,17 @@ def joined(parts: Sequence[SampleTable], splits: Sequence[Split]) -> SampleTable
     """
     if len(parts) == 1:
         return parts[0]
-    first_positions = np.cumsum([0, *map(len, parts)])
+    sizes = list(map(len, parts))
+    first_positions = [0, *accumulate(sizes)]
 
     def read(position: int) -> ImageLike:
-        number = int(np.searchsorted(first_positions, position, side="right")) - 1
-        return parts[number].given(position - int(first_positions[number]))
+        number = bisect(first_positions, position) - 1
+        return parts[number].given(position - first_positions[number])
 
     table = pd.concat([part.table for part in parts], ignore_index=True)
     table["position"] = np.arange(len(table))
     if splits:
-        table["split"] = np.repeat(splits, list(map(len, parts)))
+        table["split"] = np.repeat(splits, sizes)
         if "name" not in table:
             table["name"] = table.groupby("split").cumcount().astype(str)
     whole = replace(parts[0], table=table, hash_of=np.zeros(0))

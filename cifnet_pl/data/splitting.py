@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
@@ -95,19 +96,14 @@ def split_table(
 
 
 def _sorted(column: pd.Series[str]) -> pd.Series[str]:
-    """Return a column of names as a categorical, sorted unless it is one, numbers as numbers."""
+    """Return a column of names as a categorical, unless it is one: sorted, numbers first."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column
     names = column.astype(str)
-    kind = pd.CategoricalDtype(sorted(names.unique(), key=_number_order), ordered=True)
-    return names.astype(kind)
-
-
-def _number_order(name: str) -> tuple[bool, int, str]:
-    """Return a key that sorts numbers by their value, and before other names."""
-    if name.isdecimal():
-        return (False, int(name), name)
-    return (True, 0, name)
+    present = sorted(names.unique())
+    numbers = sorted(filter(str.isdecimal, present), key=int)
+    others = [name for name in present if not name.isdecimal()]
+    return names.astype(pd.CategoricalDtype([*numbers, *others], ordered=True))
 
 
 def _held_out_source(
@@ -120,12 +116,13 @@ def _held_out_source(
     seed = options.split_seed
     notes = whole.notes
     held = np.zeros(len(whole), dtype=bool)
-    if kind == SINGLE:
-        held = held_out_rows(whole, fraction, seed, ["label"])
-    elif kind == NEAR:
+    if kind in (SINGLE, NEAR):
         for rows in whole.rows_of.values():
             names = whole.names_of(rows)
-            held[rows] = held_out_together(names, whole.look(rows), fraction, seed)
+            if kind == SINGLE:
+                held[rows] = held_out(names, fraction, seed)
+            else:
+                held[rows] = held_out_together(names, whole.look(rows), fraction, seed)
     else:
         _check_kind(kind)
         numbers = np.zeros(len(whole), dtype=np.int64)
@@ -139,8 +136,11 @@ def _held_out_source(
                 undivided.append(printable(class_name))
             digests = [_hash(f"{class_name}\0{group}") for group in groups]
             numbers[rows] = np.frombuffer(b"".join(digests), ">i8")
-            is_own_name = pd.Series(groups) == whole.names_of(rows)
-            alone[rows] = is_own_name & ~pd.Series(groups).duplicated(keep=False)
+            sizes = Counter(groups)
+            alone[rows] = [
+                group == name and sizes[group] == 1
+                for group, name in zip(groups, whole.names_of(rows), strict=True)
+            ]
         whole = whole.with_columns(group=numbers)
         notes += _group_notes(kind, alone, undivided)
     train = whole.subset(np.flatnonzero(~held))

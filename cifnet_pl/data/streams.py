@@ -327,10 +327,10 @@ class TaskFree(Stream):
 
 def _cut(tasks: Sequence[np.ndarray], every: int, seed: int) -> list[np.ndarray]:
     """Shuffle the rows of each task, and cut all of them into parts of ``every`` rows."""
-    shuffled = []
-    for number, task in enumerate(tasks):
-        generator = np.random.default_rng([seed, number])
-        shuffled.append(generator.permutation(task))
+    shuffled = [
+        np.random.default_rng([seed, number]).permutation(task)
+        for number, task in enumerate(tasks)
+    ]
     rows = np.concatenate(shuffled)
     return np.split(rows, range(every, len(rows), every))
 
@@ -392,20 +392,22 @@ class Domains(Stream):
 
     def evaluated(self, source: Source) -> pd.Categorical | None:
         """Return the domain of each test sample."""
-        trained = self._order(source)
+        trained = self._learned(source).categories
         domains = _groups(source.test, "domain")
-        others = [name for name in domains.categories if name not in trained]
-        return domains.set_categories([*trained, *others])
+        return domains.set_categories(trained.union(domains.categories, sort=False))
 
-    def _order(self, source: Source) -> list[str]:
-        present = list(_groups(source.train, "domain").categories)
+    def _learned(self, source: Source) -> pd.Categorical:
+        """Return the domain of each training sample, in the order of learning."""
+        domains = _groups(source.train, "domain")
         if self.order is None:
-            return present
-        return order_classes(present, self.order, "the order of domains")
+            return domains
+        present = list(domains.categories)
+        order = order_classes(present, self.order, "the order of domains")
+        return domains.set_categories(order)
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the rows of the training samples of each task."""
-        return _divided(classes, "domain", self._order(classes.source))
+        return _divided(classes, self._learned(classes.source))
 
 
 class Listed(Stream):
@@ -413,8 +415,7 @@ class Listed(Stream):
 
     def divide(self, classes: Classes) -> list[np.ndarray]:
         """Return the rows of the training samples of each task."""
-        tasks = _groups(classes.source.train, "task")
-        return _divided(classes, "task", tasks.categories)
+        return _divided(classes, _groups(classes.source.train, "task"))
 
 
 def _groups(samples: SampleTable, column: str) -> pd.Categorical:
@@ -429,12 +430,10 @@ def _groups(samples: SampleTable, column: str) -> pd.Categorical:
     return pd.Categorical(samples.table[column]).remove_unused_categories()
 
 
-def _divided(classes: Classes, column: str, order: Sequence[str]) -> list[np.ndarray]:
-    """Return the rows of each group, class by class in the order of learning."""
-    groups = _groups(classes.source.train, column)
-    number_of_group = groups.set_categories(order).codes
-    tasks = classes.by_task(number_of_group, len(order))
-    for name, task in zip(order, tasks, strict=True):
+def _divided(classes: Classes, groups: pd.Categorical) -> list[np.ndarray]:
+    """Return the rows of each category, class by class in the order of learning."""
+    tasks = classes.by_task(groups.codes, len(groups.categories))
+    for name, task in zip(groups.categories, tasks, strict=True):
         if not len(task):
             raise DataError(
                 f"no training sample of the chosen classes is in '{name}': leave it out"
@@ -452,15 +451,12 @@ class Plan:
     Attributes:
         tasks: the new classes of each task.
         rows: rows of the training samples of each task.
+        classes: all class names, in the order learned.
     """
 
     tasks: Tasks
     rows: list[np.ndarray]
-
-    @property
-    def classes(self) -> list[str]:
-        """All class names, in the order learned."""
-        return list(chain.from_iterable(self.tasks))
+    classes: list[str]
 
 
 def make_plan(
@@ -501,7 +497,8 @@ def make_plan(
             "the tasks learned before are not those of this stream: use the same data and settings"
         )
     count = max(max_tasks or len(rows), len(learned))
-    return Plan(tasks[:count], rows[:count])
+    kept = tasks[:count]
+    return Plan(kept, rows[:count], list(chain.from_iterable(kept)))
 
 
 def _first_seen(classes: Classes, rows: Sequence[np.ndarray]) -> Tasks:

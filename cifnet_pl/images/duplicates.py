@@ -5,6 +5,7 @@ A duplicate adds weight without adding knowledge, and one that is held out tests
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -62,11 +63,13 @@ def find_repeats(
         labels: row → class.
         learned: hash → labels of the classes in which it was learned before.
     """
-    rows_by_hash: dict[int, dict[int, list[int]]] = {}  # hash → label → rows
+    # Hash → label → rows.
+    rows_by_hash: dict[int, dict[int, list[int]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for row, content_hash in hashes:
         if content_hash != UNREADABLE_HASH:
-            rows_by_label = rows_by_hash.setdefault(content_hash, {})
-            rows_by_label.setdefault(int(labels[row]), []).append(row)
+            rows_by_hash[content_hash][int(labels[row])].append(row)
     if learned is None:
         learned = {}
     repeats = Repeats([], {}, {})

@@ -12,9 +12,9 @@ import stat
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
@@ -208,15 +208,14 @@ _encoding_of: dict[Path, str | None] = {}
 """Archive, or folder of archives, → the encoding that a user has named for it, if any."""
 
 
-def read_names_as(encoding: str | None, place: Path | None) -> None:
+def read_names_as(encoding: str | None, place: Path) -> None:
     """Set the encoding of names in archives that are not UTF-8.
 
     Args:
         encoding: one of Python's names, such as ``cp932``; None for that of the environment.
-        place: the archive, or a folder with archives below it; None for none.
+        place: the archive, or a folder with archives below it.
     """
-    if place is not None:
-        _encoding_of[place] = encoding
+    _encoding_of[place] = encoding
 
 
 def default_encoding() -> str:
@@ -257,6 +256,8 @@ class Archive:
     def __init__(self, path: Path, encoding: str):
         self.path = path
         self._lock = threading.Lock()
+        problem = f"cannot read archive {shown_path(path)}"
+        self._explained = partial(explained, DataError, problem, end="; make it again")
         unknown = (
             f"archive {shown_path(path)} has a name in an encoding that it does not say"
         )
@@ -290,10 +291,6 @@ class Archive:
         with self._lock, self._explained(), self._zip.open(self.files[name]) as file:
             return file.read(count)
 
-    def _explained(self) -> AbstractContextManager[None]:
-        problem = f"cannot read archive {shown_path(self.path)}"
-        return explained(DataError, problem, end="; make it again")
-
 
 def _single_top_folder(names: Iterable[str]) -> str:
     """Return the only top folder, with a slash, if all images are in its sub-folders; else ""."""
@@ -316,26 +313,20 @@ class ArchivePart(NamedTuple):
     """A file or folder in an archive.
 
     Attributes:
-        path: of the archive.
+        archive: in its current state.
         name: of the part within it, with slashes; "" for the top.
     """
 
-    path: Path
+    archive: Archive
     name: str
-
-    def open(self) -> Archive:
-        """Return the archive in its current state; DataError where it cannot be read."""
-        found = self.path.stat()
-        version = (found.st_size, found.st_ino, found.st_mtime_ns)
-        encoding = default_encoding()
-        for place, named in _encoding_of.items():
-            if named is not None and self.path.is_relative_to(place):
-                encoding = named
-        return _opened(self.path, encoding, os.getpid(), version)
 
 
 def archive_part(path: Path) -> ArchivePart | None:
-    """Find the archive that a path is, or leads into; None if no part of the path is an archive."""
+    """Find the archive that a path is, or leads into; None if no part of the path is an archive.
+
+    Raises:
+        DataError: the archive cannot be read.
+    """
     # Fast for most paths: this is asked of every image.
     if ".zip" not in str(path).lower():
         return None
@@ -344,15 +335,22 @@ def archive_part(path: Path) -> ArchivePart | None:
             if not parent.is_file():
                 return None
             relative = path.relative_to(parent).as_posix()
-            name = relative.removeprefix(".")
-            return ArchivePart(parent, name)
+            found = parent.stat()
+            version = (found.st_size, found.st_ino, found.st_mtime_ns)
+            encoding = default_encoding()
+            for place, named in _encoding_of.items():
+                if named is not None and parent.is_relative_to(place):
+                    encoding = named
+            archive = _opened(parent, encoding, os.getpid(), version)
+            return ArchivePart(archive, relative.removeprefix("."))
     return None
 
 
 def archived_files(part: ArchivePart) -> list[Path]:
     """Return all files below a folder of an archive, sorted."""
-    folder = part.path / part.name
-    files = [part.path / name for name in part.open().files]
+    archive = part.archive
+    folder = archive.path / part.name
+    files = [archive.path / name for name in archive.files]
     return sorted(path for path in files if folder in path.parents)
 
 
@@ -373,7 +371,7 @@ def is_folder(path: Path) -> bool:
     part = archive_part(path)
     if part is None:
         return path.is_dir()
-    return part.name in part.open().folders
+    return part.name in part.archive.folders
 
 
 def read_bytes(path: Path, count: int = -1) -> bytes:
@@ -385,7 +383,7 @@ def read_bytes(path: Path, count: int = -1) -> bytes:
     """
     part = archive_part(path)
     if part is not None:
-        return part.open().read(part.name, count)
+        return part.archive.read(part.name, count)
     # Opening a pipe would wait for its other end, and a device may have no end.
     if not stat.S_ISREG(path.stat().st_mode):
         raise DataError("a folder, pipe or device, not a regular file")
@@ -416,9 +414,9 @@ def file_identity(path: Path) -> tuple[int, ...]:
     inner: tuple[int, ...] = ()
     part = archive_part(path)
     if part is not None:
-        entry = part.open().files[part.name]
+        entry = part.archive.files[part.name]
         inner = (entry.file_size, entry.CRC)
-        path = part.path
+        path = part.archive.path
     found = path.stat()
     times = (found.st_mtime_ns, found.st_ctime_ns)
     return (found.st_size, found.st_ino, *times, *inner)
@@ -430,7 +428,7 @@ def file_size(path: Path) -> int:
     try:
         if part is None:
             return path.stat().st_size
-        return part.open().files[part.name].file_size
+        return part.archive.files[part.name].file_size
     except (OSError, KeyError):
         return -1
 
@@ -467,7 +465,9 @@ def images_below(
     if entered is None:
         entered = set()
     real_path = os.path.realpath(folder)
-    if real_path in entered or links_upwards(folder):
+    if real_path in entered:
+        return
+    if folder.is_symlink() and folder.parent.resolve().is_relative_to(real_path):
         return
     entered.add(real_path)
     try:
@@ -485,14 +485,6 @@ def images_below(
             yield from passed_over.images([path])
 
 
-def links_upwards(folder: Path) -> bool:
-    """Return whether ``folder`` is a link to a folder that contains the link."""
-    if not folder.is_symlink():
-        return False
-    parent = folder.parent.resolve()
-    return parent.is_relative_to(folder.resolve())
-
-
 def sub_folders(root: Path) -> list[Path]:
     """Return the sub-folders of a folder or Zip archive, sorted by name.
 
@@ -506,7 +498,8 @@ def sub_folders(root: Path) -> list[Path]:
     """
     part = archive_part(root)
     if part is not None:
-        inner = [part.path / name for name in part.open().folders if name]
+        top = part.archive.path
+        inner = [top / name for name in part.archive.folders if name]
         return sorted(path for path in inner if path.parent == root)
     folders = []
     for entry in sorted(root.iterdir()):
@@ -600,8 +593,5 @@ def matching_paths(pattern: Path) -> list[Path]:
     rest = pattern.relative_to(base)
     if rest.name == "**":
         rest = rest / "*"
-    visible = []
-    for path in base.glob(str(rest)):
-        if not is_hidden(str(path.relative_to(base))):
-            visible.append(path)
-    return sorted(visible)
+    found = sorted(base.glob(str(rest)))
+    return [path for path in found if not is_hidden(str(path.relative_to(base)))]

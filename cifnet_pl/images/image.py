@@ -6,9 +6,8 @@ import hashlib
 import io
 import warnings
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,16 +83,15 @@ class UnreadableImage(DataError):
     """
 
 
-def decoding() -> AbstractContextManager[None]:
-    """Return a context that turns each error of a decoder into an UnreadableImage with a reason."""
-    return explained(UnreadableImage, "", reason=_why_unreadable, own=True)
-
-
 def _why_unreadable(error: Exception) -> str:
     """Say why an image cannot be read: on damaged files each decoder of Pillow fails in its way."""
     if isinstance(error, UnidentifiedImageError):
         return "no image of a known format"
     return getattr(error, "strerror", None) or one_line(error)
+
+
+decoding = partial(explained, UnreadableImage, "", reason=_why_unreadable, own=True)
+"""Context that turns each error of a decoder into an UnreadableImage with a reason."""
 
 
 def content_hash(content: bytes) -> int:
@@ -141,8 +139,8 @@ class Look(NamedTuple):
 
     Attributes:
         hash: of its content.
-        thumbnail: (THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3) uint8, brightness and colours; None if it was
-            not decoded or cannot be.
+        thumbnail: (THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3) uint8, brightness and colours (YCbCr) as
+            stored: the EXIF orientation is not applied; None if it was not decoded or cannot be.
         taken: when it was taken; None if the image does not say.
     """
 
@@ -231,7 +229,9 @@ class EncodedImage:
             with decoding(), self.open() as image:
                 taken = time_taken(image)
                 image.draft("RGB", (4 * THUMBNAIL_SIDE, 4 * THUMBNAIL_SIDE))
-                return Look(self.hash, thumbnail(to_rgb(image)), taken)
+                side = (THUMBNAIL_SIDE, THUMBNAIL_SIDE)
+                small = to_rgb(image).resize(side, Image.Resampling.BOX)
+                return Look(self.hash, np.asarray(small.convert("YCbCr")), taken)
         except UnreadableImage:  # it is reported as unreadable when it is to be learned
             return self.identify()
 
@@ -243,16 +243,6 @@ def read_square(image: ImageLike, size: int, crop_ratio: float = 1.0) -> np.ndar
         (size, size, 3) uint8, sRGB.
     """
     return EncodedImage(image).square(size, crop_ratio)
-
-
-def thumbnail(image: Image.Image) -> np.ndarray:
-    """Compute a small version of an RGB image, as stored: the EXIF orientation is not applied.
-
-    Returns:
-        (THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3) uint8: brightness and colours (YCbCr).
-    """
-    small = image.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX)
-    return np.asarray(small.convert("YCbCr"))
 
 
 def time_taken(image: Image.Image) -> datetime | None:

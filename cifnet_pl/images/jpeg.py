@@ -44,8 +44,9 @@ def decode_square(
     Returns:
         (size, size, 3) uint8, as stored: neither turned nor converted to sRGB.
     """
-    wanted = int(2 * size / crop_ratio)
-    fraction = _fraction(min(width, height), wanted)
+    # At least twice as many pixels as the square has are left on the short side.
+    largest = min(width, height) // int(2 * size / crop_ratio)
+    fraction = next((part for part in FRACTIONS if part <= largest), 1)
     # Sides that the fraction does not divide are decoded to the next whole pixel: the picture ends
     # before it.
     decoded_width = width / fraction
@@ -134,11 +135,3 @@ def _window(length: float, side: float, size: int) -> Window | None:
     support = 2 * max(step, 1)  # of the bicubic filter
     stop = math.ceil(begin + side + support) + 1
     return Window(round(starts[skip]), stop, skip)
-
-
-def _fraction(short_side: int, wanted: int) -> int:
-    """Return the largest denominator at which ``wanted`` pixels are left on the short side."""
-    for fraction in FRACTIONS:
-        if short_side >= fraction * wanted:
-            return fraction
-    return 1

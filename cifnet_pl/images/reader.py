@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice, tee
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -120,7 +119,7 @@ def image_location(image: ImageLike) -> str:
     return "an image in memory"
 
 
-# ---------------------------------------------------------------------- one image
+# ---------------------------------------------------------------------- batches
 
 
 class ReadImage(NamedTuple):
@@ -136,34 +135,6 @@ class ReadImage(NamedTuple):
     look: Look | None = None
     reason: str | None = None
 
-
-def read_image(
-    image: ImageLike,
-    size: int,
-    crop_ratio: float,
-    look: Callable[[EncodedImage], Look] | None,
-    skip: Callable[[int], bool] | None = None,
-) -> ReadImage:
-    """Read an image once.
-
-    Args:
-        image: the image.
-        size: side of its square in pixels.
-        crop_ratio: share of the short side that is kept.
-        look: what is wanted of it besides its pixels; None for nothing.
-        skip: whether the image of a content hash is not decoded; ``LEFT_OUT`` is then its reason.
-    """
-    try:
-        encoded = EncodedImage(image)
-        if skip is not None and skip(encoded.hash):
-            return ReadImage(None, encoded.identify(), LEFT_OUT)
-        pixels = encoded.square(size, crop_ratio)
-        return ReadImage(pixels, look and look(encoded))
-    except UnreadableImage as error:
-        return ReadImage(None, reason=str(error))
-
-
-# ---------------------------------------------------------------------- batches
 
 Item = TypeVar("Item")
 Reader = Callable[[Item], ReadImage]
@@ -235,10 +206,16 @@ class BatchReader(Generic[Item]):
             CifnetError: the data are damaged or were changed.
         """
         if self._loader is None:
+            read = self._read_item
             with ThreadPoolExecutor(self._threads, "decode") as pool:
                 for items in batches:
-                    results = self._read_by_threads(pool, items)
-                    yield _batch(items, results, self._size)
+                    # Threads that took one image after another would wait for Python's lock more
+                    # often.
+                    length = max(1, math.ceil(len(items) / self._threads))
+                    starts = range(0, len(items), length)
+                    shares = [items[start : start + length] for start in starts]
+                    results = pool.map(lambda share: list(map(read, share)), shares)
+                    yield _batch(items, chain.from_iterable(results), self._size)
             return
         given, self._asked.batches = tee(batches)
         for items, batch in zip(given, self._loader, strict=False):
@@ -246,21 +223,6 @@ class BatchReader(Generic[Item]):
                 self.close()
                 raise batch
             yield batch._replace(files=items)
-
-    def _read_by_threads(
-        self, pool: ThreadPoolExecutor, items: Sequence[Item]
-    ) -> Iterator[ReadImage]:
-        """Read the images of a batch in order, each thread a share of them.
-
-        Threads that took one image after another would wait for Python's lock more often.
-        """
-        length = max(1, math.ceil(len(items) / self._threads))
-        starts = range(0, len(items), length)
-        shares = [items[start : start + length] for start in starts]
-        return chain.from_iterable(pool.map(self._read_share, shares))
-
-    def _read_share(self, items: Sequence[Item]) -> list[ReadImage]:
-        return [self._read_item(item) for item in items]
 
     def close(self) -> None:
         """End the processes; another pass starts new ones."""
@@ -347,10 +309,14 @@ def decode_images(
 
     def read(item: tuple[int, ImageLike]) -> ReadImage:
         position, image = item
-        skip_hash = None
-        if skip is not None:
-            skip_hash = partial(skip, position)
-        return read_image(image, size, crop_ratio, look, skip_hash)
+        try:
+            encoded = EncodedImage(image)
+            if skip is not None and skip(position, encoded.hash):
+                return ReadImage(None, encoded.identify(), LEFT_OUT)
+            pixels = encoded.square(size, crop_ratio)
+            return ReadImage(pixels, look and look(encoded))
+        except UnreadableImage as error:
+            return ReadImage(None, reason=str(error))
 
     count = decoding_batch_size(size)
     numbered = enumerate(files)

@@ -64,7 +64,7 @@ def learned_model(module: Any) -> Classifier:
         model = _linear_model(module, backbone, linear, exemplars)
     else:
         model = _nearest_mean_model(module, backbone, exemplars)
-    images = module.data.describe_images(module.backbone.preprocessing)
+    images = module.data.describe_images()
     model.prepare(images, str(module.trainer.precision))
     model.engines = ["torch"]
     known = 0

@@ -414,7 +414,7 @@ class IterativeModule(TaskModule):
 
         They are decoded again, as all images of a task need not fit into memory.
         """
-        shape = self.data.image_shape(self.backbone.preprocessing)
+        shape = self.data.image_shape
         images = self.data.source.train
         squares = [images.image(row).square(*shape) for row in rows.tolist()]
         pixels = torch.from_numpy(np.stack(squares))

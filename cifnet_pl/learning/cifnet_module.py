@@ -154,7 +154,7 @@ class CIFNetModule(TaskModule):
         super().setup(stage)
         # Of a run that ended by an error, a GPU may have embedded batches that nobody looked at.
         self._unchecked.clear()
-        images = self.data.describe_images(self.backbone.preprocessing)
+        images = self.data.describe_images()
         self.model.prepare(images, str(self.trainer.precision))
         if stage == "fit":
             check_trainer(self.trainer)

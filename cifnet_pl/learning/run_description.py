@@ -71,7 +71,7 @@ def describe_run(module: TaskModule) -> dict[str, Any]:
             name: module.buffer_bytes if name == "buffer" else module.element_bytes
             for name in components
         },
-        "image_size": data.image_shape(module.backbone.preprocessing)[0],
+        "image_size": data.image_shape[0],
         "seed": global_seed(),
         "class_order": module.class_names,
         "tasks": [list(names) for names in module.learned_tasks],

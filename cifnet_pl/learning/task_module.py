@@ -333,7 +333,7 @@ class TaskModule(LightningModule):
             "class_names": list(self.class_names),
             "task_sizes": self.task_sizes,
             "settings": self.settings(),
-            "images": self.data.describe_images(self.backbone.preprocessing),
+            "images": self.data.describe_images(),
             "precision": str(self.trainer.precision),
             "record": {**self.record.state_dict(), "open_seconds": seconds},
         }
@@ -346,7 +346,7 @@ class TaskModule(LightningModule):
         self._under_way = state.under_way
         resumes = False
         if self._trainer is not None:
-            state.check_images(self.data.describe_images(self.backbone.preprocessing))
+            state.check_images(self.data.describe_images())
             resumes = self.trainer.state.fn == "fit"
         state.check_complete(resumes)
         if resumes:

@@ -52,9 +52,8 @@ def emnist(root: Path) -> None:
         pixels = np.random.default_rng(count).integers(0, 256, (count, 28, 28))
         labels = np.arange(count) % 3 * 20
         for name, array in (("images-idx3", pixels), ("labels-idx1", labels)):
-            header = (
-                bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
-            )
+            kind = bytes([0, 0, 8, array.ndim])
+            header = kind + np.array(array.shape, ">i4").tobytes()
             path = raw / f"emnist-balanced-{part}-{name}-ubyte"
             path.write_bytes(header + array.astype(np.uint8).tobytes())
 
@@ -67,11 +66,8 @@ def cifar100_parquet(root: Path) -> None:
         images = [{"bytes": png(i), "path": None} for i in rows]
         labels = [40 * (i % 3) for i in rows]
         table = pyarrow.table({"img": images, "fine_label": labels})
-        pyarrow.parquet.write_table(
-            table.replace_schema_metadata(about),
-            root / f"{split}.parquet",
-            row_group_size=4,
-        )
+        named = table.replace_schema_metadata(about)
+        pyarrow.parquet.write_table(named, root / f"{split}.parquet", row_group_size=4)
 
 
 def cifar100_folders(root: Path) -> None:
@@ -121,9 +117,6 @@ def listed(root: Path) -> None:
     (root / "table.csv").write_text("\n".join(rows))
 
 
-# ---------------------------------------------------------------------- embeddings
-
-
 def vectors(
     count: int = 30, width: int = 4, classes: int = 3, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -138,18 +131,14 @@ def vectors(
 THREE = ("blue", "green", "red")
 NUMBERED = ("0", "1", "2")
 HUNDRED = tuple(f"class {c:02d}" for c in range(100))
+SYNONYMS = ("tench, Tinca tinca", "English springer, English springer spaniel")
 CASES = [
     Case("digits", nothing, tuple(map(str, range(10))), (1438, 359)),
     Case("emnist", emnist, ("0", "K", "f"), (9, 3)),
     Case("cifar100", cifar100_parquet, HUNDRED[::40], (9, 3)),
     Case("cifar100", cifar100_folders, THREE, (9, 3)),
     Case("torchvision:GTSRB", gtsrb, ("0", "1", "2", "3"), (12, 4)),
-    Case(
-        "imagenette",
-        imagenette,
-        ("tench, Tinca tinca", "English springer, English springer spaniel"),
-        (6, 2),
-    ),
+    Case("imagenette", imagenette, SYNONYMS, (6, 2)),
     Case("torchvision:EuroSAT", eurosat, THREE, (12, 3)),
     Case("domains", domain_folders, THREE, (20, 5)),
     Case("manifest", listed, THREE, (18, 6), file="table."),

@@ -35,13 +35,8 @@ def test_results_with_and_without_are_identical(tmp_path, image_folder, watch):
     read: list[int] = watch(SampleTable, "given", lambda _, row: row)
 
     def run(**options: Any) -> CIFNetModule:
-        data = digits(
-            source="folder",
-            root=str(image_folder),
-            classes_per_task=1,
-            cache_folder=str(tmp_path / "cache"),
-            **options,
-        )
+        places = {"root": str(image_folder), "cache_folder": str(tmp_path / "cache")}
+        data = digits(source="folder", classes_per_task=1, **places, **options)
         learner = module()
         trainer(tmp_path, max_epochs=data.n_tasks).fit(learner, datamodule=data)
         return learner
@@ -87,9 +82,6 @@ def test_a_network_whose_code_changed_is_another_cache(tmp_path, monkeypatch):
         folders.append(pipeline_folder(cache, backbone, 8, 1.0, "32-true", "cpu"))
     first, second, third = folders
     assert first == third != second
-
-
-# ---------------------------------------------------------------------- files
 
 
 def opened(root: Path, folder: Path) -> tuple[Source, EmbeddingCache]:
@@ -141,9 +133,9 @@ def test_a_damaged_file_is_rebuilt(damaged, image_folder, filled):
     assert known(image_folder, filled) == [True, True]
 
 
-def test_a_changed_image_is_never_a_hit_and_a_copied_folder_is_one(
-    image_folder: Path, filled: Path, tmp_path: Path
-) -> None:
+def test_a_changed_image_is_no_hit_and_a_copied_folder_is(
+    image_folder, filled, tmp_path
+):
     copy = Path(shutil.copytree(image_folder, tmp_path / "copy"))
     assert known(copy, filled) == [True, True]
     shutil.copy(copy / "ant" / "1.png", copy / "bee" / "3.png")

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -100,17 +101,13 @@ def test_images_to_learn_and_to_test_with_are_told_apart(tmp_path, held, packed)
     source = build_source("folder", SourceOptions(root))
     assert (len(source.train), len(source.test)) == (12, 6)
     assert source.notes[0].startswith(strays)
-    learned, tested = (
-        LabelledImages.find(root, "--images", tested=tested) for tested in (False, True)
-    )
+    learned = LabelledImages.find(root, "--images")
+    tested = LabelledImages.find(root, "--images", tested=True)
     assert learned.class_names == tested.class_names == ["blue", "green", "red"]
     assert (len(learned.files), len(tested.files)) == (12, 6)
     assert learned.files.notes[0] == f"note: {root} has train and {held}: taking train"
     assert learned.files.notes[1].startswith(strays)
     assert len(tested.files.notes) == 1
-
-
-# ---------------------------------------------------------------------- refused
 
 
 @pytest.mark.parametrize(
@@ -120,10 +117,7 @@ def test_images_to_learn_and_to_test_with_are_told_apart(tmp_path, held, packed)
         (["ant 0.png"], "{root} has no sub-folders"),
         ([], "no folder {root}: set --data.root"),
         (["train/ant/0.png"], "{root} has train, expected train and test"),
-        (
-            ["train/ant/0.png", "val/bee/0.png"],
-            "{root}: class 'bee' has no training sample",
-        ),
+        (["train/a/0.png", "val/bee/0.png"], "{root}: class 'bee' has no training"),
     ],
 )
 def test_refused_in_one_sentence(files, sentence, tmp_path):
@@ -135,9 +129,6 @@ def test_refused_in_one_sentence(files, sentence, tmp_path):
         build_source("folder", SourceOptions(root))
     assert str(caught.value).startswith(sentence.format(root=root))
     assert "\n" not in str(caught.value)
-
-
-# ---------------------------------------------------------------------- the source itself
 
 
 def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> None:
@@ -152,10 +143,8 @@ def test_own_images_stay_with_their_class_whatever_links_say(tmp_path: Path) -> 
     source = build_source("folder", SourceOptions(root))
     assert source.class_names == ["amber", "blue", "green", "red"]
     names = [*source.train.names, *source.test.names]
-    assert (
-        sorted(name.split("/")[0] for name in names)
-        == ["amber"] * 4 + ["blue"] * 3 + ["green"] * 3 + ["red"] * 3
-    )
+    counts = Counter(name.split("/")[0] for name in names)
+    assert counts == {"amber": 4, "blue": 3, "green": 3, "red": 3}
     assert "amber/2024/0.png" in names
 
 
@@ -165,9 +154,8 @@ def test_an_empty_folder_is_no_class(tmp_path: Path) -> None:
     (root / "copy").symlink_to(root)
     source = build_source("folder", SourceOptions(root))
     assert source.class_names == ["blue", "green", "red"]
-    assert source.notes == (
-        f"note: class folders without images left out: {root}/amber, {root}/copy",
-    )
+    empty = f"{root}/amber, {root}/copy"
+    assert source.notes == (f"note: class folders without images left out: {empty}",)
     (root / "gone").symlink_to(root / "nowhere")
     with pytest.raises(DataError, match=r"the link .*gone leads nowhere: repair or"):
         build_source("folder", SourceOptions(root))

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -23,7 +24,7 @@ from cifnet_pl.data.loading import (
 )
 from cifnet_pl.data.samples import SampleTable
 from cifnet_pl.images.image import UnreadableImage
-from cifnet_pl.images.reader import decoding_cores
+from cifnet_pl.images.reader import decode_images, decoding_batch_size, decoding_cores
 from cifnet_pl.utilities.errors import DataError
 from tests.simulated_device import simulated_device
 
@@ -46,9 +47,6 @@ class Numbers(SampleTable):
         return Image.new("RGB", (2, 2), (index, 0, 0))
 
 
-# ---------------------------------------------------------------------- shards
-
-
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 9))
 def test_shards_partition_exactly(count: int, batch_size: int, world: int) -> None:
     rows = np.random.default_rng(count).permutation(1000)[:count]
@@ -63,9 +61,6 @@ def test_shards_partition_exactly(count: int, batch_size: int, world: int) -> No
     assert np.concatenate(joined).tolist() == rows.tolist()  # in order, too
 
 
-# ---------------------------------------------------------------------- decoding
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_batches_are_whole_and_in_order_whatever_reads_them(device: str) -> None:
     """By threads or processes; where a task is left midway; and without unreadable images."""
@@ -78,13 +73,10 @@ def test_batches_are_whole_and_in_order_whatever_reads_them(device: str) -> None
             assert batch.row.tolist() == batch.image[:, 0, 0, 0].tolist() == readable
             assert batch.label.tolist() == [row % 2 for row in readable]
             assert batch.image.shape == (len(readable), 3, 2, 2)
-            assert [part.dtype for part in batch[:4]] == [
-                torch.uint8,
-                *[torch.int64] * 3,
-            ]
-            named = [
-                f"x#{row}\\n.png: of no known format" for row in rows if row in broken
-            ]
+            kinds = [part.dtype for part in batch[:4]]
+            assert kinds == [torch.uint8, *[torch.int64] * 3]
+            others = [row for row in rows if row in broken]
+            named = [f"x#{row}\\n.png: of no known format" for row in others]
             assert list(batch.unreadable) == named
         next(loader.decode(batches))
     assert list(loader.decode([])) == []
@@ -108,7 +100,7 @@ def test_processes_are_kept_until_the_loader_is_closed() -> None:
     first = readers()
     assert len(first) == 2
     assert readers() == first
-    loader.close()
+    loader.reader.close()
     assert not readers() & first
 
 
@@ -120,9 +112,6 @@ def test_data_that_changed_end_the_reading(device: str) -> None:
 
     with pytest.raises(DataError, match=r"^shard a\.tar changed$"):
         list(ImageLoader(Changed(1), 2, 1.0, 2, device).decode([np.array([0])]))
-
-
-# ---------------------------------------------------------------------- memory
 
 
 def test_memory_gives_back_what_it_got() -> None:
@@ -169,9 +158,7 @@ def test_stored_and_decoded_batches_in_the_order_of_the_plan() -> None:
     ("device", "is_done", "limited_by_images"),
     [("cpu", False, True), ("cuda", True, True), ("cuda", False, False)],
 )
-def test_waits_count_unless_a_gpu_still_embeds_when_the_images_come(
-    device: str, is_done: bool, limited_by_images: bool
-) -> None:
+def test_waits_count_unless_a_gpu_still_embeds(device, is_done, limited_by_images):
     class Slow(Numbers):
         def given(self, index: int) -> Image.Image:
             time.sleep(0.005)
@@ -204,3 +191,19 @@ def test_processes_of_one_machine_share_its_cores(monkeypatch):
     for count, used in ((4, 4), (100, 16), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
         assert decoding_cores() == used
+
+
+def test_decoding_stops_with_its_consumer(tmp_path: Path):
+    Image.new("L", (2, 2)).save(tmp_path / "a.png")
+    asked = 0
+
+    def endless():
+        nonlocal asked
+        while True:
+            asked += 1
+            yield tmp_path / "a.png"
+
+    stream = decode_images(endless(), 2, 1.0)
+    next(stream)
+    stream.close()
+    assert asked <= 2 * decoding_batch_size(2)

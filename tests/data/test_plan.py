@@ -1,18 +1,25 @@
-"""Plans: every class once, learned ones never move, and a split for tuning."""
+"""Plans: every class once, learned ones never move, a split for tuning, one run after another."""
+
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 
+from cifnet_pl import CIFNetModule
 from cifnet_pl.data.datamodule import CIFNetDataModule
 from cifnet_pl.data.samples import SampleTable, SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.data.splitting import tuning_source
 from cifnet_pl.data.streams import class_tasks, order_classes
+from cifnet_pl.heads import RidgeHead
 from cifnet_pl.utilities.errors import UsageError
 from cifnet_pl.utilities.names import class_name
+from tests.data.tree import class_tree
+from tests.lightning_runs import digits, module, trainer
 
 stored_names = st.text(min_size=1, max_size=4).map(class_name)
 names = st.lists(stored_names, min_size=1, max_size=25, unique=True)
@@ -96,14 +103,9 @@ def test_impossible_plans_are_usage_errors(options, sentence):
         class_tasks(["a", "b", "c"], **options)
 
 
-# ---------------------------------------------------------------------- choosing settings without
-# the test images
-
-
 def test_the_test_images_are_left_alone() -> None:
-    whole, tuned, again = (
-        CIFNetDataModule("digits", tune=tune).source for tune in (None, 0.2, 0.2)
-    )
+    whole = CIFNetDataModule("digits").source
+    tuned, again = (CIFNetDataModule("digits", tune=0.2).source for _ in range(2))
     learned = set(tuned.train.names)
     measured = set(tuned.test.names)
     assert learned | measured == set(whole.train.names)
@@ -136,3 +138,39 @@ def test_each_domain_gives_its_share() -> None:
 def test_what_cannot_be_split_is_said(options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         CIFNetDataModule("digits", **options)  # type: ignore[arg-type]
+
+
+PIXELS, LABELS = load_digits(return_X_y=True)
+FEW = (PIXELS[:300].reshape(-1, 8, 8).astype(np.uint8) * 15, LABELS[:300])
+
+
+def test_nothing_of_one_learner_reaches_the_next(tmp_path: Path, watch) -> None:
+    """Neither embeddings, of which each is computed once in a run, nor the order of classes."""
+
+    def learned(model: CIFNetModule, data: CIFNetDataModule) -> float | None:
+        trainer(tmp_path).fit(model, datamodule=data)
+        return model.evaluation.accuracy
+
+    shared = digits(source=FEW)
+    first, negative, other = (module(head=RidgeHead, buffer=None) for _ in range(3))
+    counts = watch(first.backbone, "forward", len)
+    accuracy = learned(first, shared)
+    assert sum(counts) == len(shared.source.train) + len(shared.source.test) == 300
+    # An affine change is none, as long as it is the same in learning and evaluation.
+    negative.backbone.scale.neg_()
+    negative.backbone.shift.add_(1)
+    assert learned(negative, shared) == pytest.approx(accuracy, abs=2)
+    assert accuracy > 80
+    known = learned(other, digits(source=FEW, class_order=3))
+    assert other.class_names != first.class_names
+    trainer(tmp_path).validate(other, datamodule=shared, verbose=False)
+    assert other.evaluation.accuracy == known
+
+
+def test_few_classes_are_one_task(tmp_path: Path) -> None:
+    root = str(class_tree(tmp_path, 4))
+    for classes_per_task, sizes in ((10, [3]), (2, [2, 1])):
+        data = CIFNetDataModule(root=root, classes_per_task=classes_per_task)
+        assert [len(task) for task in data.plan.tasks] == sizes
+    with pytest.raises(UsageError, match="lower"):
+        CIFNetDataModule(root=root, classes_per_task=[4])

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 from cifnet_pl import CalibrationBuffer, CIFNetDataModule, Classifier, build_backbone
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
-from cifnet_pl.data.streams import Blurry, Returning, Stream, TaskFree
+from cifnet_pl.data.streams import Blurry, Returning, TaskFree
 from cifnet_pl.heads import CIFNetHead, RidgeHead
 from cifnet_pl.images.image import square
 from cifnet_pl.utilities.errors import CifnetError, UsageError
@@ -21,6 +21,7 @@ from tests.data.tree import class_tree
 from tests.lightning_runs import module, trainer
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 6, 4, 3), dtype=np.uint8)
+CHANNELS_FIRST = torch.from_numpy(PIXELS).permute(0, 3, 1, 2)
 LABELS = np.arange(12) % 3
 TENSORS = TensorDataset(*map(torch.from_numpy, vectors(120, 6, 4)))
 
@@ -44,11 +45,7 @@ class Pictures(Dataset[Any]):
 
 CASES: list[tuple[Any, tuple[str, ...], tuple[int, int]]] = [
     ((PIXELS, LABELS), ("0", "1", "2"), (9, 3)),
-    (
-        (torch.from_numpy(PIXELS).permute(0, 3, 1, 2), ["cab"[i] for i in LABELS]),
-        ("a", "b", "c"),
-        (9, 3),
-    ),
+    ((CHANNELS_FIRST, ["cab"[i] for i in LABELS]), ("a", "b", "c"), (9, 3)),
     (Pictures(12), ("ant", "bee", "cat"), (9, 3)),
     ((Pictures(12), Pictures(6, listed=False)), ("ant", "bee", "cat"), (12, 6)),
     (((PIXELS, LABELS), (PIXELS[:6], LABELS[:6])), ("0", "1", "2"), (12, 6)),
@@ -65,10 +62,8 @@ def test_images(given: Any, classes: tuple[str, ...], sizes: tuple[int, int]) ->
         for i, name in enumerate(images.names):
             original = Image.fromarray(PIXELS[int(name)])
             assert (images.image(i).square(4) == square(original, 4)).all()
-            number = LABELS[int(name)]
-            assert classes[images.labels[i]] == (
-                "cab"[number] if classes[0] == "a" else classes[number]
-            )
+            names = "cab" if classes[0] == "a" else classes
+            assert classes[images.labels[i]] == names[LABELS[int(name)]]
 
 
 @pytest.mark.parametrize(
@@ -80,9 +75,9 @@ def test_images(given: Any, classes: tuple[str, ...], sizes: tuple[int, int]) ->
         (TENSORS, "none:6", RidgeHead, TaskFree(40)),
     ],
 )
-def test_a_model_learns_a_stream_without_a_trainer_as_with_one(
-    given: Any, name: str, head: Any, kind: Stream | None, tmp_path: Path
-) -> None:
+def test_a_model_learns_without_a_trainer_as_with_one(
+    given, name, head, kind, tmp_path
+):
     def data() -> CIFNetDataModule:
         options = {"classes_per_task": 2, "class_order": 1, "image_size": 4}
         return CIFNetDataModule(given, stream=kind, num_workers=0, **options)
@@ -144,10 +139,7 @@ def test_images_in_a_loop_of_ones_own(tmp_path: Path) -> None:
         (["ant.png", "bee.png"], "no pairs of sample and label"),
         ([3, 4, 5], "no pairs of sample and label"),
         (TensorDataset(torch.zeros(3, 4)), "no pairs of sample and label"),
-        (
-            [(PIXELS[0] / 255, 0)] * 4,
-            r"dtype float64, expected uint8 pixels",
-        ),
+        ([(PIXELS[0] / 255, 0)] * 4, r"dtype float64, expected uint8 pixels"),
     ],
 )
 def test_what_is_no_source(given: Any, sentence: str) -> None:

@@ -19,6 +19,7 @@ from cifnet_pl.data.streams import (
     Returning,
     Stream,
     TaskFree,
+    Tasks,
     make_plan,
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
@@ -43,11 +44,7 @@ def source(sizes: list[int] | None = None, groups: int = 0) -> Source:
     return build_source(samples, SourceOptions())
 
 
-def plan(
-    stream: Stream,
-    data: Source | None = None,
-    learned: tuple[tuple[str, ...], ...] = (),
-) -> Plan:
+def plan(stream: Stream, data: Source | None = None, learned: Tasks = ()) -> Plan:
     return make_plan(data or source(), stream, 3, 2, learned=learned)
 
 

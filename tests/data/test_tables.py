@@ -63,42 +63,33 @@ def with_number(number: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("arrays", "sentence"),
+    ("name", "array", "sentence"),
     [
-        (
-            {"labels": Y[:29]},
-            "'labels' has shape (29,) and dtype int64, expected (30,)",
-        ),
-        ({"labels": Y.astype(str).astype(object)}, "save labels.astype(str)"),
-        ({"embeddings": np.zeros((30, 2), dtype=int)}, "dtype int64, expected"),
-        ({"embeddings": with_number(np.nan)}, "no finite float32 in row 17"),
-        ({"embeddings": with_number(1e300)}, "no finite float32 in row 17"),
-        ({"ids": np.arange(30) // 2}, "id '0' stands there twice"),
-        ({"split": np.full(30, "train")}, "the test split has no sample"),
-        (
-            {"split": np.where(Y == 1, "test", "train")},
-            "class '1' has no training sample",
-        ),
+        ("labels", Y[:9], "'labels' has shape (9,) and dtype int64, expected (30,)"),
+        ("labels", Y.astype(str).astype(object), "save labels.astype(str)"),
+        ("embeddings", np.zeros((30, 2), dtype=int), "dtype int64, expected"),
+        ("embeddings", with_number(np.nan), "no finite float32 in row 17"),
+        ("embeddings", with_number(1e300), "no finite float32 in row 17"),
+        ("ids", np.arange(30) // 2, "id '0' stands there twice"),
+        ("split", np.full(30, "train"), "the test split has no sample"),
+        ("split", np.where(Y == 1, "test", "train"), "'1' has no training sample"),
     ],
 )
-def test_bad_arrays(arrays: Any, sentence: str, tmp_path: Path) -> None:
-    assert sentence in refused(write(tmp_path, **arrays))
+def test_bad_arrays(name: str, array: Any, sentence: str, tmp_path: Path) -> None:
+    assert sentence in refused(write(tmp_path, **{name: array}))
 
 
 @pytest.mark.parametrize(
-    ("columns", "sentence"),
+    ("name", "cells", "sentence"),
     [
-        (
-            {"embeddings": [[1.0, 2.0]] * 4 + [[1.0]] + [[1.0, 2.0]] * 3},
-            "must have the same shape",
-        ),
-        ({"embeddings": [[1.0, 2.0], [1.0, None]] * 4}, "no finite float32 in row"),
-        ({"embeddings": [["1", "2"]] * 8}, "expected (n, d) floats"),
-        ({"labels": [0, None] * 4}, "'labels' has rows without a value"),
+        ("embeddings", [[1.0, 2.0], [1.0]] * 4, "must have the same shape"),
+        ("embeddings", [[1.0, 2.0], [1.0, None]] * 4, "no finite float32 in row"),
+        ("embeddings", [["1", "2"]] * 8, "expected (n, d) floats"),
+        ("labels", [0, None] * 4, "'labels' has rows without a value"),
     ],
 )
-def test_tables_with_holes_or_other_types(columns, sentence, tmp_path):
-    whole = {"embeddings": [[1.0, 2.0]] * 8, "labels": [0, 1] * 4, **columns}
+def test_tables_with_holes_or_other_types(name, cells, sentence, tmp_path):
+    whole = {"embeddings": [[1.0, 2.0]] * 8, "labels": [0, 1] * 4, name: cells}
     pyarrow.parquet.write_table(pyarrow.table(whole), tmp_path / "a.parquet")
     assert sentence in refused(tmp_path / "a.parquet")
 
@@ -114,9 +105,6 @@ def test_files_that_are_no_embeddings(tmp_path: Path) -> None:
         assert sentence in refused(tmp_path / name)
     with pytest.raises(UsageError, match=r"no file was given: set --data\.root"):
         build_source("embeddings", SourceOptions())
-
-
-# ---------------------------------------------------------------------- lists of image files
 
 
 def test_tasks_and_domains_of_a_table(tmp_path):
@@ -136,10 +124,7 @@ def test_tasks_and_domains_of_a_table(tmp_path):
         ("file,label\nblue/0.png,blue\n", r"has no column 'path', it has file, label"),
         ("path,label\n", "lists no image"),
         ("path,label\nblue/0.png,\n", "row 1 has nothing for label"),
-        (
-            "path,label\nblue/0.png,a\nblue/99.png,b\n",
-            "lists .*blue/99.png, which is not",
-        ),
+        ("path,label\nblue/99.png,b\n", "lists .*blue/99.png, which is not"),
         ("path,label\nblue/0.png,a\nblue/../blue/0.png,b\n", "stands there twice"),
         ("path,label\nblue/0.png,K\xe4fer\n", "not UTF-8: .*: save it as CSV UTF-8"),
         ("path,label,label\nblue/0.png,a,b\n", "two columns 'label'"),
@@ -214,9 +199,6 @@ def test_pointers_of_git_lfs_are_named(source: str, name: str, tmp_path: Path) -
     (tmp_path / name).write_bytes(pointer)
     with pytest.raises(DataError, match="git lfs pull"):
         build_source(source, SourceOptions(tmp_path / name))
-
-
-# ---------------------------------------------------------------------- through the command line
 
 
 def test_learn_and_classify_files_by_the_command_line(tmp_path, capsys):

@@ -64,9 +64,6 @@ def test_braces_name_shards_as_in_a_shell(tmp_path: Path):
     assert len(build(tmp_path / "{1,2}.tar").train.names) == 4  # a file of this name
 
 
-# ---------------------------------------------------------------------- what is wrong
-
-
 def test_a_shard_that_is_cut_off(tmp_path: Path):
     path = write(tmp_path / "a.tar", good())
     content = path.read_bytes()
@@ -97,10 +94,7 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path):
     [
         ([("a", {"cls": b"1"})], "sample a has no image, it has cls"),
         ([("a", {"png": b"x"})], "sample a has no label"),
-        (
-            [("a", {"png": b"x", "json": b"{}"})],
-            "sample a has no readable label 'label' in .json",
-        ),
+        ([("a", {"png": b"x", "json": b"{}"})], "no readable label 'label' in .json"),
         ([], "has no samples"),
     ],
 )
@@ -136,10 +130,8 @@ def test_a_text_is_the_name_of_a_class_even_if_it_is_a_number(tmp_path: Path):
     """Article numbers: 007 and 7 are two classes; in ``.cls`` they are one number."""
     labels = ["007", "7", "0012"]
     for ending, names in (("txt", ["0012", "007", "7"]), ("cls", ["7", "12"])):
-        samples = [
-            (f"s{i}", {"png": png(i), ending: labels[i % 3].encode()})
-            for i in range(12)
-        ]
+        contents = [{"png": png(i), ending: labels[i % 3].encode()} for i in range(12)]
+        samples = [(f"s{i}", members) for i, members in enumerate(contents)]
         source = build(write(tmp_path / ending / "a.tar", samples))
         assert source.class_names == names
         counts = np.bincount(source.train.labels) + np.bincount(source.test.labels)

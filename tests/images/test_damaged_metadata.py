@@ -62,18 +62,12 @@ def test_texts_and_profiles_of_png_files(added: bytes) -> None:
     assert_read(with_chunk(added))
 
 
-# ---------------------------------------------------------------------- formats
-
-
 @pytest.mark.parametrize("format", ["EPS", "PDF"])
 def test_decoders_that_run_programs_are_never_asked(format, monkeypatch):
     """Whatever the name of a file, Ghostscript is not started."""
     monkeypatch.setattr("subprocess.Popen", None)
     with pytest.raises(UnreadableImage, match="known format"):
         read_square(encoded(format), 6)
-
-
-# ---------------------------------------------------------------------- colours
 
 
 def exchanged_colours() -> bytes:
@@ -99,9 +93,6 @@ def test_colours_are_converted_to_srgb() -> None:
 )
 def test_srgb_and_damaged_profiles_change_nothing(profile: bytes) -> None:
     assert (read_square(encoded("PNG", icc_profile=profile), 6) == PIXELS).all()
-
-
-# ---------------------------------------------------------------------- incomplete files
 
 
 def jpeg(mode: str = "RGB", progressive: bool = False) -> bytes:

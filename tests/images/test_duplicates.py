@@ -21,13 +21,12 @@ def shelf(root: Path, moments: int, shots: int) -> list[Path]:
     files = []
     for moment in range(moments):
         for shot in range(shots):
-            bright = scene(moment).point(
-                lambda value, shot=shot: min(255, round(value * (1 + 0.03 * shot)))
-            )
+            gain = 1 + 0.03 * shot
+            brighter = [min(255, round(value * gain)) for value in range(256)]
+            bright = scene(moment).point(brighter * 3)
             files.append(root / f"{moment}-{shot}.jpg")
-            bright.resize((96 - 8 * shot, 72 - 6 * shot)).save(
-                files[-1], quality=90 - 10 * shot
-            )
+            size = (96 - 8 * shot, 72 - 6 * shot)
+            bright.resize(size).save(files[-1], quality=90 - 10 * shot)
     return files
 
 

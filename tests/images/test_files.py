@@ -1,6 +1,8 @@
-"""Which images are found in folders, patterns and Zip archives."""
+"""Which images are found in folders, patterns and Zip archives; what is hidden or passed over."""
 
 import glob
+import os
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -8,12 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import cifnet_pl.serving
 from cifnet_pl.data.samples import SourceOptions
 from cifnet_pl.data.sources import build_source
 from cifnet_pl.images.files import (
+    SYSTEM_FOLDERS,
+    PassedOver,
     find_images,
+    images_below,
     is_folder,
-    links_upwards,
+    is_hidden,
     read_bytes,
     read_names_as,
 )
@@ -67,14 +73,58 @@ def test_circles_are_entered_once(tree: Path):
     (tree / "b" / "again").symlink_to(tree / "b" / "e", target_is_directory=True)
     assert len(relative(tree, str(tree))) == 4
     assert len(relative(tree, str(tree / "**" / "*"))) == 4
-    assert links_upwards(tree / "b" / "loop")
-    assert not links_upwards(tree / "b" / "again")
     (tree / "b" / "e" / "up").symlink_to("..", target_is_directory=True)
     # Not those of the folder above.
     assert relative(tree, str(tree / "b" / "e")) == ["b/e/f.JPEG", "b/e/g.gif"]
 
 
-# ---------------------------------------------------------------------- archives
+def test_the_page_skips_the_same_folders() -> None:
+    page = Path(cifnet_pl.serving.__file__).parent / "page" / "page.js"
+    listed = re.search(r"SYSTEM_FOLDERS = \[(.*?)\]", page.read_text(), re.DOTALL)
+    assert listed is not None
+    assert set(re.findall(r'"(.*?)"', listed[1])) == SYSTEM_FOLDERS
+
+
+def test_ordinary_names_are_not_hidden() -> None:
+    assert not is_hidden("recycle/eaDir/a.b/System/1.jpg")
+
+
+@pytest.mark.timeout(120)
+def test_a_walk_passes_all_entries_and_a_read_waits_for_none(tmp_path: Path) -> None:
+    (tmp_path / "whole.png").write_bytes(png())
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "nowhere.png").symlink_to("gone.png")
+    (tmp_path / "circle.png").symlink_to("circle.png")
+    (tmp_path / "device.png").symlink_to("/dev/zero")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {path.name for path in find_images(tmp_path)} == names
+    assert {path.name for path in find_images(tmp_path / "*.png")} == names
+    for name in names - {"whole.png"}:
+        with pytest.raises((OSError, DataError)):
+            read_bytes(tmp_path / name)
+
+
+def test_a_folder_that_cannot_be_read_ends_no_watch(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    assert list(images_below(gone, PassedOver(), tolerant=True)) == []
+    with pytest.raises(FileNotFoundError):
+        list(images_below(gone, PassedOver()))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "count"),
+    [
+        ("a.CR2", b"raw", 1),
+        ("a.bin", b"\0\0\0\x18ftypheic", 1),
+        ("a.mp4", b"\0\0\0\x18ftypisom", 0),
+        ("a.wav", b"RIFF\0\0\0\0WAVE", 0),
+    ],
+)
+def test_files_that_may_be_images(tmp_path, name, content, count) -> None:
+    (tmp_path / name).write_bytes(content)
+    passed_over = PassedOver()
+    assert list(images_below(tmp_path, passed_over)) == []
+    assert passed_over.count == len(passed_over.notes()) == count
 
 
 def archive_of(target: Path, *names: str, content: bytes = b"") -> Path:
@@ -109,9 +159,8 @@ def test_images_are_found_and_decoded_in_place(tmp_path: Path):
     packed = Path(shutil.make_archive(str(tmp_path / "shots"), "zip", images))
     before = sorted(tmp_path.rglob("*"))
     result = list(find_images(str(packed)))
-    assert result == [
-        packed / path.relative_to(images) for path in sorted(images.rglob("*.png"))
-    ]
+    plain = sorted(images.rglob("*.png"))
+    assert result == [packed / path.relative_to(images) for path in plain]
     assert list(find_images(str(packed / "bee"))) == result[3:]
     assert list(find_images(str(result[0]))) == result[:1]
     assert read_square(result[0], 8).shape == (8, 8, 3)

@@ -1,4 +1,4 @@
-"""One image → one square: shapes as by torchvision, modes, orientations, damaged files."""
+"""One image → one square: shapes as by torchvision, modes, depth, orientations, damaged files."""
 
 import io
 import struct
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 from torchvision.transforms import v2
 
-from cifnet_pl.images.image import UnreadableImage, read_square, square
+from cifnet_pl.images.image import EncodedImage, UnreadableImage, read_square, square
 from tests.images.contents import bomb, file_of
 
 
@@ -27,26 +27,18 @@ def smooth(width: int, height: int) -> Image.Image:
 def reference(image: Image.Image, size: int, crop_ratio: float = 1.0) -> np.ndarray:
     """The usual evaluation transform: short side resized, centre cropped."""
     short = round(size / crop_ratio)
-    steps = [
-        v2.Resize(short, v2.InterpolationMode.BICUBIC, antialias=True),
-        v2.CenterCrop(size),
-    ]
-    return np.asarray(v2.Compose(steps)(image))
+    resize = v2.Resize(short, v2.InterpolationMode.BICUBIC, antialias=True)
+    return np.asarray(v2.CenterCrop(size)(resize(image)))
 
 
 def difference(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     return np.abs(one.astype(int) - two.astype(int))
 
 
-# ---------------------------------------------------------------------- against torchvision
-
-
 @given(st.integers(2, 90), st.integers(1, 64))
 def test_square_images_as_torchvision_resizes_them(side: int, size: int) -> None:
-    noise = np.random.default_rng(side).integers(
-        0, 256, (side, side, 3), dtype=np.uint8
-    )
-    image = Image.fromarray(noise)
+    draw = np.random.default_rng(side)
+    image = Image.fromarray(draw.integers(0, 256, (side, side, 3), np.uint8))
     assert difference(square(image, size), reference(image, size)).max() <= 1
 
 
@@ -58,9 +50,8 @@ def test_other_shapes_up_to_half_a_pixel(width, height, size, crop_ratio):
     image = smooth(width, height)
     exact = square(image, size, crop_ratio)
     rounded = reference(image, size, crop_ratio)
-    steepest = max(
-        np.abs(np.diff(exact.astype(int), axis=axis)).max() for axis in (0, 1)
-    )
+    steps = [np.abs(np.diff(exact.astype(int), axis=axis)) for axis in (0, 1)]
+    steepest = max(step.max() for step in steps)
     assert difference(exact, rounded).max() <= steepest
     assert difference(exact, rounded).mean() <= 0.5 * steepest
 
@@ -73,9 +64,6 @@ def test_elongated_images_show_their_centre(width: int, height: int) -> None:
     result = square(Image.fromarray(pixels), 8)
     assert result.shape == (8, 8, 3)
     assert result[4, 4].tolist() == [200, 200, 200]
-
-
-# ---------------------------------------------------------------------- orientation
 
 
 COLOURS = {
@@ -133,9 +121,6 @@ def test_sideways_image_is_cropped_after_turning() -> None:
     assert difference(turned, upright).max() <= 1
 
 
-# ---------------------------------------------------------------------- modes
-
-
 def reopened(image: Image.Image, kind: str, **options: object) -> Image.Image:
     """What a file of this format gives back."""
     return Image.open(io.BytesIO(file_of(image, kind, **options)))
@@ -153,15 +138,11 @@ def plain(mode: str, colour: object) -> Image.Image:
 
 WHITE = [255] * 3
 CLEAR = plain("RGBA", (10, 20, 30, 0))
+DEEP = Image.frombytes("I;16B", (12, 12), struct.pack(">H", 51400) * 144)
+CMYK = plain("RGB", (200, 40, 90)).convert("CMYK")
 MODES: dict[str, tuple[Image.Image, list[int]]] = {
-    "16 bit big endian": (
-        Image.frombytes("I;16B", (12, 12), struct.pack(">H", 51400) * 144),
-        [200] * 3,
-    ),
-    "CMYK": (
-        reopened(plain("RGB", (200, 40, 90)).convert("CMYK"), "JPEG", quality=100),
-        [200, 40, 90],
-    ),
+    "16 bit big endian": (DEEP, [200] * 3),
+    "CMYK": (reopened(CMYK, "JPEG", quality=100), [200, 40, 90]),
     "clear": (CLEAR, WHITE),
     "half clear": (plain("RGBA", (0, 0, 0, 128)), [127] * 3),
     "clear, premultiplied": (CLEAR.convert("RGBa"), WHITE),
@@ -178,7 +159,30 @@ def test_modes(image: Image.Image, expected: list[int]) -> None:
     assert np.abs(square(image, 4)[2, 2].astype(int) - expected).max() <= most
 
 
-# ---------------------------------------------------------------------- HEIC, and damaged files
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
+def test_sixteen_bits_are_divided_by_256(format: str) -> None:
+    values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    content = file_of(Image.fromarray(values), format)
+    square = read_square(content, 8)
+    assert (square == (values // 256)[..., None]).all()
+    thumbnail = EncodedImage(content).look().thumbnail
+    assert thumbnail is not None
+    assert np.abs(thumbnail[..., 0].astype(int) - square[..., 0]).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        np.linspace(276, 318, 64, dtype=np.float32).reshape(8, 8),  # kelvin
+        np.arange(64, dtype=np.int32).reshape(8, 8),
+    ],
+)
+def test_other_numbers_are_unreadable(pixels: np.ndarray, tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    path.write_bytes(file_of(Image.fromarray(pixels), "TIFF"))
+    with pytest.raises(UnreadableImage, match="convert them to 8 or 16 bits"):
+        read_square(path, 8)
+    assert EncodedImage(path).look().thumbnail is None
 
 
 def test_an_image_of_too_many_pixels_is_refused() -> None:

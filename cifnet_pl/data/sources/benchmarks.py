@@ -383,14 +383,9 @@ def _parquet_images(file: Path) -> SampleTable:
     metadata = read_schema(file).metadata or {}
     description = json.loads(metadata.get(b"huggingface", b"{}"))
     features = description.get("info", {}).get("features", {})
-
-    def read(row: int) -> bytes:
-        content: bytes = images[row]["bytes"]
-        return content
-
     return SampleTable(
         table_of(label=labels),
-        read,
+        lambda row: images[row]["bytes"],
         class_names=features.get(LABEL, {}).get("names"),
         where=shown_path(file.parent),
     )

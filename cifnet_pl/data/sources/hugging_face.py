@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -112,19 +113,18 @@ def _local(datasets: Any, root: Path, config: Any) -> Any:
         return datasets.load_from_disk(str(root))
     if (root / "state.json").is_file():
         return {"train": datasets.load_from_disk(str(root))}
-    # A folder with a card says itself which files are of which split.
-    if (root / "README.md").is_file() or config is not None:
-        return datasets.load_dataset(str(root), config)
     found = find_files(root, "**/*", (".parquet",))
-    if not found.files and root.is_dir():
-        return datasets.load_dataset(str(root))
-    files: dict[str, list[str]] = {}
-    for file, split in zip_longest(found.files, found.splits, fillvalue="train"):
-        files.setdefault(str(split), []).append(str(file))
-    if not files:
+    # A folder with a card says itself which files are of which split.
+    has_card = (root / "README.md").is_file() or config is not None
+    if has_card or (not found.files and root.is_dir()):
+        return datasets.load_dataset(str(root), config)
+    if not found.files:
         raise DataError(
             f"no data set at {shown_path(root)}: expected a folder or a Parquet file"
         )
+    files = defaultdict[str, list[str]](list)
+    for file, split in zip_longest(found.files, found.splits, fillvalue="train"):
+        files[str(split)].append(str(file))
     return datasets.load_dataset("parquet", data_files=files)
 
 
@@ -179,17 +179,15 @@ def _column(dataset: Any, meaning: str, options: SourceOptions, where: str) -> s
     Raises:
         DataError: no such column; names those that exist.
     """
-    candidates: list[str] = []
-    for name, feature in dataset.features.items():
-        if type(feature).__name__ == FEATURES[meaning]:
-            candidates.append(name)
+    kinds = {name: type(kind).__name__ for name, kind in dataset.features.items()}
+    candidates: list[str] = [name for name in kinds if kinds[name] == FEATURES[meaning]]
     candidates += USUAL[meaning]
     if meaning in options.own:
         candidates = [str(options.own[meaning])]
     for name in candidates:
-        if name in dataset.features:
+        if name in kinds:
             return name
-    known = ", ".join(map(printable, dataset.features))
+    known = ", ".join(map(printable, kinds))
     raise DataError(
         f"{where} has no column '{printable(candidates[0])}', it has {known}: name it with"
         f" --data.options.{meaning}"

@@ -63,6 +63,8 @@ def _is_data_set(given: Any) -> bool:
 def read_samples(part: Any) -> SampleTable:
     """Return the samples of a pair of arrays or of a torch data set.
 
+    The labels of a data set are its ``targets``, or those of all items.
+
     Raises:
         UsageError: something else.
     """
@@ -72,7 +74,18 @@ def read_samples(part: Any) -> SampleTable:
     if not _is_data_set(part):
         kind = type(part).__name__
         raise UsageError(f"the data source is a {kind}, {EXPECTED}")
-    return _read_data_set(part)
+    problem = "the data are no pairs of sample and label"
+    unfit = (TypeError, IndexError, KeyError)
+    with explained(UsageError, problem, *unfit, end=f": {EXPECTED}"):
+        targets = getattr(part, "targets", None)
+        if targets is None:
+            targets = [part[i][1] for i in range(len(part))]
+        pillow_image(part[0][0], "the first item of the data set")
+    return SampleTable(
+        table_of(label=np.asarray(targets).tolist()),
+        partial(dataset_image, part),
+        class_names=getattr(part, "classes", None),
+    )
 
 
 def _read_arrays(samples: Any, labels: Any) -> SampleTable:
@@ -103,24 +116,3 @@ def _read_arrays(samples: Any, labels: Any) -> SampleTable:
             " uint8"
         )
     return SampleTable(table, lambda row: pillow_image(x[row], f"X[{row}]"))
-
-
-def _read_data_set(dataset: Any) -> SampleTable:
-    """Read the labels of a torch data set: its ``targets``, or those of all items.
-
-    Raises:
-        UsageError: its items are no pairs of image and label.
-    """
-    problem = "the data are no pairs of sample and label"
-    with explained(
-        UsageError, problem, TypeError, IndexError, KeyError, end=f": {EXPECTED}"
-    ):
-        targets = getattr(dataset, "targets", None)
-        if targets is None:
-            targets = [dataset[i][1] for i in range(len(dataset))]
-        pillow_image(dataset[0][0], "the first item of the data set")
-    return SampleTable(
-        table_of(label=np.asarray(targets).tolist()),
-        partial(dataset_image, dataset),
-        class_names=getattr(dataset, "classes", None),
-    )

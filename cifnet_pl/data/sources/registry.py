@@ -98,30 +98,12 @@ def build_source(name: str | Any, options: SourceOptions) -> Source:
     elif name.startswith(HUB_PREFIX):
         read = partial(hugging_face, name.removeprefix(HUB_PREFIX))
     else:
-        plugin = None
-        if names_import(name):
-            plugin = name
-        elif not name.startswith(TORCHVISION_PREFIX):
-            plugin = entry_point("sources", name)
-        if plugin is not None:
-            make = import_object(plugin)
-            with explained(UsageError, f"data source {plugin} fails", reason=failure):
-                samples = make(options)
-            return split_table(samples, options)
+        outside = _plugin_samples(name, options)
+        if outside is not None:
+            return split_table(outside, options)
         read = partial(torchvision_set, _torchvision_class(name))
-    _check_options(name, options)
-    group = SINGLE
-    if name == "folder":
-        group = NEAR
-    unreadable = f"cannot read the data of source {name}"
-    with explained(DataError, unreadable, OSError, end="; give this account access"):
-        samples = read(options)
-    return split_table(samples, options, group)
-
-
-def _check_options(name: str, options: SourceOptions) -> None:
-    """Raise UsageError for an option that the source ``name`` does not have."""
-    if options.group is not None and name != "folder":
+    group = NEAR if name == "folder" else SINGLE
+    if options.group is not None and group == SINGLE:
         raise UsageError(
             f"--data.group is for images in class folders: leave it out for data source {name}"
         )
@@ -129,9 +111,27 @@ def _check_options(name: str, options: SourceOptions) -> None:
     known = OWN_OPTIONS.get(kind, ())
     for option in options.own:
         if option not in known:
-            raise unknown_name(
-                f"option of data source {name}", option, known or ["none"]
-            )
+            what = f"option of data source {name}"
+            raise unknown_name(what, option, known or ["none"])
+    unreadable = f"cannot read the data of source {name}"
+    with explained(DataError, unreadable, OSError, end="; give this account access"):
+        samples = read(options)
+    return split_table(samples, options, group)
+
+
+def _plugin_samples(name: str, options: SourceOptions) -> SampleTable | None:
+    """Return the samples of a plug-in, by its import or entry point; None if there is none."""
+    plugin = None
+    if names_import(name):
+        plugin = name
+    elif not name.startswith(TORCHVISION_PREFIX):
+        plugin = entry_point("sources", name)
+    if plugin is None:
+        return None
+    make = import_object(plugin)
+    with explained(UsageError, f"data source {plugin} fails", reason=failure):
+        samples: SampleTable = make(options)
+    return samples
 
 
 def _torchvision_class(name: str) -> str:

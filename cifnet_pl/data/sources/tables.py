@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -202,8 +202,7 @@ def _mapped_npy(path: Path, offset: int) -> np.ndarray | None:
         start = file.tell()
     if dtype.hasobject or 0 in shape:
         return None
-    order: Literal["F", "C"] = "F" if fortran else "C"
-    return np.memmap(path, dtype, "r", start, shape, order)
+    return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
 
 
 def _parquet(path: Path) -> ArrayFile:
@@ -277,11 +276,8 @@ def embeddings(options: SourceOptions) -> SampleTable:
             do not fit.
     """
     names = {key: str(value) for key, value in options.own.items()}
-
-    def read(path: Path) -> SampleTable:
-        return open_table(path).samples(**names)
-
-    return embedding_files(options.root).read(read)
+    files = embedding_files(options.root)
+    return files.read(lambda path: open_table(path).samples(**names))
 
 
 def embedding_files(root: Path | None) -> SplitFiles:

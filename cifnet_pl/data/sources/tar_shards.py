@@ -53,7 +53,12 @@ def webdataset(options: SourceOptions) -> SampleTable:
             sample without an image or a label.
     """
     where = printable(str(options.root))
-    class_names = _class_list(options)
+    class_names = None
+    path = options.own.get("classes")
+    if path is not None:
+        with explained(DataError, "cannot read the names of the classes"):
+            text = expanded(str(path)).read_text("utf-8-sig")
+        class_names = text.splitlines()
     label = str(options.own.get("label", "label"))
     shards = find_shards(options)
     samples = shards.read(
@@ -71,15 +76,6 @@ def find_shards(options: SourceOptions) -> SplitFiles:
         DataError: there are none.
     """
     return required_files(options.root, "**/*.tar", (".tar",), WHAT)
-
-
-def _class_list(options: SourceOptions) -> list[str] | None:
-    path = options.own.get("classes")
-    if path is None:
-        return None
-    with explained(DataError, "cannot read the names of the classes"):
-        text = expanded(str(path)).read_text(encoding="utf-8-sig")
-    return text.splitlines()
 
 
 # ---------------------------------------------------------------------- reading
