@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from pydantic import Field, Strict
+from pydantic import NonNegativeInt
 
 from cifnet_pl.data.duplicates import find_duplicates
 from cifnet_pl.data.samples import (
@@ -34,8 +35,6 @@ from cifnet_pl.model.bundle import StoredRecord
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.growing_tensors import fingerprint
 
-Count = Annotated[int, Strict(), Field(ge=0)]
-
 
 class ShardRecord(StoredRecord):
     """Positions ``start`` to ``stop`` (exclusive) of a set of ``total`` samples.
@@ -47,10 +46,10 @@ class ShardRecord(StoredRecord):
     """
 
     set_hash: str
-    start: Count
-    stop: Count
-    total: Count
-    learned: Count = 0
+    start: NonNegativeInt
+    stop: NonNegativeInt
+    total: NonNegativeInt
+    learned: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class UnitRecord(StoredRecord):
     """
 
     name: str
-    samples: Count
+    samples: NonNegativeInt
     digest: str
 
 
@@ -111,9 +110,9 @@ class SetPlan(StoredRecord):
     data: dict[str, Any]
     set_hash: str
     class_names: list[str]
-    counts: list[Count]
+    counts: list[NonNegativeInt]
     units: list[UnitRecord]
-    left_out: list[Count]
+    left_out: list[NonNegativeInt]
 
     def record(self, shard: Shard) -> ShardRecord:
         """Return the positions of a part, of which nothing is learned yet."""
@@ -153,10 +152,9 @@ class TrainingSet:
     @cached_property
     def _blocks(self) -> list[ArrayFile]:
         """Blocks of rows of all files of embeddings."""
-        blocks: list[ArrayFile] = []
-        for file in training_files(embedding_files(self.options.root)):
-            blocks += open_table(file).blocks()
-        return blocks
+        files = training_files(embedding_files(self.options.root))
+        blocks = [open_table(file).blocks() for file in files]
+        return list(chain.from_iterable(blocks))
 
     def units(self) -> tuple[list[str], list[str]]:
         """Return the names of all units in the order of the samples, and sentences about them."""
