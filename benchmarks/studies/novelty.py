@@ -75,9 +75,8 @@ def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
         head, buffer.samples, everything, everything, len(everything)
     )
     calibration.calibrate_by_buffer(head, in_groups)
-    samples = calibration.samples(head, in_groups)
-    assert samples is not None
-    return samples
+    groups = in_groups.group if calibration.leaves_groups_out else None
+    return CalibrationSamples(head, in_groups.z, in_groups.y, groups)
 
 
 def learned(images: Images, classes: list[int]) -> tuple[RidgeHead, CalibrationBuffer]:

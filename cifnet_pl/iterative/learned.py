@@ -103,7 +103,8 @@ def _linear_model(
     rows = np.concatenate([module.data.task(number).rows for number in tasks])
     labels = module.labels_of(rows)
     hashes = ImageHashes()
-    hashes.add(labels.numpy(), module.data.source.train.hashes(rows))
+    content = module.data.source.train.hashes(rows)
+    hashes.add(labels, torch.from_numpy(content))
     head = SGDHead(linear.in_features)
     weights = torch.cat([linear.bias[None], linear.weight.T])
     state = {

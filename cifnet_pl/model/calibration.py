@@ -13,6 +13,7 @@ import math
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -66,6 +67,9 @@ MIN_NEW_IMAGES = round(1 / UNKNOWN_SHARE)
 
 With fewer, no image can be called unknown."""
 
+LARGEST_HASH = torch.iinfo(torch.int64).max
+"""A content hash without its sign is up to this."""
+
 
 class Calibration(GrowingModule):
     """The samples by which a model is calibrated, and its accuracy on them.
@@ -106,29 +110,23 @@ class Calibration(GrowingModule):
         return kinds[int(self.kind)]
 
     @property
-    def loo(self) -> Estimate | None:
-        """Leave-one-out accuracy of the buffer samples, the mean over classes."""
-        return self._estimate(0)
-
-    @property
-    def new_groups(self) -> Estimate | None:
-        """Accuracy on new groups, as far as it can be told."""
-        return self._estimate(1)
+    def estimates(self) -> list[Estimate | None]:
+        """Leave-one-out accuracy of the buffer samples, and accuracy on new groups, where known."""
+        estimates: list[Estimate | None] = [None, None]
+        for position, accuracy in enumerate(self.accuracy.tolist()):
+            if accuracy >= 0:
+                interval = Interval(*self.interval[position].tolist())
+                estimates[position] = Estimate(accuracy, interval)
+        return estimates
 
     def describe(self) -> dict[str, Any]:
         """Return both accuracies and their intervals in percent, by their names in files."""
         described: dict[str, Any] = {}
-        estimates = {"loo_accuracy": self.loo, "new_group_accuracy": self.new_groups}
-        for name, estimate in estimates.items():
+        names = ("loo_accuracy", "new_group_accuracy")
+        for name, estimate in zip(names, self.estimates, strict=True):
             described[name] = estimate and estimate.accuracy
             described[f"{name}_interval"] = estimate and estimate.interval
         return described
-
-    def _estimate(self, position: int) -> Estimate | None:
-        accuracy = float(self.accuracy[position])
-        if accuracy < 0:
-            return None
-        return Estimate(accuracy, Interval(*self.interval[position].tolist()))
 
     def record(self, kind: Kind, loo: Estimate | None, new: Estimate | None) -> None:
         """Record leave-one-out accuracy and accuracy on new groups."""
@@ -180,18 +178,13 @@ class Calibration(GrowingModule):
         evidence = Evidence(*self.group_errors.clamp_min(0).tolist())
         return bool(self.is_given) or evidence.dependent
 
-    def _add_evidence(self, errors: Tensor) -> None:
-        self.group_errors = self.group_errors.clamp_min(0) + errors.to(
-            self.group_errors
-        )
-
     def absorb(self, other: Calibration) -> None:
         """Take in what is known of the images of another model."""
         self.is_given |= other.is_given
         if len(other.chosen):
             self.exclude_selected(other.chosen)
         if (other.group_errors >= 0).all():
-            self._add_evidence(other.group_errors)
+            self.group_errors.clamp_min_(0).add_(other.group_errors)
 
     def find_groups(
         self,
@@ -221,7 +214,7 @@ class Calibration(GrowingModule):
         self.is_given |= (given >= 0).any()
         if self.is_given:
             # An image without a group has its own hash for one.
-            alone = samples.key & torch.iinfo(torch.int64).max
+            alone = samples.key & LARGEST_HASH
             named = torch.where(given >= 0, given, alone)
             unknown = is_whole & (groups < 0)
             return samples._replace(group=torch.where(unknown, named, groups))
@@ -229,7 +222,10 @@ class Calibration(GrowingModule):
             whole = samples.at(is_whole)
             mean = samples.z.double().mean(dim=0)
             clusters = Clusters(whole.z, whole.y, mean)
-            groups[is_whole] = named_groups(clusters.groups(), whole.key)
+            # A group has the smallest of its images' hashes for a name, whatever else is learned.
+            hashes = pd.Series(whole.key.cpu() & LARGEST_HASH)
+            names = hashes.groupby(clusters.groups().numpy()).transform("min")
+            groups[is_whole] = whole.key.new_tensor(names.to_numpy())
             tested = is_new[is_whole]
             if is_whole.all():  # what was found before is found again
                 self.group_errors = -torch.ones_like(self.group_errors)
@@ -263,7 +259,8 @@ class Calibration(GrowingModule):
         learned = CalibrationSamples(head, samples.z[rows], samples.y[rows])
         rule = learned.rules[0]
         found = group_evidence(sets[:, rows], learned.columns, rule, counts)
-        self._add_evidence(torch.tensor(found))
+        errors = torch.tensor(found).to(self.group_errors)
+        self.group_errors.clamp_min_(0).add_(errors)
 
     # ------------------------------------------------------------------ accuracy
 
@@ -320,33 +317,6 @@ class Calibration(GrowingModule):
         else:
             self.record(kind, loo, widened(new_groups, loo))
 
-    def samples(
-        self, head: Head, stored: BufferSamples | None
-    ) -> CalibrationSamples | None:
-        """Return what calibrates a head: labelled images that are not learned, else the buffer's.
-
-        Args:
-            head: solved.
-            stored: the samples in the buffer; None if there are none.
-        """
-        if len(self.y):
-            return CalibrationSamples(head, self.z, self.y, learned=False)
-        if stored is None:
-            return None
-        counted = self.counted(stored.y, stored.key)
-        groups = None
-        if self.leaves_groups_out and self.estimate_kind != "incomplete":
-            groups = stored.group
-        return CalibrationSamples(head, stored.z, stored.y, groups, counted=counted)
-
-    def keep_learned(self, learned: Tensor) -> None:
-        """Forget all images that a model no longer knows.
-
-        Args:
-            learned: (n,) int64 content hashes of those that it knows.
-        """
-        self.chosen = self.chosen[torch.isin(self.chosen, learned)]
-
     def replace_new_images(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the labelled images that are not learned.
 
@@ -359,67 +329,20 @@ class Calibration(GrowingModule):
         self.y = y
         self.key = key
 
-    def assess_new_images(
-        self, head: Head, learned: Tensor, fits_temperature: bool
-    ) -> None:
-        """Measure a head's accuracy on the labelled images that it has not learned since.
+    def calibrate_by_new_images(self, head: Head, learned: Tensor) -> None:
+        """Measure a head by the labelled images that it has not learned since, and calibrate it.
 
         Args:
             head: solved.
             learned: (n,) int64 content hashes of all images learned.
-            fits_temperature: whether the head is calibrated by the labelled images.
         """
         new = torch.isin(self.y, head.labels) & ~torch.isin(self.key, learned)
         self.replace_new_images(self.z[new], self.y[new], self.key[new])
         if len(self.y):
             new_images = CalibrationSamples(head, self.z, self.y, learned=False)
-            self.record("measured", self.loo, estimated(new_images))
-            if fits_temperature:
-                calibrate(new_images)
-
-    # ------------------------------------------------------------------ messages
-
-    def sentences(self, learned: int, counted: int) -> list[str]:
-        """Return a line each on leave-one-out accuracy and accuracy on new groups.
-
-        Args:
-            learned: number of images that the model has learned.
-            counted: number of buffer samples that calibrate it.
-
-        Returns:
-            Nothing where nothing was measured.
-        """
-        sentences = []
-        kind = self.estimate_kind
-        if self.loo is not None:
-            facts = [f"{counted} of {learned} images"]
-            if kind == "independent":
-                facts.append("no groups found")
-            sentences.append(f"Leave-one-out accuracy {self.loo.sentence(*facts)}")
-        if self.new_groups is not None and kind in ACCURACY_ON_NEW_GROUPS:
-            name = ACCURACY_ON_NEW_GROUPS[kind]
-            sentences.append(f"{name} {self.new_groups.sentence()}")
-        elif kind in NOT_ESTIMATED:
-            reason = NOT_ESTIMATED[kind]
-            sentences.append(f"Accuracy on new groups not estimated: {reason}")
-        return sentences
-
-
-def named_groups(groups: Tensor, key: Tensor) -> Tensor:
-    """Return groups (n,) named by the smallest content hash among their images.
-
-    Args:
-        groups: (n,) int64 from 0.
-        key: (n,) int64 content hashes.
-
-    Returns:
-        (n,) int64, not negative; the same for an image whatever else is learned.
-    """
-    groups = groups.to(key.device)
-    largest = torch.iinfo(torch.int64).max
-    names = key.new_full((int(groups.max()) + 1,), largest)
-    names.scatter_reduce_(0, groups, key & largest, "amin")  # without its sign
-    return names[groups]
+            loo, _ = self.estimates
+            self.record("measured", loo, estimated(new_images))
+            calibrate(new_images)
 
 
 class Estimate(NamedTuple):

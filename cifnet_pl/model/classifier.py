@@ -29,7 +29,11 @@ from cifnet_pl.images.reader import (
     iterate_images,
 )
 from cifnet_pl.model.bundle import Event, now, write_bundle
-from cifnet_pl.model.calibration import MIN_NEW_IMAGES
+from cifnet_pl.model.calibration import (
+    ACCURACY_ON_NEW_GROUPS,
+    MIN_NEW_IMAGES,
+    NOT_ESTIMATED,
+)
 from cifnet_pl.model.export import Export, Graph, HeadGraph, Square, onnx_bytes
 from cifnet_pl.model.task_learner import ModelLearner
 from cifnet_pl.model.unknowns import (
@@ -220,23 +224,32 @@ class Classifier(ModelLearner):
 
     def accuracy_sentences(self) -> list[str]:
         """Return sentences on decision rule, leave-one-out accuracy and accuracy on new groups."""
-        counted = 0
-        if self.buffer is not None:
-            is_counted = self.calibration.counted(self.buffer.y, self.buffer.key)
-            counted = int(is_counted.sum())
-        learned = sum(self.head.class_counts().values())
-        sentences = self.calibration.sentences(learned, counted)
+        sentences = []
+        kind = self.calibration.estimate_kind
+        loo, new_groups = self.calibration.estimates
+        if loo is not None and self.buffer is not None:
+            counted = self.calibration.counted(self.buffer.y, self.buffer.key)
+            learned = sum(self.head.class_counts().values())
+            facts = [f"{counted.sum()} of {learned} images"]
+            if kind == "independent":
+                facts.append("no groups found")
+            sentences.append(f"Leave-one-out accuracy {loo.sentence(*facts)}")
+        if new_groups is not None and kind in ACCURACY_ON_NEW_GROUPS:
+            name = ACCURACY_ON_NEW_GROUPS[kind]
+            sentences.append(f"{name} {new_groups.sentence()}")
+        elif kind in NOT_ESTIMATED:
+            reason = NOT_ESTIMATED[kind]
+            sentences.append(f"Accuracy on new groups not estimated: {reason}")
         if sentences and self.head.decision_rule is not None:
             sentences.insert(0, f"Decision rule: {self.head.decision_rule}")
         return sentences
 
     def calibration_notes(self) -> list[str]:
         """Return how to calibrate the probabilities; nothing where they are calibrated."""
-        head = self.head
-        if self.calibrated or head.selects_rule or float(head.temperature) != 1:
+        if self.calibrates:
             return []
         means = "cifnet evaluate --recalibrate true"
-        if head.leaves_one_out:
+        if self.head.leaves_one_out:
             means = f"learn with a buffer and --model.calibrate true, or {means}"
         return [f"probabilities not calibrated: {means}"]
 
@@ -655,7 +668,9 @@ class Classifier(ModelLearner):
         if self.buffer is not None:
             self.buffer.remove_classes(labels)
         self.images.remove(labels)
-        self.calibration.keep_learned(self.images.content)
+        chosen = self.calibration.chosen
+        is_learned = torch.isin(chosen, self.images.content)
+        self.calibration.chosen = chosen[is_learned]
         if self.head.solved:
             self.calibrate()
         else:

@@ -198,8 +198,8 @@ class ModelLearner:
         """
         self._samples_of_task()
         self.take_over(other, self.label_of)
-        of_images = torch.from_numpy(other.images.image_labels)
-        self._observed.append((of_images, other.images.content))
+        images = other.images
+        self._observed.append((images.image_labels, images.content))
 
     def take_over(self, other: ModelLearner, label_of: Mapping[str, int]) -> None:
         """Add statistics and buffer samples of another learner, and give its images our labels.
@@ -249,12 +249,9 @@ class ModelLearner:
                 self.buffer.join_candidates()
         if observed:
             before = self.images.duplicates
-            all_labels, all_hashes = zip(*observed, strict=True)
-            labels = torch.cat(all_labels)
-            hashes = torch.cat(all_hashes)
-            self.images.add(labels.numpy(), hashes.numpy())
-            new_duplicates = self.images.duplicates - before
-            self.head.count_duplicates(new_duplicates)
+            labels, hashes = zip(*observed, strict=True)
+            self.images.add(torch.cat(labels), torch.cat(hashes))
+            self.head.count_duplicates(self.images.duplicates - before)
 
     def finish_task(self, reduce: Reduce | None = None) -> None:
         """Finish the task: buffer shown to new classes, head solved, buffer updated, calibrated.
@@ -336,14 +333,14 @@ class ModelLearner:
 
     def _select_samples(self, buffer: CalibrationBuffer) -> None:
         """Let the buffer select among its candidates: in whole groups, where there are any."""
-        if not self._calibrates_by_buffer:
+        if not (self.calibrates and self.head.leaves_one_out):
             buffer.commit()
             return
         at_hand = buffer.at_hand()
         samples = self.calibration.find_groups(
             self.head,
             at_hand,
-            self._are_whole(at_hand),
+            self.images.are_whole(at_hand.y),
             torch.isin(at_hand.y, buffer.pending().y),
             buffer.capacity,
         )
@@ -355,27 +352,13 @@ class ModelLearner:
         else:
             buffer.commit()
             buffer.set_groups(samples)
-            buffer.group[~self._are_whole(buffer.samples)] = -1
-
-    def _are_whole(self, samples: BufferSamples) -> Tensor:
-        """Return which samples are of classes of which they are all images: (n,) bool."""
-        learned = self.images.distinct_counts()
-        labels, column, counts = torch.unique(
-            samples.y, return_inverse=True, return_counts=True
-        )
-        expected = [learned.get(label, 0) for label in labels.tolist()]
-        is_whole: Tensor = counts >= counts.new_tensor(expected)
-        return is_whole[column]
+            buffer.group[~self.images.are_whole(buffer.y)] = -1
 
     @property
-    def _fits_temperature(self) -> bool:
-        return self.calibrated or float(self.head.temperature) != 1
-
-    @property
-    def _calibrates_by_buffer(self) -> bool:
-        """Whether buffer samples calibrate the head."""
-        calibrates = self._fits_temperature or self.head.selects_rule
-        return self.buffer is not None and self.head.leaves_one_out and calibrates
+    def calibrates(self) -> bool:
+        """Whether the head is calibrated after every change."""
+        head = self.head
+        return self.calibrated or head.selects_rule or float(head.temperature) != 1
 
     def calibrate(self) -> None:
         """Calibrate by the buffer samples, and again by labelled images that are not learned.
@@ -383,24 +366,36 @@ class ModelLearner:
         Samples of one group are left out together.
         """
         self._predictors.clear()
-        stored = self.buffer_samples
-        if stored is not None and self._calibrates_by_buffer:
-            self.calibration.calibrate_by_buffer(self.head, stored)
+        buffer = self.buffer
+        if (
+            buffer is not None
+            and len(buffer.y)
+            and self.head.leaves_one_out
+            and self.calibrates
+        ):
+            self.calibration.calibrate_by_buffer(self.head, buffer.samples)
         else:
             self.calibration.record("unknown", None, None)
         if len(self.calibration.y):
             learned = self.images.content
-            self.calibration.assess_new_images(
-                self.head, learned, self._fits_temperature
-            )
+            self.calibration.calibrate_by_new_images(self.head, learned)
 
     def calibration_samples(self) -> CalibrationSamples | None:
-        """Return the samples by which this model is calibrated; None if there are none."""
-        return self.calibration.samples(self.head, self.buffer_samples)
+        """Return what calibrates the head: labelled images not learned, else the buffer's samples.
 
-    @property
-    def buffer_samples(self) -> BufferSamples | None:
-        """The samples in the calibration buffer; None if there are none."""
-        if self.buffer is None or not len(self.buffer.y):
+        Returns:
+            None if there are none.
+        """
+        calibration = self.calibration
+        if len(calibration.y):
+            new = calibration.z, calibration.y
+            return CalibrationSamples(self.head, *new, learned=False)
+        buffer = self.buffer
+        if buffer is None or not len(buffer.y):
             return None
-        return self.buffer.samples
+        counted = calibration.counted(buffer.y, buffer.key)
+        groups = None
+        is_grouped = calibration.estimate_kind != "incomplete"
+        if is_grouped and calibration.leaves_groups_out:
+            groups = buffer.group
+        return CalibrationSamples(self.head, *buffer.items(), groups, counted=counted)

@@ -125,13 +125,14 @@ def test_groups_are_left_out_together() -> None:
     assert estimate.estimate_kind == "found"
     assert together[same_group].double().mean() > 0.99
     assert_calibrated_by(model, model.head.leave_one_out(z, y, groups), y)
-    low, high = estimate.new_groups.interval
-    assert low < estimate.new_groups.accuracy < high
+    loo, new_groups = estimate.estimates
+    low, high = new_groups.interval
+    assert low < new_groups.accuracy < high
     new, labels = images(2, groups_each=40)
     assert low < accuracy_of(model, new, labels) < high
     alone = model.head.leave_one_out(z, y)
-    assert estimate.loo.accuracy == pytest.approx(percent(alone.argmax(1) == y))
-    assert estimate.loo.accuracy > estimate.new_groups.accuracy + 3
+    assert loo.accuracy == pytest.approx(percent(alone.argmax(1) == y))
+    assert loo.accuracy > new_groups.accuracy + 3
     predictor = model.open_set_predictor(0.05, 0.9)
     members = predictor.sets.of_probabilities(model.head.probabilities(new))
     assert percent(members.gather(1, labels[:, None])) > 85
@@ -142,10 +143,12 @@ def test_groups_are_left_out_together() -> None:
 def test_independent_images_have_one_accuracy_and_few_images_none() -> None:
     independent = learned(spread=8.0).calibration
     assert independent.estimate_kind == "independent"
-    assert independent.loo.accuracy == independent.new_groups.accuracy
+    loo, new_groups = independent.estimates
+    assert loo.accuracy == new_groups.accuracy
     few = learned(groups_each=19 // EACH).calibration
-    assert (few.estimate_kind, few.new_groups) == ("few", None)
-    assert few.loo is not None
+    loo, new_groups = few.estimates
+    assert (few.estimate_kind, new_groups) == ("few", None)
+    assert loo is not None
 
 
 def true_groups_are_whole(model: Classifier) -> bool:
@@ -172,10 +175,11 @@ def test_a_small_buffer_holds_whole_groups_and_promises_what_is_true() -> None:
         assert 0 < len(model.buffer.y) <= capacity
         assert true_groups_are_whole(model)
         assert estimate.estimate_kind == "found"
-        low, high = estimate.new_groups.interval
+        loo, new_groups = estimate.estimates
+        low, high = new_groups.interval
         assert low <= true <= high
-        assert estimate.new_groups.accuracy < estimate.loo.accuracy - 5
-    assert in_two.calibration.loo.accuracy > 97
+        assert new_groups.accuracy < loo.accuracy - 5
+    assert in_two.calibration.estimates[0].accuracy > 97
 
 
 def test_a_class_that_was_never_at_hand_promises_nothing_and_names_the_option() -> None:
@@ -183,7 +187,7 @@ def test_a_class_that_was_never_at_hand_promises_nothing_and_names_the_option() 
     small = CalibrationBuffer(capacity=EACH * GROUPS - 1)
     model = learn_embeddings(empty(small), NAMES, *images(1))
     assert model.calibration.estimate_kind == "incomplete"
-    assert model.calibration.new_groups is None
+    assert model.calibration.estimates[1] is None
     assert "buffer.init_args.capacity" in model.accuracy_sentences()[-1]
 
 
@@ -226,7 +230,7 @@ def test_a_class_of_few_images_counts_as_much_as_another() -> None:
     scores = model.head.leave_one_out(samples, labels, model.buffer.group)
     right = scores.argmax(1) == labels
     by_class = [percent(right[labels == c]) for c in range(CLASSES)]
-    accuracy = model.calibration.new_groups.accuracy
+    accuracy = model.calibration.estimates[1].accuracy
     assert accuracy == pytest.approx(sum(by_class) / CLASSES, abs=2)
     assert accuracy < percent(right) - 1
 
@@ -235,7 +239,7 @@ def test_a_single_class_has_no_accuracy() -> None:
     """Every prediction is right, whatever the image shows."""
     model = learned()
     model.remove_classes(NAMES[1:])
-    assert model.calibration.loo is model.calibration.new_groups is None
+    assert model.calibration.estimates == [None, None]
     assert model.accuracy_sentences() == []
 
 
@@ -256,8 +260,9 @@ def test_recalibration_replaces_the_buffer_samples(head, tmp_path) -> None:
     assert_calibrated_by(model, old.head(z), y, SMALLEST_POWER)
     estimate = model.calibration
     assert estimate.estimate_kind == "measured"
-    assert estimate.new_groups.accuracy == pytest.approx(accuracy_of(old, z, y))
-    assert estimate.loo == old.calibration.loo
+    loo, new_groups = estimate.estimates
+    assert new_groups.accuracy == pytest.approx(accuracy_of(old, z, y))
+    assert loo == old.calibration.estimates[0]
     event = model.history[-1]
     assert (event.kind, event.parents) == ("recalibrate", [before])
     again = stored(model, tmp_path)
@@ -328,15 +333,15 @@ def test_selected_images_are_excluded(tmp_path: Path) -> None:
     model.calibration.exclude_selected(chosen)
     model.solve()
     assert len(chosen) > 3
-    before = plain.calibration.new_groups
-    assert model.calibration.new_groups.accuracy > before.accuracy
+    before = plain.calibration.estimates[1]
+    assert model.calibration.estimates[1].accuracy > before.accuracy
     assert torch.equal(model.buffer.group, plain.buffer.group)
     assert model.calibration_samples().weights().sum() == pytest.approx(len(y))
     scores = model.head.leave_one_out(*model.buffer.items(), model.buffer.group)
     counted = ~torch.isin(key, chosen)
     assert_calibrated_by(model, scores[counted], samples.columns[counted])
     again = stored(model, tmp_path)
-    assert again.calibration.new_groups == model.calibration.new_groups
+    assert again.calibration.estimates[1] == model.calibration.estimates[1]
     again.calibration.exclude_selected(chosen[:0])
     # Of all but one class nothing else would be left.
     again.calibration.exclude_selected(key[y > 0])
@@ -345,7 +350,7 @@ def test_selected_images_are_excluded(tmp_path: Path) -> None:
     assert again.calibration_samples().weights().sum() == len(y)
     again.calibration.exclude_selected(chosen[:0])
     again.solve()
-    assert again.calibration.new_groups == before
+    assert again.calibration.estimates[1] == before
     temperature = pytest.approx(float(plain.head.temperature), rel=1e-9)
     assert float(again.head.temperature) == temperature
 
@@ -364,9 +369,9 @@ def test_the_same_images_give_the_same_estimate() -> None:
     again.head.subtract_(gone)
     again.remove_classes(NAMES[3:])
     learn_rows(again, z, y, rows, [3, 4])
-    expected = once.calibration.new_groups
+    expected = once.calibration.estimates[1]
     for model in (*learned_in_parts(CalibrationBuffer, z, y), again):
-        same = model.calibration.new_groups
+        same = model.calibration.estimates[1]
         assert model.calibration.estimate_kind == "found"
         assert same.accuracy == pytest.approx(expected.accuracy, abs=1e-6)
         assert same.interval == pytest.approx(expected.interval, abs=1e-6)
@@ -379,10 +384,10 @@ def test_of_classes_of_one_group_no_accuracy_is_promised() -> None:
     model.begin_task(NAMES)
     model.observe(z, y, torch.arange(len(y)), given_groups(y))
     model.finish_task()
-    calibration = model.calibration
-    assert calibration.estimate_kind == "one_group"
-    assert calibration.loo is not None
-    assert calibration.new_groups is None
+    assert model.calibration.estimate_kind == "one_group"
+    loo, new_groups = model.calibration.estimates
+    assert loo is not None
+    assert new_groups is None
     assert "one group" in model.accuracy_sentences()[-1]
 
 
@@ -399,6 +404,6 @@ def test_without_errors_the_interval_is_of_as_many_groups_as_there_may_be() -> N
     z, y = images(1, spread=0.3)
     z = z + 60 * torch.nn.functional.one_hot(y, WIDTH)
     model = learn_embeddings(empty(CalibrationBuffer()), NAMES, z, y)
-    assert model.calibration.new_groups.accuracy == 100
-    low, high = model.calibration.new_groups.interval
+    accuracy, (low, high) = model.calibration.estimates[1]
+    assert accuracy == 100
     assert low < 96 < high == 100
