@@ -23,7 +23,7 @@ from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.evaluation import Evaluation, judge
+from cifnet_pl.model.evaluation import Evaluation, judge, table_of
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.unknowns import COVERAGE
 from cifnet_pl.statistics import near_duplicates, to_probabilities
@@ -155,7 +155,7 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
     samples = judge(probabilities, y)
     of_judged = {name: values[judged] for name, values in samples.items()}
     of_judged["row"] = judged.nonzero().flatten()
-    scored = Evaluation.of(list(class_names), [of_judged])
+    scored = Evaluation(list(class_names), table_of([of_judged]))
     confidence = samples["confidence"].numpy()
     of_class = probabilities.gather(1, y[:, None])[:, 0].numpy()
     novelty = head.leave_one_out_novelty(embeddings, y, groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,13 @@ import torch
 from cifnet_pl.buffer import ungrouped
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.evaluation import Evaluation, evaluate_left_out, judge, targets
+from cifnet_pl.model.evaluation import (
+    Evaluation,
+    evaluate_left_out,
+    judge,
+    table_of,
+    targets,
+)
 from cifnet_pl.model.labelled_images import (
     LabelledImages,
     Unreadable,
@@ -22,10 +28,6 @@ from cifnet_pl.model.labelled_images import (
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
-
-
-def _not_scored() -> Evaluation:
-    return Evaluation.of([])
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,8 @@ class Extension:
     seconds: float
     unreadable: list[Unreadable]
     warnings: list[str]
-    old_before: Evaluation = field(default_factory=_not_scored)
-    old_after: Evaluation = field(default_factory=_not_scored)
-
-    @property
-    def rarely_predicted(self) -> list[str]:
-        """Rarely predicted classes among those that were scored."""
-        return self.score.rarely_predicted + self.old_after.rarely_predicted
+    old_before: Evaluation
+    old_after: Evaluation
 
 
 def extend(
@@ -127,8 +124,8 @@ def extend(
     result = replace(
         result,
         warnings=warnings,
-        old_before=Evaluation.of(old.class_names, before),
-        old_after=Evaluation.of(model.class_names, after),
+        old_before=Evaluation(old.class_names, table_of(before)),
+        old_after=Evaluation(model.class_names, table_of(after)),
     )
     model.record_event(
         "extend",
@@ -206,6 +203,7 @@ def learn(
     left_out = evaluate_left_out(model)
     positions = [model.class_names.index(name) for name in names]
     is_new = left_out.samples["target"].isin(positions)
+    nothing = Evaluation([], table_of([]))
     return Extension(
         model=model,
         learned={name: counts[name] - before.get(name, 0) for name in names},
@@ -213,4 +211,6 @@ def learn(
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
         warnings=found.messages,
+        old_before=nothing,
+        old_after=nothing,
     )

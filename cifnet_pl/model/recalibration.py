@@ -17,7 +17,7 @@ from cifnet_pl.data.splitting import held_out_together
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
 from cifnet_pl.model.calibration import MIN_NEW_IMAGES
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.evaluation import Evaluation, judge, targets
+from cifnet_pl.model.evaluation import Evaluation, judge, table_of, targets
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
 
@@ -133,12 +133,13 @@ def recalibrate(
     """
     new = NewSamples.embed(model, images, unreadable)
     recalibrated = model.recalibrated(*new.samples[:3])
-    before = Evaluation.of(model.class_names, [evaluated(model, new.samples)])
+    names = model.class_names
+    before = Evaluation(names, table_of([evaluated(model, new.samples)]))
     after = None
     folds = [new.samples.at(new.fold), new.samples.at(~new.fold)]
     if min(len(fold.y) for fold in folds) >= MIN_NEW_IMAGES:
         parts = []
         for fold, other in zip(folds, reversed(folds), strict=True):
             parts.append(evaluated(model.recalibrated(*other[:3]), fold))
-        after = Evaluation.of(model.class_names, parts)
+        after = Evaluation(names, table_of(parts))
     return Recalibration(recalibrated, len(new.fold), new.learned, before, after)

@@ -1,6 +1,7 @@
 """Calibration leaves groups out together, or uses labelled images that were not learned."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ CLASSES = 5
 GROUPS = 8
 EACH = 4
 NAMES = [f"class {c}" for c in range(CLASSES)]
+SELECTS_RULE = partial(RidgeHead, decision="auto")
 
 
 def images(
@@ -50,7 +52,9 @@ def images(
     return classes[y] + 1.2 * scenes[rows // EACH] + spread * noise, y
 
 
-def empty(buffer: CalibrationBuffer | None, head: type[Head] = RidgeHead) -> Classifier:
+def empty(
+    buffer: CalibrationBuffer | None, head: Callable[[int], Head] = RidgeHead
+) -> Classifier:
     """A model that knows nothing, and is calibrated if it has a buffer."""
     backbone = build_backbone(f"pixels:{SIDE}")
     calibrated = buffer is not None
@@ -58,10 +62,12 @@ def empty(buffer: CalibrationBuffer | None, head: type[Head] = RidgeHead) -> Cla
 
 
 def learned(
-    spread: float = 0.7, groups_each: int = GROUPS, head: type[Head] = RidgeHead
+    spread: float = 0.7,
+    groups_each: int = GROUPS,
+    head: Callable[[int], Head] = RidgeHead,
 ) -> Classifier:
     """A model that learned images with content hashes 0, 1, …, group after group."""
-    buffer = CalibrationBuffer() if head is RidgeHead else None
+    buffer = None if head is NCMHead else CalibrationBuffer()
     return learn_embeddings(empty(buffer, head), NAMES, *images(1, spread, groups_each))
 
 
@@ -250,7 +256,7 @@ def shifted_images(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
     return 1.2 * z[rows] + 0.4, y[rows], 10_000 + rows
 
 
-@pytest.mark.parametrize("head", [RidgeHead, NCMHead])
+@pytest.mark.parametrize("head", [RidgeHead, NCMHead, SELECTS_RULE])
 def test_recalibration_replaces_the_buffer_samples(head, tmp_path) -> None:
     old = learned(head=head)
     before, (z, y, key) = old.identity, shifted_images()
@@ -269,11 +275,13 @@ def test_recalibration_replaces_the_buffer_samples(head, tmp_path) -> None:
     predictor = again.open_set_predictor(None, 0.9)
     new_images = CalibrationSamples(model.head, z, y, learned=False)
     assert predictor.sets.least == PredictionSets.of(new_images, 0.9).least
-    if head is RidgeHead:
+    if head is not NCMHead:
         reference = again.open_set_predictor(0.1).reference
         weights = torch.ones(len(y), dtype=torch.float64)
         expected = ReferenceScores(model.head.novelty(z), weights)
         assert torch.equal(reference.scores, expected.scores)
+    again.solve()
+    assert_calibrated_by(again, again.head(z), y, SMALLEST_POWER)
 
 
 def test_images_learned_later_calibrate_no_longer() -> None:

@@ -47,13 +47,13 @@ def test_whatever_the_batches(batch: int):
 def test_of_equal_probabilities_the_first_column_is_the_answer():
     probabilities = torch.tensor([[0.2] * 6, [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]]).double()
     batch = judge(probabilities, torch.tensor([5, 5]))
-    evaluation = Evaluation.of(NAMES[:6], [batch])
+    evaluation = Evaluation(NAMES[:6], table_of([batch]))
     assert evaluation.figures()["top5"] == 0
     assert evaluation.confusion[5].tolist() == [2, 0, 0, 0, 0, 0]
 
 
 def test_nothing_tested():
-    evaluation = Evaluation.of(["ant", "bee"])
+    evaluation = Evaluation(["ant", "bee"], table_of([]))
     assert set(evaluation.figures().values()) == {None}
     assert evaluation.task_accuracy == [None]
     assert evaluation.interval == (0, 100)
@@ -66,7 +66,7 @@ def of_predictions(counts: list[list[int]]) -> Evaluation:
         for predicted, count in enumerate(row):
             probabilities = torch.eye(len(row)).double()[[predicted] * count]
             batches.append(judge(probabilities, torch.full((count,), target)))
-    return Evaluation.of(NAMES[: len(counts)], batches)
+    return Evaluation(NAMES[: len(counts)], table_of(batches))
 
 
 def test_scores_confusions_and_pairs():

@@ -232,7 +232,8 @@ class RunTable(Callback):
             return
         accuracy = number(evaluation.accuracy, unit=" %")
         by_task = ", ".join(map(number, evaluation.task_accuracy))
-        print_text(f"Accuracy {accuracy}, {calibration_text(module, evaluation.ece)}")
+        ece = evaluation.figures()["ece"]
+        print_text(f"Accuracy {accuracy}, {calibration_text(module, ece)}")
         print_text(f"Accuracy of each task: {by_task} %")
         for line in custom_metric_lines(evaluation) + class_warnings(module):
             print_text(line)
