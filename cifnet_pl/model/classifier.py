@@ -28,7 +28,7 @@ from cifnet_pl.images.reader import (
     image_location,
     iterate_images,
 )
-from cifnet_pl.model.bundle import Event, now, write_bundle
+from cifnet_pl.model.bundle import Event, write_bundle
 from cifnet_pl.model.calibration import (
     ACCURACY_ON_NEW_GROUPS,
     MIN_NEW_IMAGES,
@@ -47,6 +47,7 @@ from cifnet_pl.utilities.names import class_name, class_names
 from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.text import (
     listed,
+    now,
     number_of,
     printable,
     similar_spellings_message,
