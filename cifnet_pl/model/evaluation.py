@@ -252,16 +252,14 @@ class Evaluation:
 
     def confused_pairs(self) -> list[ConfusedPair]:
         """Return all pairs of classes that are confused, the most frequent first."""
-        matrix = self.confusion
-        images = matrix.sum(axis=1)
+        names = self.class_names
+        images = self.class_counts[1].tolist()
+        errors = self.confusion
+        np.fill_diagonal(errors, 0)
         pairs = []
-        for i, j in np.argwhere(matrix).tolist():
-            if i != j:
-                target = self.class_names[i]
-                predicted = self.class_names[j]
-                confusions = int(matrix[i, j])
-                pair = ConfusedPair(target, predicted, confusions, int(images[i]))
-                pairs.append(pair)
+        for i, j in np.argwhere(errors).tolist():
+            confusions = int(errors[i, j])
+            pairs.append(ConfusedPair(names[i], names[j], confusions, images[i]))
         pairs.sort(key=lambda pair: (-pair.confusions, pair.images))
         return pairs
 

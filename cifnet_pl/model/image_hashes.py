@@ -97,5 +97,5 @@ class ImageHashes(GrowingModule):
     def _replace(self, labels: Tensor, hashes: Tensor) -> None:
         by_hash = hashes.argsort()
         by_label = labels[by_hash].argsort(stable=True)
-        self.labels, self.counts = labels.unique(return_counts=True)
+        self.labels, self.counts = torch.unique(labels, return_counts=True)
         self.content = hashes[by_hash[by_label]]

@@ -271,28 +271,20 @@ def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[
     return classes
 
 
-class DuplicatesFound(NamedTuple):
-    """Images that a model has learned, that occur twice, or that lie in two classes.
-
-    Attributes:
-        rows: their positions. Those in two classes are learned as neither, as it is not known which
-            label is wrong; one that was learned in another class before stays there.
-        messages: sentences for the user.
-    """
-
-    rows: list[int]
-    messages: list[str]
-
-
 def duplicates_among(
     model: Classifier, images: LabelledImages, treatment: Duplicates
-) -> DuplicatesFound:
+) -> tuple[list[int], list[str]]:
     """Find images that a model has learned, that occur twice, or that lie in two classes.
 
     Args:
         model: that is to learn.
         images: what it is to learn from.
         treatment: "leave_out" if they are left out, "keep" if they are only reported.
+
+    Returns:
+        Their positions, and sentences for the user. Images in two classes are learned as neither,
+        as it is not known which label is wrong; one that was learned in another class before stays
+        there.
 
     Raises:
         DataError: no image is left.
@@ -314,7 +306,7 @@ def duplicates_among(
         image_duplicates.conflicting_labels_message(ambiguous, treatment),
         image_duplicates.duplicates_message(names, treatment),
     ]
-    return DuplicatesFound(rows, [text for text in messages if text])
+    return rows, [text for text in messages if text]
 
 
 def _shown(images: LabelledImages, row: int) -> str:

@@ -176,20 +176,19 @@ def learn(
     z, kept = images.all_embedded(
         old, "learning", unreadable, progress=progress, skip=is_learned
     )
-    found = duplicates_among(old, images, duplicates)
+    rows, messages = duplicates_among(old, images, duplicates)
     new = np.ones(len(images.files), dtype=bool)
     if duplicates == "leave_out":
-        new[found.rows] = False
-    wanted = images.class_names
-    if not new.all():
-        wanted = images.select(new).class_names
+        new[rows] = False
+    labels = images.files.labels
+    unread = np.setdiff1d(labels[new], labels[new & kept])
+    if len(unread):
+        name = printable(images.class_names[unread[0]])
+        raise DataError(
+            f"no image of class '{name}' can be read: add some, or leave it out"
+        )
     learned = images.select(new & kept)
     names = learned.class_names
-    unread = [printable(name) for name in wanted if name not in names]
-    if unread:
-        raise DataError(
-            f"no image of class '{unread[0]}' can be read: add some, or leave it out"
-        )
     model = old.clone()
     every_row = np.arange(len(learned.files))
     samples = ungrouped(
@@ -210,7 +209,7 @@ def learn(
         score=replace(left_out, samples=left_out.samples[is_new]),
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
-        warnings=found.messages,
+        warnings=messages,
         old_before=nothing,
         old_after=nothing,
     )

@@ -21,9 +21,6 @@ from cifnet_pl.model.evaluation import Evaluation, judge, table_of, targets
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
 from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
 
-UNREAD = Look(UNREADABLE_HASH)
-"""Stands for an image that cannot be read."""
-
 
 @dataclass(frozen=True)
 class NewSamples:
@@ -62,7 +59,7 @@ class NewSamples:
         fold = np.zeros(len(images.files), dtype=bool)
         for of_class in images.files.rows_of.values():
             names = images.files.names_of(of_class)
-            looks = [images.looks[row] or UNREAD for row in of_class]
+            looks = [images.looks[row] or Look(UNREADABLE_HASH) for row in of_class]
             fold[of_class] = held_out_together(names, looks, 0.5, seed=0)
         files = rows[new]
         columns = targets(model, images)[files]
