@@ -114,7 +114,6 @@ class Classifier(ModelLearner):
     engines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not self.image_size:
             self.image_size = self.backbone.preprocessing.image_size
             self.crop_ratio = self.backbone.preprocessing.crop_ratio

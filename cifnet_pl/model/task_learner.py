@@ -34,6 +34,8 @@ from cifnet_pl.utilities.text import printable
 JOINED_BATCHES = 64
 """Batches whose labels and hashes are joined."""
 
+NOT_BEGUN = "no task has begun: call begin_task() first"
+
 Reduce = Callable[[Tensor], object]
 """Replaces a tensor by its sum over all processes."""
 
@@ -74,16 +76,14 @@ class ModelLearner:
     images: ImageHashes = field(default_factory=ImageHashes, kw_only=True)
     calibration: Calibration = field(default_factory=Calibration, kw_only=True)
 
-    def __post_init__(self) -> None:
-        # Of the task that was begun: its additions to known classes are learned by a head of their
-        # own.
-        self._additions: Head | None = None
-        self._waiting: list[BufferSamples] | None = None
-        self._observed: list[tuple[Tensor, Tensor]] = []
-        # The hashes before the task, which come back where it is aborted.
-        self._hashes: dict[str, Tensor] = {}
-        # By the shares that were asked for, since the model was calibrated last.
-        self._predictors: dict[Any, OpenSetPredictor] = {}
+    # Of the task that was begun: its additions to known classes are learned by a head of their own.
+    _additions: Head | None = field(default=None, init=False)
+    _waiting: list[BufferSamples] | None = field(default=None, init=False)
+    _observed: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
+    # The hashes before the task, which come back where it is aborted.
+    _hashes: dict[str, Tensor] = field(default_factory=dict, init=False)
+    # By the shares that were asked for, since the model was calibrated last.
+    _predictors: dict[Any, OpenSetPredictor] = field(default_factory=dict, init=False)
 
     @property
     def label_of(self) -> dict[str, int]:
@@ -156,7 +156,8 @@ class ModelLearner:
         Raises:
             UsageError: no task has begun.
         """
-        waiting = self._samples_of_task()
+        if self._waiting is None:
+            raise UsageError(NOT_BEGUN)
         device = self.device
         samples = ungrouped(z.to(device), y.to(device), key.to(device))
         if group is not None:
@@ -168,16 +169,10 @@ class ModelLearner:
             # Small tensors that stay would keep the memory of large ones from being used again.
             labels, hashes = zip(*self._observed, strict=True)
             self._observed = [(torch.cat(labels), torch.cat(hashes))]
-        waiting.append(samples)
+        self._waiting.append(samples)
         # Each update reads and writes a whole Gram matrix, and a GPU is waited for.
-        if sum(len(batch.y) for batch in waiting) >= EMBEDDED_BATCH:
+        if sum(len(batch.y) for batch in self._waiting) >= EMBEDDED_BATCH:
             self._update_statistics()
-
-    def _samples_of_task(self) -> list[BufferSamples]:
-        """Return the samples that wait to be added up; UsageError if no task has begun."""
-        if self._waiting is None:
-            raise UsageError("no task has begun: call begin_task() first")
-        return self._waiting
 
     def check_same_buffer(self, other: ModelLearner) -> None:
         """Raise UsageError unless another learner has a buffer with the same settings, or none."""
@@ -194,9 +189,8 @@ class ModelLearner:
                 candidates, and its head counts no duplicates. It must not be used afterwards.
 
         Raises:
-            UsageError: a head or buffer with other settings, or no task has begun.
+            UsageError: a head or buffer with other settings.
         """
-        self._samples_of_task()
         self.take_over(other, self.label_of)
         images = other.images
         self._observed.append((images.image_labels, images.content))
@@ -266,7 +260,8 @@ class ModelLearner:
             UsageError: no task has begun.
             DataError: a class of which no sample was observed.
         """
-        self._samples_of_task()
+        if self._waiting is None:
+            raise UsageError(NOT_BEGUN)
         self.add_up(reduce)
         counts = self.head.class_counts().values()
         for name, count in zip(self.class_names, counts, strict=True):
