@@ -38,7 +38,7 @@ from cifnet_pl.heads.probabilities import (
     novelty_reference,
 )
 from cifnet_pl.model.calibration import Calibration
-from cifnet_pl.model.unknowns import detection
+from cifnet_pl.model.metrics import detection
 from cifnet_pl.statistics import ClassDistances
 
 SEEDS = (0, 1, 2, 3)

@@ -349,7 +349,7 @@ def store_recalibrated(
 
 def recalibration_table(result: Recalibration) -> Table:
     """Tabulate figures before and, as far as they are known, after recalibration."""
-    from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
+    from cifnet_pl.model.calibration import COVERAGE, UNKNOWN_SHARE
 
     names = {
         "A_k": "accuracy, %",

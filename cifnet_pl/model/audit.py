@@ -22,10 +22,10 @@ from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
+from cifnet_pl.model.calibration import COVERAGE
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import Evaluation, judge, table_of
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
-from cifnet_pl.model.unknowns import COVERAGE
 from cifnet_pl.statistics import near_duplicates, to_probabilities
 from cifnet_pl.utilities.errors import DataError
 

@@ -33,14 +33,12 @@ from cifnet_pl.model.calibration import (
     ACCURACY_ON_NEW_GROUPS,
     MIN_NEW_IMAGES,
     NOT_ESTIMATED,
-)
-from cifnet_pl.model.export import Export, Graph, HeadGraph, Square, onnx_bytes
-from cifnet_pl.model.task_learner import ModelLearner
-from cifnet_pl.model.unknowns import (
     UNKNOWN_SHARE,
     OpenSetDecision,
     OpenSetPredictor,
 )
+from cifnet_pl.model.export import Export, Graph, HeadGraph, Square, onnx_bytes
+from cifnet_pl.model.task_learner import ModelLearner
 from cifnet_pl.utilities.errors import UsageError, check_embeddings, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.names import class_name, class_names
@@ -528,7 +526,7 @@ class Classifier(ModelLearner):
 
         Raises:
             UsageError, UnsupportedError: as for
-                :class:`~cifnet_pl.model.unknowns.OpenSetPredictor`.
+                :class:`~cifnet_pl.model.calibration.OpenSetPredictor`.
         """
         key = (self.head.revision, unknown, coverage)
         if key not in self._predictors:

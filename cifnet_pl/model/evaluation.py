@@ -141,7 +141,7 @@ class Evaluation:
             the five most probable; ``task`` is the task or domain of the sample. Some evaluations
             have more: ``row``, the position in a set of images; ``learned`` and ``duplicate`` (of
             another one); ``A_k_NAME``, whether another classifier is right; what
-            :meth:`OpenSetPredictor.judge <cifnet_pl.model.unknowns.OpenSetPredictor.judge>` gives.
+            :meth:`~cifnet_pl.model.calibration.OpenSetPredictor.judge` gives.
         tasks: number of tasks or domains.
         metrics: values of custom metrics by name.
         seconds: duration.

@@ -15,11 +15,10 @@ from torch import Tensor
 from cifnet_pl.buffer import BufferSamples, ungrouped
 from cifnet_pl.data.splitting import held_out_together
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
-from cifnet_pl.model.calibration import MIN_NEW_IMAGES
+from cifnet_pl.model.calibration import COVERAGE, MIN_NEW_IMAGES, UNKNOWN_SHARE
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.evaluation import Evaluation, judge, table_of, targets
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
-from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from cifnet_pl.buffer import (
 from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import CalibrationSamples
-from cifnet_pl.model.calibration import Calibration
+from cifnet_pl.model.calibration import Calibration, OpenSetPredictor
 from cifnet_pl.model.image_hashes import ImageHashes
-from cifnet_pl.model.unknowns import OpenSetPredictor
 from cifnet_pl.utilities.errors import UsageError, no_images, prefixed
 from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.processes import of_all_processes

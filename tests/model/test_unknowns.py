@@ -6,7 +6,7 @@ import torch
 
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.unknowns import detection
+from cifnet_pl.model.metrics import detection
 from cifnet_pl.utilities.errors import UnsupportedError, UsageError
 from tests.models import empty, learn_task, learned, samples
 
