@@ -317,9 +317,8 @@ def embeddings_of(
         others = LabelledImages(source.class_names, samples.subset(missing))
         for batch, batch_z in others.embedded(model, "embedding", unreadable, True):
             embedded = missing[batch]
-            hashes = others.files.hashes(batch)
-            samples.hash_of[embedded] = hashes
-            cache.collect(torch.from_numpy(embedded), torch.from_numpy(hashes), batch_z)
+            hashes = torch.from_numpy(others.files.hashes(batch))
+            cache.collect(torch.from_numpy(embedded), hashes, batch_z)
             z[embedded] = batch_z.cpu().numpy()
             readable[embedded] = True
         rows = np.flatnonzero(readable)

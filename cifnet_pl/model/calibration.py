@@ -519,16 +519,6 @@ class OpenSetPredictor:
             self.sets = PredictionSets.of(samples, coverage)
 
     @property
-    def limit(self) -> float | None:
-        """Largest novelty of a known sample; None if no sample is called unknown."""
-        if self.reference is None:
-            return None
-        limit = self.reference.threshold(1 - self.unknown)
-        if limit < float("inf"):
-            return limit
-        return None
-
-    @property
     def warning(self) -> str | None:
         """Warning about too few calibration samples to call any sample unknown; None if enough."""
         if self.reference is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,13 +22,7 @@ from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, Task, pieces
 from cifnet_pl.data.sources.python_objects import are_embeddings
 from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.heads.base import as_tensor
-from cifnet_pl.images.reader import (
-    DecodedBatch,
-    GivenImages,
-    decode_images,
-    image_location,
-    iterate_images,
-)
+from cifnet_pl.images.reader import GivenImages, decode_images, iterate_images
 from cifnet_pl.model.bundle import Event, write_bundle
 from cifnet_pl.model.calibration import (
     ACCURACY_ON_NEW_GROUPS,
@@ -253,7 +248,7 @@ class Classifier(ModelLearner):
 
     def state_elements(self) -> dict[str, int]:
         """Count the elements kept between tasks: the head's by component, and the buffer's."""
-        elements = dict(self.head.state_elements())
+        elements = self.head.state_elements()
         elements["buffer"] = 0
         if self.buffer is not None:
             elements["buffer"] = self.buffer.z.numel()
@@ -357,10 +352,12 @@ class Classifier(ModelLearner):
             "image_size": str(model.image_size),
             "crop_ratio": str(model.crop_ratio),
         }
-        available, _ = model.available_shares(unknown=UNKNOWN_SHARE)
-        if available is not None:
-            limit = model.open_set_predictor(unknown=UNKNOWN_SHARE).limit
-            metadata["unknown_above"] = json.dumps({f"{UNKNOWN_SHARE:g}": limit})
+        shares = model.available_shares(unknown=UNKNOWN_SHARE)
+        reference = model.open_set_predictor(*shares).reference
+        if reference is not None:
+            limit = reference.threshold(1 - UNKNOWN_SHARE)
+            above = limit if math.isfinite(limit) else None
+            metadata["unknown_above"] = json.dumps({f"{UNKNOWN_SHARE:g}": above})
         return onnx_bytes(graph, metadata)
 
     # ------------------------------------------------------------------ prediction
@@ -388,17 +385,6 @@ class Classifier(ModelLearner):
         with autocast(device.type, self.precision):
             z: Tensor = self.backbone(images.to(device))
         return z.to(self.device)
-
-    def embed_batch(self, batch: DecodedBatch) -> Tensor:
-        """Embed the images of a batch that could be read.
-
-        Returns:
-            (m, d) float32.
-
-        Raises:
-            NonFiniteError: an embedding holds NaN or infinity; names the image.
-        """
-        return self.embed(batch.images, lambda row: image_location(batch.readable[row]))
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return the calibrated probabilities of images.
@@ -458,7 +444,8 @@ class Classifier(ModelLearner):
             self.crop_ratio,
             device=self.backbone.device.type,
         ):
-            readable = self._predict(self.embed_batch(batch), top, predictor)
+            z = self.embed(batch.images, batch.location)
+            readable = self._predict(z, top, predictor)
             for image, reason in zip(batch.files, batch.unreadable, strict=True):
                 prediction = Prediction(unreadable=reason)
                 if reason is None:

@@ -183,7 +183,8 @@ class LabelledImages:
                     if not isinstance(image, Path):
                         file = Path(image_location(image))
                     unreadable.append(Unreadable(file, reason))
-            yield np.array(readable, dtype=np.int64), model.embed_batch(batch)
+            z = model.embed(batch.images, batch.location)
+            yield np.array(readable, dtype=np.int64), z
 
 
 def samples_of(

@@ -118,6 +118,7 @@ class ModelLearner:
                 self.head.require("merges")
         if self.buffer is not None:
             self.buffer.quota(max(1, len(label_of) + len(new)))
+            self.buffer.discard_pending()
         known_counts = None
         new_counts = None
         if counts is not None:
@@ -129,8 +130,6 @@ class ModelLearner:
             self._additions = self.head.fresh()
             labels = [label_of[name] for name in known]
             self._additions.begin_task(labels, known_counts)
-        if self.buffer is not None:
-            self.buffer.discard_pending()
         if new or not known:
             start = max(label_of.values(), default=-1) + 1
             labels = list(range(start, start + len(new)))
@@ -173,13 +172,6 @@ class ModelLearner:
         if sum(len(batch.y) for batch in self._waiting) >= EMBEDDED_BATCH:
             self._update_statistics()
 
-    def check_same_buffer(self, other: ModelLearner) -> None:
-        """Raise UsageError unless another learner has a buffer with the same settings, or none."""
-        ours = self.buffer and self.buffer.settings()
-        theirs = other.buffer and other.buffer.settings()
-        if ours != theirs:
-            raise UsageError(f"their buffers differ: {ours}, and {theirs}")
-
     def observe_sums(self, other: ModelLearner) -> None:
         """Add what another learner observed of the task begun last, in place of its samples.
 
@@ -204,7 +196,10 @@ class ModelLearner:
         Raises:
             UsageError: a head or buffer with other settings.
         """
-        self.check_same_buffer(other)
+        ours = self.buffer and self.buffer.settings()
+        theirs = other.buffer and other.buffer.settings()
+        if ours != theirs:
+            raise UsageError(f"their buffers differ: {ours}, and {theirs}")
         labels = {label: label_of[name] for name, label in other.label_of.items()}
         other.head.relabel(labels)
         other.images.relabel(labels)
