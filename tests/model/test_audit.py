@@ -31,22 +31,8 @@ def images() -> tuple[np.ndarray, np.ndarray]:
     return z, planted
 
 
-def test_each_image_is_judged_by_all_others(images):
-    z, labels = images
-    found = audit(z, labels, NAMES)
-    for row in (0, 5, 20, 47):
-        others = np.arange(len(labels)) != row
-        head = RidgeHead(
-            WIDTH, ridge=module.fitted_head(z, labels, CLASSES).ridge_used.item()
-        )
-        teach(
-            head,
-            torch.from_numpy(z[others]),
-            torch.from_numpy(labels[others]),
-            classes=range(CLASSES),
-        )
-        predicted = head.predict(torch.from_numpy(z[row : row + 1])).item()
-        assert NAMES[predicted] == found.images["predicted"][row]
+def test_planted_images_are_found_first(images):
+    found = audit(*images, NAMES)
     assert found.label_errors().index[0] == 5
     assert found.outliers().index[0] == 20
     assert found.images["predicted"][5] == "ant"
@@ -130,7 +116,7 @@ def test_a_burst_is_left_out_together(images, monkeypatch):
     copied = found.images["near_duplicate"]
     assert np.flatnonzero(copied).tolist() == sorted(np.ravel(bursts))
     ridge = module.fitted_head(z, labels, CLASSES).ridge_used.item()
-    for rows in [*bursts, [0], [5]]:
+    for rows in [*bursts, [0], [5], [20]]:
         others = np.setdiff1d(np.arange(len(labels)), rows)
         head = teach(
             RidgeHead(WIDTH, ridge=ridge),
