@@ -1,9 +1,10 @@
-"""Calibration leaves groups out together, or uses labelled images that were not learned."""
+"""Calibration by groups or labelled images; verdicts on unknown samples, and prediction sets."""
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import betabinom
@@ -25,7 +26,8 @@ from cifnet_pl.model.bundle import read_bundle
 from cifnet_pl.model.calibration import forecast
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import UnsupportedError, UsageError
+from tests import models
 from tests.models import learn_embeddings, tensors_equal
 
 SIDE = 4
@@ -34,15 +36,14 @@ CLASSES = 5
 GROUPS = 8
 EACH = 4
 NAMES = [f"class {c}" for c in range(CLASSES)]
+ANIMALS = ["ant", "bee", "cat"]
 SELECTS_RULE = partial(RidgeHead, decision="auto")
 
 
 def images(
     seed: int, spread: float = 0.7, groups_each: int = GROUPS
 ) -> tuple[Tensor, Tensor]:
-    """Embeddings of five classes, and labels: each four in turn are a group, and share a
-    component.
-    """
+    """Embeddings of five classes, in groups of four that share a component, and labels."""
     draw = torch.Generator().manual_seed(seed)
     rows = torch.arange(CLASSES * groups_each * EACH)
     y = rows // (groups_each * EACH)
@@ -304,17 +305,13 @@ def test_images_learned_later_calibrate_no_longer() -> None:
 
 
 def test_groups_that_the_user_gave(tmp_path: Path) -> None:
-    """They come with the images' content hashes; an image without one stands alone, and so do those
-    learned later.
-    """
+    """They come with content hashes; an image without one, or learned later, stands alone."""
     z, y = images(1)
     group = torch.arange(len(y)) // EACH
     model = empty(CalibrationBuffer())
-    model.begin_task(NAMES)
     given = given_groups(2**40 - group)
     given[:4] = -1
-    model.observe(z, y, 1000 - torch.arange(len(y)), given)
-    model.finish_task()
+    learn_embeddings(model, NAMES, z, y, 1000 - torch.arange(len(y)), given)
     assert model.calibration.estimate_kind == "given"
     position = 1000 - model.buffer.key
     expected = torch.where(position < 4, -1 - position, group[position])
@@ -364,9 +361,7 @@ def test_selected_images_are_excluded(tmp_path: Path) -> None:
 
 
 def test_the_same_images_give_the_same_estimate() -> None:
-    """In one task, in two in another order, by two sites merged, and after two classes were
-    forgotten exactly and learned again.
-    """
+    """In one task, in two in another order, by two sites, and with classes forgotten in between."""
     z, y = images(1)
     once = learned()
     again = once.clone()
@@ -389,9 +384,7 @@ def test_of_classes_of_one_group_no_accuracy_is_promised() -> None:
     """Without its group nothing is known of a class."""
     z, y = images(1)
     model = empty(CalibrationBuffer())
-    model.begin_task(NAMES)
-    model.observe(z, y, torch.arange(len(y)), given_groups(y))
-    model.finish_task()
+    learn_embeddings(model, NAMES, z, y, groups=given_groups(y))
     assert model.calibration.estimate_kind == "one_group"
     loo, new_groups = model.calibration.estimates
     assert loo is not None
@@ -415,3 +408,77 @@ def test_without_errors_the_interval_is_of_as_many_groups_as_there_may_be() -> N
     accuracy, (low, high) = model.calibration.estimates[1]
     assert accuracy == 100
     assert low < 96 < high == 100
+
+
+# ---------------------------------------------------------------------- unknowns, prediction sets
+
+
+def calibrated(head: str = "ridge", count: int = 30) -> Classifier:
+    """A model of three classes with calibration samples."""
+    model = models.empty(head)
+    model.buffer = CalibrationBuffer(60)
+    model.calibrated = True
+    return models.learn_task(model, ANIMALS, count)
+
+
+def verdicts(model: Classifier, names: list[str]) -> list:
+    z, _, _ = models.samples(names, 30)
+    predictor = model.open_set_predictor(unknown=0.1, coverage=0.9)
+    return predictor.decisions(z, model.head.probabilities(z))
+
+
+def test_known_and_unknown_samples() -> None:
+    model = calibrated()
+    known = verdicts(model, ANIMALS)
+    unknown_ones = verdicts(model, ["yak", "zebu"])
+    assert sum(bool(v.known) for v in known) >= 0.85 * len(known)
+    assert not any(v.known for v in unknown_ones)
+    assert all(v.known == (v.p_value > 0.1) for v in [*known, *unknown_ones])
+    largest = max(v.p_value for v in unknown_ones)
+    assert largest < min(v.p_value for v in known if v.known)
+    right = np.repeat(ANIMALS, 30)
+    covered = [name in v.prediction_set for name, v in zip(right, known, strict=True)]
+    assert np.mean(covered) >= 0.85
+    novelty = model.head.novelty(models.samples(ANIMALS, 30)[0])
+    assert [v.novelty for v in known] == novelty.tolist()
+
+
+def test_prediction_sets_are_sorted() -> None:
+    model = calibrated()
+    z, _, _ = models.samples(["yak"], 5)
+    probabilities = model.head.probabilities(z)
+    decided = model.open_set_predictor(coverage=0.999).decisions(z, probabilities)
+    for verdict, shares in zip(decided, probabilities, strict=True):
+        names = verdict.prediction_set or ()
+        members = [shares[ANIMALS.index(name)].item() for name in names]
+        assert members == sorted(members, reverse=True)
+        assert len(members) == 3  # with 60 samples that coverage needs all classes
+        assert (verdict.known, verdict.novelty, verdict.p_value) == (None, None, None)
+
+
+def test_verdicts_follow_every_change() -> None:
+    model = calibrated()
+    model.open_set_predictor(0.1, 0.9)
+    models.learn_task(model, ["yak"], 30)
+    assert sum(bool(v.known) for v in verdicts(model, ["yak"])) >= 25
+    model.remove_classes(["yak"])
+    assert not any(v.known for v in verdicts(model, ["yak"]))
+    model.rename("ant", "wasp")
+    assert any("wasp" in (v.prediction_set or ()) for v in verdicts(model, ["ant"]))
+    before = model.open_set_predictor(0.1, 0.9)
+    models.learn_task(model, ["bee"], 30, seed=1)
+    assert model.open_set_predictor(0.1, 0.9) is not before
+
+
+def test_requirements() -> None:
+    for model in (models.empty("ridge"), models.learned("ridge")):
+        with pytest.raises(UsageError, match=r"no calibration samples.*--model.buffer"):
+            model.open_set_predictor(0.05)
+    with pytest.raises(UsageError, match="unknown is 5, expected a share between"):
+        calibrated().classify([], unknown=5)
+    with pytest.raises(UsageError, match="coverage is 1, expected a share"):
+        calibrated().classify([], coverage=1)
+    with pytest.raises(UnsupportedError, match="NCMHead cannot score novelty"):
+        calibrated("ncm").classify([], unknown=0.05)
+    with pytest.raises(UnsupportedError, match="NCMHead cannot leave samples out"):
+        calibrated("ncm").classify([], coverage=0.95)
