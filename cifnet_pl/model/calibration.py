@@ -553,8 +553,7 @@ class OpenSetPredictor:
             members = self.sets.of_probabilities(probabilities)
             columns["covered"] = members.gather(1, target[:, None])[:, 0]
             columns["set_size"] = members.sum(dim=1)
-        if novelty is not None:
-            assert self.reference is not None
+        if novelty is not None and self.reference is not None:
             columns["unknown"] = self.reference.p_values(novelty) <= self.unknown
         return columns
 
