@@ -152,21 +152,18 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         head.temperature.fill_(1 / fit.weights[0])
         head.odds_power.fill_(fit.power)
     probabilities = to_probabilities(scores, head.temperature, head.odds_power)
-    samples = judge(probabilities, y)
-    of_judged = {name: values[judged] for name, values in samples.items()}
-    of_judged["row"] = judged.nonzero().flatten()
-    scored = Evaluation(list(class_names), table_of([of_judged]))
-    confidence = samples["confidence"].numpy()
+    samples = table_of([judge(probabilities, y)])
+    scored = Evaluation(list(class_names), samples[found.judged])
     of_class = probabilities.gather(1, y[:, None])[:, 0].numpy()
     novelty = head.leave_one_out_novelty(embeddings, y, groups)
-    is_unlikely = (of_class < 1 - COVERAGE) & (confidence > 0.5)
+    is_unlikely = (of_class < 1 - COVERAGE) & (samples["confidence"] > 0.5)
     names = np.array(class_names, dtype=object)
     images = pd.DataFrame(
         {
             "class": names[labels],
             "probability_of_class": of_class,
-            "predicted": names[samples["predicted"].numpy()],
-            "probability": confidence,
+            "predicted": names[samples["predicted"]],
+            "probability": samples["confidence"],
             "label_error": found.judged & is_unlikely,
             "near_duplicate": found.duplicated,
             "novelty": novelty.masked_fill(~judged, torch.nan).numpy(),

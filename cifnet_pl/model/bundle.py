@@ -172,9 +172,7 @@ def check_format(number: Any, where: str) -> None:
         )
 
 
-def plugin_imports(
-    head: Any, backbone: str, architecture: str | None = None
-) -> list[str]:
+def plugin_imports(head: Any, backbone: str, architecture: str | None) -> list[str]:
     """Return the imports from outside the package that a model needs; nothing is imported.
 
     Args:
@@ -267,7 +265,7 @@ def write_bundle(
     description: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     folder: Path,
-    overwrite: bool = False,
+    overwrite: bool,
 ) -> None:
     """Write a description and tensors to ``folder``, atomically.
 

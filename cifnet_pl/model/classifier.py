@@ -179,7 +179,8 @@ class Classifier(ModelLearner):
         spellings = similar_spellings_message(names, self.class_names)
         if spellings:
             warnings.append(spellings)
-        new = [printable(name) for name in names if name not in set(self.class_names)]
+        known = set(self.class_names)
+        new = [printable(name) for name in names if name not in known]
         if new and self.remembers_removed:
             warnings.append(
                 "note: a class was removed from this model without its images; if it is among"
@@ -647,9 +648,9 @@ class Classifier(ModelLearner):
             UsageError: a class that is not known, or all of them.
         """
         labels = self.labels(names)
+        name_of = self.name_of
         self.head.remove_classes(labels)
-        removed = set(map(class_name, names))
-        self.class_names = [name for name in self.class_names if name not in removed]
+        self.class_names = [name_of[label] for label in self.head.classes]
         if self.buffer is not None:
             self.buffer.remove_classes(labels)
         self.images.remove(labels)

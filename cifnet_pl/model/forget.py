@@ -159,7 +159,7 @@ def _subtract_images(
             f" {len(z)} of them are there: give all of them, or {HINT}"
         )
     removed = model.head.fresh()
-    removed.begin_task([label], [len(hashes)])
+    removed.begin_task([label])
     labels = torch.full((len(hashes),), label, device=model.device)
     removed.observe(torch.stack(z), labels)
     _subtract(model, label, removed)
@@ -208,12 +208,10 @@ def _embed_images_of(
     is_wanted = torch.isin(image_labels, image_labels.new_tensor(labels))
     wanted = set(model.images.content[is_wanted].tolist())
     images = LabelledImages([""], _samples(given))
-
-    def is_other(row: int, content_hash: int) -> bool:
-        return content_hash not in wanted
-
     embeddings: dict[int, Tensor] = {}
-    for rows, z in images.embedded(model, "", unreadable, skip=is_other):
+    for rows, z in images.embedded(
+        model, "", unreadable, skip=lambda _, content_hash: content_hash not in wanted
+    ):
         hashes = images.files.hashes(rows).tolist()
         embeddings.update(zip(hashes, z, strict=True))
     hashes = images.files.hash_of

@@ -243,12 +243,11 @@ def find_repeats(
     repeats = image_duplicates.find_repeats(numbered, images.files.labels, learned)
     in_two_classes = {}
     for row, other in sorted(repeats.undecided.items()):
+        image = printable(images.files.names[row])
         relation = "also in"
         if other in learned.get(int(hashes[row]), ()):
             relation = "learned as"
-        in_two_classes[row] = (
-            f"{_shown(images, row)} ({relation} {printable(names[other])})"
-        )
+        in_two_classes[row] = f"{image} ({relation} {printable(names[other])})"
     return repeats, in_two_classes
 
 
@@ -302,13 +301,9 @@ def duplicates_among(
                 " forget its class with --images, then extend"
             )
         raise DataError(f"{reason}: there is nothing to learn")
-    names = [_shown(images, row) for row in repeated]
+    names = [printable(images.files.names[row]) for row in repeated]
     messages = [
         image_duplicates.conflicting_labels_message(ambiguous, treatment),
         image_duplicates.duplicates_message(names, treatment),
     ]
     return rows, [text for text in messages if text]
-
-
-def _shown(images: LabelledImages, row: int) -> str:
-    return printable(images.files.names[row])

@@ -220,25 +220,16 @@ def wilson_interval(correct: int, total: int) -> Interval:
 # ---------------------------------------------------------------------- unknowns
 
 
-class Detection(NamedTuple):
-    """Separation of unknown samples from known ones by novelty, in percent.
-
-    Attributes:
-        auroc: area under the ROC curve.
-        fpr95: share of unknown samples that are taken for known ones at the threshold that keeps
-            95 % of the known ones.
-    """
-
-    auroc: float
-    fpr95: float
-
-
-def detection(known: Tensor, unknown: Tensor) -> Detection:
+def detection(known: Tensor, unknown: Tensor) -> tuple[float, float]:
     """Compute how well novelty separates unknown samples from known ones.
 
     Args:
         known: (n,) novelty of samples of known classes, at least one.
         unknown: (m,) novelty of unknown samples, at least one.
+
+    Returns:
+        AUROC, the area under the ROC curve, and FPR95, the share of unknown samples that are taken
+        for known ones at the threshold that keeps 95 % of the known ones, both in percent.
     """
     # Imported here: to classify needs none of it.
     from sklearn.metrics import roc_auc_score, roc_curve
@@ -250,4 +241,4 @@ def detection(known: Tensor, unknown: Tensor) -> Detection:
     enough_kept = found >= 0.95
     fpr95 = taken[enough_kept].min()
     auroc = roc_auc_score(is_known, likelihood)
-    return Detection(100 * float(auroc), 100 * float(fpr95))
+    return 100 * float(auroc), 100 * float(fpr95)

@@ -119,17 +119,15 @@ class ModelLearner:
         if self.buffer is not None:
             self.buffer.quota(max(1, len(label_of) + len(new)))
             self.buffer.discard_pending()
-        known_counts = None
         new_counts = None
         if counts is not None:
             count_of = dict(zip(names, counts, strict=True))
-            known_counts = [count_of[name] for name in known]
             new_counts = [count_of[name] for name in new]
         self._additions = None
         if known:
             self._additions = self.head.fresh()
             labels = [label_of[name] for name in known]
-            self._additions.begin_task(labels, known_counts)
+            self._additions.begin_task(labels)
         if new or not known:
             start = max(label_of.values(), default=-1) + 1
             labels = list(range(start, start + len(new)))

@@ -147,7 +147,7 @@ def test_groups_are_left_out_together() -> None:
     assert percent(p_values <= 0.05) < 10
 
 
-def test_independent_images_have_one_accuracy_and_few_images_none() -> None:
+def test_independent_images_have_one_accuracy_and_few_or_one_class_none() -> None:
     independent = learned(spread=8.0).calibration
     assert independent.estimate_kind == "independent"
     loo, new_groups = independent.estimates
@@ -156,6 +156,10 @@ def test_independent_images_have_one_accuracy_and_few_images_none() -> None:
     loo, new_groups = few.estimates
     assert (few.estimate_kind, new_groups) == ("few", None)
     assert loo is not None
+    single = learned()
+    single.remove_classes(NAMES[1:])  # every prediction is right
+    assert single.calibration.estimates == [None, None]
+    assert single.accuracy_sentences() == []
 
 
 def true_groups_are_whole(model: Classifier) -> bool:
@@ -240,14 +244,6 @@ def test_a_class_of_few_images_counts_as_much_as_another() -> None:
     accuracy = model.calibration.estimates[1].accuracy
     assert accuracy == pytest.approx(sum(by_class) / CLASSES, abs=2)
     assert accuracy < percent(right) - 1
-
-
-def test_a_single_class_has_no_accuracy() -> None:
-    """Every prediction is right, whatever the image shows."""
-    model = learned()
-    model.remove_classes(NAMES[1:])
-    assert model.calibration.estimates == [None, None]
-    assert model.accuracy_sentences() == []
 
 
 def shifted_images(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:

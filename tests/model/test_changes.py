@@ -1,7 +1,6 @@
 """``extend``, ``forget``, ``merge``: what they return, refuse and leave; no image counts twice."""
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +24,7 @@ from tests.data.layouts import vectors
 from tests.models import empty, learn_task, learned, samples, tensors_equal
 
 
-def classes_of(
-    names: Sequence[int], count: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
+def classes_of(names: range, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(n, d) embeddings of overlapping classes in features of unequal spread, and their labels."""
     width = 40
     spread = np.geomspace(0.05, 3.0, width)

@@ -110,11 +110,8 @@ def test_the_run_and_the_bundle_name_the_imports(run: Path, bundle: Path, parts:
     code = hashlib.sha256((parts / "my_parts.py").read_bytes()).hexdigest()
     assert summary["plugin_hashes"] == {"my_parts.MyNet": code, "my_parts.MyHead": code}
     config = config_of(bundle)
-    assert config["head"] == {
-        "class": "my_parts.MyHead",
-        "in_features": 384,
-        "share": 0.1,
-    }
+    head = {"class": "my_parts.MyHead", "in_features": 384, "share": 0.1}
+    assert config["head"] == head
     assert config["backbone"]["name"] == "import:my_parts.MyNet"
 
 
@@ -162,9 +159,8 @@ def installed(parts, monkeypatch, tmp_path) -> None:
     """The parts as an installed package that offers them by short names."""
     about = tmp_path / "my_parts-1.0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: my_parts\nVersion: 1.0"
-    )
+    described = "Metadata-Version: 2.1\nName: my_parts\nVersion: 1.0"
+    (about / "METADATA").write_text(described)
     (about / "entry_points.txt").write_text(
         "[cifnet_pl.heads]\nMyHead = my_parts:MyHead\n"
         "[cifnet_pl.sources]\nshades = my_parts:shades\n"

@@ -322,9 +322,7 @@ def test_mutated_bytes(kind, run, bundle, tmp_path, data):
 # ---------------------------------------------------------------------- checkpoints
 
 
-def rewritten(
-    run: Path, target: Path, change: Callable[[dict[str, Any]], None]
-) -> Path:
+def rewritten(run: Path, target: Path, change: Callable[[dict], Any]) -> Path:
     content = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     change(content)
     torch.save(content, target)
