@@ -98,9 +98,7 @@ class LabelledImages:
     def select(self, mask: np.ndarray) -> LabelledImages:
         """Select the images of a mask (n,) bool, and the classes that still have one."""
         rows = np.flatnonzero(mask)
-        labels = self.files.labels[rows]
-        classes = np.unique(labels)
-        places = np.searchsorted(classes, labels)
+        classes, places = np.unique(self.files.labels[rows], return_inverse=True)
         files = self.files.subset(rows).with_columns(label=places)
         names = [self.class_names[label] for label in classes]
         return LabelledImages(names, files)
