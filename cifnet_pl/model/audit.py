@@ -319,11 +319,10 @@ def embeddings_of(
             z[embedded] = batch_z.cpu().numpy()
             readable[embedded] = True
         rows = np.flatnonzero(readable)
-        table = pd.DataFrame({"label": samples.labels[rows]})
-        table["hash"] = samples.hashes(rows)
-        table["file"] = [samples.file(row) for row in rows.tolist()]
+        files = [samples.file(row) for row in rows.tolist()]
+        columns = {"label": samples.labels[rows], "hash": samples.hashes(rows)}
         embeddings.append(z[rows])
-        tables.append(table)
+        tables.append(pd.DataFrame({**columns, "file": files}))
     table = pd.concat(tables, ignore_index=True)
     if not len(table):
         raise DataError("none of the images can be read: there is nothing to audit")

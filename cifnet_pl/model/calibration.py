@@ -243,7 +243,7 @@ class Calibration(GrowingModule):
             groups[is_whole] = whole.key.new_tensor(names.to_numpy())
             tested = is_new[is_whole]
             if is_whole.all():  # what was found before is found again
-                self.group_errors = -torch.ones_like(self.group_errors)
+                self.group_errors.fill_(-1)
                 tested = is_whole
             sets = clusters.similar_sets().to(tested.device)
             self._test(head, whole.at(tested), sets[:, tested], limit)

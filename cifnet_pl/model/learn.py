@@ -180,23 +180,20 @@ def learn(
     new = np.ones(len(images.files), dtype=bool)
     if duplicates == "leave_out":
         new[rows] = False
+    taken = new & kept
     labels = images.files.labels
-    unread = np.setdiff1d(labels[new], labels[new & kept])
+    unread = np.setdiff1d(labels[new], labels[taken])
     if len(unread):
         name = printable(images.class_names[unread[0]])
         raise DataError(
             f"no image of class '{name}' can be read: add some, or leave it out"
         )
-    learned = images.select(new & kept)
+    learned = images.select(taken)
     names = learned.class_names
     model = old.clone()
     every_row = np.arange(len(learned.files))
-    samples = ungrouped(
-        torch.from_numpy(z[new & kept]),
-        torch.from_numpy(learned.files.labels),
-        torch.from_numpy(learned.files.hashes(every_row)),
-    )
-    model.learn_embeddings(names, samples)
+    columns = (z[taken], learned.files.labels, learned.files.hashes(every_row))
+    model.learn_embeddings(names, ungrouped(*map(torch.from_numpy, columns)))
     before = old.counts
     counts = model.counts
     left_out = evaluate_left_out(model)
