@@ -31,9 +31,9 @@ from cifnet_pl.buffer import CalibrationBuffer, ungrouped
 from cifnet_pl.heads import Head, RidgeHead
 from cifnet_pl.heads.base import as_tensor
 from cifnet_pl.images.image import content_hash
+from cifnet_pl.model.calibration import COVERAGE
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.embedding import embed
-from cifnet_pl.model.unknowns import COVERAGE
 from cifnet_pl.utilities.errors import DataError
 
 FLOATS = (np.float64, np.float32)

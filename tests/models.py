@@ -78,10 +78,11 @@ def learn_embeddings(
     z: Tensor,
     y: Tensor,
     keys: Tensor | None = None,
+    groups: Tensor | None = None,
 ) -> Classifier:
     """Learn one more task of (n, d) embeddings and labels; keys are positions if none are given."""
     model.begin_task(names)
-    model.observe(z, y, torch.arange(len(y)) if keys is None else keys)
+    model.observe(z, y, torch.arange(len(y)) if keys is None else keys, groups)
     model.finish_task()
     return model
 

@@ -38,7 +38,7 @@ from cifnet_pl.heads.probabilities import (
     novelty_reference,
 )
 from cifnet_pl.model.calibration import Calibration
-from cifnet_pl.model.unknowns import detection
+from cifnet_pl.model.metrics import detection
 from cifnet_pl.statistics import ClassDistances
 
 SEEDS = (0, 1, 2, 3)
@@ -75,9 +75,8 @@ def stored(head: Head, buffer: CalibrationBuffer) -> CalibrationSamples:
         head, buffer.samples, everything, everything, len(everything)
     )
     calibration.calibrate_by_buffer(head, in_groups)
-    samples = calibration.samples(head, in_groups)
-    assert samples is not None
-    return samples
+    groups = in_groups.group if calibration.leaves_groups_out else None
+    return CalibrationSamples(head, in_groups.z, in_groups.y, groups)
 
 
 def learned(images: Images, classes: list[int]) -> tuple[RidgeHead, CalibrationBuffer]:

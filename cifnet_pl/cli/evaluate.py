@@ -139,9 +139,10 @@ def summary_lines(evaluation: Evaluation, model: Classifier) -> list[str]:
     from cifnet_pl.model.metrics import ECE_BINS
 
     confidence = 100 * float(evaluation.confidence.mean())
+    ece = evaluation.figures()["ece"]
     lines = [
         accuracy_line("Accuracy", evaluation),
-        f"Calibration error {evaluation.ece:.1f} % (ECE, {ECE_BINS} bins),"
+        f"Calibration error {ece:.1f} % (ECE, {ECE_BINS} bins),"
         f" mean confidence {confidence:.1f} %",
     ]
     lines += rarely_predicted_notes(evaluation.rarely_predicted, model)
@@ -245,7 +246,7 @@ def _summary(evaluation: Evaluation) -> dict[str, Any]:
         "learned": int(evaluation.samples["learned"].sum()),
         "duplicates": int(evaluation.samples["duplicate"].sum()),
         "mean_confidence": 100 * float(evaluation.confidence.mean()),
-        "ece": evaluation.ece,
+        "ece": evaluation.figures()["ece"],
     }
 
 
@@ -285,6 +286,7 @@ def _images_csv(evaluation: Evaluation, images: LabelledImages) -> str:
     files = images.files
     samples = evaluation.samples
     names = np.array(evaluation.class_names, dtype=object)
+    is_seen = [samples["learned"], samples["duplicate"]]
     table = pd.DataFrame(
         {
             "file": [str(files.root / files.names[row]) for row in samples["row"]],
@@ -292,7 +294,7 @@ def _images_csv(evaluation: Evaluation, images: LabelledImages) -> str:
             "predicted": names[samples["predicted"]],
             "probability": evaluation.confidence,
             "correct": np.where(evaluation.correct, "true", "false"),
-            "seen": evaluation.seen(),
+            "seen": np.select(is_seen, ["learned", "duplicate"], ""),
         }
     )
     return str(table.to_csv(index=False, float_format="%.6f"))
@@ -347,7 +349,7 @@ def store_recalibrated(
 
 def recalibration_table(result: Recalibration) -> Table:
     """Tabulate figures before and, as far as they are known, after recalibration."""
-    from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
+    from cifnet_pl.model.calibration import COVERAGE, UNKNOWN_SHARE
 
     names = {
         "A_k": "accuracy, %",

@@ -106,5 +106,6 @@ def accuracy_lines(result: Extension, check: str | None) -> list[str]:
             f"Accuracy on old classes {before} % before, {after} % after"
             f" ({low:.0f} to {high:.0f}; {images})"
         )
-    lines += rarely_predicted_notes(result.rarely_predicted, result.model)
+    rare = result.score.rarely_predicted + result.old_after.rarely_predicted
+    lines += rarely_predicted_notes(rare, result.model)
     return lines + result.model.accuracy_sentences()

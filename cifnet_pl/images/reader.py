@@ -162,6 +162,10 @@ class DecodedBatch(NamedTuple):
         pairs = zip(self.files, self.unreadable, strict=True)
         return [file for file, reason in pairs if reason is None]
 
+    def location(self, row: int) -> str:
+        """Return where one of ``images`` is, for messages."""
+        return image_location(self.readable[row])
+
 
 class BatchReader(Generic[Item]):
     """Read batches of images in order, in one pass or several.

@@ -13,10 +13,11 @@ from cifnet_pl.backbones import Backbone, build_backbone
 from cifnet_pl.backbones.engines import natural_images
 from cifnet_pl.buffer import BufferSamples, CalibrationBuffer, ungrouped
 from cifnet_pl.heads import NCMHead, SGDHead
-from cifnet_pl.model.bundle import Event, now
+from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.image_hashes import ImageHashes
 from cifnet_pl.utilities.errors import CifnetError
+from cifnet_pl.utilities.text import now
 
 
 def learned_name(structure: str, name: str, architecture: str | None) -> str:
@@ -103,7 +104,8 @@ def _linear_model(
     rows = np.concatenate([module.data.task(number).rows for number in tasks])
     labels = module.labels_of(rows)
     hashes = ImageHashes()
-    hashes.add(labels.numpy(), module.data.source.train.hashes(rows))
+    content = module.data.source.train.hashes(rows)
+    hashes.add(labels, torch.from_numpy(content))
     head = SGDHead(linear.in_features)
     weights = torch.cat([linear.bias[None], linear.weight.T])
     state = {

@@ -133,7 +133,10 @@ def _fill(model: Classifier, stored: StoredModel, solved: bool) -> None:
         CheckpointError, or any other error of what does not fit.
     """
     modules = nn.ModuleDict(model.stored_modules)
-    modules.load_state_dict(_in_groups(stored.tensors), strict=True)
+    tensors = stored.tensors
+    if "calibration.groups" in tensors:
+        tensors = _in_groups(tensors)
+    modules.load_state_dict(tensors, strict=True)
     for name, tensor in stored.tensors.items():
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{printable(name)} holds NaN or infinity")
@@ -156,9 +159,7 @@ def _in_groups(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     They had groups or none, and not how many errors showed it.
     """
     converted = dict(tensors)
-    groups = converted.pop("calibration.groups", None)
-    if groups is None:
-        return converted
+    groups = converted.pop("calibration.groups")
     converted.pop("calibration.given_key")
     given = converted.pop("calibration.given")
     converted["calibration.is_given"] = torch.tensor(len(given) > 0)

@@ -22,10 +22,10 @@ from cifnet_pl.data.samples import Source
 from cifnet_pl.heads import RidgeHead
 from cifnet_pl.heads.probabilities import fit_probabilities
 from cifnet_pl.images.duplicates import find_repeats
+from cifnet_pl.model.calibration import COVERAGE
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.evaluation import Evaluation, judge
+from cifnet_pl.model.evaluation import Evaluation, judge, table_of
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
-from cifnet_pl.model.unknowns import COVERAGE
 from cifnet_pl.statistics import near_duplicates, to_probabilities
 from cifnet_pl.utilities.errors import DataError
 
@@ -152,21 +152,18 @@ def audit(z: np.ndarray, labels: np.ndarray, class_names: Sequence[str]) -> Audi
         head.temperature.fill_(1 / fit.weights[0])
         head.odds_power.fill_(fit.power)
     probabilities = to_probabilities(scores, head.temperature, head.odds_power)
-    samples = judge(probabilities, y)
-    of_judged = {name: values[judged] for name, values in samples.items()}
-    of_judged["row"] = judged.nonzero().flatten()
-    scored = Evaluation.of(list(class_names), [of_judged])
-    confidence = samples["confidence"].numpy()
+    samples = table_of([judge(probabilities, y)])
+    scored = Evaluation(list(class_names), samples[found.judged])
     of_class = probabilities.gather(1, y[:, None])[:, 0].numpy()
     novelty = head.leave_one_out_novelty(embeddings, y, groups)
-    is_unlikely = (of_class < 1 - COVERAGE) & (confidence > 0.5)
+    is_unlikely = (of_class < 1 - COVERAGE) & (samples["confidence"] > 0.5)
     names = np.array(class_names, dtype=object)
     images = pd.DataFrame(
         {
             "class": names[labels],
             "probability_of_class": of_class,
-            "predicted": names[samples["predicted"].numpy()],
-            "probability": confidence,
+            "predicted": names[samples["predicted"]],
+            "probability": samples["confidence"],
             "label_error": found.judged & is_unlikely,
             "near_duplicate": found.duplicated,
             "novelty": novelty.masked_fill(~judged, torch.nan).numpy(),
@@ -317,17 +314,15 @@ def embeddings_of(
         others = LabelledImages(source.class_names, samples.subset(missing))
         for batch, batch_z in others.embedded(model, "embedding", unreadable, True):
             embedded = missing[batch]
-            hashes = others.files.hashes(batch)
-            samples.hash_of[embedded] = hashes
-            cache.collect(torch.from_numpy(embedded), torch.from_numpy(hashes), batch_z)
+            hashes = torch.from_numpy(others.files.hashes(batch))
+            cache.collect(torch.from_numpy(embedded), hashes, batch_z)
             z[embedded] = batch_z.cpu().numpy()
             readable[embedded] = True
         rows = np.flatnonzero(readable)
-        table = pd.DataFrame({"label": samples.labels[rows]})
-        table["hash"] = samples.hashes(rows)
-        table["file"] = [samples.file(row) for row in rows.tolist()]
+        files = [samples.file(row) for row in rows.tolist()]
+        columns = {"label": samples.labels[rows], "hash": samples.hashes(rows)}
         embeddings.append(z[rows])
-        tables.append(table)
+        tables.append(pd.DataFrame({**columns, "file": files}))
     table = pd.concat(tables, ignore_index=True)
     if not len(table):
         raise DataError("none of the images can be read: there is nothing to audit")

@@ -20,7 +20,6 @@ import platform
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -41,6 +40,7 @@ from cifnet_pl.utilities.errors import (
 )
 from cifnet_pl.utilities.files import refuse_pointer, write_bytes, write_json
 from cifnet_pl.utilities.plugins import names_import
+from cifnet_pl.utilities.text import now as now  # merge.py takes it from here
 from cifnet_pl.utilities.text import printable, shown
 from cifnet_pl.utilities.version import __version__
 
@@ -172,9 +172,7 @@ def check_format(number: Any, where: str) -> None:
         )
 
 
-def plugin_imports(
-    head: Any, backbone: str, architecture: str | None = None
-) -> list[str]:
+def plugin_imports(head: Any, backbone: str, architecture: str | None) -> list[str]:
     """Return the imports from outside the package that a model needs; nothing is imported.
 
     Args:
@@ -187,11 +185,6 @@ def plugin_imports(
     return imports
 
 
-def now() -> str:
-    """Return the date and time in UTC, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
 # ---------------------------------------------------------------------- the files of a bundle
 
 CONFIG = "config.json"
@@ -202,18 +195,12 @@ class TensorsRecord(StoredRecord):
 
     sha256: str
 
-    @property
-    def name(self) -> str:
-        """Name of the file."""
-        return f"tensors-{self.sha256[:16]}.safetensors"
-
 
 class BundleRecord(StoredRecord):
     """The part of a ``config.json`` about the files of its bundle."""
 
     sha256: str
     tensors: TensorsRecord
-    versions: dict[str, str] = Field(default_factory=dict)
 
 
 class StoredModel(NamedTuple):
@@ -278,7 +265,7 @@ def write_bundle(
     description: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     folder: Path,
-    overwrite: bool = False,
+    overwrite: bool,
 ) -> None:
     """Write a description and tensors to ``folder``, atomically.
 
@@ -297,9 +284,9 @@ def write_bundle(
         CifnetError: the disk is full or not writable; an old bundle is left as it was.
     """
     content = safetensors.torch.save(dict(tensors))
-    file = TensorsRecord(sha256=hashlib.sha256(content).hexdigest())
-    has_these_tensors = (folder / file.name).is_file()
-    if has_these_tensors and not overwrite:
+    digest = hashlib.sha256(content).hexdigest()
+    tensors_file = folder / f"tensors-{digest[:16]}.safetensors"
+    if tensors_file.is_file() and not overwrite:
         stored, _ = _read_config(folder)
         if stored["class_names"] == description["class_names"]:
             raise AlreadyThere(f"{folder} is already there: it holds this model")
@@ -312,11 +299,11 @@ def write_bundle(
             "python": platform.python_version(),
             "torch": str(torch.__version__),
         },
-        "tensors": file.model_dump(),
+        "tensors": {"sha256": digest},
     }
     is_new = not folder.exists()
     try:
-        write_bytes(folder / file.name, content)
+        write_bytes(tensors_file, content)
         write_json(folder / CONFIG, {**config, "sha256": _digest(config)})
     except BaseException:
         if is_new:
@@ -324,7 +311,7 @@ def write_bundle(
         raise
     # Files of killed writers, and older tensors.
     for entry in folder.iterdir():
-        if _is_of_bundle(entry) and entry.name not in (CONFIG, file.name):
+        if _is_of_bundle(entry) and entry.name not in (CONFIG, tensors_file.name):
             entry.unlink(missing_ok=True)
 
 
@@ -337,8 +324,8 @@ def read_bundle(folder: Path) -> StoredModel:
     Raises:
         CheckpointError: no bundle, one of another version, or one that is damaged.
     """
-    description, file = _read_config(folder)
-    path = folder / file.tensors.name
+    description, digest = _read_config(folder)
+    path = folder / f"tensors-{digest[:16]}.safetensors"
     if not path.is_file():
         raise CheckpointError(
             f"{folder} is not whole: {path.name} is missing; copy the bundle again"
@@ -346,7 +333,7 @@ def read_bundle(folder: Path) -> StoredModel:
     with explained(CheckpointError, f"cannot read {path}"):
         content = path.read_bytes()
         refuse_pointer(content)
-        if hashlib.sha256(content).hexdigest() != file.tensors.sha256:
+        if hashlib.sha256(content).hexdigest() != digest:
             raise CheckpointError(
                 f"{path} is damaged: its checksum is wrong; copy the bundle again"
             )
@@ -354,7 +341,8 @@ def read_bundle(folder: Path) -> StoredModel:
     return StoredModel(str(folder), description, tensors)
 
 
-def _read_config(folder: Path) -> tuple[dict[str, Any], BundleRecord]:
+def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the content of a bundle's ``config.json``, and the hash of its tensors."""
     path = folder / CONFIG
     if not path.is_file():
         raise CheckpointError(
@@ -371,7 +359,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], BundleRecord]:
         raise CheckpointError(
             f"{path} is damaged or was edited: its checksum is wrong; copy the bundle again"
         )
-    return content, file
+    return content, file.tensors.sha256
 
 
 def _digest(config: Mapping[str, Any]) -> str:

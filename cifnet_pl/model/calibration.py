@@ -1,4 +1,6 @@
-"""What is expected on new days: accuracy without each image, without its group, and elsewhere.
+"""What is promised of new images: their accuracy, prediction sets, and which are called unknown.
+
+Accuracy is estimated without each image, without its group, and measured elsewhere.
 
 Groups are those that the user gave, or clusters of the images of a class, where similar images show
 that these are not independent (:func:`~cifnet_pl.statistics.group_evidence`). The buffer draws such
@@ -10,18 +12,26 @@ group (:mod:`cifnet_pl.heads.probabilities`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from cifnet_pl.buffer import BufferSamples
 from cifnet_pl.heads import Head
-from cifnet_pl.heads.probabilities import CalibrationSamples, calibrate
+from cifnet_pl.heads.probabilities import (
+    CalibrationSamples,
+    PredictionSets,
+    calibrate,
+    novelty_reference,
+)
 from cifnet_pl.model.metrics import Interval
-from cifnet_pl.model.unknowns import UNKNOWN_SHARE
 from cifnet_pl.statistics import Clusters, Evidence, group_evidence
+from cifnet_pl.utilities.errors import UsageError, check_that
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 
 Kind = Literal[
@@ -61,10 +71,19 @@ NOT_ESTIMATED = {
 }
 """Kind → why the accuracy on new groups is not estimated."""
 
+UNKNOWN_SHARE = 0.05
+"""Share of images of known classes that may be called unknown, where none is given."""
+
+COVERAGE = 1 - UNKNOWN_SHARE
+"""Probability with which a prediction set holds the true class, where none is given."""
+
 MIN_NEW_IMAGES = round(1 / UNKNOWN_SHARE)
 """Labelled images from which a model can be recalibrated.
 
 With fewer, no image can be called unknown."""
+
+LARGEST_HASH = torch.iinfo(torch.int64).max
+"""A content hash without its sign is up to this."""
 
 
 class Calibration(GrowingModule):
@@ -106,29 +125,23 @@ class Calibration(GrowingModule):
         return kinds[int(self.kind)]
 
     @property
-    def loo(self) -> Estimate | None:
-        """Leave-one-out accuracy of the buffer samples, the mean over classes."""
-        return self._estimate(0)
-
-    @property
-    def new_groups(self) -> Estimate | None:
-        """Accuracy on new groups, as far as it can be told."""
-        return self._estimate(1)
+    def estimates(self) -> list[Estimate | None]:
+        """Leave-one-out accuracy of the buffer samples, and accuracy on new groups, where known."""
+        estimates: list[Estimate | None] = [None, None]
+        for position, accuracy in enumerate(self.accuracy.tolist()):
+            if accuracy >= 0:
+                interval = Interval(*self.interval[position].tolist())
+                estimates[position] = Estimate(accuracy, interval)
+        return estimates
 
     def describe(self) -> dict[str, Any]:
         """Return both accuracies and their intervals in percent, by their names in files."""
         described: dict[str, Any] = {}
-        estimates = {"loo_accuracy": self.loo, "new_group_accuracy": self.new_groups}
-        for name, estimate in estimates.items():
+        names = ("loo_accuracy", "new_group_accuracy")
+        for name, estimate in zip(names, self.estimates, strict=True):
             described[name] = estimate and estimate.accuracy
             described[f"{name}_interval"] = estimate and estimate.interval
         return described
-
-    def _estimate(self, position: int) -> Estimate | None:
-        accuracy = float(self.accuracy[position])
-        if accuracy < 0:
-            return None
-        return Estimate(accuracy, Interval(*self.interval[position].tolist()))
 
     def record(self, kind: Kind, loo: Estimate | None, new: Estimate | None) -> None:
         """Record leave-one-out accuracy and accuracy on new groups."""
@@ -180,18 +193,13 @@ class Calibration(GrowingModule):
         evidence = Evidence(*self.group_errors.clamp_min(0).tolist())
         return bool(self.is_given) or evidence.dependent
 
-    def _add_evidence(self, errors: Tensor) -> None:
-        self.group_errors = self.group_errors.clamp_min(0) + errors.to(
-            self.group_errors
-        )
-
     def absorb(self, other: Calibration) -> None:
         """Take in what is known of the images of another model."""
         self.is_given |= other.is_given
         if len(other.chosen):
             self.exclude_selected(other.chosen)
         if (other.group_errors >= 0).all():
-            self._add_evidence(other.group_errors)
+            self.group_errors.clamp_min_(0).add_(other.group_errors)
 
     def find_groups(
         self,
@@ -221,7 +229,7 @@ class Calibration(GrowingModule):
         self.is_given |= (given >= 0).any()
         if self.is_given:
             # An image without a group has its own hash for one.
-            alone = samples.key & torch.iinfo(torch.int64).max
+            alone = samples.key & LARGEST_HASH
             named = torch.where(given >= 0, given, alone)
             unknown = is_whole & (groups < 0)
             return samples._replace(group=torch.where(unknown, named, groups))
@@ -229,10 +237,13 @@ class Calibration(GrowingModule):
             whole = samples.at(is_whole)
             mean = samples.z.double().mean(dim=0)
             clusters = Clusters(whole.z, whole.y, mean)
-            groups[is_whole] = named_groups(clusters.groups(), whole.key)
+            # A group has the smallest of its images' hashes for a name, whatever else is learned.
+            hashes = pd.Series(whole.key.cpu() & LARGEST_HASH)
+            names = hashes.groupby(clusters.groups().numpy()).transform("min")
+            groups[is_whole] = whole.key.new_tensor(names.to_numpy())
             tested = is_new[is_whole]
             if is_whole.all():  # what was found before is found again
-                self.group_errors = -torch.ones_like(self.group_errors)
+                self.group_errors.fill_(-1)
                 tested = is_whole
             sets = clusters.similar_sets().to(tested.device)
             self._test(head, whole.at(tested), sets[:, tested], limit)
@@ -263,7 +274,8 @@ class Calibration(GrowingModule):
         learned = CalibrationSamples(head, samples.z[rows], samples.y[rows])
         rule = learned.rules[0]
         found = group_evidence(sets[:, rows], learned.columns, rule, counts)
-        self._add_evidence(torch.tensor(found))
+        errors = torch.tensor(found).to(self.group_errors)
+        self.group_errors.clamp_min_(0).add_(errors)
 
     # ------------------------------------------------------------------ accuracy
 
@@ -320,33 +332,6 @@ class Calibration(GrowingModule):
         else:
             self.record(kind, loo, widened(new_groups, loo))
 
-    def samples(
-        self, head: Head, stored: BufferSamples | None
-    ) -> CalibrationSamples | None:
-        """Return what calibrates a head: labelled images that are not learned, else the buffer's.
-
-        Args:
-            head: solved.
-            stored: the samples in the buffer; None if there are none.
-        """
-        if len(self.y):
-            return CalibrationSamples(head, self.z, self.y, learned=False)
-        if stored is None:
-            return None
-        counted = self.counted(stored.y, stored.key)
-        groups = None
-        if self.leaves_groups_out and self.estimate_kind != "incomplete":
-            groups = stored.group
-        return CalibrationSamples(head, stored.z, stored.y, groups, counted=counted)
-
-    def keep_learned(self, learned: Tensor) -> None:
-        """Forget all images that a model no longer knows.
-
-        Args:
-            learned: (n,) int64 content hashes of those that it knows.
-        """
-        self.chosen = self.chosen[torch.isin(self.chosen, learned)]
-
     def replace_new_images(self, z: Tensor, y: Tensor, key: Tensor) -> None:
         """Replace the labelled images that are not learned.
 
@@ -359,67 +344,20 @@ class Calibration(GrowingModule):
         self.y = y
         self.key = key
 
-    def assess_new_images(
-        self, head: Head, learned: Tensor, fits_temperature: bool
-    ) -> None:
-        """Measure a head's accuracy on the labelled images that it has not learned since.
+    def calibrate_by_new_images(self, head: Head, learned: Tensor) -> None:
+        """Measure a head by the labelled images that it has not learned since, and calibrate it.
 
         Args:
             head: solved.
             learned: (n,) int64 content hashes of all images learned.
-            fits_temperature: whether the head is calibrated by the labelled images.
         """
         new = torch.isin(self.y, head.labels) & ~torch.isin(self.key, learned)
         self.replace_new_images(self.z[new], self.y[new], self.key[new])
         if len(self.y):
             new_images = CalibrationSamples(head, self.z, self.y, learned=False)
-            self.record("measured", self.loo, estimated(new_images))
-            if fits_temperature:
-                calibrate(new_images)
-
-    # ------------------------------------------------------------------ messages
-
-    def sentences(self, learned: int, counted: int) -> list[str]:
-        """Return a line each on leave-one-out accuracy and accuracy on new groups.
-
-        Args:
-            learned: number of images that the model has learned.
-            counted: number of buffer samples that calibrate it.
-
-        Returns:
-            Nothing where nothing was measured.
-        """
-        sentences = []
-        kind = self.estimate_kind
-        if self.loo is not None:
-            facts = [f"{counted} of {learned} images"]
-            if kind == "independent":
-                facts.append("no groups found")
-            sentences.append(f"Leave-one-out accuracy {self.loo.sentence(*facts)}")
-        if self.new_groups is not None and kind in ACCURACY_ON_NEW_GROUPS:
-            name = ACCURACY_ON_NEW_GROUPS[kind]
-            sentences.append(f"{name} {self.new_groups.sentence()}")
-        elif kind in NOT_ESTIMATED:
-            reason = NOT_ESTIMATED[kind]
-            sentences.append(f"Accuracy on new groups not estimated: {reason}")
-        return sentences
-
-
-def named_groups(groups: Tensor, key: Tensor) -> Tensor:
-    """Return groups (n,) named by the smallest content hash among their images.
-
-    Args:
-        groups: (n,) int64 from 0.
-        key: (n,) int64 content hashes.
-
-    Returns:
-        (n,) int64, not negative; the same for an image whatever else is learned.
-    """
-    groups = groups.to(key.device)
-    largest = torch.iinfo(torch.int64).max
-    names = key.new_full((int(groups.max()) + 1,), largest)
-    names.scatter_reduce_(0, groups, key & largest, "amin")  # without its sign
-    return names[groups]
+            loo, _ = self.estimates
+            self.record("measured", loo, estimated(new_images))
+            calibrate(new_images)
 
 
 class Estimate(NamedTuple):
@@ -504,3 +442,145 @@ def widened(estimate: Estimate, loo: Estimate) -> Estimate:
     low = max(0.0, accuracy - below)
     high = min(100.0, accuracy + above)
     return Estimate(accuracy, Interval(low, high))
+
+
+# ---------------------------------------------------------------------- unknowns, prediction sets
+
+
+@dataclass(frozen=True)
+class OpenSetDecision:
+    """Whether a sample is of a known class, and its prediction set; None where not asked for.
+
+    Attributes:
+        known: whether the sample is of a known class.
+        novelty: novelty score, larger for samples unlike everything learned
+            (:meth:`cifnet_pl.heads.Head.novelty`).
+        p_value: share of samples of known classes that are at least as novel, 0–1.
+        prediction_set: classes that hold the true one with the promised probability, the most
+            probable first.
+    """
+
+    known: bool | None = None
+    novelty: float | None = None
+    p_value: float | None = None
+    prediction_set: tuple[str, ...] | None = None
+
+
+class OpenSetPredictor:
+    """Tell unknown samples and give prediction sets; the head must not change meanwhile.
+
+    Args:
+        head: solved.
+        class_names: name of each of its columns.
+        samples: what the head is calibrated by; None without any.
+        unknown: share of samples of known classes that may be called unknown, such as 0.05; None
+            to leave ``known``, ``novelty`` and ``p_value`` out.
+        coverage: probability with which a prediction set holds the true class, such as 0.95; None
+            to leave ``prediction_set`` out.
+
+    Raises:
+        UsageError: a share outside (0, 1), or a share without calibration samples.
+        UnsupportedError: the head has no novelty score, or no leave-one-out scores.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        class_names: Sequence[str],
+        samples: CalibrationSamples | None,
+        unknown: float | None = None,
+        coverage: float | None = None,
+    ):
+        if unknown is not None:
+            check_that(0 < unknown < 1, "unknown", unknown, "a share between 0 and 1")
+            head.require("tells_novelty")
+        if coverage is not None:
+            check_that(
+                0 < coverage < 1, "coverage", coverage, "a share between 0 and 1"
+            )
+            if samples is None or samples.learned:
+                head.require("leaves_one_out")
+        self.head = head
+        self.class_names = tuple(class_names)
+        self.unknown = unknown or 0.0
+        self.reference = None
+        self.sets = None
+        if unknown is None and coverage is None:
+            return
+        if samples is None:
+            raise UsageError(
+                "this model has no calibration samples, which unknowns and prediction sets need:"
+                " learn it with cifnet fit … --model.buffer CalibrationBuffer --model.calibrate"
+                " true"
+            )
+        if unknown is not None:
+            self.reference = novelty_reference(samples)
+        if coverage is not None:
+            self.sets = PredictionSets.of(samples, coverage)
+
+    @property
+    def warning(self) -> str | None:
+        """Warning about too few calibration samples to call any sample unknown; None if enough."""
+        if self.reference is None:
+            return None
+        scores = self.reference.scores
+        infinite = scores.new_tensor([torch.inf])
+        smallest = float(self.reference.p_values(infinite))
+        if smallest <= self.unknown:
+            return None
+        return (
+            f"note: with {len(scores)} calibration samples no image can be called unknown at a"
+            f" share of {self.unknown:g}; from {smallest:.2g} on"
+        )
+
+    def judge(
+        self, probabilities: Tensor, target: Tensor, novelty: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return what counts of the decisions for samples of known classes.
+
+        Args:
+            probabilities: (n, C) of their classes.
+            target: (n,) int64 true columns.
+            novelty: (n,) novelty scores; None where unknowns are not asked for.
+
+        Returns:
+            Columns of :attr:`Evaluation.samples <cifnet_pl.model.evaluation.Evaluation>`, each
+            (n,): whether the prediction set holds the true class (``covered``), its ``set_size``,
+            and whether the sample is called ``unknown``, as far as they are asked for.
+        """
+        columns = {}
+        if self.sets is not None:
+            members = self.sets.of_probabilities(probabilities)
+            columns["covered"] = members.gather(1, target[:, None])[:, 0]
+            columns["set_size"] = members.sum(dim=1)
+        if novelty is not None and self.reference is not None:
+            columns["unknown"] = self.reference.p_values(novelty) <= self.unknown
+        return columns
+
+    def decisions(self, z: Tensor, probabilities: Tensor) -> list[OpenSetDecision]:
+        """Return a decision for each sample.
+
+        Args:
+            z: (n, d) embeddings.
+            probabilities: (n, C) of their classes.
+        """
+        columns: dict[str, list[Any]] = {}
+        if self.reference is not None:
+            novelty = self.head.novelty(z)
+            p_values = self.reference.p_values(novelty)
+            columns["known"] = (p_values > self.unknown).tolist()
+            columns["novelty"] = novelty.tolist()
+            columns["p_value"] = p_values.tolist()
+        if self.sets is not None:
+            members = self.sets.of_probabilities(probabilities)
+            order = torch.argsort(probabilities, dim=1, descending=True)
+            columns["prediction_set"] = []
+            for row, best_first in enumerate(order):
+                chosen = best_first[members[row, best_first]].tolist()
+                names = tuple(self.class_names[column] for column in chosen)
+                columns["prediction_set"].append(names)
+        decisions = []
+        for row in range(len(z)):
+            own = {name: values[row] for name, values in columns.items()}
+            decisions.append(OpenSetDecision(**own))
+        return decisions

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,28 +22,25 @@ from cifnet_pl.data.loading import EMBEDDED_BATCH, Batches, Task, pieces
 from cifnet_pl.data.sources.python_objects import are_embeddings
 from cifnet_pl.data.sources.tables import open_table
 from cifnet_pl.heads.base import as_tensor
-from cifnet_pl.images.reader import (
-    DecodedBatch,
-    GivenImages,
-    decode_images,
-    image_location,
-    iterate_images,
-)
-from cifnet_pl.model.bundle import Event, now, write_bundle
-from cifnet_pl.model.calibration import MIN_NEW_IMAGES
-from cifnet_pl.model.export import Export, Graph, HeadGraph, Square, onnx_bytes
-from cifnet_pl.model.task_learner import ModelLearner
-from cifnet_pl.model.unknowns import (
+from cifnet_pl.images.reader import GivenImages, decode_images, iterate_images
+from cifnet_pl.model.bundle import Event, write_bundle
+from cifnet_pl.model.calibration import (
+    ACCURACY_ON_NEW_GROUPS,
+    MIN_NEW_IMAGES,
+    NOT_ESTIMATED,
     UNKNOWN_SHARE,
     OpenSetDecision,
     OpenSetPredictor,
 )
+from cifnet_pl.model.export import Export, Graph, HeadGraph, Square, onnx_bytes
+from cifnet_pl.model.task_learner import ModelLearner
 from cifnet_pl.utilities.errors import UsageError, check_embeddings, unknown_name
 from cifnet_pl.utilities.growing_tensors import fingerprint
 from cifnet_pl.utilities.names import class_name, class_names
 from cifnet_pl.utilities.plugins import import_name
 from cifnet_pl.utilities.text import (
     listed,
+    now,
     number_of,
     printable,
     similar_spellings_message,
@@ -109,7 +107,6 @@ class Classifier(ModelLearner):
     engines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not self.image_size:
             self.image_size = self.backbone.preprocessing.image_size
             self.crop_ratio = self.backbone.preprocessing.crop_ratio
@@ -182,7 +179,8 @@ class Classifier(ModelLearner):
         spellings = similar_spellings_message(names, self.class_names)
         if spellings:
             warnings.append(spellings)
-        new = [printable(name) for name in names if name not in set(self.class_names)]
+        known = set(self.class_names)
+        new = [printable(name) for name in names if name not in known]
         if new and self.remembers_removed:
             warnings.append(
                 "note: a class was removed from this model without its images; if it is among"
@@ -220,29 +218,38 @@ class Classifier(ModelLearner):
 
     def accuracy_sentences(self) -> list[str]:
         """Return sentences on decision rule, leave-one-out accuracy and accuracy on new groups."""
-        counted = 0
-        if self.buffer is not None:
-            is_counted = self.calibration.counted(self.buffer.y, self.buffer.key)
-            counted = int(is_counted.sum())
-        learned = sum(self.head.class_counts().values())
-        sentences = self.calibration.sentences(learned, counted)
+        sentences = []
+        kind = self.calibration.estimate_kind
+        loo, new_groups = self.calibration.estimates
+        if loo is not None and self.buffer is not None:
+            counted = self.calibration.counted(self.buffer.y, self.buffer.key)
+            learned = sum(self.head.class_counts().values())
+            facts = [f"{counted.sum()} of {learned} images"]
+            if kind == "independent":
+                facts.append("no groups found")
+            sentences.append(f"Leave-one-out accuracy {loo.sentence(*facts)}")
+        if new_groups is not None and kind in ACCURACY_ON_NEW_GROUPS:
+            name = ACCURACY_ON_NEW_GROUPS[kind]
+            sentences.append(f"{name} {new_groups.sentence()}")
+        elif kind in NOT_ESTIMATED:
+            reason = NOT_ESTIMATED[kind]
+            sentences.append(f"Accuracy on new groups not estimated: {reason}")
         if sentences and self.head.decision_rule is not None:
             sentences.insert(0, f"Decision rule: {self.head.decision_rule}")
         return sentences
 
     def calibration_notes(self) -> list[str]:
         """Return how to calibrate the probabilities; nothing where they are calibrated."""
-        head = self.head
-        if self.calibrated or head.selects_rule or float(head.temperature) != 1:
+        if self.calibrates:
             return []
         means = "cifnet evaluate --recalibrate true"
-        if head.leaves_one_out:
+        if self.head.leaves_one_out:
             means = f"learn with a buffer and --model.calibrate true, or {means}"
         return [f"probabilities not calibrated: {means}"]
 
     def state_elements(self) -> dict[str, int]:
         """Count the elements kept between tasks: the head's by component, and the buffer's."""
-        elements = dict(self.head.state_elements())
+        elements = self.head.state_elements()
         elements["buffer"] = 0
         if self.buffer is not None:
             elements["buffer"] = self.buffer.z.numel()
@@ -346,10 +353,12 @@ class Classifier(ModelLearner):
             "image_size": str(model.image_size),
             "crop_ratio": str(model.crop_ratio),
         }
-        available, _ = model.available_shares(unknown=UNKNOWN_SHARE)
-        if available is not None:
-            limit = model.open_set_predictor(unknown=UNKNOWN_SHARE).limit
-            metadata["unknown_above"] = json.dumps({f"{UNKNOWN_SHARE:g}": limit})
+        shares = model.available_shares(unknown=UNKNOWN_SHARE)
+        reference = model.open_set_predictor(*shares).reference
+        if reference is not None:
+            limit = reference.threshold(1 - UNKNOWN_SHARE)
+            above = limit if math.isfinite(limit) else None
+            metadata["unknown_above"] = json.dumps({f"{UNKNOWN_SHARE:g}": above})
         return onnx_bytes(graph, metadata)
 
     # ------------------------------------------------------------------ prediction
@@ -377,17 +386,6 @@ class Classifier(ModelLearner):
         with autocast(device.type, self.precision):
             z: Tensor = self.backbone(images.to(device))
         return z.to(self.device)
-
-    def embed_batch(self, batch: DecodedBatch) -> Tensor:
-        """Embed the images of a batch that could be read.
-
-        Returns:
-            (m, d) float32.
-
-        Raises:
-            NonFiniteError: an embedding holds NaN or infinity; names the image.
-        """
-        return self.embed(batch.images, lambda row: image_location(batch.readable[row]))
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return the calibrated probabilities of images.
@@ -447,7 +445,8 @@ class Classifier(ModelLearner):
             self.crop_ratio,
             device=self.backbone.device.type,
         ):
-            readable = self._predict(self.embed_batch(batch), top, predictor)
+            z = self.embed(batch.images, batch.location)
+            readable = self._predict(z, top, predictor)
             for image, reason in zip(batch.files, batch.unreadable, strict=True):
                 prediction = Prediction(unreadable=reason)
                 if reason is None:
@@ -515,7 +514,7 @@ class Classifier(ModelLearner):
 
         Raises:
             UsageError, UnsupportedError: as for
-                :class:`~cifnet_pl.model.unknowns.OpenSetPredictor`.
+                :class:`~cifnet_pl.model.calibration.OpenSetPredictor`.
         """
         key = (self.head.revision, unknown, coverage)
         if key not in self._predictors:
@@ -649,13 +648,15 @@ class Classifier(ModelLearner):
             UsageError: a class that is not known, or all of them.
         """
         labels = self.labels(names)
+        name_of = self.name_of
         self.head.remove_classes(labels)
-        removed = set(map(class_name, names))
-        self.class_names = [name for name in self.class_names if name not in removed]
+        self.class_names = [name_of[label] for label in self.head.classes]
         if self.buffer is not None:
             self.buffer.remove_classes(labels)
         self.images.remove(labels)
-        self.calibration.keep_learned(self.images.content)
+        chosen = self.calibration.chosen
+        is_learned = torch.isin(chosen, self.images.content)
+        self.calibration.chosen = chosen[is_learned]
         if self.head.solved:
             self.calibrate()
         else:

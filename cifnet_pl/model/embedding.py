@@ -89,8 +89,7 @@ def embed(
                 files.append(image)
             else:
                 files.append(None)
-        names = [image_location(image) for image in batch.readable]
         z = backbone(batch.images.to(place)).cpu()
-        check_embeddings(z, backbone.features, names.__getitem__)
+        check_embeddings(z, backbone.features, batch.location)
         embeddings.append(z)
     return Embedded(torch.cat(embeddings), files, unreadable)

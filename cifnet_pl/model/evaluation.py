@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -127,7 +127,7 @@ class ClassScore:
         return wilson_interval(self.correct, self.images)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Evaluation:
     """Predictions for labelled samples, and the figures that follow from them.
 
@@ -141,11 +141,16 @@ class Evaluation:
             the five most probable; ``task`` is the task or domain of the sample. Some evaluations
             have more: ``row``, the position in a set of images; ``learned`` and ``duplicate`` (of
             another one); ``A_k_NAME``, whether another classifier is right; what
-            :meth:`OpenSetPredictor.judge <cifnet_pl.model.unknowns.OpenSetPredictor.judge>` gives.
+            :meth:`~cifnet_pl.model.calibration.OpenSetPredictor.judge` gives.
         tasks: number of tasks or domains.
         metrics: values of custom metrics by name.
         seconds: duration.
         mislabelled: images that are in another class, too, as messages name them.
+        images: number of samples.
+        confidence: (n,) probability of each predicted class.
+        correct: (n,) bool: for which samples the true class is predicted.
+        accuracy: A_k, over all samples.
+        class_counts: (2, C) int64 correct predictions and samples of each class.
     """
 
     class_names: list[str]
@@ -155,27 +160,15 @@ class Evaluation:
     seconds: float = 0.0
     mislabelled: tuple[str, ...] = ()
 
-    @classmethod
-    def of(
-        cls, class_names: list[str], batches: Iterable[Mapping[str, Tensor]] = ()
-    ) -> Evaluation:
-        """Return the evaluation of batches, as :func:`judge` returns them; none for no samples."""
-        return cls(class_names, table_of(list(batches)))
-
-    @property
-    def confidence(self) -> np.ndarray:
-        """(n,) probability of each predicted class."""
-        return np.asarray(self.samples["confidence"])
-
-    @property
-    def correct(self) -> np.ndarray:
-        """(n,) bool: for which samples the true class is predicted."""
-        return np.asarray(self.samples["correct"])
-
-    @property
-    def images(self) -> int:
-        """Number of samples."""
-        return len(self.samples)
+    def __post_init__(self) -> None:
+        self.images = len(self.samples)
+        self.confidence = self.samples["confidence"].to_numpy()
+        self.correct = self.samples["correct"].to_numpy()
+        self.accuracy = self.share("correct")
+        classes = len(self.class_names)
+        target = self.samples["target"].to_numpy()
+        hits = np.bincount(target[self.correct], minlength=classes)
+        self.class_counts = np.stack([hits, np.bincount(target, minlength=classes)])
 
     def share(self, name: str) -> float | None:
         """Return the percentage of samples for which a column is true; None if not known."""
@@ -184,19 +177,9 @@ class Evaluation:
         return percent(int(self.samples[name].sum()), self.images)
 
     @property
-    def accuracy(self) -> float | None:
-        """A_k, over all samples."""
-        return self.share("correct")
-
-    @property
     def interval(self) -> Interval:
         """Wilson's 95 % interval around the accuracy, in percent."""
         return wilson_interval(int(self.correct.sum()), self.images)
-
-    @property
-    def ece(self) -> float | None:
-        """Expected calibration error in percent."""
-        return calibration_error(self.confidence, self.correct)
 
     @property
     def task_accuracy(self) -> list[float | None]:
@@ -223,7 +206,7 @@ class Evaluation:
             top5 = self.share("among_top")
         figures = {
             "A_k": self.accuracy,
-            "ece": self.ece,
+            "ece": calibration_error(self.confidence, self.correct),
             "nll": nll,
             "top5": top5,
             "set_size": set_size,
@@ -243,12 +226,6 @@ class Evaluation:
         classes = len(self.class_names)
         cells = self.samples["target"] * classes + self.samples["predicted"]
         return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
-
-    @property
-    def class_counts(self) -> np.ndarray:
-        """(2, C) int64 correct predictions and samples of each class."""
-        confusion = self.confusion
-        return np.stack([confusion.diagonal(), confusion.sum(axis=1)])
 
     def class_scores(self) -> list[ClassScore]:
         """Return the score of each class that has an image, the worst first, untested ones last."""
@@ -275,26 +252,18 @@ class Evaluation:
 
     def confused_pairs(self) -> list[ConfusedPair]:
         """Return all pairs of classes that are confused, the most frequent first."""
-        matrix = self.confusion
-        images = matrix.sum(axis=1)
+        names = self.class_names
+        images = self.class_counts[1].tolist()
+        errors = self.confusion
+        np.fill_diagonal(errors, 0)
         pairs = []
-        for i, j in np.argwhere(matrix).tolist():
-            if i != j:
-                target = self.class_names[i]
-                predicted = self.class_names[j]
-                confusions = int(matrix[i, j])
-                pair = ConfusedPair(target, predicted, confusions, int(images[i]))
-                pairs.append(pair)
+        for i, j in np.argwhere(errors).tolist():
+            confusions = int(errors[i, j])
+            pairs.append(ConfusedPair(names[i], names[j], confusions, images[i]))
         pairs.sort(key=lambda pair: (-pair.confusions, pair.images))
         return pairs
 
     # ------------------------------------------------------------------ images seen before
-
-    def seen(self) -> list[str]:
-        """Return for each image "learned", "duplicate" (of another one) or ""."""
-        is_seen = [self.samples["learned"], self.samples["duplicate"]]
-        words: list[str] = np.select(is_seen, ["learned", "duplicate"], "").tolist()
-        return words
 
     def learned_message(self) -> str | None:
         """Return a sentence about images that the model has learned; None if there are none."""
@@ -372,7 +341,7 @@ def evaluate_left_out(model: Classifier) -> Evaluation:
         scores, columns, _ = samples.known_scores()
         probabilities = to_probabilities(scores, head.temperature, head.odds_power)
         batches.append(judge(probabilities, columns))
-    return Evaluation.of(model.class_names, batches)
+    return Evaluation(model.class_names, table_of(batches))
 
 
 def rarely_predicted_notes(names: Sequence[str], model: Classifier | None) -> list[str]:

@@ -106,6 +106,7 @@ class HeadGraph(nn.Module):
         input_name: name of the input.
         about: description of the input.
         example: an input.
+        outputs: names of the outputs.
     """
 
     input_name = "embeddings"
@@ -121,16 +122,11 @@ class HeadGraph(nn.Module):
         temperature = head.temperature.clone()
         self.temperature: Tensor = nn.Buffer(temperature)
         self.odds_power: Tensor = nn.Buffer(head.odds_power.clone())
+        self.outputs = ["probabilities"]
         self.measuring = None
         if head.tells_novelty:
+            self.outputs.append("novelty")
             self.measuring = head.novelty_function()
-
-    @property
-    def outputs(self) -> list[str]:
-        """Names of the outputs."""
-        if self.measuring is None:
-            return ["probabilities"]
-        return ["probabilities", "novelty"]
 
     def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
         """Return all outputs; everything after the embedding is in float64, as in the head."""

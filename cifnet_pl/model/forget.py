@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,10 +45,10 @@ class Forgetting:
     images: dict[str, int]
     exact: bool
     earlier_removals: bool
-    unreadable: list[Unreadable] = field(default_factory=list)
-    rounding: str | None = None
-    ignored: int = 0
-    recalled: bool = False
+    unreadable: list[Unreadable]
+    rounding: str | None
+    ignored: int
+    recalled: bool
 
 
 def forget(
@@ -79,7 +79,7 @@ def forget(
     """
     given = [names] if isinstance(names, str) else names
     names = list(dict.fromkeys(map(class_name, given)))
-    old.labels(names)
+    labels = old.labels(names)
     model = old.clone()
     counts = old.counts
     unreadable: list[Unreadable] = []
@@ -88,13 +88,11 @@ def forget(
     ignored = 0
     if images is not None:
         with model.backbone.preferring(old.engines):
-            found = _embed_images_of(model, names, images, unreadable)
+            embeddings, ignored = _embed_images_of(model, labels, images, unreadable)
             for name in names:
-                _subtract_images(model, name, found.embeddings)
+                _subtract_images(model, name, embeddings)
             rounding = _rounding(model)
-        ignored = found.ignored
     else:
-        labels = model.labels(names)
         shares = [model.head.statistics_of_class(label) for label in labels]
         recalled = None not in shares
         if recalled:
@@ -161,7 +159,7 @@ def _subtract_images(
             f" {len(z)} of them are there: give all of them, or {HINT}"
         )
     removed = model.head.fresh()
-    removed.begin_task([label], [len(hashes)])
+    removed.begin_task([label])
     labels = torch.full((len(hashes),), label, device=model.device)
     removed.observe(torch.stack(z), labels)
     _subtract(model, label, removed)
@@ -181,31 +179,22 @@ def _subtract(model: Classifier, label: int, share: Head) -> None:
     model.head.subtract_(share)
 
 
-class FoundImages(NamedTuple):
-    """Images of the classes to forget.
-
-    Attributes:
-        embeddings: content hash → (d,) embedding.
-        ignored: number of other images beside them.
-    """
-
-    embeddings: dict[int, Tensor]
-    ignored: int
-
-
 def _embed_images_of(
     model: Classifier,
-    names: Sequence[str],
+    labels: Sequence[int],
     given: Any,
     unreadable: list[Unreadable],
-) -> FoundImages:
+) -> tuple[dict[int, Tensor], int]:
     """Embed the given images that some classes were learned from; each is opened once.
 
     Args:
         model: that learned them.
-        names: of the classes.
+        labels: of the classes.
         given: the images, as for :func:`forget`.
         unreadable: images that cannot be decoded are appended.
+
+    Returns:
+        Content hash → (d,) embedding, and the number of other images.
 
     Raises:
         UnsupportedError: the head's statistics cannot be subtracted.
@@ -215,21 +204,19 @@ def _embed_images_of(
         model.head.require("subtracts")
     except UnsupportedError as error:
         raise UnsupportedError(f"{error}: {HINT}") from error
-    wanted: set[int] = set()
-    for label in model.labels(names):
-        wanted.update(model.images.of_label(label).tolist())
+    image_labels = model.images.image_labels
+    is_wanted = torch.isin(image_labels, image_labels.new_tensor(labels))
+    wanted = set(model.images.content[is_wanted].tolist())
     images = LabelledImages([""], _samples(given))
-
-    def is_other(row: int, content_hash: int) -> bool:
-        return content_hash not in wanted
-
     embeddings: dict[int, Tensor] = {}
-    for rows, z in images.embedded(model, "", unreadable, skip=is_other):
+    for rows, z in images.embedded(
+        model, "", unreadable, skip=lambda _, content_hash: content_hash not in wanted
+    ):
         hashes = images.files.hashes(rows).tolist()
         embeddings.update(zip(hashes, z, strict=True))
     hashes = images.files.hash_of
     is_other_image = (hashes >= 0) & ~np.isin(hashes, list(wanted))
-    return FoundImages(embeddings, int(is_other_image.sum()))
+    return embeddings, int(is_other_image.sum())
 
 
 def _samples(given: Any) -> SampleTable:

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 
 SCHEME = "hf:"
-CARD = "README.md"
 TENSORS = "tensors-*.safetensors"
-FILES = [CONFIG, TENSORS]
-"""Files of a repository that are fetched."""
 
 
 def model_card(model: Classifier, repository: str) -> str:
@@ -72,7 +69,7 @@ def fetch(name: str, download: bool) -> Path:
         folder = hub.snapshot_download(
             repository,
             revision=revision or None,
-            allow_patterns=FILES,
+            allow_patterns=[CONFIG, TENSORS],
             local_files_only=not download,
         )
         return Path(folder)
@@ -103,7 +100,7 @@ def push(
     ):
         folder = Path(made) / "bundle"
         model.save(folder)
-        write_text(folder / CARD, model_card(model, repository))
+        write_text(folder / "README.md", model_card(model, repository))
         if hub.repo_exists(repository) and not overwrite:
             raise UsageError(
                 f"{printable(name)} exists already: choose another name, or add --overwrite true"

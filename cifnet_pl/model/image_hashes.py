@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from cifnet_pl.utilities.growing_tensors import GrowingModule, no_rows
 
@@ -28,32 +28,41 @@ class ImageHashes(GrowingModule):
         self.content = no_rows(torch.int64)
 
     @property
-    def image_labels(self) -> np.ndarray:
+    def image_labels(self) -> Tensor:
         """(n,) int64 label of each hash of ``content``."""
-        counts = self.counts.cpu().numpy()
-        return np.repeat(self.labels.cpu().numpy(), counts)
+        return self.labels.repeat_interleave(self.counts)
 
     @property
-    def hashes(self) -> np.ndarray:
+    def hashes(self) -> Tensor:
         """(n,) int64, the same as ``content``."""
-        return self.content.cpu().numpy()
+        return self.content
 
-    def of_label(self, label: int) -> np.ndarray:
+    def of_label(self, label: int) -> Tensor:
         """Return the hashes of one class, ascending; none if it has no hashes."""
-        is_of_class = self.image_labels == label
-        hashes: np.ndarray = self.hashes[is_of_class]
-        return hashes
+        return self.content[self.image_labels == label]
 
-    def distinct_counts(self) -> dict[int, int]:
-        """Return the number of distinct images of each class, by label."""
-        by_label = pd.Series(self.hashes).groupby(self.image_labels)
-        counts: dict[int, int] = by_label.nunique().to_dict()
-        return counts
+    def are_whole(self, y: Tensor) -> Tensor:
+        """Return which samples are of classes of which they are all images.
+
+        Args:
+            y: (m,) int64 labels of different images.
+
+        Returns:
+            (m,) bool.
+        """
+        hashes = pd.Series(self.content.cpu())
+        distinct = hashes.groupby(self.image_labels.cpu().numpy()).nunique()
+        labels, column, counts = torch.unique(
+            y, return_inverse=True, return_counts=True
+        )
+        expected = distinct.reindex(labels.tolist(), fill_value=0)
+        is_whole: Tensor = counts >= counts.new_tensor(expected.to_numpy())
+        return is_whole[column]
 
     def images(self) -> Counter[tuple[int, int]]:
         """Count how often each image was learned, by label and hash."""
         return Counter(
-            zip(self.image_labels.tolist(), self.hashes.tolist(), strict=True)
+            zip(self.image_labels.tolist(), self.content.tolist(), strict=True)
         )
 
     @property
@@ -62,32 +71,31 @@ class ImageHashes(GrowingModule):
         distinct = torch.unique(self.content)
         return len(self.content) - len(distinct)
 
-    def add(self, labels: np.ndarray, hashes: np.ndarray) -> None:
+    def add(self, labels: Tensor, hashes: Tensor) -> None:
         """Add images: (n,) labels and (n,) hashes."""
-        all_labels = np.concatenate([self.image_labels, labels])
-        self._replace(all_labels, np.concatenate([self.hashes, hashes]))
+        all_labels = torch.cat([self.image_labels, labels.to(self.labels)])
+        all_hashes = torch.cat([self.content, hashes.to(self.content)])
+        self._replace(all_labels, all_hashes)
 
     def subtract(self, other: ImageHashes) -> None:
         """Remove the images of ``other``, each as often as it occurs there."""
         left = self.images() - other.images()
-        images = np.array(list(left.elements()), dtype=np.int64).reshape(-1, 2)
+        images = self.content.new_tensor(list(left.elements())).reshape(-1, 2)
         self._replace(images[:, 0], images[:, 1])
 
     def remove(self, labels: Sequence[int]) -> None:
         """Drop the hashes of classes."""
-        kept = ~np.isin(self.image_labels, labels)
-        self._replace(self.image_labels[kept], self.hashes[kept])
+        kept = ~torch.isin(self.image_labels, self.labels.new_tensor(labels))
+        self._replace(self.image_labels[kept], self.content[kept])
 
     def relabel(self, labels: Mapping[int, int]) -> None:
         """Rename classes, old label → new label."""
         renamed = [labels[label] for label in self.labels.tolist()]
         self.labels = self.labels.new_tensor(renamed)
-        self._replace(self.image_labels, self.hashes)
+        self._replace(self.image_labels, self.content)
 
-    def _replace(self, labels: np.ndarray, hashes: np.ndarray) -> None:
-        order = np.lexsort((hashes, labels))
-        classes, counts = np.unique(labels, return_counts=True)
-        device = self.content.device
-        self.labels = torch.from_numpy(classes).to(device)
-        self.counts = torch.from_numpy(counts).to(device)
-        self.content = torch.from_numpy(hashes[order]).to(device)
+    def _replace(self, labels: Tensor, hashes: Tensor) -> None:
+        by_hash = hashes.argsort()
+        by_label = labels[by_hash].argsort(stable=True)
+        self.labels, self.counts = torch.unique(labels, return_counts=True)
+        self.content = hashes[by_hash[by_label]]

@@ -98,9 +98,7 @@ class LabelledImages:
     def select(self, mask: np.ndarray) -> LabelledImages:
         """Select the images of a mask (n,) bool, and the classes that still have one."""
         rows = np.flatnonzero(mask)
-        labels = self.files.labels[rows]
-        classes = np.unique(labels)
-        places = np.searchsorted(classes, labels)
+        classes, places = np.unique(self.files.labels[rows], return_inverse=True)
         files = self.files.subset(rows).with_columns(label=places)
         names = [self.class_names[label] for label in classes]
         return LabelledImages(names, files)
@@ -183,7 +181,8 @@ class LabelledImages:
                     if not isinstance(image, Path):
                         file = Path(image_location(image))
                     unreadable.append(Unreadable(file, reason))
-            yield np.array(readable, dtype=np.int64), model.embed_batch(batch)
+            z = model.embed(batch.images, batch.location)
+            yield np.array(readable, dtype=np.int64), z
 
 
 def samples_of(
@@ -242,12 +241,11 @@ def find_repeats(
     repeats = image_duplicates.find_repeats(numbered, images.files.labels, learned)
     in_two_classes = {}
     for row, other in sorted(repeats.undecided.items()):
+        image = printable(images.files.names[row])
         relation = "also in"
         if other in learned.get(int(hashes[row]), ()):
             relation = "learned as"
-        in_two_classes[row] = (
-            f"{_shown(images, row)} ({relation} {printable(names[other])})"
-        )
+        in_two_classes[row] = f"{image} ({relation} {printable(names[other])})"
     return repeats, in_two_classes
 
 
@@ -271,28 +269,20 @@ def classes_of_hashes(model: Classifier, names: Sequence[str]) -> dict[int, set[
     return classes
 
 
-class DuplicatesFound(NamedTuple):
-    """Images that a model has learned, that occur twice, or that lie in two classes.
-
-    Attributes:
-        rows: their positions. Those in two classes are learned as neither, as it is not known which
-            label is wrong; one that was learned in another class before stays there.
-        messages: sentences for the user.
-    """
-
-    rows: list[int]
-    messages: list[str]
-
-
 def duplicates_among(
     model: Classifier, images: LabelledImages, treatment: Duplicates
-) -> DuplicatesFound:
+) -> tuple[list[int], list[str]]:
     """Find images that a model has learned, that occur twice, or that lie in two classes.
 
     Args:
         model: that is to learn.
         images: what it is to learn from.
         treatment: "leave_out" if they are left out, "keep" if they are only reported.
+
+    Returns:
+        Their positions, and sentences for the user. Images in two classes are learned as neither,
+        as it is not known which label is wrong; one that was learned in another class before stays
+        there.
 
     Raises:
         DataError: no image is left.
@@ -309,13 +299,9 @@ def duplicates_among(
                 " forget its class with --images, then extend"
             )
         raise DataError(f"{reason}: there is nothing to learn")
-    names = [_shown(images, row) for row in repeated]
+    names = [printable(images.files.names[row]) for row in repeated]
     messages = [
         image_duplicates.conflicting_labels_message(ambiguous, treatment),
         image_duplicates.duplicates_message(names, treatment),
     ]
-    return DuplicatesFound(rows, [text for text in messages if text])
-
-
-def _shown(images: LabelledImages, row: int) -> str:
-    return printable(images.files.names[row])
+    return rows, [text for text in messages if text]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,13 @@ import torch
 from cifnet_pl.buffer import ungrouped
 from cifnet_pl.images.duplicates import Duplicates
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.evaluation import Evaluation, evaluate_left_out, judge, targets
+from cifnet_pl.model.evaluation import (
+    Evaluation,
+    evaluate_left_out,
+    judge,
+    table_of,
+    targets,
+)
 from cifnet_pl.model.labelled_images import (
     LabelledImages,
     Unreadable,
@@ -22,10 +28,6 @@ from cifnet_pl.model.labelled_images import (
 )
 from cifnet_pl.utilities.errors import DataError, UsageError
 from cifnet_pl.utilities.text import printable
-
-
-def _not_scored() -> Evaluation:
-    return Evaluation.of([])
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,8 @@ class Extension:
     seconds: float
     unreadable: list[Unreadable]
     warnings: list[str]
-    old_before: Evaluation = field(default_factory=_not_scored)
-    old_after: Evaluation = field(default_factory=_not_scored)
-
-    @property
-    def rarely_predicted(self) -> list[str]:
-        """Rarely predicted classes among those that were scored."""
-        return self.score.rarely_predicted + self.old_after.rarely_predicted
+    old_before: Evaluation
+    old_after: Evaluation
 
 
 def extend(
@@ -127,8 +124,8 @@ def extend(
     result = replace(
         result,
         warnings=warnings,
-        old_before=Evaluation.of(old.class_names, before),
-        old_after=Evaluation.of(model.class_names, after),
+        old_before=Evaluation(old.class_names, table_of(before)),
+        old_after=Evaluation(model.class_names, table_of(after)),
     )
     model.record_event(
         "extend",
@@ -179,38 +176,37 @@ def learn(
     z, kept = images.all_embedded(
         old, "learning", unreadable, progress=progress, skip=is_learned
     )
-    found = duplicates_among(old, images, duplicates)
+    rows, messages = duplicates_among(old, images, duplicates)
     new = np.ones(len(images.files), dtype=bool)
     if duplicates == "leave_out":
-        new[found.rows] = False
-    wanted = images.class_names
-    if not new.all():
-        wanted = images.select(new).class_names
-    learned = images.select(new & kept)
-    names = learned.class_names
-    unread = [printable(name) for name in wanted if name not in names]
-    if unread:
+        new[rows] = False
+    taken = new & kept
+    labels = images.files.labels
+    unread = np.setdiff1d(labels[new], labels[taken])
+    if len(unread):
+        name = printable(images.class_names[unread[0]])
         raise DataError(
-            f"no image of class '{unread[0]}' can be read: add some, or leave it out"
+            f"no image of class '{name}' can be read: add some, or leave it out"
         )
+    learned = images.select(taken)
+    names = learned.class_names
     model = old.clone()
     every_row = np.arange(len(learned.files))
-    samples = ungrouped(
-        torch.from_numpy(z[new & kept]),
-        torch.from_numpy(learned.files.labels),
-        torch.from_numpy(learned.files.hashes(every_row)),
-    )
-    model.learn_embeddings(names, samples)
+    columns = (z[taken], learned.files.labels, learned.files.hashes(every_row))
+    model.learn_embeddings(names, ungrouped(*map(torch.from_numpy, columns)))
     before = old.counts
     counts = model.counts
     left_out = evaluate_left_out(model)
     positions = [model.class_names.index(name) for name in names]
     is_new = left_out.samples["target"].isin(positions)
+    nothing = Evaluation([], table_of([]))
     return Extension(
         model=model,
         learned={name: counts[name] - before.get(name, 0) for name in names},
         score=replace(left_out, samples=left_out.samples[is_new]),
         seconds=time.perf_counter() - start,
         unreadable=unreadable,
-        warnings=found.messages,
+        warnings=messages,
+        old_before=nothing,
+        old_after=nothing,
     )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 Row = Sequence[float | None]
@@ -214,3 +215,30 @@ def wilson_interval(correct: int, total: int) -> Interval:
     low = 100 * float(bounds.low)
     high = 100 * float(bounds.high)
     return Interval(low, high)
+
+
+# ---------------------------------------------------------------------- unknowns
+
+
+def detection(known: Tensor, unknown: Tensor) -> tuple[float, float]:
+    """Compute how well novelty separates unknown samples from known ones.
+
+    Args:
+        known: (n,) novelty of samples of known classes, at least one.
+        unknown: (m,) novelty of unknown samples, at least one.
+
+    Returns:
+        AUROC, the area under the ROC curve, and FPR95, the share of unknown samples that are taken
+        for known ones at the threshold that keeps 95 % of the known ones, both in percent.
+    """
+    # Imported here: to classify needs none of it.
+    from sklearn.metrics import roc_auc_score, roc_curve
+
+    novelty = torch.cat([known, unknown])
+    likelihood = -novelty.cpu().numpy()
+    is_known = np.arange(len(likelihood)) < len(known)
+    taken, found, _ = roc_curve(is_known, likelihood, drop_intermediate=False)
+    enough_kept = found >= 0.95
+    fpr95 = taken[enough_kept].min()
+    auroc = roc_auc_score(is_known, likelihood)
+    return 100 * float(auroc), 100 * float(fpr95)

@@ -15,63 +15,48 @@ from torch import Tensor
 from cifnet_pl.buffer import BufferSamples, ungrouped
 from cifnet_pl.data.splitting import held_out_together
 from cifnet_pl.images.image import UNREADABLE_HASH, EncodedImage, Look
-from cifnet_pl.model.calibration import MIN_NEW_IMAGES
+from cifnet_pl.model.calibration import COVERAGE, MIN_NEW_IMAGES, UNKNOWN_SHARE
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.evaluation import Evaluation, judge, targets
+from cifnet_pl.model.evaluation import Evaluation, judge, table_of, targets
 from cifnet_pl.model.labelled_images import LabelledImages, Unreadable
-from cifnet_pl.model.unknowns import COVERAGE, UNKNOWN_SHARE
-
-UNREAD = Look(UNREADABLE_HASH)
-"""Stands for an image that cannot be read."""
 
 
-@dataclass(frozen=True)
-class NewSamples:
-    """Labelled images that a model has not learned, one of each content.
+def new_samples(
+    model: Classifier, images: LabelledImages, unreadable: list[Unreadable]
+) -> tuple[BufferSamples, Tensor, int]:
+    """Embed labelled images that a model has not learned, one of each content.
 
     An image that lies in the folders of two classes keeps the label of its first file.
 
-    Attributes:
-        samples: n images, with their labels and content hashes.
-        fold: (n,) bool fold of the cross-validation; near-duplicate images are in the same one.
-        learned: number of distinct images that are left out because the model has learned them.
+    Args:
+        model: its backbone embeds.
+        images: of classes that it knows.
+        unreadable: images that cannot be decoded are appended.
+
+    Returns:
+        n images, with their labels and content hashes; their (n,) bool fold of the
+        cross-validation, with near-duplicate images in the same one; and the number of distinct
+        images that are left out because the model has learned them.
     """
-
-    samples: BufferSamples
-    fold: Tensor
-    learned: int
-
-    @classmethod
-    def embed(
-        cls, model: Classifier, images: LabelledImages, unreadable: list[Unreadable]
-    ) -> NewSamples:
-        """Embed images, and leave out those that the model has learned.
-
-        Args:
-            model: its backbone embeds.
-            images: of classes that it knows.
-            unreadable: images that cannot be decoded are appended.
-        """
-        embeddings, readable = images.all_embedded(
-            model, "evaluating", unreadable, progress=True, look=EncodedImage.look
-        )
-        rows = np.flatnonzero(readable)
-        hashes, first = np.unique(images.files.hashes(rows), return_index=True)
-        learned = np.isin(hashes, model.images.content.cpu().numpy())
-        new = first[~learned]
-        fold = np.zeros(len(images.files), dtype=bool)
-        for of_class in images.files.rows_of.values():
-            names = images.files.names_of(of_class)
-            looks = [images.looks[row] or UNREAD for row in of_class]
-            fold[of_class] = held_out_together(names, looks, 0.5, seed=0)
-        files = rows[new]
-        columns = targets(model, images)[files]
-        device = model.device
-        z = torch.as_tensor(embeddings[files], device=device)
-        key = torch.as_tensor(hashes[~learned], device=device)
-        in_fold = torch.as_tensor(fold[files], device=device)
-        samples = ungrouped(z, model.head.labels[columns], key)
-        return cls(samples, in_fold, int(learned.sum()))
+    embeddings, readable = images.all_embedded(
+        model, "evaluating", unreadable, progress=True, look=EncodedImage.look
+    )
+    rows = np.flatnonzero(readable)
+    hashes, first = np.unique(images.files.hashes(rows), return_index=True)
+    learned = np.isin(hashes, model.images.content.cpu().numpy())
+    fold = np.zeros(len(images.files), dtype=bool)
+    for of_class in images.files.rows_of.values():
+        names = images.files.names_of(of_class)
+        looks = [images.looks[row] or Look(UNREADABLE_HASH) for row in of_class]
+        fold[of_class] = held_out_together(names, looks, 0.5, seed=0)
+    new = rows[first[~learned]]
+    columns = targets(model, images)[new]
+    device = model.device
+    z = torch.as_tensor(embeddings[new], device=device)
+    key = torch.as_tensor(hashes[~learned], device=device)
+    in_fold = torch.as_tensor(fold[new], device=device)
+    samples = ungrouped(z, model.head.labels[columns], key)
+    return samples, in_fold, int(learned.sum())
 
 
 def evaluated(model: Classifier, samples: BufferSamples) -> dict[str, Tensor]:
@@ -131,14 +116,15 @@ def recalibrate(
     Raises:
         UsageError: too few images that the model has not learned.
     """
-    new = NewSamples.embed(model, images, unreadable)
-    recalibrated = model.recalibrated(*new.samples[:3])
-    before = Evaluation.of(model.class_names, [evaluated(model, new.samples)])
+    samples, in_fold, learned = new_samples(model, images, unreadable)
+    recalibrated = model.recalibrated(*samples[:3])
+    names = model.class_names
+    before = Evaluation(names, table_of([evaluated(model, samples)]))
     after = None
-    folds = [new.samples.at(new.fold), new.samples.at(~new.fold)]
+    folds = [samples.at(in_fold), samples.at(~in_fold)]
     if min(len(fold.y) for fold in folds) >= MIN_NEW_IMAGES:
         parts = []
         for fold, other in zip(folds, reversed(folds), strict=True):
             parts.append(evaluated(model.recalibrated(*other[:3]), fold))
-        after = Evaluation.of(model.class_names, parts)
-    return Recalibration(recalibrated, len(new.fold), new.learned, before, after)
+        after = Evaluation(names, table_of(parts))
+    return Recalibration(recalibrated, len(in_fold), learned, before, after)

@@ -23,9 +23,8 @@ from cifnet_pl.buffer import (
 from cifnet_pl.data.loading import EMBEDDED_BATCH
 from cifnet_pl.heads import Head
 from cifnet_pl.heads.probabilities import CalibrationSamples
-from cifnet_pl.model.calibration import Calibration
+from cifnet_pl.model.calibration import Calibration, OpenSetPredictor
 from cifnet_pl.model.image_hashes import ImageHashes
-from cifnet_pl.model.unknowns import OpenSetPredictor
 from cifnet_pl.utilities.errors import UsageError, no_images, prefixed
 from cifnet_pl.utilities.names import class_name
 from cifnet_pl.utilities.processes import of_all_processes
@@ -33,6 +32,8 @@ from cifnet_pl.utilities.text import printable
 
 JOINED_BATCHES = 64
 """Batches whose labels and hashes are joined."""
+
+NOT_BEGUN = "no task has begun: call begin_task() first"
 
 Reduce = Callable[[Tensor], object]
 """Replaces a tensor by its sum over all processes."""
@@ -74,16 +75,14 @@ class ModelLearner:
     images: ImageHashes = field(default_factory=ImageHashes, kw_only=True)
     calibration: Calibration = field(default_factory=Calibration, kw_only=True)
 
-    def __post_init__(self) -> None:
-        # Of the task that was begun: its additions to known classes are learned by a head of their
-        # own.
-        self._additions: Head | None = None
-        self._waiting: list[BufferSamples] | None = None
-        self._observed: list[tuple[Tensor, Tensor]] = []
-        # The hashes before the task, which come back where it is aborted.
-        self._hashes: dict[str, Tensor] = {}
-        # By the shares that were asked for, since the model was calibrated last.
-        self._predictors: dict[Any, OpenSetPredictor] = {}
+    # Of the task that was begun: its additions to known classes are learned by a head of their own.
+    _additions: Head | None = field(default=None, init=False)
+    _waiting: list[BufferSamples] | None = field(default=None, init=False)
+    _observed: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
+    # The hashes before the task, which come back where it is aborted.
+    _hashes: dict[str, Tensor] = field(default_factory=dict, init=False)
+    # By the shares that were asked for, since the model was calibrated last.
+    _predictors: dict[Any, OpenSetPredictor] = field(default_factory=dict, init=False)
 
     @property
     def label_of(self) -> dict[str, int]:
@@ -119,19 +118,16 @@ class ModelLearner:
                 self.head.require("merges")
         if self.buffer is not None:
             self.buffer.quota(max(1, len(label_of) + len(new)))
-        known_counts = None
+            self.buffer.discard_pending()
         new_counts = None
         if counts is not None:
             count_of = dict(zip(names, counts, strict=True))
-            known_counts = [count_of[name] for name in known]
             new_counts = [count_of[name] for name in new]
         self._additions = None
         if known:
             self._additions = self.head.fresh()
             labels = [label_of[name] for name in known]
-            self._additions.begin_task(labels, known_counts)
-        if self.buffer is not None:
-            self.buffer.discard_pending()
+            self._additions.begin_task(labels)
         if new or not known:
             start = max(label_of.values(), default=-1) + 1
             labels = list(range(start, start + len(new)))
@@ -156,7 +152,8 @@ class ModelLearner:
         Raises:
             UsageError: no task has begun.
         """
-        waiting = self._samples_of_task()
+        if self._waiting is None:
+            raise UsageError(NOT_BEGUN)
         device = self.device
         samples = ungrouped(z.to(device), y.to(device), key.to(device))
         if group is not None:
@@ -168,23 +165,10 @@ class ModelLearner:
             # Small tensors that stay would keep the memory of large ones from being used again.
             labels, hashes = zip(*self._observed, strict=True)
             self._observed = [(torch.cat(labels), torch.cat(hashes))]
-        waiting.append(samples)
+        self._waiting.append(samples)
         # Each update reads and writes a whole Gram matrix, and a GPU is waited for.
-        if sum(len(batch.y) for batch in waiting) >= EMBEDDED_BATCH:
+        if sum(len(batch.y) for batch in self._waiting) >= EMBEDDED_BATCH:
             self._update_statistics()
-
-    def _samples_of_task(self) -> list[BufferSamples]:
-        """Return the samples that wait to be added up; UsageError if no task has begun."""
-        if self._waiting is None:
-            raise UsageError("no task has begun: call begin_task() first")
-        return self._waiting
-
-    def check_same_buffer(self, other: ModelLearner) -> None:
-        """Raise UsageError unless another learner has a buffer with the same settings, or none."""
-        ours = self.buffer and self.buffer.settings()
-        theirs = other.buffer and other.buffer.settings()
-        if ours != theirs:
-            raise UsageError(f"their buffers differ: {ours}, and {theirs}")
 
     def observe_sums(self, other: ModelLearner) -> None:
         """Add what another learner observed of the task begun last, in place of its samples.
@@ -194,12 +178,11 @@ class ModelLearner:
                 candidates, and its head counts no duplicates. It must not be used afterwards.
 
         Raises:
-            UsageError: a head or buffer with other settings, or no task has begun.
+            UsageError: a head or buffer with other settings.
         """
-        self._samples_of_task()
         self.take_over(other, self.label_of)
-        of_images = torch.from_numpy(other.images.image_labels)
-        self._observed.append((of_images, other.images.content))
+        images = other.images
+        self._observed.append((images.image_labels, images.content))
 
     def take_over(self, other: ModelLearner, label_of: Mapping[str, int]) -> None:
         """Add statistics and buffer samples of another learner, and give its images our labels.
@@ -211,7 +194,10 @@ class ModelLearner:
         Raises:
             UsageError: a head or buffer with other settings.
         """
-        self.check_same_buffer(other)
+        ours = self.buffer and self.buffer.settings()
+        theirs = other.buffer and other.buffer.settings()
+        if ours != theirs:
+            raise UsageError(f"their buffers differ: {ours}, and {theirs}")
         labels = {label: label_of[name] for name, label in other.label_of.items()}
         other.head.relabel(labels)
         other.images.relabel(labels)
@@ -249,12 +235,9 @@ class ModelLearner:
                 self.buffer.join_candidates()
         if observed:
             before = self.images.duplicates
-            all_labels, all_hashes = zip(*observed, strict=True)
-            labels = torch.cat(all_labels)
-            hashes = torch.cat(all_hashes)
-            self.images.add(labels.numpy(), hashes.numpy())
-            new_duplicates = self.images.duplicates - before
-            self.head.count_duplicates(new_duplicates)
+            labels, hashes = zip(*observed, strict=True)
+            self.images.add(torch.cat(labels), torch.cat(hashes))
+            self.head.count_duplicates(self.images.duplicates - before)
 
     def finish_task(self, reduce: Reduce | None = None) -> None:
         """Finish the task: buffer shown to new classes, head solved, buffer updated, calibrated.
@@ -269,7 +252,8 @@ class ModelLearner:
             UsageError: no task has begun.
             DataError: a class of which no sample was observed.
         """
-        self._samples_of_task()
+        if self._waiting is None:
+            raise UsageError(NOT_BEGUN)
         self.add_up(reduce)
         counts = self.head.class_counts().values()
         for name, count in zip(self.class_names, counts, strict=True):
@@ -336,14 +320,14 @@ class ModelLearner:
 
     def _select_samples(self, buffer: CalibrationBuffer) -> None:
         """Let the buffer select among its candidates: in whole groups, where there are any."""
-        if not self._calibrates_by_buffer:
+        if not (self.calibrates and self.head.leaves_one_out):
             buffer.commit()
             return
         at_hand = buffer.at_hand()
         samples = self.calibration.find_groups(
             self.head,
             at_hand,
-            self._are_whole(at_hand),
+            self.images.are_whole(at_hand.y),
             torch.isin(at_hand.y, buffer.pending().y),
             buffer.capacity,
         )
@@ -355,27 +339,13 @@ class ModelLearner:
         else:
             buffer.commit()
             buffer.set_groups(samples)
-            buffer.group[~self._are_whole(buffer.samples)] = -1
-
-    def _are_whole(self, samples: BufferSamples) -> Tensor:
-        """Return which samples are of classes of which they are all images: (n,) bool."""
-        learned = self.images.distinct_counts()
-        labels, column, counts = torch.unique(
-            samples.y, return_inverse=True, return_counts=True
-        )
-        expected = [learned.get(label, 0) for label in labels.tolist()]
-        is_whole: Tensor = counts >= counts.new_tensor(expected)
-        return is_whole[column]
+            buffer.group[~self.images.are_whole(buffer.y)] = -1
 
     @property
-    def _fits_temperature(self) -> bool:
-        return self.calibrated or float(self.head.temperature) != 1
-
-    @property
-    def _calibrates_by_buffer(self) -> bool:
-        """Whether buffer samples calibrate the head."""
-        calibrates = self._fits_temperature or self.head.selects_rule
-        return self.buffer is not None and self.head.leaves_one_out and calibrates
+    def calibrates(self) -> bool:
+        """Whether the head is calibrated after every change."""
+        head = self.head
+        return self.calibrated or head.selects_rule or float(head.temperature) != 1
 
     def calibrate(self) -> None:
         """Calibrate by the buffer samples, and again by labelled images that are not learned.
@@ -383,24 +353,36 @@ class ModelLearner:
         Samples of one group are left out together.
         """
         self._predictors.clear()
-        stored = self.buffer_samples
-        if stored is not None and self._calibrates_by_buffer:
-            self.calibration.calibrate_by_buffer(self.head, stored)
+        buffer = self.buffer
+        if (
+            buffer is not None
+            and len(buffer.y)
+            and self.head.leaves_one_out
+            and self.calibrates
+        ):
+            self.calibration.calibrate_by_buffer(self.head, buffer.samples)
         else:
             self.calibration.record("unknown", None, None)
         if len(self.calibration.y):
             learned = self.images.content
-            self.calibration.assess_new_images(
-                self.head, learned, self._fits_temperature
-            )
+            self.calibration.calibrate_by_new_images(self.head, learned)
 
     def calibration_samples(self) -> CalibrationSamples | None:
-        """Return the samples by which this model is calibrated; None if there are none."""
-        return self.calibration.samples(self.head, self.buffer_samples)
+        """Return what calibrates the head: labelled images not learned, else the buffer's samples.
 
-    @property
-    def buffer_samples(self) -> BufferSamples | None:
-        """The samples in the calibration buffer; None if there are none."""
-        if self.buffer is None or not len(self.buffer.y):
+        Returns:
+            None if there are none.
+        """
+        calibration = self.calibration
+        if len(calibration.y):
+            new = calibration.z, calibration.y
+            return CalibrationSamples(self.head, *new, learned=False)
+        buffer = self.buffer
+        if buffer is None or not len(buffer.y):
             return None
-        return self.buffer.samples
+        counted = calibration.counted(buffer.y, buffer.key)
+        groups = None
+        is_grouped = calibration.estimate_kind != "incomplete"
+        if is_grouped and calibration.leaves_groups_out:
+            groups = buffer.group
+        return CalibrationSamples(self.head, *buffer.items(), groups, counted=counted)

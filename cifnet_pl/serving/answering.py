@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from cifnet_pl.images.reader import decoding_cores
+from cifnet_pl.model.calibration import OpenSetDecision, OpenSetPredictor
 from cifnet_pl.model.classifier import Classifier
-from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
 from cifnet_pl.serving.gate import ApiObject, decoded
 from cifnet_pl.serving.inspection import ClassPredictions, class_predictions
 from cifnet_pl.utilities.text import printable

@@ -11,6 +11,7 @@ import time
 import unicodedata
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TextIO, TypeVar
 
@@ -164,6 +165,11 @@ def next_command(*words: str, trust: bool = False) -> str:
     if trust:
         words += ("--trust",)
     return f"{NEXT}cifnet {shlex.join(words)}"
+
+
+def now() -> str:
+    """Return the date and time in UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def shown(value: object) -> str:

@@ -14,9 +14,9 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 import cifnet_pl
 from cifnet_pl.buffer import CalibrationBuffer
-from cifnet_pl.model.evaluation import Evaluation
+from cifnet_pl.model.evaluation import Evaluation, table_of
 from cifnet_pl.model.labelled_images import LabelledImages
-from cifnet_pl.model.recalibration import NewSamples, evaluated
+from cifnet_pl.model.recalibration import evaluated, new_samples
 from tests.command_line import assert_ends, make_images, rows, run_cifnet
 from tests.models import empty
 
@@ -150,8 +150,8 @@ def test_what_is_stored_and_shown(shifted, tmp_path, capsys):
     assert new.history[-1].parents == [old.identity]
     assert len(new.calibration.y) == 120
     images = LabelledImages.find(shifted / "new", "--images").of_classes(set(CLASSES))
-    samples = NewSamples.embed(old, images, []).samples
-    before = Evaluation.of(old.class_names, [evaluated(old, samples)])
+    samples, _, _ = new_samples(old, images, [])
+    before = Evaluation(old.class_names, table_of([evaluated(old, samples)]))
     lines = [line for line in said.splitlines() if line.startswith("│")]
     table = [re.findall(r"│ +([\d.]+) (?=│)", line) for line in lines]
     keys = "A_k ece set_coverage set_size known_rejected"

@@ -1,8 +1,10 @@
-"""Calibration leaves groups out together, or uses labelled images that were not learned."""
+"""Calibration by groups or labelled images; verdicts on unknown samples, and prediction sets."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import betabinom
@@ -24,7 +26,8 @@ from cifnet_pl.model.bundle import read_bundle
 from cifnet_pl.model.calibration import forecast
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.merge import merge
-from cifnet_pl.utilities.errors import UsageError
+from cifnet_pl.utilities.errors import UnsupportedError, UsageError
+from tests import models
 from tests.models import learn_embeddings, tensors_equal
 
 SIDE = 4
@@ -33,14 +36,14 @@ CLASSES = 5
 GROUPS = 8
 EACH = 4
 NAMES = [f"class {c}" for c in range(CLASSES)]
+ANIMALS = ["ant", "bee", "cat"]
+SELECTS_RULE = partial(RidgeHead, decision="auto")
 
 
 def images(
     seed: int, spread: float = 0.7, groups_each: int = GROUPS
 ) -> tuple[Tensor, Tensor]:
-    """Embeddings of five classes, and labels: each four in turn are a group, and share a
-    component.
-    """
+    """Embeddings of five classes, in groups of four that share a component, and labels."""
     draw = torch.Generator().manual_seed(seed)
     rows = torch.arange(CLASSES * groups_each * EACH)
     y = rows // (groups_each * EACH)
@@ -50,7 +53,9 @@ def images(
     return classes[y] + 1.2 * scenes[rows // EACH] + spread * noise, y
 
 
-def empty(buffer: CalibrationBuffer | None, head: type[Head] = RidgeHead) -> Classifier:
+def empty(
+    buffer: CalibrationBuffer | None, head: Callable[[int], Head] = RidgeHead
+) -> Classifier:
     """A model that knows nothing, and is calibrated if it has a buffer."""
     backbone = build_backbone(f"pixels:{SIDE}")
     calibrated = buffer is not None
@@ -58,10 +63,12 @@ def empty(buffer: CalibrationBuffer | None, head: type[Head] = RidgeHead) -> Cla
 
 
 def learned(
-    spread: float = 0.7, groups_each: int = GROUPS, head: type[Head] = RidgeHead
+    spread: float = 0.7,
+    groups_each: int = GROUPS,
+    head: Callable[[int], Head] = RidgeHead,
 ) -> Classifier:
     """A model that learned images with content hashes 0, 1, …, group after group."""
-    buffer = CalibrationBuffer() if head is RidgeHead else None
+    buffer = None if head is NCMHead else CalibrationBuffer()
     return learn_embeddings(empty(buffer, head), NAMES, *images(1, spread, groups_each))
 
 
@@ -125,13 +132,14 @@ def test_groups_are_left_out_together() -> None:
     assert estimate.estimate_kind == "found"
     assert together[same_group].double().mean() > 0.99
     assert_calibrated_by(model, model.head.leave_one_out(z, y, groups), y)
-    low, high = estimate.new_groups.interval
-    assert low < estimate.new_groups.accuracy < high
+    loo, new_groups = estimate.estimates
+    low, high = new_groups.interval
+    assert low < new_groups.accuracy < high
     new, labels = images(2, groups_each=40)
     assert low < accuracy_of(model, new, labels) < high
     alone = model.head.leave_one_out(z, y)
-    assert estimate.loo.accuracy == pytest.approx(percent(alone.argmax(1) == y))
-    assert estimate.loo.accuracy > estimate.new_groups.accuracy + 3
+    assert loo.accuracy == pytest.approx(percent(alone.argmax(1) == y))
+    assert loo.accuracy > new_groups.accuracy + 3
     predictor = model.open_set_predictor(0.05, 0.9)
     members = predictor.sets.of_probabilities(model.head.probabilities(new))
     assert percent(members.gather(1, labels[:, None])) > 85
@@ -139,13 +147,19 @@ def test_groups_are_left_out_together() -> None:
     assert percent(p_values <= 0.05) < 10
 
 
-def test_independent_images_have_one_accuracy_and_few_images_none() -> None:
+def test_independent_images_have_one_accuracy_and_few_or_one_class_none() -> None:
     independent = learned(spread=8.0).calibration
     assert independent.estimate_kind == "independent"
-    assert independent.loo.accuracy == independent.new_groups.accuracy
+    loo, new_groups = independent.estimates
+    assert loo.accuracy == new_groups.accuracy
     few = learned(groups_each=19 // EACH).calibration
-    assert (few.estimate_kind, few.new_groups) == ("few", None)
-    assert few.loo is not None
+    loo, new_groups = few.estimates
+    assert (few.estimate_kind, new_groups) == ("few", None)
+    assert loo is not None
+    single = learned()
+    single.remove_classes(NAMES[1:])  # every prediction is right
+    assert single.calibration.estimates == [None, None]
+    assert single.accuracy_sentences() == []
 
 
 def true_groups_are_whole(model: Classifier) -> bool:
@@ -172,10 +186,11 @@ def test_a_small_buffer_holds_whole_groups_and_promises_what_is_true() -> None:
         assert 0 < len(model.buffer.y) <= capacity
         assert true_groups_are_whole(model)
         assert estimate.estimate_kind == "found"
-        low, high = estimate.new_groups.interval
+        loo, new_groups = estimate.estimates
+        low, high = new_groups.interval
         assert low <= true <= high
-        assert estimate.new_groups.accuracy < estimate.loo.accuracy - 5
-    assert in_two.calibration.loo.accuracy > 97
+        assert new_groups.accuracy < loo.accuracy - 5
+    assert in_two.calibration.estimates[0].accuracy > 97
 
 
 def test_a_class_that_was_never_at_hand_promises_nothing_and_names_the_option() -> None:
@@ -183,7 +198,7 @@ def test_a_class_that_was_never_at_hand_promises_nothing_and_names_the_option() 
     small = CalibrationBuffer(capacity=EACH * GROUPS - 1)
     model = learn_embeddings(empty(small), NAMES, *images(1))
     assert model.calibration.estimate_kind == "incomplete"
-    assert model.calibration.new_groups is None
+    assert model.calibration.estimates[1] is None
     assert "buffer.init_args.capacity" in model.accuracy_sentences()[-1]
 
 
@@ -226,17 +241,9 @@ def test_a_class_of_few_images_counts_as_much_as_another() -> None:
     scores = model.head.leave_one_out(samples, labels, model.buffer.group)
     right = scores.argmax(1) == labels
     by_class = [percent(right[labels == c]) for c in range(CLASSES)]
-    accuracy = model.calibration.new_groups.accuracy
+    accuracy = model.calibration.estimates[1].accuracy
     assert accuracy == pytest.approx(sum(by_class) / CLASSES, abs=2)
     assert accuracy < percent(right) - 1
-
-
-def test_a_single_class_has_no_accuracy() -> None:
-    """Every prediction is right, whatever the image shows."""
-    model = learned()
-    model.remove_classes(NAMES[1:])
-    assert model.calibration.loo is model.calibration.new_groups is None
-    assert model.accuracy_sentences() == []
 
 
 def shifted_images(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
@@ -246,7 +253,7 @@ def shifted_images(count: int = 200) -> tuple[Tensor, Tensor, Tensor]:
     return 1.2 * z[rows] + 0.4, y[rows], 10_000 + rows
 
 
-@pytest.mark.parametrize("head", [RidgeHead, NCMHead])
+@pytest.mark.parametrize("head", [RidgeHead, NCMHead, SELECTS_RULE])
 def test_recalibration_replaces_the_buffer_samples(head, tmp_path) -> None:
     old = learned(head=head)
     before, (z, y, key) = old.identity, shifted_images()
@@ -256,19 +263,22 @@ def test_recalibration_replaces_the_buffer_samples(head, tmp_path) -> None:
     assert_calibrated_by(model, old.head(z), y, SMALLEST_POWER)
     estimate = model.calibration
     assert estimate.estimate_kind == "measured"
-    assert estimate.new_groups.accuracy == pytest.approx(accuracy_of(old, z, y))
-    assert estimate.loo == old.calibration.loo
+    loo, new_groups = estimate.estimates
+    assert new_groups.accuracy == pytest.approx(accuracy_of(old, z, y))
+    assert loo == old.calibration.estimates[0]
     event = model.history[-1]
     assert (event.kind, event.parents) == ("recalibrate", [before])
     again = stored(model, tmp_path)
     predictor = again.open_set_predictor(None, 0.9)
     new_images = CalibrationSamples(model.head, z, y, learned=False)
     assert predictor.sets.least == PredictionSets.of(new_images, 0.9).least
-    if head is RidgeHead:
+    if head is not NCMHead:
         reference = again.open_set_predictor(0.1).reference
         weights = torch.ones(len(y), dtype=torch.float64)
         expected = ReferenceScores(model.head.novelty(z), weights)
         assert torch.equal(reference.scores, expected.scores)
+    again.solve()
+    assert_calibrated_by(again, again.head(z), y, SMALLEST_POWER)
 
 
 def test_images_learned_later_calibrate_no_longer() -> None:
@@ -291,17 +301,13 @@ def test_images_learned_later_calibrate_no_longer() -> None:
 
 
 def test_groups_that_the_user_gave(tmp_path: Path) -> None:
-    """They come with the images' content hashes; an image without one stands alone, and so do those
-    learned later.
-    """
+    """They come with content hashes; an image without one, or learned later, stands alone."""
     z, y = images(1)
     group = torch.arange(len(y)) // EACH
     model = empty(CalibrationBuffer())
-    model.begin_task(NAMES)
     given = given_groups(2**40 - group)
     given[:4] = -1
-    model.observe(z, y, 1000 - torch.arange(len(y)), given)
-    model.finish_task()
+    learn_embeddings(model, NAMES, z, y, 1000 - torch.arange(len(y)), given)
     assert model.calibration.estimate_kind == "given"
     position = 1000 - model.buffer.key
     expected = torch.where(position < 4, -1 - position, group[position])
@@ -328,15 +334,15 @@ def test_selected_images_are_excluded(tmp_path: Path) -> None:
     model.calibration.exclude_selected(chosen)
     model.solve()
     assert len(chosen) > 3
-    before = plain.calibration.new_groups
-    assert model.calibration.new_groups.accuracy > before.accuracy
+    before = plain.calibration.estimates[1]
+    assert model.calibration.estimates[1].accuracy > before.accuracy
     assert torch.equal(model.buffer.group, plain.buffer.group)
     assert model.calibration_samples().weights().sum() == pytest.approx(len(y))
     scores = model.head.leave_one_out(*model.buffer.items(), model.buffer.group)
     counted = ~torch.isin(key, chosen)
     assert_calibrated_by(model, scores[counted], samples.columns[counted])
     again = stored(model, tmp_path)
-    assert again.calibration.new_groups == model.calibration.new_groups
+    assert again.calibration.estimates[1] == model.calibration.estimates[1]
     again.calibration.exclude_selected(chosen[:0])
     # Of all but one class nothing else would be left.
     again.calibration.exclude_selected(key[y > 0])
@@ -345,15 +351,13 @@ def test_selected_images_are_excluded(tmp_path: Path) -> None:
     assert again.calibration_samples().weights().sum() == len(y)
     again.calibration.exclude_selected(chosen[:0])
     again.solve()
-    assert again.calibration.new_groups == before
+    assert again.calibration.estimates[1] == before
     temperature = pytest.approx(float(plain.head.temperature), rel=1e-9)
     assert float(again.head.temperature) == temperature
 
 
 def test_the_same_images_give_the_same_estimate() -> None:
-    """In one task, in two in another order, by two sites merged, and after two classes were
-    forgotten exactly and learned again.
-    """
+    """In one task, in two in another order, by two sites, and with classes forgotten in between."""
     z, y = images(1)
     once = learned()
     again = once.clone()
@@ -364,9 +368,9 @@ def test_the_same_images_give_the_same_estimate() -> None:
     again.head.subtract_(gone)
     again.remove_classes(NAMES[3:])
     learn_rows(again, z, y, rows, [3, 4])
-    expected = once.calibration.new_groups
+    expected = once.calibration.estimates[1]
     for model in (*learned_in_parts(CalibrationBuffer, z, y), again):
-        same = model.calibration.new_groups
+        same = model.calibration.estimates[1]
         assert model.calibration.estimate_kind == "found"
         assert same.accuracy == pytest.approx(expected.accuracy, abs=1e-6)
         assert same.interval == pytest.approx(expected.interval, abs=1e-6)
@@ -376,13 +380,11 @@ def test_of_classes_of_one_group_no_accuracy_is_promised() -> None:
     """Without its group nothing is known of a class."""
     z, y = images(1)
     model = empty(CalibrationBuffer())
-    model.begin_task(NAMES)
-    model.observe(z, y, torch.arange(len(y)), given_groups(y))
-    model.finish_task()
-    calibration = model.calibration
-    assert calibration.estimate_kind == "one_group"
-    assert calibration.loo is not None
-    assert calibration.new_groups is None
+    learn_embeddings(model, NAMES, z, y, groups=given_groups(y))
+    assert model.calibration.estimate_kind == "one_group"
+    loo, new_groups = model.calibration.estimates
+    assert loo is not None
+    assert new_groups is None
     assert "one group" in model.accuracy_sentences()[-1]
 
 
@@ -399,6 +401,86 @@ def test_without_errors_the_interval_is_of_as_many_groups_as_there_may_be() -> N
     z, y = images(1, spread=0.3)
     z = z + 60 * torch.nn.functional.one_hot(y, WIDTH)
     model = learn_embeddings(empty(CalibrationBuffer()), NAMES, z, y)
-    assert model.calibration.new_groups.accuracy == 100
-    low, high = model.calibration.new_groups.interval
+    accuracy, (low, high) = model.calibration.estimates[1]
+    assert accuracy == 100
     assert low < 96 < high == 100
+
+
+# ---------------------------------------------------------------------- unknowns, prediction sets
+
+
+def calibrated(head: str = "ridge", count: int = 30) -> Classifier:
+    """A model of three classes with calibration samples."""
+    model = models.empty(head)
+    model.buffer = CalibrationBuffer(60)
+    model.calibrated = True
+    return models.learn_task(model, ANIMALS, count)
+
+
+def verdicts(model: Classifier, names: list[str]) -> list:
+    z, _, _ = models.samples(names, 30)
+    predictor = model.open_set_predictor(unknown=0.1, coverage=0.9)
+    return predictor.decisions(z, model.head.probabilities(z))
+
+
+def test_known_and_unknown_samples() -> None:
+    model = calibrated()
+    known = verdicts(model, ANIMALS)
+    unknown_ones = verdicts(model, ["yak", "zebu"])
+    assert sum(bool(v.known) for v in known) >= 0.85 * len(known)
+    assert not any(v.known for v in unknown_ones)
+    assert all(v.known == (v.p_value > 0.1) for v in [*known, *unknown_ones])
+    largest = max(v.p_value for v in unknown_ones)
+    assert largest < min(v.p_value for v in known if v.known)
+    right = np.repeat(ANIMALS, 30)
+    covered = [name in v.prediction_set for name, v in zip(right, known, strict=True)]
+    assert np.mean(covered) >= 0.85
+    novelty = model.head.novelty(models.samples(ANIMALS, 30)[0])
+    assert [v.novelty for v in known] == novelty.tolist()
+
+
+def test_prediction_sets_are_sorted() -> None:
+    model = calibrated()
+    z, _, _ = models.samples(["yak"], 5)
+    probabilities = model.head.probabilities(z)
+    decided = model.open_set_predictor(coverage=0.999).decisions(z, probabilities)
+    for verdict, shares in zip(decided, probabilities, strict=True):
+        names = verdict.prediction_set or ()
+        members = [shares[ANIMALS.index(name)].item() for name in names]
+        assert members == sorted(members, reverse=True)
+        assert len(members) == 3  # with 60 samples that coverage needs all classes
+        assert (verdict.known, verdict.novelty, verdict.p_value) == (None, None, None)
+
+
+def test_verdicts_follow_every_change() -> None:
+    model = calibrated()
+    model.open_set_predictor(0.1, 0.9)
+    models.learn_task(model, ["yak"], 30)
+    assert sum(bool(v.known) for v in verdicts(model, ["yak"])) >= 25
+    model.remove_classes(["yak"])
+    assert not any(v.known for v in verdicts(model, ["yak"]))
+    model.rename("ant", "wasp")
+    assert any("wasp" in (v.prediction_set or ()) for v in verdicts(model, ["ant"]))
+    before = model.open_set_predictor(0.1, 0.9)
+    models.learn_task(model, ["bee"], 30, seed=1)
+    assert model.open_set_predictor(0.1, 0.9) is not before
+
+
+def test_requirements() -> None:
+    for model in (models.empty("ridge"), models.learned("ridge")):
+        with pytest.raises(UsageError, match=r"no calibration samples.*--model.buffer"):
+            model.open_set_predictor(0.05)
+        novelty = torch.zeros(
+            2
+        )  # of a run: it is measured, but nothing is promised of it
+        assert (
+            model.open_set_predictor().judge(novelty[:, None], novelty, novelty) == {}
+        )
+    with pytest.raises(UsageError, match="unknown is 5, expected a share between"):
+        calibrated().classify([], unknown=5)
+    with pytest.raises(UsageError, match="coverage is 1, expected a share"):
+        calibrated().classify([], coverage=1)
+    with pytest.raises(UnsupportedError, match="NCMHead cannot score novelty"):
+        calibrated("ncm").classify([], unknown=0.05)
+    with pytest.raises(UnsupportedError, match="NCMHead cannot leave samples out"):
+        calibrated("ncm").classify([], coverage=0.95)

@@ -1,8 +1,4 @@
-"""The pictures of a run: any number of classes and tasks, axes that do not exaggerate, numbers that
-can be read.
-"""
-
-from collections.abc import Callable
+"""The pictures of a run: any number of classes and tasks, and numbers that can be read."""
 
 import numpy as np
 import pytest
@@ -61,14 +57,11 @@ def confusions(classes: int) -> Axes:
 
 
 @pytest.mark.parametrize(
-    "axes",
-    [
-        lambda: confusions(MAX_NUMBERED_CLASSES),
-        lambda: accuracy_matrix(MAX_NUMBERED_TASKS),
-    ],
+    ("draw", "count"),
+    [(confusions, MAX_NUMBERED_CLASSES), (accuracy_matrix, MAX_NUMBERED_TASKS)],
 )
-def test_numbers_fit_their_cells_and_can_be_read(axes: Callable[[], Axes]):
-    drawn = axes()
+def test_numbers_fit_their_cells_and_can_be_read(draw, count):
+    drawn = draw(count)
     renderer = FigureCanvasAgg(drawn.figure).get_renderer()
     width, height = np.abs(
         drawn.transData.transform((1, 1)) - drawn.transData.transform((0, 0))

@@ -1,4 +1,4 @@
-"""Evaluations: equal to torchmetrics on everything at once, and to values worked out by hand."""
+"""Evaluations and figures of runs: equal to torchmetrics, and to values worked out by hand."""
 
 import pytest
 import torch
@@ -13,6 +13,15 @@ from cifnet_pl.model.evaluation import (
     judge,
     rarely_predicted_notes,
     table_of,
+)
+from cifnet_pl.model.metrics import (
+    average_accuracy,
+    backward_transfer,
+    detection,
+    forgetting,
+    max_drop,
+    percent,
+    wilson_interval,
 )
 from tests.models import empty, learn_embeddings, learned, samples
 
@@ -47,13 +56,13 @@ def test_whatever_the_batches(batch: int):
 def test_of_equal_probabilities_the_first_column_is_the_answer():
     probabilities = torch.tensor([[0.2] * 6, [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]]).double()
     batch = judge(probabilities, torch.tensor([5, 5]))
-    evaluation = Evaluation.of(NAMES[:6], [batch])
+    evaluation = Evaluation(NAMES[:6], table_of([batch]))
     assert evaluation.figures()["top5"] == 0
     assert evaluation.confusion[5].tolist() == [2, 0, 0, 0, 0, 0]
 
 
 def test_nothing_tested():
-    evaluation = Evaluation.of(["ant", "bee"])
+    evaluation = Evaluation(["ant", "bee"], table_of([]))
     assert set(evaluation.figures().values()) == {None}
     assert evaluation.task_accuracy == [None]
     assert evaluation.interval == (0, 100)
@@ -66,7 +75,7 @@ def of_predictions(counts: list[list[int]]) -> Evaluation:
         for predicted, count in enumerate(row):
             probabilities = torch.eye(len(row)).double()[[predicted] * count]
             batches.append(judge(probabilities, torch.full((count,), target)))
-    return Evaluation.of(NAMES[: len(counts)], batches)
+    return Evaluation(NAMES[: len(counts)], table_of(batches))
 
 
 def test_scores_confusions_and_pairs():
@@ -104,3 +113,54 @@ def test_rarely_predicted_classes_of_a_model():
     learn_embeddings(model, ["ant", "fox", "elk"], torch.cat([z, elks]), labels)
     assert evaluate_left_out(model).rarely_predicted == ["elk"]
     assert evaluate_left_out(learned("ncm")).rarely_predicted == []
+
+
+def test_detection() -> None:
+    """Of twelve pairs ten are in order, and one equal; one unknown is below the largest known."""
+    known = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    unknown_ones = torch.tensor([2.0, 4.0, 5.0])
+    found = detection(known, unknown_ones)
+    assert found == pytest.approx((100 * 10.5 / 12, 100 / 3))
+
+
+# ---------------------------------------------------------------------- figures of runs
+
+MATRIX = [[90.0], [80.0, 70.0], [85.0, 60.0, 50.0], [75.0, 65.0, 40.0, 95.0]]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "forgotten", "transfer"),
+    [
+        (MATRIX, (15 + 5 + 10) / 3, (-15 - 5 - 10) / 3),
+        # The best moment need not be the first.
+        ([[50.0], [80.0, 10.0], [60.0, 30.0, 90.0]], (20 + 0) / 2, (10 + 20) / 2),
+        # Best at the end: not forgotten at all, rather than less than not at all.
+        ([[50.0], [80.0, 10.0]], 0, 30),
+        # Tasks without test images are left out.
+        ([[None], [None, 70.0], [None, 40.0, None]], 30, -30),
+        ([[None], [None, 70.0]], None, None),
+        # Tested later only: forgotten from there on, but not known from when it was learned.
+        ([[None], [60.0, 70.0], [50.0, 70.0, 80.0]], 5, 0),
+        # Not tested at the end: unknown.
+        ([[60.0], [None, 70.0]], None, None),
+    ],
+)
+def test_forgetting_from_the_best_moment_and_transfer_from_the_first(
+    matrix, forgotten, transfer
+) -> None:
+    assert forgetting(matrix) == pytest.approx(forgotten)
+    assert backward_transfer(matrix) == pytest.approx(transfer)
+
+
+def test_nothing_measured_is_none_and_never_nan() -> None:
+    for figure in (forgetting, backward_transfer, average_accuracy, max_drop):
+        assert figure([]) is None
+    assert percent(0, 0) is None
+    assert wilson_interval(0, 0) == (0.0, 100.0)
+
+
+def test_tasks_without_test_images_are_left_out() -> None:
+    assert average_accuracy([None, 80.0, 60.0]) == 70
+    assert average_accuracy([None, None]) is None
+    assert max_drop([90.0, None, 50.0, 45.0]) == 5
+    assert max_drop([None, 50.0]) is None

@@ -41,9 +41,8 @@ class FakeHub:
 
     def snapshot_download(self, repo_id, *, local_files_only, **options):
         if local_files_only:
-            return self.real.snapshot_download(
-                repo_id, local_files_only=True, **options
-            )
+            real = self.real.snapshot_download
+            return real(repo_id, local_files_only=True, **options)
         snapshot = self.root / "snapshot"
         shutil.rmtree(snapshot, ignore_errors=True)
         snapshot.mkdir()
@@ -60,12 +59,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     made = FakeHub(tmp_path / "hub")
     api = SimpleNamespace()
-    for name in (
-        "create_repo",
-        "repo_exists",
-        "upload_folder",
-        "snapshot_download",
-    ):
+    for name in ("create_repo", "repo_exists", "upload_folder", "snapshot_download"):
         real, fake = getattr(made.real, name), getattr(made, name)
         setattr(api, name, create_autospec(real, side_effect=fake))
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)

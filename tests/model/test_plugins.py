@@ -1,6 +1,4 @@
-"""Heads, backbones, sources and trained methods from a file of the user's own, or an installed
-package.
-"""
+"""Heads, backbones, sources and trained methods from a user's own file or installed package."""
 
 import hashlib
 import importlib.metadata
@@ -41,40 +39,32 @@ import pathlib
 
 pathlib.Path(__file__).with_suffix(".imported").touch()
 
-
 class Forgetful(MyHead):
     def __init__(self, in_features: int, ratio: float = 0.01):
         super().__init__(in_features, ratio)
-
 
 class Fails(MyHead):
     def _solve(self):
         raise ZeroDivisionError("no such ridge")
 
-
 class Misshaped(MyHead):
     def _scores(self, z):
         return super()._scores(z)[:, [0, *range(len(self.classes))]]
-
 
 class Narrow(MyNet):
     def forward(self, x):
         return x.flatten(1)
 
-
 class Constant(MyNet):
     def forward(self, x):
         return torch.ones(len(x), self.features)
-
 
 class Broken(MyNet):
     def forward(self, x):
         raise KeyError("layer")
 
-
 def empty(options):
     return options.own["count"]
-
 
 class Nameless(nn.Module):
     pass
@@ -120,11 +110,8 @@ def test_the_run_and_the_bundle_name_the_imports(run: Path, bundle: Path, parts:
     code = hashlib.sha256((parts / "my_parts.py").read_bytes()).hexdigest()
     assert summary["plugin_hashes"] == {"my_parts.MyNet": code, "my_parts.MyHead": code}
     config = config_of(bundle)
-    assert config["head"] == {
-        "class": "my_parts.MyHead",
-        "in_features": 384,
-        "share": 0.1,
-    }
+    head = {"class": "my_parts.MyHead", "in_features": 384, "share": 0.1}
+    assert config["head"] == head
     assert config["backbone"]["name"] == "import:my_parts.MyNet"
 
 
@@ -172,9 +159,8 @@ def installed(parts, monkeypatch, tmp_path) -> None:
     """The parts as an installed package that offers them by short names."""
     about = tmp_path / "my_parts-1.0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: my_parts\nVersion: 1.0"
-    )
+    described = "Metadata-Version: 2.1\nName: my_parts\nVersion: 1.0"
+    (about / "METADATA").write_text(described)
     (about / "entry_points.txt").write_text(
         "[cifnet_pl.heads]\nMyHead = my_parts:MyHead\n"
         "[cifnet_pl.sources]\nshades = my_parts:shades\n"
@@ -200,9 +186,8 @@ def test_entry_points_have_short_names(installed: None, tmp_path: Path):
         cifnet_pl.load(run)
     assert cifnet_pl.load(run, trust=True).backbone.name == "mine:8"
     words = "fit --model MyMethod --model.epochs 1 --data.max_tasks 1 --logs"
-    assert (
-        main([*words.split(), str(tmp_path / "b"), *NETWORK, *DATA[2:], *shades]) == 0
-    )
+    options = [str(tmp_path / "b"), *NETWORK, *DATA[2:], *shades]
+    assert main([*words.split(), *options]) == 0
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -228,25 +213,21 @@ def test_a_network_that_does_not_fit(parts: Path, name: str, sentence: str):
 
 
 @pytest.mark.parametrize(
-    ("option", "name", "words"),
+    ("option", "name", "said"),
     [
-        ("--model.head", "my_parts.Forgetful", ["my_parts.Forgetful", "attribute"]),
-        (
-            "--model.head",
-            "my_parts.Fails",
-            ["ZeroDivisionError: no such ridge (my_parts"],
-        ),
-        ("--model", "my_parts.Plain", ["my_parts.Plain", "LightningModule"]),
-        ("--data.source", "my_parts.empty", ["KeyError: 'count' (my_parts.py, line"]),
+        ("--model.head", "my_parts.Forgetful", "my_parts.Forgetful.*attribute"),
+        ("--model.head", "my_parts.Fails", r"ZeroDivisionError.*ridge \(my_parts"),
+        ("--model", "my_parts.Plain", "my_parts.Plain.*LightningModule"),
+        ("--data.source", "my_parts.empty", r"KeyError: 'count' \(my_parts.py, line"),
     ],
 )
 def test_a_faulty_part_is_named_before_the_first_task(
-    parts, tmp_path, option, name, words, capsys
+    parts, tmp_path, option, name, said, capsys
 ):
     assert fit(tmp_path, option, name) == 2
     output = capsys.readouterr()
     assert output.err.count("\n") == 1
-    assert all(word in output.err for word in words), output.err
+    assert re.search(said, output.err)
     assert "task 1" not in output.out
 
 

@@ -14,13 +14,9 @@ from cifnet_pl.images.files import read_names_as
 from cifnet_pl.learning.cifnet_module import CIFNetModule
 from cifnet_pl.learning.run_record import Table
 from cifnet_pl.learning.task_module import TaskModule
+from cifnet_pl.model.calibration import COVERAGE, UNKNOWN_SHARE, OpenSetPredictor
 from cifnet_pl.model.embedding import embed
-from cifnet_pl.model.unknowns import (
-    COVERAGE,
-    UNKNOWN_SHARE,
-    OpenSetPredictor,
-    detection,
-)
+from cifnet_pl.model.metrics import detection
 from cifnet_pl.utilities.errors import DataError, UsageError, prefixed
 from cifnet_pl.utilities.files import expanded
 from cifnet_pl.utilities.text import printable
