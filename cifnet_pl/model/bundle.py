@@ -40,7 +40,6 @@ from cifnet_pl.utilities.errors import (
 )
 from cifnet_pl.utilities.files import refuse_pointer, write_bytes, write_json
 from cifnet_pl.utilities.plugins import names_import
-from cifnet_pl.utilities.text import now as now  # merge.py takes it from here
 from cifnet_pl.utilities.text import printable, shown
 from cifnet_pl.utilities.version import __version__
 

@@ -32,11 +32,6 @@ class ImageHashes(GrowingModule):
         """(n,) int64 label of each hash of ``content``."""
         return self.labels.repeat_interleave(self.counts)
 
-    @property
-    def hashes(self) -> Tensor:
-        """(n,) int64, the same as ``content``."""
-        return self.content
-
     def of_label(self, label: int) -> Tensor:
         """Return the hashes of one class, ascending; none if it has no hashes."""
         return self.content[self.image_labels == label]

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from cifnet_pl.model.bundle import Event, now
+from cifnet_pl.model.bundle import Event
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.utilities.errors import UsageError, prefixed
+from cifnet_pl.utilities.text import now
 
 LearnedImages = Counter[tuple[str, int]]
 """How often each image was learned, by class name and content hash."""
@@ -147,7 +148,7 @@ def absorb(model: Classifier, other: Classifier) -> None:
     model.class_names = list(label_of)
     if model.buffer is not None:
         model.calibration.absorb(other.calibration)
-    model.images.add(other.images.image_labels, other.images.hashes)
+    model.images.add(other.images.image_labels, other.images.content)
     new_duplicates = model.images.duplicates - duplicates
     model.head.count_duplicates(new_duplicates)
     model.held_out = None  # the split of one says nothing of the other's images
