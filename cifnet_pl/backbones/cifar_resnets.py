@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 
 def small_stem_resnet18() -> nn.Module:
@@ -54,27 +53,12 @@ def _stage(inputs: int, outputs: int) -> nn.Sequential:
     shortcut = None
     if outputs > inputs:
         stride = 2
-        shortcut = Halved(outputs - inputs)
+        # Option A of He et al. (2016), section 4.2: every other pixel, with channels of zeros on
+        # both sides, and no parameters.
+        channels = (outputs - inputs) // 2
+        padding = (0, 0, 0, 0, channels, channels)
+        every_other = nn.AvgPool2d(1, stride=2)
+        shortcut = nn.Sequential(every_other, nn.ConstantPad3d(padding, 0.0))
     first = BasicBlock(inputs, outputs, stride, shortcut)
     others = [BasicBlock(outputs, outputs) for _ in range(4)]
     return nn.Sequential(first, *others)
-
-
-class Halved(nn.Module):
-    """A shortcut without parameters: every other pixel, with channels of zeros on both sides.
-
-    It is option A of He et al. (2016), section 4.2.
-
-    Args:
-        added: number of channels of zeros.
-    """
-
-    def __init__(self, added: int):
-        super().__init__()
-        self.padding = added // 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (n, c, h, w) → (n, c + added, ⌈h/2⌉, ⌈w/2⌉)."""
-        pixels = x[:, :, ::2, ::2]
-        channels = (0, 0, 0, 0, self.padding, self.padding)
-        return functional.pad(pixels, channels)

@@ -88,8 +88,14 @@ def build_backbone(
     """
     base_name, views = split_views(name)
     family, _, rest = base_name.partition(":")
-    build = _builder(family)
-    network, features, preprocessing = build(rest, architecture, download)
+    builder = BACKBONES.get(family)
+    if builder is None:
+        entry_point = plugins.entry_point("backbones", family)
+        if entry_point is None:
+            known = [*BACKBONES, *plugins.offered("backbones")]
+            raise unknown_name("backbone", family, known)
+        builder = cast(Builder, import_object(entry_point))
+    network, features, preprocessing = builder(rest, architecture, download)
     if "layers" in views:
         side = preprocessing.image_size
         network, features = with_late_layers(network, features, side)
@@ -112,18 +118,6 @@ def split_views(name: str) -> tuple[str, list[str]]:
     while len(parts) > 1 and parts[-1] in VIEWS:
         found.add(parts.pop())
     return "+".join(parts), [view for view in VIEWS if view in found]
-
-
-def _builder(family: str) -> Builder:
-    """Return the builder of a family, of this package or of a plug-in."""
-    if family in BACKBONES:
-        return BACKBONES[family]
-    entry_point = plugins.entry_point("backbones", family)
-    if entry_point is None:
-        known = [*BACKBONES, *plugins.offered("backbones")]
-        raise unknown_name("backbone", family, known)
-    builder: Builder = plugins.import_object(entry_point)
-    return builder
 
 
 def backbone_imports(name: str, architecture: str | None = None) -> list[str]:
@@ -468,7 +462,13 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
         TypeError,
         ValueError,
     ):
-        features, preprocessing = _declared_preprocessing(network)
+        features = int(network.features)
+        preprocessing = Preprocessing(
+            int(network.image_size),
+            float(getattr(network, "crop_ratio", 1.0)),
+            _of_channels(network.mean),
+            _of_channels(network.std),
+        )
     side = preprocessing.image_size
     fails = f"import:{rest} fails"
     with explained(UsageError, fails, reason=failure), torch.inference_mode():
@@ -480,17 +480,6 @@ def imported(rest: str, architecture: str | None, download: bool) -> BuiltNetwor
             f" (2, {features})"
         )
     return BuiltNetwork(network, features, preprocessing)
-
-
-def _declared_preprocessing(network: Any) -> tuple[int, Preprocessing]:
-    """Return the feature width and the preprocessing that a network's attributes name."""
-    preprocessing = Preprocessing(
-        int(network.image_size),
-        float(getattr(network, "crop_ratio", 1.0)),
-        _of_channels(network.mean),
-        _of_channels(network.std),
-    )
-    return int(network.features), preprocessing
 
 
 def _of_channels(values: Any) -> tuple[float, float, float]:
@@ -507,11 +496,11 @@ def learned_backbone(
     Its weights come from a stored model.
     """
     structure, _, initial_name = rest.partition(":")
-    family, _, initial_rest = initial_name.partition(":")
-    build = partial(_builder(family), initial_rest, None, download)
-    _, features, preprocessing = build()
-    network, width_factor = structured(structure, lambda: build()[0])
-    return BuiltNetwork(network, width_factor * features, preprocessing)
+    build = partial(build_backbone, initial_name, None, download)
+    initial = build()
+    network, width_factor = structured(structure, lambda: build().network)
+    features = width_factor * initial.features
+    return BuiltNetwork(network, features, initial.preprocessing)
 
 
 BACKBONES: dict[str, Builder] = {

@@ -160,11 +160,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             f"{path} holds a {type(content).__name__}, expected a dictionary of tensors"
         )
     state = _inner_state(content)
-    tensors = {}
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            tensors[name] = value
-    return tensors
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def _inner_state(content: dict[str, Any]) -> dict[str, Any]:

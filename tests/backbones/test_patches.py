@@ -45,7 +45,7 @@ def with_dictionary(
     backbone = build_backbone(name)
     if learned_from is None:
         learned_from = images()
-    backbone.learnable_patches.learn_from(learned_from, seed)
+    backbone.network.learn_from(learned_from, seed)
     return backbone
 
 
