@@ -17,7 +17,7 @@ from cifnet_pl.images.reader import decoding_cores
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.unknowns import OpenSetDecision, OpenSetPredictor
 from cifnet_pl.serving.gate import ApiObject, decoded
-from cifnet_pl.serving.inspection import ClassPredictions, class_predictions
+from cifnet_pl.serving.inspection import ClassPredictions, class_estimates
 from cifnet_pl.utilities.text import printable
 
 LARGEST_BATCH = 8
@@ -126,7 +126,7 @@ class ServedModel:
     @cached_property
     def predictions(self) -> ClassPredictions:
         """Leave-one-out predictions of each class; it takes seconds."""
-        return class_predictions(self.model)
+        return ClassPredictions(classes=class_estimates(self.model))
 
     def answers(self, pixels: Tensor) -> list[ScoredImage]:
         """Return the results for images (n, s, s, 3) uint8."""

@@ -213,10 +213,9 @@ async def classify(
     for name, future in waiting:
         try:
             scored = await future
+            answers.append(scored.answer(name, top))
         except UnreadableImage as error:
             answers.append(ImageAnswer(file=printable(name), unreadable=str(error)))
-            continue
-        answers.append(scored.answer(name, top))
     return Classification(version=version, images=answers)
 
 
@@ -307,9 +306,10 @@ def image(
 ) -> Response:
     """A kept image; a small JPEG where browsers cannot show its format."""
     path = service.workspace.image(name)
+    content = path.read_bytes()
     if path.suffix in MEDIA_TYPES and not small:
-        return Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
-    square = decoded(path.read_bytes(), PREVIEW_SIDE)
+        return Response(content, media_type=MEDIA_TYPES[path.suffix])
+    square = decoded(content, PREVIEW_SIDE)
     preview = io.BytesIO()
     Image.fromarray(square).save(preview, "JPEG")
     return Response(preview.getvalue(), media_type="image/jpeg")

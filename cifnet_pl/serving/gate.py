@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import PurePosixPath
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -367,8 +368,7 @@ def folder_of(path: str) -> str | None:
         >>> folder_of("birds/train/hen/1.jpg"), folder_of("birds/train/1.jpg")
         ('hen', None)
     """
-    names = path.replace("\\", "/").split("/")
-    parts = [name for name in names if name not in ("", ".")]
-    if len(parts) < 2 or split_of(parts[-2]) is not None:
+    folder = PurePosixPath(path.replace("\\", "/")).parent.name
+    if split_of(folder) is not None:
         return None
-    return tidy(parts[-2]) or None
+    return tidy(folder) or None

@@ -179,13 +179,8 @@ def _accuracy(
     return 100 * share, forecast(share, len(groups))
 
 
-def class_predictions(model: Classifier) -> ClassPredictions:
-    """Return leave-one-group-out predictions of the buffer by class, in the model's order."""
-    return ClassPredictions(classes=class_estimates(model))
-
-
 def class_estimates(model: Classifier) -> list[ClassEstimate]:
-    """Return the accuracy of each class on new groups, and what it is confused with."""
+    """Return the accuracy of each class on new groups, and what it is confused with, in order."""
     names = model.class_names
     estimates = [ClassEstimate(name=name) for name in names]
     kind = model.calibration.estimate_kind

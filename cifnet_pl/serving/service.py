@@ -375,9 +375,7 @@ class Service:
         target = checked_names([into], model.class_names, anyway)[into]
         kept_images = self.workspace.kept_images()
         own = kept_images.get(name, [])
-        chosen = set(own)
-        if images is not None:
-            chosen = set(images)
+        chosen = set(own if images is None else images)
         moved = [file for file in own if file in chosen]
         rest = [file for file in own if file not in chosen]
         if target == name or (images is not None and not moved):

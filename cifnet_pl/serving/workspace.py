@@ -239,6 +239,7 @@ class Workspace:
     ):
         self.folder = folder
         self.images_folder = folder / "images"
+        self.versions_folder = folder / "versions"
         self.incoming = folder / "incoming"
         self.keep_versions = keep_versions
         self.trust = trust
@@ -247,7 +248,6 @@ class Workspace:
         else:
             self._empty = model.clone()
         self._backbone = model.backbone
-        self._device = model.backbone.device
         self._lock = RLock()
         with ExitStack() as stack:
             self._lock_folder(stack)
@@ -330,8 +330,8 @@ class Workspace:
                 f"the workspace {self.folder} began with another model: choose another with"
                 " --workspace"
             )
-        stored = [path.name for path in self._bundles() if path.name.isdecimal()]
-        newest = max(map(int, stored), default=0)
+        stored = [path.name for path in self.versions_folder.glob("*")]
+        newest = max(map(int, filter(str.isdecimal, stored)), default=0)
         # A kill leaves at most one version that the journal does not name.
         if newest > last + 1:
             journal = self.folder / JOURNAL
@@ -389,8 +389,12 @@ class Workspace:
                 continue
             for name in names:
                 learned.setdefault(name, set()).add(file.name)
-            if not file.exists():
-                _link(path, file)
+            if file.exists():
+                continue
+            try:
+                os.link(path, file)
+            except OSError:  # the file system has no links
+                shutil.copyfile(path, file)
         return {name: sorted(files) for name, files in learned.items()}
 
     def close(self) -> None:
@@ -464,7 +468,7 @@ class Workspace:
             return self._empty.clone()
         bundle = self.bundle(number)
         model = load_bundle(bundle, trust=self.trust, backbone=self._backbone)
-        return model.to(self._device)
+        return model.to(self._backbone.device)
 
     def commit(self, model: Classifier, change: Change) -> int:
         """Store a changed model as a new version and serve it; return once both are on the disk.
@@ -562,22 +566,19 @@ class Workspace:
         stored = {
             bundle_of_version(self.folder, number) for number in self.stored_versions
         }
-        for entry in self._bundles():
+        for entry in self.versions_folder.glob("*"):
             if entry not in stored:
                 shutil.rmtree(entry)
-
-    def _bundles(self) -> Iterator[Path]:
-        return (self.folder / "versions").glob("*")
 
     def _ancestry(self, number: int) -> dict[int, Version]:
         """Return the versions that led to one, and itself, by number, the first first."""
         versions = self.versions
-        line = []
+        line = {}
         ancestor: int | None = number
         while ancestor is not None:
-            line.append(versions[ancestor])
+            line[ancestor] = versions[ancestor]
             ancestor = versions[ancestor].parent
-        return {version.number: version for version in reversed(line)}
+        return dict(reversed(line.items()))
 
     # ------------------------------------------------------------------ images
 
@@ -594,7 +595,7 @@ class Workspace:
 
     def kept_images(self) -> dict[str, list[str]]:
         """Return the file names of the kept images of each class of the current version."""
-        learned: dict[str, list[str]] = {}
+        learned: dict[str, dict[str, None]] = {}  # sets in order
         for version in self._ancestry(self.current).values():
             if version.forgotten is not None:
                 learned.pop(version.forgotten, None)
@@ -602,7 +603,7 @@ class Workspace:
                 old, new = version.renamed
                 learned[new] = learned.pop(old)
             for name, files in version.learned.items():
-                learned[name] = list(dict.fromkeys([*learned.get(name, []), *files]))
+                learned.setdefault(name, {}).update(dict.fromkeys(files))
         present = self._file_names()
         return {
             name: [file for file in files if file in present]
@@ -655,10 +656,7 @@ class Workspace:
         Raises:
             CifnetError: the disk is full or not writable; nothing was changed.
         """
-        if again:
-            statement = WAITS_AGAIN
-        else:
-            statement = WAITS_ONCE
+        statement = WAITS_AGAIN if again else WAITS_ONCE
         new = []
         with self._lock:  # no one removes what is not yet in the journal
             for image in images:
@@ -688,10 +686,7 @@ class Workspace:
             images: names of their files.
             back: whether to take them back instead.
         """
-        if back:
-            gone = None
-        else:
-            gone = time.time()
+        gone = None if back else time.time()
         rows = [(gone, file) for file in images]
         with self._transaction() as database:
             database.executemany("UPDATE inbox SET gone = ? WHERE file = ?", rows)
@@ -773,8 +768,8 @@ class Workspace:
 
     def _file_names(self) -> set[str]:
         """Return the names of all image files; nothing else in their folder is ours."""
-        names = {path.name for path in self.images_folder.glob("*")}
-        return {name for name in names if IMAGE_NAME.fullmatch(name)}
+        names = (path.name for path in self.images_folder.glob("*"))
+        return set(filter(IMAGE_NAME.fullmatch, names))
 
     # ------------------------------------------------------------------ other things on the disk
 
@@ -826,7 +821,7 @@ def _now() -> str:
 
 @lru_cache(maxsize=10_000)
 def _parsed(
-    number: int, change: str, counts: str, parent: int | None, time: str, stored: int
+    number: int, change: str, counts: str, parent: int | None, time: str, stored: bool
 ) -> Version:
     """Return a version as the journal has it."""
     images = json.loads(counts)
@@ -838,13 +833,5 @@ def _parsed(
         classes=len(images),
         images=sum(images.values()),
         time=time,
-        stored=bool(stored),
+        stored=stored,
     )
-
-
-def _link(file: Path, target: Path) -> None:
-    """Link a file to another name; copy it where the file system has no links."""
-    try:
-        os.link(file, target)
-    except OSError:
-        shutil.copyfile(file, target)

@@ -16,7 +16,7 @@ from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving.inspection import (
     AccuracyEstimate,
     accuracy_of_classes,
-    class_predictions,
+    class_estimates,
 )
 from tests.models import learn_embeddings, learned
 
@@ -59,7 +59,7 @@ def test_what_each_class_is_taken_for():
     """Nothing tells the third class from the first; of a class of five images nothing is said."""
     y = torch.tensor([0] * 30 + [1] * 30 + [2] * 30 + [3] * 5)
     model = taught(9 * torch.eye(6)[torch.tensor([0, 1, 0, 3])], y)
-    pear, plum, quince, rare = class_predictions(model).classes
+    pear, plum, quince, rare = class_estimates(model)
     assert pear.confused_with == ["quince"]
     assert plum.confused_with == []
     assert quince.confused_with == ["pear"]
