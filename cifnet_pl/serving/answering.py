@@ -128,12 +128,6 @@ class ServedModel:
         """Leave-one-out predictions of each class; it takes seconds."""
         return ClassPredictions(classes=class_estimates(self.model))
 
-    def answers(self, pixels: Tensor) -> list[ScoredImage]:
-        """Return the results for images (n, s, s, 3) uint8."""
-        with torch.inference_mode():
-            z = self.model.embed(pixels.permute(0, 3, 1, 2))
-            return self.scored(z)
-
     def scored(self, z: Tensor) -> list[ScoredImage]:
         """Return the results for embeddings (n, d)."""
         head = self.model.head
@@ -186,7 +180,8 @@ class Answering:
 
     def _answer_batch(self) -> None:
         """Answer the images that wait; none are left where other calls took them together."""
-        model = self.served.model
+        served = self.served
+        model = served.model
         pixels = []
         answers: list[Future[ScoredImage]] = []
         with suppress(queue.Empty):
@@ -204,7 +199,9 @@ class Answering:
         if not answers:
             return
         try:
-            results = self.served.answers(torch.from_numpy(np.stack(pixels)))
+            images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+            with torch.inference_mode():
+                results = served.scored(model.embed(images))
         except BaseException as error:  # as above
             for answer in answers:
                 answer.set_exception(error)

@@ -344,9 +344,7 @@ def checked_names(
     stored = {name: tidy(name) for name in names}
     distinct = list(dict.fromkeys(stored.values()))
     class_names(distinct, "the request", UsageError)
-    meant: dict[str, str] = {}
-    for other in known:
-        meant.setdefault(bare(other), other)
+    meant = {bare(other): other for other in reversed(known)}
     instead = {}
     for name in distinct:
         other = meant.setdefault(bare(name), name)

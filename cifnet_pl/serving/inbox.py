@@ -356,20 +356,19 @@ class Inbox:
         model = self.answering.served.model
         given = [names[file] for file in chosen]
         stored = checked_names(given, model.class_names, anyway)
-        content_of = {path.name: path for path in self.workspace.unchanged(chosen)}
+        hash_of = self.workspace.unchanged(chosen)
         learned = names_of_hashes(model)
         classes: dict[str, list[str]] = {}
         selected = []
         left_out = []
         for file in chosen:
             image = waiting[file]
-            if file not in content_of:
+            if file not in hash_of:
                 shown = printable(image.path)
                 left_out.append(LeftOut(file=shown, reason=DAMAGED))
                 continue
             name = stored[names[file]]
-            content = content_hash(content_of[file].read_bytes())
-            names_before = learned.get(content, set())
+            names_before = learned.get(hash_of[file], set())
             others = names_before - {name}
             if others and not anyway:
                 raise RequestError(
@@ -381,13 +380,13 @@ class Inbox:
             if name not in names_before:
                 classes.setdefault(name, []).append(file)
                 if bare(name) not in map(bare, image.folders):
-                    selected.append(content)
-        if not content_of:
+                    selected.append(hash_of[file])
+        if not hash_of:
             raise RequestError(409, f"{left_out[0].file}: {DAMAGED}")
         if not classes:
-            photos = number_of(len(content_of), "photo")
+            photos = number_of(len(hash_of), "photo")
             raise RequestError(422, f"{photos} sent, but all were learned before")
-        if waiting.keys() <= content_of.keys():
+        if waiting.keys() <= hash_of.keys():
             return ImagesToLearn(classes, [], left_out)
         return ImagesToLearn(classes, selected or None, left_out)
 

@@ -22,7 +22,6 @@ import torch
 from pydantic import Field, PrivateAttr
 
 from cifnet_pl.data.samples import SampleTable, table_of
-from cifnet_pl.images.image import content_hash
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.model.forget import forget
 from cifnet_pl.model.labelled_images import LabelledImages
@@ -273,7 +272,8 @@ class Service:
             for label, files in enumerate(classes.values())
             for file in files
         }
-        files = list(label_of)
+        hash_of = self.workspace.unchanged(label_of)
+        files = list(hash_of)
         job = self._at_work
         job.total = len(files)
         for start in range(0, len(files), LARGEST_BATCH):
@@ -281,8 +281,7 @@ class Service:
             self.inbox.embeddings(files[start : start + LARGEST_BATCH])
         job.done = len(files)
         present, z = self.inbox.embeddings(files)
-        paths = [self.workspace.image(file) for file in present]
-        hashes = [content_hash(path.read_bytes()) for path in paths]
+        hashes = [hash_of[file] for file in present]
         labels = [label_of[file] for file in present]
         table = table_of(name=present).assign(label=labels)
         images = SampleTable(table, embeddings=z.numpy(), hash_of=np.array(hashes))
@@ -434,9 +433,9 @@ class Service:
         """
         learned = model.counts[name]
         if model.head.subtracts and len(kept_images) >= learned:
-            images = self.workspace.unchanged(kept_images)
-            if len(images) == learned:
-                return images
+            unchanged = self.workspace.unchanged(kept_images)
+            if len(unchanged) == learned:
+                return [self.workspace.image(file) for file in unchanged]
         return None
 
     # ------------------------------------------------------------------ changes of versions

@@ -250,28 +250,20 @@ class Workspace:
         self._backbone = model.backbone
         self._lock = RLock()
         with ExitStack() as stack:
-            self._lock_folder(stack)
+            try:
+                stack.enter_context(exclusive(folder / "workspace"))
+            except UsageError as error:
+                raise UsageError(
+                    f"another process serves the workspace {folder}: end it, or choose another"
+                    " with --workspace"
+                ) from error
             self._open_journal(model, stack)
             self._remove_leftovers()
-            shutil.rmtree(self.incoming, ignore_errors=True)
-            self.incoming.mkdir()
-            for path in self.images_folder.glob(".*.tmp"):  # of a killed process
-                path.unlink()
             self._remove_unused_images()
             if not self.versions:
                 self._begin(model, images)
             self._make_reserve()
             self._stack = stack.pop_all()
-
-    def _lock_folder(self, stack: ExitStack) -> None:
-        """Keep other processes out until the stack is closed."""
-        try:
-            stack.enter_context(exclusive(self.folder / "workspace"))
-        except UsageError as error:
-            raise UsageError(
-                f"another process serves the workspace {self.folder}: end it, or choose another"
-                " with --workspace"
-            ) from error
 
     def _open_journal(self, model: Classifier, stack: ExitStack) -> None:
         """Open the database that alone says which versions and images are valid.
@@ -610,15 +602,16 @@ class Workspace:
             for name, files in learned.items()
         }
 
-    def unchanged(self, files: Iterable[str]) -> list[Path]:
-        """Return those of some images that have the content that their names are the hash of."""
-        paths = []
+    def unchanged(self, files: Iterable[str]) -> dict[str, int]:
+        """Return the content hashes of those of some images whose content their names tell."""
+        hashes = {}
         for file in files:
             path = self.images_folder / file
             with suppress(OSError):  # it is gone
-                if sha256(path.read_bytes()).hexdigest() == path.stem:
-                    paths.append(path)
-        return paths
+                content = path.read_bytes()
+                if sha256(content).hexdigest() == path.stem:
+                    hashes[file] = content_hash(content)
+        return hashes
 
     def waiting(self) -> list[WaitingImage]:
         """Return the images that wait to be labelled, in the order they came."""
@@ -745,7 +738,11 @@ class Workspace:
                 (self.images_folder / file).unlink(missing_ok=True)
 
     def _remove_unused_images(self) -> None:
-        """Remove images that neither wait nor were learned, nor can be put back."""
+        """Remove images that neither wait nor were learned, nor can be put back, and uploads."""
+        shutil.rmtree(self.incoming, ignore_errors=True)
+        self.incoming.mkdir()
+        for path in self.images_folder.glob(".*.tmp"):  # of a killed process
+            path.unlink()
         wait = self._rows(
             "SELECT file FROM inbox WHERE gone IS NULL OR gone > ?",
             [time.time() - KEPT_SECONDS],
