@@ -120,18 +120,14 @@ class Backbone(nn.Module):
         )
         mean = torch.tensor(preprocessing.mean).reshape(3, 1, 1)
         std = torch.tensor(preprocessing.std).reshape(3, 1, 1)
-        scale = 1 / (255 * std)
-        self.scale: Tensor = nn.Buffer(scale, persistent=False)
-        shift = -mean / std
-        self.shift: Tensor = nn.Buffer(shift, persistent=False)
+        self.scale: Tensor = nn.Buffer(1 / (255 * std), persistent=False)
+        self.shift: Tensor = nn.Buffer(-mean / std, persistent=False)
         self._sha256: str | None = None
         check_choice("engine", engine, EngineChoice)
         self._engine = engine
         self._runtime: Runtime | None = None
         self.takes_images = not isinstance(network, NoNetwork)
-        self.sample = "sample"
-        if self.takes_images:
-            self.sample = "image"
+        self.sample = "image" if self.takes_images else "sample"
         # A list, as a module would be a second child, whose weights the state would hold twice.
         self.learnable_patches = [
             part for part in network.modules() if isinstance(part, Patches)

@@ -178,11 +178,11 @@ _export_lock = threading.Lock()
 class _Normalised(nn.Module):
     """The module that is exported: images (n, h, w, 3) uint8 → embeddings (n, d) float32."""
 
-    def __init__(self, network: nn.Module, scale: Tensor, shift: Tensor):
+    def __init__(self, backbone: Any):
         super().__init__()
-        self.network = network
-        self.scale = scale
-        self.shift = shift
+        self.network = backbone.network
+        self.scale = backbone.scale
+        self.shift = backbone.shift
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed images."""
@@ -225,7 +225,7 @@ def exported(backbone: Any) -> bytes:
     example = torch.zeros(2, side, side, 3, dtype=torch.uint8)
     any_size = torch.export.Dim.AUTO
     dynamic_shapes = ({0: torch.export.Dim.DYNAMIC, 1: any_size, 2: any_size},)
-    module = _Normalised(backbone.network, backbone.scale, backbone.shift)
+    module = _Normalised(backbone)
     failed = f"{backbone.name} cannot be exported"
     # The exporter has an error class for every unknown operation.
     with explained(NoGraph, failed), exclusive_export():

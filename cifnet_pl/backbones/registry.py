@@ -43,7 +43,7 @@ from cifnet_pl.backbones.structures import (
     structured,
     with_late_layers,
 )
-from cifnet_pl.backbones.weight_files import fill, read_tensors
+from cifnet_pl.backbones.weight_files import match_names, read_tensors
 from cifnet_pl.utilities import plugins
 from cifnet_pl.utilities.errors import (
     CheckpointError,
@@ -104,20 +104,18 @@ def build_backbone(
     return Backbone(name, network, features, preprocessing, architecture, engine)
 
 
-def split_views(name: str) -> tuple[str, list[str]]:
+def split_views(name: str) -> tuple[str, set[str]]:
     """Split the name of a backbone into the name without views, and its views.
 
-    The views are in the order of ``VIEWS``; one that is named twice is one.
-
     Example:
-        >>> split_views("file:a+b.pth+mirror+layers")
-        ('file:a+b.pth', ['layers', 'mirror'])
+        >>> split_views("file:a+b.pth+mirror+mirror")
+        ('file:a+b.pth', {'mirror'})
     """
     parts = name.split("+")
-    found = set()
+    views = set()
     while len(parts) > 1 and parts[-1] in VIEWS:
-        found.add(parts.pop())
-    return "+".join(parts), [view for view in VIEWS if view in found]
+        views.add(parts.pop())
+    return "+".join(parts), views
 
 
 def backbone_imports(name: str, architecture: str | None = None) -> list[str]:
@@ -331,7 +329,7 @@ def timm_model(rest: str, architecture: str | None, download: bool) -> BuiltNetw
         network = timm.create_model(
             rest, pretrained=True, pretrained_cfg_overlay={"state_dict": state}
         )
-    return _without_classifier(network)
+    return _without_classifier(timm, network)
 
 
 def _import_timm(name: str) -> Any:
@@ -343,13 +341,10 @@ def _import_timm(name: str) -> Any:
     return timm
 
 
-def _without_classifier(network: Any) -> BuiltNetwork:
-    """Cut the classifier off a network of timm."""
-    import timm
-
+def _without_classifier(timm: Any, network: Any) -> BuiltNetwork:
+    """Cut the classifier off a network of timm, the module that has built it."""
     network.reset_classifier(0)
-    timm_data = cast(Any, timm.data)
-    config = timm_data.resolve_model_data_config(network)
+    config = timm.data.resolve_model_data_config(network)
     preprocessing = Preprocessing(
         config["input_size"][-1],
         config["crop_pct"],
@@ -394,8 +389,10 @@ def weight_file(rest: str, architecture: str | None, download: bool) -> BuiltNet
             "backbone file:… needs an architecture, e.g. --model.architecture resnet18"
         )
     built = random_weights(architecture, None, download)
-    tensors = read_tensors(Path(rest))
-    fill(built.network, tensors, rest)
+    stored = read_tensors(Path(rest))
+    tensors = match_names(stored, built.network.state_dict())
+    with explained(CheckpointError, f"{rest} does not fill the network", RuntimeError):
+        built.network.load_state_dict(tensors)
     return built
 
 
@@ -427,7 +424,7 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> Built
     if rest.startswith("timm:"):
         name = rest.removeprefix("timm:")
         timm = _import_timm(name)
-        return _without_classifier(timm.create_model(name, pretrained=False))
+        return _without_classifier(timm, timm.create_model(name, pretrained=False))
     if rest in CIFAR_ARCHITECTURES:
         build, features = CIFAR_ARCHITECTURES[rest]
         return BuiltNetwork(build(), features, CIFAR100)

@@ -145,10 +145,6 @@ def check_writable(service: AskedService) -> None:
         )
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Error},
-    "5XX": {"model": Error},
-}
 SentFiles = Annotated[list[UploadFile], File(description="one image or many")]
 Text = Annotated[str, Field(max_length=1000)]
 """A text whose length is checked, so that one with half a character, which no file can store, is
@@ -178,8 +174,8 @@ Anyway = Annotated[
     ),
 ]
 
-routes = APIRouter(responses=ERRORS)
-writes = APIRouter(responses=ERRORS, dependencies=[Depends(check_writable)])
+routes = APIRouter()
+writes = APIRouter(dependencies=[Depends(check_writable)])
 
 # ---------------------------------------------------------------------- classify and inspect
 
@@ -595,6 +591,7 @@ def make_app(service: Service, access: Access) -> Gate:
         description="A learned model: classify, learn, inspect, change.",
         docs_url=None,
         redoc_url=None,
+        responses={"4XX": {"model": Error}, "5XX": {"model": Error}},
         lifespan=lifespan,
     )
     app.state.service = service

@@ -34,7 +34,12 @@ from cifnet_pl.serving.gate import (
     uploads,
 )
 from cifnet_pl.serving.messages import DAMAGED, SHOWN_NAMES, RequestError
-from cifnet_pl.serving.workspace import WaitingImage, Workspace, names_of_hashes
+from cifnet_pl.serving.workspace import (
+    FilesOfClasses,
+    WaitingImage,
+    Workspace,
+    names_of_hashes,
+)
 from cifnet_pl.utilities.text import number_of, printable
 
 LOGGER = logging.getLogger("cifnet_pl.serving")
@@ -117,14 +122,14 @@ class ImagesToLearn(NamedTuple):
     """Images that wait and are to be learned.
 
     Attributes:
-        classes: class name → names of files.
+        classes: by their names.
         selected: content hashes of those that someone chose while others wait. These are the least
             probable ones, so an accuracy of them says little of new images. None where only folders
             named them; none at all where nothing else waits.
         left_out: images that cannot be learned.
     """
 
-    classes: dict[str, list[str]]
+    classes: FilesOfClasses
     selected: list[int] | None
     left_out: list[LeftOut]
 
@@ -175,9 +180,9 @@ class Inbox:
 
     def _update(self) -> None:
         """Embed what is not known yet, and drop what is no longer needed."""
-        self._embed([image.file for image in self.workspace.waiting()])
-        waiting = {image.file for image in self.workspace.waiting()}  # by now
-        needed = waiting.union(*self.workspace.kept_images().values())
+        self._embed(self.workspace.waiting())
+        waiting = self.workspace.waiting()  # by now
+        needed = set(waiting).union(*self.workspace.kept_images().values())
         for name in self.known.keys() - needed:
             self.known.pop(name, None)
 
@@ -198,7 +203,7 @@ class Inbox:
             return [], torch.zeros(0, 0)
         return list(present), torch.stack(list(present.values()))
 
-    def _embed(self, names: Sequence[str]) -> None:
+    def _embed(self, names: Iterable[str]) -> None:
         """Embed images that are not known yet, a few together; unreadable ones stay unknown."""
         new = [name for name in names if name not in self.known]
         for start in range(0, len(new), LARGEST_BATCH):
@@ -235,7 +240,7 @@ class Inbox:
         model = self.answering.served.model
         images = uploads(files, model.image_size, model.crop_ratio)
         learned = names_of_hashes(model)
-        waiting = {image.file for image in self.workspace.waiting()}
+        waiting = set(self.workspace.waiting())
         while part := list(islice(images, LARGEST_BATCH)):
             received = list[Upload]()
             for image in part:
@@ -274,9 +279,9 @@ class Inbox:
         """
         served = self.answering.served
         waiting = self.workspace.waiting()
-        predicted = self._predictions([image.file for image in waiting])
-        seen = [image for image in waiting if image.file in predicted]
-        rest = [image for image in waiting if image.file not in predicted]
+        predicted = self._predictions(waiting)
+        seen = [image for file, image in waiting.items() if file in predicted]
+        rest = [image for file, image in waiting.items() if file not in predicted]
         if rest:
             self.request_update()
         seen.sort(key=lambda image: _sureness(predicted[image.file]), reverse=surest)
@@ -286,9 +291,9 @@ class Inbox:
         shown = images[first : first + count]
         in_folders = 0
         names = {}
-        for image in waiting:
+        for file, image in waiting.items():
             if image.name is not None:
-                names[image.file] = image.name
+                names[file] = image.name
             elif image.folder is not None:
                 in_folders += 1
         return InboxView(
@@ -296,22 +301,22 @@ class Inbox:
             waiting=len(waiting),
             seen=len(seen),
             in_folders=in_folders,
-            newest=max((image.number for image in waiting), default=0),
+            newest=max((image.number for image in waiting.values()), default=0),
             names=names,
             images=[_shown(image, predicted.get(image.file)) for image in shown],
         )
 
-    def _predictions(self, names: Sequence[str]) -> dict[str, ScoredImage]:
+    def _predictions(self, names: Iterable[str]) -> dict[str, ScoredImage]:
         """Return the results of the served version; those of the named images are there, once they
         are embedded.
         """
         served = self.answering.served
-        before = served.predicted
-        new = [name for name in names if name in self.known and name not in before]
+        predicted = served.predicted
+        new = [name for name in names if name in self.known and name not in predicted]
         if new:
             z = torch.stack([self.known[name] for name in new])
-            served.predicted.update(zip(new, served.scored(z), strict=True))
-        return served.predicted
+            predicted.update(zip(new, served.scored(z), strict=True))
+        return predicted
 
     def group(self, images: Sequence[str]) -> list[UploadGroup]:
         """Group images by similarity; suggest the class that is predicted for most of a group."""
@@ -345,7 +350,7 @@ class Inbox:
             RequestError: none is left; or, unless it is learned ``anyway``, a class whose name is
                 nearly that of another one, or an image that was learned as another class.
         """
-        waiting = {image.file: image for image in self.workspace.waiting()}
+        waiting = self.workspace.waiting()
         chosen = [file for file in waiting if file in names]
         if not chosen:
             raise RequestError(
@@ -358,7 +363,7 @@ class Inbox:
         stored = checked_names(given, model.class_names, anyway)
         hash_of = self.workspace.unchanged(chosen)
         learned = names_of_hashes(model)
-        classes: dict[str, list[str]] = {}
+        classes: FilesOfClasses = {}
         selected = []
         left_out = []
         for file in chosen:

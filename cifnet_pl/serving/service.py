@@ -29,9 +29,13 @@ from cifnet_pl.model.learn import learn
 from cifnet_pl.serving.answering import LARGEST_BATCH, Answering, ServiceOptions
 from cifnet_pl.serving.gate import ApiObject, checked_names
 from cifnet_pl.serving.inbox import Inbox, LeftOut
-from cifnet_pl.serving.inspection import AccuracyEstimate, accuracy_of_classes
+from cifnet_pl.serving.inspection import (
+    AccuracyEstimate,
+    Bounds,
+    accuracy_of_classes,
+)
 from cifnet_pl.serving.messages import SHOWN_NAMES, RequestError, refusal_of
-from cifnet_pl.serving.workspace import Change, Workspace
+from cifnet_pl.serving.workspace import Change, FilesOfClasses, Workspace
 from cifnet_pl.utilities.errors import CifnetError, UsageError
 from cifnet_pl.utilities.text import listed, number_of, printable
 
@@ -67,7 +71,7 @@ class UpdateResult(ApiObject):
     old_accuracy_before: float | None
     """Leave-one-group-out accuracy of the earlier classes in percent, before the update."""
     old_accuracy_after: float | None
-    old_accuracy_interval: tuple[float, float] | None
+    old_accuracy_interval: Bounds | None
     """Percentages between which the latter lies with a probability of 95 %."""
     next_step: str
     """Most useful next step, in one sentence."""
@@ -265,8 +269,8 @@ class Service:
             self._store(model, images.classes, result)
         return result
 
-    def _images(self, classes: Mapping[str, Sequence[str]]) -> LabelledImages:
-        """Return images of the workspace with their embeddings: class name → names of files."""
+    def _images(self, classes: FilesOfClasses) -> LabelledImages:
+        """Return images of the workspace with their embeddings."""
         label_of = {
             file: label
             for label, files in enumerate(classes.values())
@@ -288,7 +292,7 @@ class Service:
         return LabelledImages(list(classes), images)
 
     def _store(
-        self, model: Classifier, classes: dict[str, list[str]], result: UpdateResult
+        self, model: Classifier, classes: FilesOfClasses, result: UpdateResult
     ) -> None:
         """Store a model that learned; the images that it learned go unless they are kept."""
         count = sum(result.learned.values())

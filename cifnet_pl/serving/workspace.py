@@ -98,6 +98,10 @@ COUNT_ANSWERS = (
 )
 
 
+FilesOfClasses = dict[str, list[str]]
+"""Class name → names of the files of its images."""
+
+
 class Change(ApiObject):
     """The difference between a version and the one that it was made from."""
 
@@ -107,22 +111,12 @@ class Change(ApiObject):
     """One sentence."""
     scores: dict[str, float] = Field(default={})
     """Percentages; new_images is how many images new_accuracy is a share of."""
-    learned: dict[str, list[str]] = Field(default={}, exclude=True)
-    """Class name → file names of its kept images."""
+    learned: FilesOfClasses = Field(default={}, exclude=True)
+    """Kept images."""
     forgotten: str | None = Field(default=None, exclude=True)
     """Class that was removed; some of its images may be learned anew."""
     renamed: tuple[str, str] | None = Field(default=None, exclude=True)
     """Old and new name of a class."""
-
-    @property
-    def new_names(self) -> dict[str, str | None]:
-        """Class that is gone → the class of its images since then; None for none."""
-        if self.renamed is not None:
-            old, new = self.renamed
-            return {old: new}
-        if self.forgotten is None or self.action == "move":
-            return {}
-        return {self.forgotten: next(iter(self.learned), None)}
 
     @property
     def learned_files(self) -> set[str]:
@@ -358,14 +352,14 @@ class Workspace:
 
     def _begin(self, model: Classifier, images: Path | None) -> None:
         """Store version 1, with the images of a folder that the model has learned."""
-        learned: dict[str, list[str]] = {}
+        learned: FilesOfClasses = {}
         if images is not None:
             self.images_folder.mkdir(exist_ok=True)
             learned = self._link_learned(model, images)
         message = f"began with {number_of(len(model.class_names), 'class')}"
         self.commit(model, Change(action="open", message=message, learned=learned))
 
-    def _link_learned(self, model: Classifier, folder: Path) -> dict[str, list[str]]:
+    def _link_learned(self, model: Classifier, folder: Path) -> FilesOfClasses:
         """Keep the images of a folder that a model has learned, found by their content."""
         names_of = names_of_hashes(model)
         learned: dict[str, set[str]] = {}
@@ -535,8 +529,13 @@ class Workspace:
                 old, new = version.renamed
                 steps.append((new, old))
         for version in after.values():
-            if version.number not in before:
-                steps += version.new_names.items()
+            if version.number in before:
+                continue
+            if version.renamed is not None:
+                steps.append(version.renamed)
+            elif version.forgotten is not None and version.action != "move":
+                joined = next(iter(version.learned), None)
+                steps.append((version.forgotten, joined))
         return steps
 
     def _drop(self, numbers: Iterable[int]) -> None:
@@ -585,7 +584,7 @@ class Workspace:
             raise RequestError(404, "there is no such photo in the workspace")
         return path
 
-    def kept_images(self) -> dict[str, list[str]]:
+    def kept_images(self) -> FilesOfClasses:
         """Return the file names of the kept images of each class of the current version."""
         learned: dict[str, dict[str, None]] = {}  # sets in order
         for version in self._ancestry(self.current).values():
@@ -613,14 +612,14 @@ class Workspace:
                     hashes[file] = content_hash(content)
         return hashes
 
-    def waiting(self) -> list[WaitingImage]:
-        """Return the images that wait to be labelled, in the order they came."""
+    def waiting(self) -> dict[str, WaitingImage]:
+        """Return the images that wait to be labelled by their files, in the order they came."""
         open_files = self._file_names().difference(*self.kept_images().values())
         learned_by = {}
         for number, version in self._ancestry(self.current).items():
             learned_by.update(dict.fromkeys(version.learned_files, number))
         renamed_since = cache(self._renamed_since)
-        images = []
+        images = {}
         for number, file, name, named, since, paths in self._rows(WAITING_ROWS):
             if file in open_files and learned_by.get(file, 0) <= since:
                 sent = (paths or file).splitlines()
@@ -630,7 +629,7 @@ class Workspace:
                     for old, new in renamed_since(named):
                         if name == old:
                             name = new
-                images.append(WaitingImage(number, file, sent[0], folders, name))
+                images[file] = WaitingImage(number, file, sent[0], folders, name)
         return images
 
     def receive(
@@ -758,7 +757,7 @@ class Workspace:
 
     def _deletable(self, every: bool) -> set[str]:
         """Return the files that a purge deletes."""
-        files = self._file_names() - {image.file for image in self.waiting()}
+        files = self._file_names() - self.waiting().keys()
         if not every:
             files = files.difference(*self.kept_images().values())
         return files

@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 
 from cifnet_pl.backbones import Backbone, Preprocessing, engines
-from cifnet_pl.backbones.engines import (
-    NoGraph,
-    checked_runtime,
-    exported,
-    graph_file,
-)
+from cifnet_pl.backbones.engines import NoGraph, checked_runtime, exported, graph_file
 from tests.backbones.test_engines import Small, assert_agree, images
 
 
@@ -112,7 +107,6 @@ def test_a_thread_embeds_by_torch_while_another_exports():
     backbone = small()
     done = Event()
     expected = backbone.embed(images())
-
     agree: list[bool] = []
 
     def embed() -> None:

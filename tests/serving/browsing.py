@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.services import PATIENCE, ThreadServer
+from tests.serving.services import PATIENCE, ThreadServer, image
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed"
@@ -28,11 +28,8 @@ WIDTHS = {
     "desktop": {"width": 1280, "height": 900},
     "phone": {"width": 375, "height": 800},
 }
-ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost",
-]
+ARGS = ["--no-sandbox", "--disable-gpu"]
+ARGS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost"]
 ARGS += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
 DROP = """([place, files]) => {
   const data = new DataTransfer();
@@ -82,11 +79,15 @@ def page_of(
     context.close()
 
 
+def squares(*names: str) -> dict[str, bytes]:
+    """Files with an image of each colour."""
+    return {f"{name}.png": image(name, 70, 120) for name in names}
+
+
 def drop(page, place: str, files: dict[str, bytes]) -> None:
     """Drop files on an element, given by its selector."""
-    page.evaluate(
-        DROP, [place, [[name, list(content)] for name, content in files.items()]]
-    )
+    dropped = [[name, list(content)] for name, content in files.items()]
+    page.evaluate(DROP, [place, dropped])
 
 
 def until(page, condition: str, wanted: object = True) -> None:

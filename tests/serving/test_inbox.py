@@ -30,12 +30,12 @@ def sent(http, files):
 
 def waiting(http):
     """The images that wait, once all of them are answered."""
-    return becomes(
-        lambda: (
-            (now := http.get("/inbox?count=1000").json())["seen"] == now["waiting"]
-            and now
-        )
-    )
+
+    def look():
+        now = http.get("/inbox?count=1000").json()
+        return now["seen"] == now["waiting"] and now
+
+    return becomes(look)
 
 
 def learned(http, names, **options):
@@ -94,12 +94,12 @@ def test_the_most_uncertain_come_first_and_each_version_answers_anew(http):
 def test_what_is_taken_away_comes_back_or_goes(tmp_path, monkeypatch):
     with client(tmp_path / "w") as http:
         first, second = sent(http, images("blue", 2))["images"]
-        left = http.post("/inbox/remove", json={"images": [first, second]}).json()
-        assert left == {"waiting": 0}
-        left = http.post("/inbox/remove?back=true", json={"images": [second]}).json()
-        assert left == {"waiting": 1}
-        left = http.post("/inbox/names", json={"names": {second: "navy"}}).json()
-        assert left == {"waiting": 1}
+        for path, content, left in (
+            ("/inbox/remove", {"images": [first, second]}, 0),
+            ("/inbox/remove?back=true", {"images": [second]}, 1),
+            ("/inbox/names", {"names": {second: "navy"}}, 1),
+        ):
+            assert http.post(path, json=content).json() == {"waiting": left}
         (one,) = http.get("/inbox").json()["images"]
         assert (one["image"], one["name"]) == (second, "navy")
         assert tree(tmp_path / "w" / "images") == {first, second}
@@ -156,9 +156,8 @@ def test_an_image_that_is_learned_again_while_it_waits(tmp_path):
         assert refused.status_code == 409
         assert "was learned as 'red' before" in refused.json()["error"]
         again = learned(http, dict.fromkeys(names, "red"))
-        assert again.status_code == 422
-        said = again.json()["error"]
-        assert said == "3 photos sent, but all were learned before"
+        said = (again.status_code, again.json()["error"])
+        assert said == (422, "3 photos sent, but all were learned before")
         pink = learned(http, names, params={"anyway": "true"}).json()
         assert pink["learned"] == {"pink": 3}
         assert http.get("/inbox").json()["waiting"] == 0
@@ -214,7 +213,7 @@ def test_eight_people_decide_at_once(http):
     assert counts(http)["blue"] == 16
 
 
-def test_images_chosen_among_others_do_not_say_how_the_others_do(tmp_path):
+def test_images_chosen_among_others_do_not_say_how_the_others_do(http, tmp_path):
     """Those that were sent in a folder of their class do; and all of them, once nothing waits."""
 
     def chosen(names, **options):
@@ -222,15 +221,14 @@ def test_images_chosen_among_others_do_not_say_how_the_others_do(tmp_path):
         bundle = tmp_path / "w" / "versions" / f"{version:06}"
         return len(cifnet_pl.load(bundle, "cpu").calibration.chosen)
 
-    with client(tmp_path / "w") as http:
-        packed = zipped({f"yellow/{i}.png": image("yellow", i) for i in range(3)})
-        own = sent(http, [("files", ("a.zip", packed))])["images"]
-        others = sent(http, images("blue", 4))["images"]
-        assert chosen({others[0]: "blue", own[0]: "yellow"}) == 1
-        anyway = {"anyway": True}
-        assert chosen({others[1]: "blue", own[1]: "blue"}, params=anyway) == 3
-        last = {others[2]: "blue", others[3]: "blue", own[2]: "yellow"}
-        assert chosen(last) == 0
+    packed = zipped({f"yellow/{i}.png": image("yellow", i) for i in range(3)})
+    own = sent(http, [("files", ("a.zip", packed))])["images"]
+    others = sent(http, images("blue", 4))["images"]
+    assert chosen({others[0]: "blue", own[0]: "yellow"}) == 1
+    anyway = {"anyway": True}
+    assert chosen({others[1]: "blue", own[1]: "blue"}, params=anyway) == 3
+    last = {others[2]: "blue", others[3]: "blue", own[2]: "yellow"}
+    assert chosen(last) == 0
 
 
 def test_typed_names_are_kept_until_they_are_learned_or_taken_back(tmp_path):
@@ -298,22 +296,17 @@ def test_folders_are_names_unless_they_are_several_or_a_split(http):
     found = waiting(http)
     folders = {one["file"]: one["folders"] for one in found["images"]}
     several = ["sea", "sky"]
-    assert folders == dict(
-        zip(paths[:1] + paths[2:], (several, [], ["sea"]), strict=True)
-    )
+    assert folders == {paths[0]: several, paths[2]: [], paths[3]: ["sea"]}
     assert found["in_folders"] == 1
 
 
 def test_a_learned_image_in_the_folder_of_another_class_is_told(http):
     teach(http, images("blue", 3), "green")
-    packed = [("files", ("red/0.png", image("blue", 100)))]
-    answer = sent(http, packed)
-    (one,) = answer["known"]
+    (one,) = sent(http, [("files", ("red/0.png", image("blue", 100)))])["known"]
     assert (one["name"], one["folder"]) == ("green", "red")
-    moved = http.post(
-        "/move", json={"name": "green", "into": "red", "images": [one["image"]]}
-    )
-    assert moved.status_code == 409  # not all of green's images are kept
+    moved = {"name": "green", "into": "red", "images": [one["image"]]}
+    # Not all of green's images are kept.
+    assert http.post("/move", json=moved).status_code == 409
 
 
 def test_new_images_come_first(http):

@@ -18,6 +18,7 @@ from tests.serving.browsing import (
     drop,
     keep_texts,
     page_of,
+    squares,
     sync_api,
     until,
 )
@@ -51,20 +52,16 @@ def test_drop_name_learn_undo(browser, server):
     it.
     """
     with page_of(browser, server, "phone") as page:
-        files = {
-            f"{name}.png": image(name, 70, 120) for name in ("red", "green", "blue")
-        }
+        files = squares("red", "green", "blue")
         drop(page, "#drop", {**files, "<b>broken</b>.png": b"no"})
         cards = page.locator("#cards .card")
         message = page.locator("#message-text")
         expect(cards).to_have_count(3)
-        expect(message).to_contain_text(
-            "3 new photos, 1 left out (<b>broken</b>.png: no image of a known"
-        )
+        said = "3 new photos, 1 left out (<b>broken</b>.png: no image of a known"
+        expect(message).to_contain_text(said)
         expect(cards.nth(0)).to_contain_text("This looks unlike what I learned.")
-        expect(cards.filter(has_text="red.png").locator(".verdict")).to_have_text(
-            "red 99 %"
-        )
+        red = cards.filter(has_text="red.png")
+        expect(red.locator(".verdict")).to_have_text("red 99 %")
         check_looks(page, "ask")
 
         packed = zipped({f"yellow/{i}.png": image("yellow", i, 60) for i in range(8)})
@@ -92,9 +89,8 @@ def test_drop_name_learn_undo(browser, server):
         expect(page.locator("#class-table .thumbs img")).to_have_count(4)
         expect(page.locator("#class-table tr").nth(1)).to_contain_text("not estimated")
         page.get_by_role("button", name="Audit").click()
-        expect(page.locator("#audited")).to_contain_text(
-            "near-copies of one alone are kept:"
-        )
+        said = "near-copies of one alone are kept:"
+        expect(page.locator("#audited")).to_contain_text(said)
         check_looks(page, "classes")
 
         page.locator("#undo").click()
@@ -116,9 +112,8 @@ def test_drop_name_learn_undo(browser, server):
         page.get_by_role("tab", name="Versions").click()
         expect(page.locator("#version-table tr")).to_have_count(5)
         expect(page.locator("#version-table img")).to_have_count(0)
-        expect(page.locator("#version-table tr").nth(3)).to_contain_text(
-            "too few to say"
-        )  # of eight photos and one
+        of_nine = page.locator("#version-table tr").nth(3)
+        expect(of_nine).to_contain_text("too few to say")
         check_looks(page, "versions")
         page.get_by_role("button", name="Delete photos of forgotten classes").click()
         expect(sure).to_contain_text("Delete 1 photo and 3 other versions for good?")
@@ -181,9 +176,8 @@ def test_a_change_is_told_once_it_is_shown(browser, server):
         page.route("**/classes", lambda route: route.abort())
         page.locator("#class-new").fill("vert")
         page.get_by_role("button", name="Rename").click()
-        expect(message).to_contain_text(
-            "is served. The page could not be refreshed: The service does not answer."
-        )
+        said = "The page could not be refreshed: The service does not answer."
+        expect(message).to_contain_text(f"is served. {said}")
 
 
 def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
@@ -211,11 +205,7 @@ def test_by_keyboard_in_the_dark(browser, server, monkeypatch):
         expect(page.locator("th:empty")).to_have_count(0)
         page.evaluate("location.hash = '#photos'")
         expect(page.locator("#photos")).to_be_visible()
-        drop(
-            page,
-            "#drop",
-            {f"{n}.png": image(n, 70, 120) for n in ("red", "green", "blue")},
-        )
+        drop(page, "#drop", squares("red", "green", "blue"))
         cards = page.locator("#cards .card")
         expect(cards.locator(".verdict").filter(has_text="%")).to_have_count(2)
         expect(page.locator("#sending")).to_be_hidden()  # all three are looked at
@@ -325,14 +315,9 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
         sure = page.locator("#sure")
         message = page.locator("#message-text")
         cards = page.locator("#cards .card")
-        double = image("pear", 2)
-        fruit = {
-            "RED/1.png": image("red", 70),
-            "Green /1.png": image("green", 71),
-            "pear/1.png": image("pear", 1),
-            "x/2.png": double,
-            "y/2.png": double,
-        }
+        fruit = {"RED/1.png": image("red", 70), "Green /1.png": image("green", 71)}
+        fruit["pear/1.png"] = image("pear", 1)
+        fruit["x/2.png"] = fruit["y/2.png"] = image("pear", 2)
         drop(page, "#drop", fruit)
         expect(cards).to_have_count(4)
         page.get_by_role("button", name="Name 3 by their folders").click()
@@ -442,11 +427,10 @@ def test_what_is_promised(browser, server):
             "Hardly ever answered: green. Photos taken together count as one. What helps most on"
             " another day: photos of that day or place, five of each class."
         )
-        said = {
-            "few": "too few photos to say",
-            "one_group": "photos of one day only: cannot be told",
-        }
-        for kind, words in said.items():
+        for kind, words in (
+            ("few", "too few photos to say"),
+            ("one_group", "photos of one day only: cannot be told"),
+        ):
             unknown = {**found, "new_group_accuracy": None, "kind": kind}
             page.route("**/summary", promise(unknown))
             page.get_by_role("tab", name="Classes").click()
@@ -472,9 +456,11 @@ def test_strange_names_fit_on_every_screen(browser, server):
     served = server.service
     for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
         served.submit("rename", served.rename, old, new).end.result()
-    files = {}
-    for number, colour in enumerate(("red", "blue")):
-        files[f"{'long ' * 40}{number}.png"] = image(colour, 70, 60)
+    long = "long " * 40
+    files = {
+        f"{long}0.png": image("red", 70, 60),
+        f"{long}1.png": image("blue", 70, 60),
+    }
     with page_of(browser, server, "phone", "dark") as page:
         drop(page, "#drop", files)
         verdicts = page.locator("#cards .verdict")
@@ -490,7 +476,7 @@ def test_strange_names_fit_on_every_screen(browser, server):
 def test_read_only_answers_and_shows_nothing_that_changes_the_model(browser, tmp_path):
     """Nor does the till count or keep anything."""
     changes = {"Undo", "Redo", "Change", "Go to", "Group by likeness", "Learn", "Name"}
-    photos = {"a.png": image("red", 70, 120), "c.png": b"no"}
+    photos = {**squares("red"), "c.png": b"no"}
     with ThreadServer(tmp_path / "w", options=ServiceOptions(read_only=True)) as server:
         with page_of(browser, server) as page:
             expect(page.locator("#state")).to_contain_text("read-only")

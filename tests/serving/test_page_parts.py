@@ -104,10 +104,8 @@ def test_the_camera_answers_live_and_takes_images_in_a_row(browser, server):
         page.keyboard.press("Escape")
         page.evaluate(NO_CAMERA)
         page.get_by_role("button", name="Camera", exact=True).click()
-        said = page.locator("#message-text")
-        expect(said).to_have_text(
-            "The camera cannot be used: gone. Choose a photo instead."
-        )
+        said = "The camera cannot be used: gone. Choose a photo instead."
+        expect(page.locator("#message-text")).to_have_text(said)
 
 
 LISTS = re.compile(r"/inbox\?count=[1-9]")
@@ -153,9 +151,9 @@ def test_many_images_are_named_by_a_range_and_listed(browser, server):
     every image.
     """
     names = ["red"] * 8 + ["green"] * 8 + ["blue"] * 4
-    files = {
-        f"{i:02} {name}.png": image(name, 70 + i, 60) for i, name in enumerate(names)
-    }
+    files = {}
+    for i, name in enumerate(names):
+        files[f"{i:02} {name}.png"] = image(name, 70 + i, 60)
     with page_of(browser, server) as page:
         drop(page, "#drop", {**files, "=1+1.png": image("red", 300, 60)})
         cards = page.locator("#cards .card")

@@ -33,9 +33,8 @@ def of_zip(content):
 def test_images_of_a_zip_file_with_their_folders():
     good = image("red", 0)
     hidden = {"__MACOSX/a/1.png": b"x", "a/.hidden.png": b"x"}
-    result = of_zip(
-        zipped({"all/a/1.png": good, "b\\2.png": good, **hidden, "top.png": good})
-    )
+    files = {"all/a/1.png": good, "b\\2.png": good, **hidden, "top.png": good}
+    result = of_zip(zipped(files))
     assert result == [("all/a/1.png", good), ("b/2.png", good), ("top.png", good)]
 
 
