@@ -240,7 +240,7 @@ def torchvision_weights(
         CifnetError: the weights are not on this machine, and may not be fetched.
         CheckpointError: they cannot be fetched, or the file does not hold them.
     """
-    from torchvision.models import get_model_builder
+    from torchvision.models import get_model
 
     weights = _torchvision_weights(rest)
     transform = weights.transforms()
@@ -254,11 +254,10 @@ def torchvision_weights(
             f"the weights {rest} are not on this machine (looked for {file}): put the file there, "
             "or allow the download with --model.download true (Python: download=True)"
         )
-    class_name = type(weights).__name__
-    build = get_model_builder(class_name.removesuffix("_Weights").lower())
+    model = type(weights).__name__.removesuffix("_Weights").lower()
     failed = f"cannot load the weights {rest} ({file}, from {weights.url})"
     with explained(CheckpointError, failed, OSError, RuntimeError):
-        network, features = headless(build(weights=weights))
+        network, features = headless(get_model(model, weights=weights))
     image_size = transform.crop_size[0]
     crop_ratio = image_size / transform.resize_size[0]
     mean = tuple(transform.mean)
@@ -417,7 +416,7 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> Built
     Raises:
         UsageError: the architecture is unknown.
     """
-    from torchvision.models import get_model_builder, list_models
+    from torchvision.models import get_model, list_models
 
     if rest.startswith("import:"):
         return imported(rest.removeprefix("import:"), None, download)
@@ -431,8 +430,7 @@ def random_weights(rest: str, architecture: str | None, download: bool) -> Built
     if rest not in list_models():
         known = [*CIFAR_ARCHITECTURES, *list_models()]
         raise unknown_name("architecture", rest, known)
-    build = get_model_builder(rest)
-    network, features = headless(build(weights=None))
+    network, features = headless(get_model(rest, weights=None))
     return BuiltNetwork(network, features, Preprocessing(224, 0.875))
 
 

@@ -362,18 +362,20 @@ class Inbox:
         given = [names[file] for file in chosen]
         stored = checked_names(given, model.class_names, anyway)
         hash_of = self.workspace.unchanged(chosen)
+        left_out = [
+            LeftOut(file=printable(waiting[file].path), reason=DAMAGED)
+            for file in chosen
+            if file not in hash_of
+        ]
+        if not hash_of:
+            raise RequestError(409, f"{left_out[0].file}: {DAMAGED}")
         learned = names_of_hashes(model)
         classes: FilesOfClasses = {}
         selected = []
-        left_out = []
-        for file in chosen:
+        for file, content in hash_of.items():
             image = waiting[file]
-            if file not in hash_of:
-                shown = printable(image.path)
-                left_out.append(LeftOut(file=shown, reason=DAMAGED))
-                continue
             name = stored[names[file]]
-            names_before = learned.get(hash_of[file], set())
+            names_before = learned.get(content, set())
             others = names_before - {name}
             if others and not anyway:
                 raise RequestError(
@@ -385,9 +387,7 @@ class Inbox:
             if name not in names_before:
                 classes.setdefault(name, []).append(file)
                 if bare(name) not in map(bare, image.folders):
-                    selected.append(hash_of[file])
-        if not hash_of:
-            raise RequestError(409, f"{left_out[0].file}: {DAMAGED}")
+                    selected.append(content)
         if not classes:
             photos = number_of(len(hash_of), "photo")
             raise RequestError(422, f"{photos} sent, but all were learned before")

@@ -237,10 +237,7 @@ class Workspace:
         self.incoming = folder / "incoming"
         self.keep_versions = keep_versions
         self.trust = trust
-        if model.class_names:
-            self._empty = None
-        else:
-            self._empty = model.clone()
+        self._empty = None if model.class_names else model.clone()
         self._backbone = model.backbone
         self._lock = RLock()
         with ExitStack() as stack:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import date
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -28,13 +29,8 @@ expect = sync_api.expect
 @pytest.fixture
 def one_day(monkeypatch):
     """The service never passes midnight."""
-
-    class OneDay(date):
-        @classmethod
-        def today(cls):
-            return cls(2026, 3, 1)
-
-    monkeypatch.setattr(workspaces, "date", OneDay)
+    one_day = Mock(today=lambda: date(2026, 3, 1))
+    monkeypatch.setattr(workspaces, "date", one_day)
 
 
 @pytest.mark.system
