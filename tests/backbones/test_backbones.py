@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import safetensors.torch
@@ -19,15 +20,10 @@ from cifnet_pl.backbones.cifar_resnets import resnet32
 from cifnet_pl.backbones.registry import headless
 from cifnet_pl.backbones.structures import with_late_layers
 from cifnet_pl.utilities.errors import CheckpointError, CifnetError, UsageError
+from tests.backbones.test_engines import images
 from tests.models import Payload
 
 LITE0 = "embedded:efficientnet_lite0"
-
-
-def images(count: int, side: int = 32) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    shape = (count, 3, side, side)
-    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +39,14 @@ def resnet_state() -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def no_network(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Fails every attempt to open a connection or look a name up, and counts them."""
-    attempts: list[object] = []
-
-    def refuse(*args: object, **kwargs: object) -> None:
-        attempts.append(args)
-        raise OSError("no network in this test")
-
+    refuse = Mock(side_effect=OSError("no network in this test"))
     for name in ("connect", "connect_ex", "sendto"):
         monkeypatch.setattr(socket.socket, name, refuse)
     for name in ("create_connection", "getaddrinfo", "gethostbyname"):
         monkeypatch.setattr(socket, name, refuse)
-    return attempts
+    return refuse
 
 
 # ---------------------------------------------------------------------- every backbone
@@ -123,7 +114,7 @@ def test_unknown_names(name: str, architecture: str | None, fragment: str) -> No
     assert "\n" not in str(caught.value)
 
 
-# ---------------------------------------------------------------------- torchvision
+# ---------------------------------------------------------------------- published weights
 
 
 @pytest.fixture
@@ -139,7 +130,7 @@ SHUFFLENET = "torchvision:ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1"
 SHUFFLENET_FILE = "shufflenetv2_x0.5-f707e7126e.pth"
 
 
-def test_torchvision_weights(hub: Path, no_network: list[object]) -> None:
+def test_torchvision_weights(hub: Path, no_network: Mock) -> None:
     with pytest.raises(CifnetError, match="IMAGENET1K_V1 are not on this machine"):
         build_backbone(SHUFFLENET)
     state = shufflenet_v2_x0_5(weights=None).state_dict()
@@ -158,16 +149,11 @@ def test_torchvision_weights(hub: Path, no_network: list[object]) -> None:
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match="cannot read"):
         build_backbone(SHUFFLENET)
-    assert not no_network
-
-
-# ---------------------------------------------------------------------- timm
+    assert not no_network.called
 
 
 def test_timm_weights(tmp_path, monkeypatch, no_network) -> None:
-    """Of a network with a layer between pooling and classifier: its width is that of what comes
-    out.
-    """
+    """With a layer between pooling and classifier, the width is that of what comes out."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     model = "mobilenetv3_small_050"
     name = f"{model}.lamb_in1k"
@@ -191,7 +177,7 @@ def test_timm_weights(tmp_path, monkeypatch, no_network) -> None:
     said = "do not fill the network: .*conv_stem.weight"
     with pytest.raises(CheckpointError, match=said):
         build_backbone(f"timm:{model}")
-    assert not no_network
+    assert not no_network.called
 
 
 # ---------------------------------------------------------------------- files
@@ -278,9 +264,7 @@ def test_hostile_files_are_never_executed(tmp_path: Path, hub: Path) -> None:
 
 
 def test_layers_and_mirror(lite0: Backbone) -> None:
-    """By hand: the outputs of two blocks, averaged over the image; the mean over an image and its
-    mirror image.
-    """
+    """By hand: means of two blocks' outputs; the mean over an image and its mirror image."""
     batch = images(3, 64)
     rich = build_backbone(LITE0 + "+layers+mirror", engine="torch")
     assert rich.features == 1280 + 112 + 192
@@ -365,9 +349,8 @@ def test_last_blocks_of_a_vision_transformer(pooling: str) -> None:
     x = torch.randn(2, 3, 32, 32)
     layered, features = with_late_layers(network, 24, 32)
     assert features == 4 * 24
-    tokens = network.forward_intermediates(
-        x, norm=True, return_prefix_tokens=True, intermediates_only=True
-    )
+    wanted = {"norm": True, "return_prefix_tokens": True, "intermediates_only": True}
+    tokens = network.forward_intermediates(x, **wanted)
     by_token = pooling == "token"
     late = []
     for maps, prefix in tokens[-4:-1]:

@@ -1,6 +1,4 @@
-"""Engines: which one runs a network, that both give the same embeddings, and what a run makes of
-them.
-"""
+"""Engines: which one runs a network, that both agree, and what a run makes of them."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""The backbone of patches: its features against literal NumPy, its dictionary, and a run that
-learns and stores it.
-"""
+"""Patches: their features against literal NumPy, their dictionary, and a run that learns it."""
 
 import json
 from pathlib import Path

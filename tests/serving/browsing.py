@@ -11,19 +11,12 @@ import pytest
 
 from tests.serving.services import PATIENCE, ThreadServer, image
 
-sync_api = pytest.importorskip(
-    "playwright.sync_api", reason="Playwright is not installed"
-)
-CHROMIUM = (
-    os.environ.get("CHROMIUM")
-    or shutil.which("chromium")
-    or shutil.which("google-chrome")
-)
+sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
+INSTALLED = shutil.which("chromium") or shutil.which("google-chrome")
+CHROMIUM = os.environ.get("CHROMIUM") or INSTALLED
 sync_api.expect.set_options(timeout=1000 * PATIENCE)
 if CHROMIUM is None:
-    pytest.skip(
-        "no Chromium is installed: apt-get install chromium", allow_module_level=True
-    )
+    pytest.skip("no Chromium: apt-get install chromium", allow_module_level=True)
 WIDTHS = {
     "desktop": {"width": 1280, "height": 900},
     "phone": {"width": 375, "height": 800},
@@ -49,9 +42,7 @@ def page_of(
     scheme: str = "light",
     path: str = "",
 ) -> Iterator:
-    """The open page; at its end, nothing was asked of anyone else and no script or style was
-    refused.
-    """
+    """The open page; nothing is asked of anyone else, and no script or style is refused."""
     size = WIDTHS[width]
     is_phone = width == "phone"
     context = browser.new_context(
@@ -91,9 +82,7 @@ def drop(page, place: str, files: dict[str, bytes]) -> None:
 
 
 def until(page, condition: str, wanted: object = True) -> None:
-    """Wait until an expression has a value; Playwright's own way needs `eval`, which the page's
-    policy forbids.
-    """
+    """Wait for an expression's value; Playwright's own way needs `eval`, which is forbidden."""
     end = time.monotonic() + PATIENCE
     while (found := page.evaluate(condition)) != wanted:
         assert time.monotonic() < end, (condition, found)
@@ -114,19 +103,14 @@ KEEP_TEXTS = """(id) => {
 }"""
 
 
-def picture(page, name: str) -> None:
-    """Keep a screenshot where ``SCREENSHOTS`` names a folder."""
-    if folder := os.environ.get("SCREENSHOTS"):
-        page.wait_for_timeout(200)
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
-
-
 def check_looks(page, name: str) -> None:
-    """Nothing is wider than the screen, every text can be read, and a screenshot is kept."""
+    """Nothing is wider than the screen, every text can be read; ``SCREENSHOTS`` keeps it."""
     root = "document.documentElement"
     until(page, f"{root}.scrollWidth <= {root}.clientWidth")
     until(page, CONTRAST, [])
-    picture(page, name)
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.wait_for_timeout(200)
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
 def choose(page, place: str, files: dict[str, bytes]) -> None:

@@ -55,9 +55,7 @@ def rows_of(folder: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 def change_for_ever(folder: Path, seed: int, acknowledged: Path) -> int:
-    """Change the workspace's model again and again; a line of ``acknowledged`` for each change that
-    was reported.
-    """
+    """Change a model again and again; each change that was reported gets a line."""
     begun = model()
     workspace = Workspace(folder, begun, keep_versions=KEPT)
     service = Service(workspace, workspace.load(workspace.current))
@@ -89,9 +87,7 @@ def assert_versions_whole(workspace: Workspace) -> None:
 
 
 def assert_nothing_lost(folder: Path, acknowledged: Path) -> int:
-    """What was acknowledged is in the journal, every version is whole, and nothing else is left;
-    number of changes.
-    """
+    """What was acknowledged is there, and every version is whole; the number of changes."""
     workspace = Workspace(folder, model(), keep_versions=KEPT)
     try:
         served = serves(folder)

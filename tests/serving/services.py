@@ -76,9 +76,7 @@ def images(
 def teach(
     http: httpx.Client, files: list[Any], name: str | None = None, **params: str
 ) -> httpx.Response:
-    """Bring images, and learn those that were not known as one class, or each as its folder; the
-    last answer.
-    """
+    """Bring images and learn the new ones as one class, or as their folders; the last answer."""
     arrived = http.post("/inbox", files=files)
     if arrived.status_code != 200:
         return arrived
@@ -201,9 +199,7 @@ def proxied(app: Any, folder: str) -> Any:
 
 
 class ThreadServer(Address):
-    """A service in a thread of this process, with a real port: a browser can ask it, and it starts
-    at once.
-    """
+    """A service in a thread of this process, with a real port, which a browser can ask."""
 
     def __init__(self, folder, access=None, begun=None, options=None, below=""):
         begun = begun or model()

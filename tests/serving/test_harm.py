@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 from cifnet_pl.serving import workspace as workspaces
 from cifnet_pl.serving.messages import DISK_FULL
@@ -76,9 +77,7 @@ def test_while_another_program_holds_the_journal_requests_are_refused(server, pa
 
 
 def test_a_full_disk_can_be_freed_from_the_page(tmp_path, monkeypatch):
-    """Images and changes are refused with 507; purge and undo go on, and take the reserve again
-    afterwards.
-    """
+    """Changes are refused with 507; purge and undo go on, and take the reserve again."""
     error = OSError(errno.ENOSPC, "No space left on device")
     begin = workspaces.Workspace._transaction
 
@@ -109,9 +108,7 @@ def test_a_full_disk_can_be_freed_from_the_page(tmp_path, monkeypatch):
 
 
 def test_downloads_and_uploads_say_that_the_disk_is_full(http, monkeypatch):
-    def refuse(*args, **options):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    refuse = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("cifnet_pl.serving.app.ZipFile", refuse)
     assert http.get("/versions/1/bundle").status_code == 507
     monkeypatch.setattr("starlette.datastructures.UploadFile.write", refuse)

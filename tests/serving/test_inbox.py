@@ -1,6 +1,4 @@
-"""Images that wait to be decided: by whom they are kept, in which order they come, what takes them
-away and back.
-"""
+"""Images that wait: who keeps them, in which order they come, what takes them away and back."""
 
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -122,9 +120,7 @@ def test_classes_are_learned_in_the_order_in_which_their_images_came(http):
 
 
 def test_images_of_a_forgotten_class_can_be_taught_again(http):
-    """They do not come back by themselves; those that are brought again wait through undo, and are
-    learned.
-    """
+    """They do not come back by themselves; brought again, they wait through undo."""
     teach(http, images("blue", 3), "blu")
     http.post("/forget", json={"name": "blu"})
     assert http.get("/inbox").json()["waiting"] == 0
@@ -164,9 +160,7 @@ def test_an_image_that_is_learned_again_while_it_waits(tmp_path):
 
 
 def test_groups_are_of_one_class_each(http):
-    """Even where there are more classes than any fixed number of groups; a known class is
-    suggested.
-    """
+    """Even with more classes than a fixed number of groups; known ones are suggested."""
     names = ["red", *(f"product {i}" for i in range(12))]
     sent(http, [one for name in names for one in images(name, 5)])
     found = waiting(http)["images"]
@@ -200,9 +194,7 @@ def test_an_image_that_goes_while_others_are_embedded_is_left_out(http, monkeypa
 
 
 def test_eight_people_decide_at_once(http):
-    """Each image is learned once, by one of them, and none is lost; those who come late are
-    told.
-    """
+    """Each image is learned once, and none is lost; those who come late are told."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: sent(http, images("blue", 2, 100 * i)), range(8)))
         names = [one["image"] for one in waiting(http)["images"]]

@@ -2,7 +2,6 @@
 
 from functools import partial
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import torch
 from cifnet_pl.backbones import build_backbone
 from cifnet_pl.buffer import CalibrationBuffer
 from cifnet_pl.heads import RidgeHead
-from cifnet_pl.heads.probabilities import CalibrationSamples, KnownScores
+from cifnet_pl.heads.probabilities import KnownScores
 from cifnet_pl.model.calibration import estimated
 from cifnet_pl.model.classifier import Classifier
 from cifnet_pl.serving.inspection import (
@@ -65,15 +64,10 @@ def test_the_margin_is_of_groups_and_not_of_images():
     scores = torch.nn.functional.one_hot(
         torch.where(right, columns, 1 - columns), 2
     ).double()
-    for groups, expected in (
-        (torch.arange(200), 1.96 * 3.54),
-        (torch.arange(200) // 4, 1.96 * 7.00),
-    ):
-        known = KnownScores(scores, columns, torch.ones(200, dtype=torch.bool))
-        samples = SimpleNamespace(
-            known_scores=partial(KnownScores, *known), learned=True, groups=groups
-        )
-        estimate = estimated(cast(CalibrationSamples, samples))
-        assert estimate is not None
-        low, high = estimate.interval
+    counted = torch.ones(200, dtype=torch.bool)
+    known = partial(KnownScores, scores, columns, counted)
+    samples = SimpleNamespace(known_scores=known, learned=True)
+    for size, expected in ((1, 1.96 * 3.54), (4, 1.96 * 7.00)):
+        samples.groups = torch.arange(200) // size
+        low, high = estimated(samples).interval
         assert (high - low) / 2 == pytest.approx(2**0.5 * expected, abs=0.7)

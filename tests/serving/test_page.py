@@ -1,6 +1,4 @@
-"""The page in a real browser without a network: drop, name, learn, undo, look, change; by touch, by
-keyboard, in light and dark.
-"""
+"""The page in a real browser: drop, name, learn, undo, look, change; by touch and keyboard."""
 
 import re
 import time
@@ -24,6 +22,7 @@ from tests.serving.browsing import (
 )
 from tests.serving.services import (
     ThreadServer,
+    counts,
     image,
     images,
     model,
@@ -42,15 +41,8 @@ def change(page, name: str) -> None:
     page.get_by_role("button", name=f"Change {name}", exact=True).click()
 
 
-def counts(server) -> dict[str, int]:
-    """How many images each class was learned from."""
-    return {one["name"]: one["images"] for one in server.get("/classes")}
-
-
-def test_drop_name_learn_undo(browser, server):
-    """What an update brought is one sentence and the next step, the rest folded, and goes with
-    it.
-    """
+def test_drop_name_learn_undo(browser, server, patient):
+    """What an update brought is one sentence and the next step, and goes with it."""
     with page_of(browser, server, "phone") as page:
         files = squares("red", "green", "blue")
         drop(page, "#drop", {**files, "<b>broken</b>.png": b"no"})
@@ -121,7 +113,7 @@ def test_drop_name_learn_undo(browser, server):
         expect(message).to_contain_text("Deleted 1 photo and 3 other versions for good")
         gone = "3 versions were deleted for good."
         expect(page.locator("#versions-hint")).to_contain_text(gone)
-    assert list(counts(server)) == ["<img src=x onerror=alert(1)>", "green", "yellow"]
+    assert list(counts(patient)) == ["<img src=x onerror=alert(1)>", "green", "yellow"]
     assert len(tree(server.folder / "images")) == 8 + 2
 
 
@@ -307,10 +299,8 @@ def test_the_token_is_asked_for_or_in_the_address(browser, tmp_path):
 # ---------------------------------------------------------------------- what may be a mistake
 
 
-def test_what_may_be_a_mistake_is_asked_about(browser, server):
-    """An image in two folders; names that are nearly others, all at once; a class that gets the
-    name of another one.
-    """
+def test_what_may_be_a_mistake_is_asked_about(browser, server, patient):
+    """An image in two folders; names nearly those of others; a name that is taken."""
     with page_of(browser, server) as page:
         sure = page.locator("#sure")
         message = page.locator("#message-text")
@@ -339,7 +329,7 @@ def test_what_may_be_a_mistake_is_asked_about(browser, server):
             sure.get_by_role("button", name=answer).click()
             said = {"Cancel": "Nothing was changed.", "Join both": "Joined 'pear'"}
             expect(message).to_contain_text(said[answer])
-    assert counts(server) == {"red": 14, "green": 13}
+    assert counts(patient) == {"red": 14, "green": 13}
 
 
 def test_a_class_is_split_by_groups_and_wrong_images_are_moved(
@@ -381,7 +371,7 @@ def test_a_class_is_split_by_groups_and_wrong_images_are_moved(
         page.get_by_role("button", name="Move to “both”").click()
         expect(message).to_contain_text("Moved 1 photo of 'pink'")
     expected = {"red": 12, "green": 12, "yellow": 4, "pink": 20, "both": 21}
-    assert counts(server) == expected
+    assert counts(patient) == expected
 
 
 # ---------------------------------------------------------------------- what is shown
@@ -450,9 +440,7 @@ LOW_TEXTS = """(() => {
 
 
 def test_strange_names_fit_on_every_screen(browser, server):
-    """Right-to-left, joined emoji, no place to break, HTML: as they are, in three lines at most,
-    readable.
-    """
+    """Right-to-left, joined emoji, no place to break, HTML: in three lines, readable."""
     served = server.service
     for old, new in zip(["red", LONG[0], LONG[1], LONG[2]], LONG, strict=True):
         served.submit("rename", served.rename, old, new).end.result()

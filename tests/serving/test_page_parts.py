@@ -1,6 +1,4 @@
-"""What the page takes in, in a real browser: camera, paste, many images, names from several
-browsers.
-"""
+"""What the page takes in: camera, paste, many images, names from several browsers."""
 
 import csv
 import io
@@ -113,9 +111,7 @@ LISTS = re.compile(r"/inbox\?count=[1-9]")
 
 
 def test_a_list_that_comes_late_gives_no_name_again(browser, server, patient):
-    """The list that is asked for when two images are named arrives when one name has been taken
-    back.
-    """
+    """The list with two names arrives when one of them has been taken back."""
     late = []
 
     def hold(route):
@@ -147,9 +143,7 @@ def test_a_list_that_comes_late_gives_no_name_again(browser, server, patient):
 
 
 def test_many_images_are_named_by_a_range_and_listed(browser, server):
-    """Uncertain ones first; click and shift select a range, one name serves for all; the CSV has
-    every image.
-    """
+    """Uncertain ones first; click and shift select; the CSV has every image."""
     names = ["red"] * 8 + ["green"] * 8 + ["blue"] * 4
     files = {}
     for i, name in enumerate(names):

@@ -1,6 +1,4 @@
-"""The page on a phone, over a bad network, and for two people: nothing is lost, and nothing is said
-that is not so.
-"""
+"""The page on a phone, over a bad network, and for two people: nothing is lost."""
 
 import io
 import math
@@ -36,9 +34,7 @@ def photos(count: int) -> dict[str, bytes]:
 
 
 def lose_one_answer(page) -> None:
-    """Let the connection break once after the service has stored what it was sent: a few of many
-    photos, as a request may hold only so much.
-    """
+    """Let the connection break once, after the service has stored a few of many photos."""
 
     def lose(route):
         assert route.request.post_data_buffer.count(b"filename=") == 8

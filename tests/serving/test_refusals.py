@@ -1,6 +1,4 @@
-"""What a hostile client sends over a real connection: the right status, one sentence, and the
-service goes on.
-"""
+"""What a hostile client sends: the right status, one sentence, and the service goes on."""
 
 import logging
 from functools import partial
@@ -65,9 +63,7 @@ def test_this_machine_and_the_own_page_may_ask(patient):
 
 
 def test_a_token_is_never_written_to_the_log(tmp_path, caplog, monkeypatch):
-    """Neither one in the address, where it does not count, nor one in the header; a fault is logged
-    without it.
-    """
+    """Neither one in the address, nor one in the header, nor that of a fault."""
     monkeypatch.setattr("cifnet_pl.serving.inspection.audited", lambda *args: 1 / 0)
     caplog.set_level(logging.DEBUG)
     token = "correct-horse-battery"

@@ -1,6 +1,4 @@
-"""The service over HTTP, in this process: ask, teach, look, change; who may; what is refused and
-how.
-"""
+"""The service over HTTP, in this process: ask, teach, change; who may; what is refused."""
 
 import gc
 import json
@@ -64,9 +62,7 @@ def taught(http, name="blue", count=10, **params):
 
 
 def test_answers_are_the_models_own(http, tmp_path):
-    """Through HTTP, the same numbers as the model gives for the files; an unreadable image does not
-    stop the others.
-    """
+    """The same numbers as from files; an unreadable image does not stop the others."""
     paths = []
     for i, name in enumerate(["red", "green", "red"]):
         paths.append(tmp_path / f"{i}.png")
@@ -86,9 +82,7 @@ def test_answers_are_the_models_own(http, tmp_path):
 
 
 def test_unknown_images_and_prediction_sets(http):
-    """An unknown image is called so until it is taught; known ones get the set of classes that they
-    may be.
-    """
+    """An unknown image is called so until it is taught; known ones get a set."""
     sent = [*images("red", 1, 60), *images("blue", 1, 60)]
     red, blue = http.post("/classify", files=sent).json()["images"]
     assert (red["known"], blue["known"]) == (True, False)
@@ -148,9 +142,7 @@ def test_a_trial_changes_nothing(http, tmp_path):
 
 
 def test_learning_blocks_no_answers_and_others_wait_in_their_place(http, monkeypatch):
-    """While an update cannot end, images are answered, and two more changes say how many come
-    before them.
-    """
+    """Two more changes say how many come before them."""
     begun = threading.Event()
     go_on = threading.Event()
     learn = teaching.learn
@@ -268,9 +260,7 @@ def test_renamed_classes_keep_their_images(http):
 
 
 def test_two_classes_become_one(http, tmp_path):
-    """The model is the one that learned all images as one class, and undo takes it back; images
-    must be kept for it.
-    """
+    """As if learned as one class, and undo takes it back; images must be kept for it."""
     taught(http, "blue", 6)
     assert teach(http, images("blue", 4, 300), " Blue").status_code == 409
     names = {one["image"]: " Blue" for one in http.get("/inbox").json()["images"]}
@@ -300,9 +290,7 @@ def version_of(place, number):
 
 
 def test_a_class_is_split_and_a_wrong_image_is_moved(http, tmp_path):
-    """The model is the one that was taught so at once; what may be a mistake is asked about; undo
-    takes it back.
-    """
+    """As if taught so at once; mistakes are asked about; undo takes it back."""
     teach(http, [*images("blue", 6), *images("yellow", 4)], "both")
     yellow = []
     for _, (_, content) in images("yellow", 4):
@@ -409,9 +397,7 @@ def test_limits(http, monkeypatch):
 
 
 def test_a_fault_stops_nothing(http, caplog):
-    """It is a refusal; the next changes are made, and the oldest that ended are forgotten, as are
-    models of earlier versions.
-    """
+    """The next changes are made; the oldest jobs and earlier models are forgotten."""
     caplog.set_level("ERROR", "cifnet_pl.serving")  # pytest keeps what is logged
     service = http.app.app.state.service
     changed(http, "/rename", old="red", new="a")
@@ -432,9 +418,7 @@ def test_a_fault_stops_nothing(http, caplog):
 
 
 def test_the_first_classes_are_taught_and_taken_back(tmp_path):
-    """A model of no class answers with none, learns the first ones, goes on after a new start, and
-    forgets them.
-    """
+    """A model of no class answers with none, learns the first ones, and forgets them."""
     for turn in range(2):
         with client(tmp_path / "w", begun=model(())) as http:
             if not turn:
@@ -458,9 +442,7 @@ def test_the_first_classes_are_taught_and_taken_back(tmp_path):
 
 
 def test_the_images_of_fit_are_examples_and_are_forgotten(tmp_path):
-    """Those of the folder that the model learned, by their content; each other one stays
-    outside.
-    """
+    """Those that the model learned, by their content; others stay outside."""
     folder = tmp_path / "photos"
     for name in ("red", "green"):
         (folder / name).mkdir(parents=True)

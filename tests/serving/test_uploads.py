@@ -1,6 +1,4 @@
-"""Images from outside: limits, zip files that lie, formats that are not decoded, classes without a
-name.
-"""
+"""Images from outside: limits, zip files that lie, other formats, names of classes."""
 
 import io
 import struct

@@ -1,6 +1,4 @@
-"""Versions: every change is stored before it counts; undo, redo, going back, comparing; a full
-disk; other models.
-"""
+"""Versions: every change is stored before it counts; undo, redo, a full disk, other models."""
 
 import errno
 
@@ -36,9 +34,7 @@ def first_class(workspace):
 
 
 def test_a_version_is_the_same_model_on_the_backbone_that_was_given(tmp_path):
-    """Another network in memory, and another session of its engine, would be left behind by every
-    undo.
-    """
+    """Another network, and session of its engine, would be left behind by every undo."""
     made = model()
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     workspace = Workspace(tmp_path / "w", made)
