@@ -124,7 +124,8 @@ class Patches(nn.Module):
         centred = patches - mean
         values, vectors = torch.linalg.eigh(torch.cov(centred.T))
         deviations = (values + WHITENING_REGULARISATION).sqrt()
-        whitening = vectors / deviations @ vectors.T
+        scaled = vectors / deviations
+        whitening = scaled @ vectors.T
         whitened = centred @ whitening
         count = self.offset.numel()
         centres = spherical_k_means(whitened, count, generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -73,6 +74,9 @@ RECEIVED_AT_ONCE = 2
 
 GROUPED_IMAGES = 2000
 """Images that are grouped in one request: the time grows with the square of their number."""
+
+AUDITED_IMAGES = 2000
+"""Kept images that are audited at most, evenly spaced."""
 
 PREVIEW_SIDE = 320
 """Pixels of a side of what is shown where a browser cannot show an image's format."""
@@ -287,8 +291,9 @@ def audit(service: AskedService) -> inspection.AuditView:
     """Label errors among the kept images; takes seconds."""
     with service.costly:
         kept = service.workspace.kept_images()
-        label_of = inspection.audited_labels(kept)
-        files, z = service.inbox.embeddings(list(label_of))
+        label_of = {file: name for name, files in kept.items() for file in files}
+        step = math.ceil(len(label_of) / AUDITED_IMAGES) or 1
+        files, z = service.inbox.embeddings(list(label_of)[::step])
         return inspection.audited(files, z, [label_of[file] for file in files])
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -29,9 +27,6 @@ CONFUSED_SHARE = 0.1
 
 MIN_CONFUSIONS = 2
 """Images of a class that must be taken for another one before it is named."""
-
-AUDITED_IMAGES = 2000
-"""Kept images that are audited at most, evenly spaced."""
 
 PHOTO_SCALE = 2
 """Pixels of an image's shorter side for each that the backbone sees of it: as many as
@@ -210,17 +205,6 @@ def class_estimates(model: Classifier) -> list[ClassEstimate]:
                 estimate.accuracy = accuracy
                 estimate.interval = interval
     return estimates
-
-
-def audited_labels(kept_images: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the images that are audited, each with its class: all, or as many as may be.
-
-    Args:
-        kept_images: class name → names of its kept images.
-    """
-    labels = {file: name for name, files in kept_images.items() for file in files}
-    step = math.ceil(len(labels) / AUDITED_IMAGES) or 1
-    return dict(islice(labels.items(), None, None, step))
 
 
 def audited(files: Sequence[str], z: torch.Tensor, labels: Sequence[str]) -> AuditView:

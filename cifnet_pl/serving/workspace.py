@@ -189,6 +189,8 @@ class DeletedCounts(ApiObject):
     """Images that were taken away from those that wait."""
     versions: int
     """Other versions."""
+    files: set[str] = Field(exclude=True)
+    """Names of the images' files."""
 
 
 class Day(ApiObject):
@@ -251,9 +253,9 @@ class Workspace:
             self._open_journal(model, stack)
             self._remove_leftovers()
             self._remove_unused_images()
-            if not self.versions:
-                self._begin(model, images)
-            self._make_reserve()
+            with self._room():
+                if not self.versions:
+                    self._begin(model, images)
             self._stack = stack.pop_all()
 
     def _open_journal(self, model: Classifier, stack: ExitStack) -> None:
@@ -698,12 +700,15 @@ class Workspace:
         Args:
             every: as for :meth:`purge`.
         """
-        deletable = self._deletable(every)
-        taken_away = len(deletable - self.ever_learned())
+        files = self._file_names() - self.waiting().keys()
+        if not every:
+            files = files.difference(*self.kept_images().values())
+        taken_away = len(files - self.ever_learned())
         return DeletedCounts(
-            learned=len(deletable) - taken_away,
+            learned=len(files) - taken_away,
             taken_away=taken_away,
             versions=len(self.stored_versions) - 1,
+            files=files,
         )
 
     def purge(self, every: bool) -> DeletedCounts:
@@ -718,7 +723,7 @@ class Workspace:
         with self._lock, self._room():  # nothing is received meanwhile
             counts = self.purge_counts(every)
             self._drop(self.stored_versions)
-            self.delete(self._deletable(every))
+            self.delete(counts.files)
         return counts
 
     def delete(self, files: Collection[str]) -> None:
@@ -752,13 +757,6 @@ class Workspace:
         versions = self.versions.values()
         return set().union(*(version.learned_files for version in versions))
 
-    def _deletable(self, every: bool) -> set[str]:
-        """Return the files that a purge deletes."""
-        files = self._file_names() - self.waiting().keys()
-        if not every:
-            files = files.difference(*self.kept_images().values())
-        return files
-
     def _file_names(self) -> set[str]:
         """Return the names of all image files; nothing else in their folder is ours."""
         names = (path.name for path in self.images_folder.glob("*"))
@@ -785,20 +783,17 @@ class Workspace:
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        """Give up the space of the reserve file within the block.
+        """Give up the space of the reserve file within the block, and take it afterwards.
 
         So what frees space, or goes back, is possible where the disk is full.
         """
-        (self.folder / RESERVE).unlink(missing_ok=True)
+        reserve = self.folder / RESERVE
+        reserve.unlink(missing_ok=True)
         try:
             yield
         finally:
-            self._make_reserve()
-
-    def _make_reserve(self) -> None:
-        """Take the space of the reserve file, unless the disk is full."""
-        with suppress(CifnetError):
-            write_bytes(self.folder / RESERVE, os.urandom(RESERVE_BYTES))
+            with suppress(CifnetError):  # the disk is full
+                write_bytes(reserve, os.urandom(RESERVE_BYTES))
 
 
 def names_of_hashes(model: Classifier) -> dict[int, set[str]]:
