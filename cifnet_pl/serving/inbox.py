@@ -143,34 +143,31 @@ class Inbox:
 
     Attributes:
         known: name of an image → its embedding (d,), right for every version.
+        changed: set to have the thread embed new images.
     """
 
     def __init__(self, workspace: Workspace, answering: Answering):
         self.workspace = workspace
         self.answering = answering
         self.known: dict[str, Tensor] = {}
-        self._changed = threading.Event()
+        self.changed = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
-        self._changed.set()
+        self.changed.set()
         self._thread.start()
-
-    def request_update(self) -> None:
-        """Have the thread embed new images; return at once."""
-        self._changed.set()
 
     def close(self) -> None:
         """Stop the thread that embeds."""
         self._ended = True
-        self._changed.set()
+        self.changed.set()
         self._thread.join()
 
     # ------------------------------------------------------------------ embed in the background
 
     def _run(self) -> None:
         """Embed after each change."""
-        while self._changed.wait() and not self._ended:
-            self._changed.clear()
+        while self.changed.wait() and not self._ended:
+            self.changed.clear()
             try:
                 self._update()
             except (
@@ -263,7 +260,7 @@ class Inbox:
                 if image.file not in new:
                     known = KnownImage(image=image.file, file=printable(image.path))
                     result.known.append(known)
-        self.request_update()
+        self.changed.set()
         return result
 
     def view(
@@ -283,7 +280,7 @@ class Inbox:
         seen = [image for file, image in waiting.items() if file in predicted]
         rest = [image for file, image in waiting.items() if file not in predicted]
         if rest:
-            self.request_update()
+            self.changed.set()
         seen.sort(key=lambda image: _sureness(predicted[image.file]), reverse=surest)
         images = seen + rest
         if after is not None:

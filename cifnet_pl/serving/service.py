@@ -217,7 +217,7 @@ class Service:
                 job.change = result
             job.status = 200
             job.state = "done"
-        self.inbox.request_update()
+        self.inbox.changed.set()
 
     # ------------------------------------------------------------------ changes: learn
 
