@@ -16,8 +16,7 @@ def small_stem_resnet18() -> nn.Module:
 
     network: nn.Module = resnet18(weights=None)
     network.conv1 = nn.Conv2d(3, 64, 3, 1, padding=1, bias=False)
-    weight = network.conv1.weight
-    nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
+    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
     network.maxpool = nn.Identity()
     network.fc = nn.Identity()
     return network

@@ -478,7 +478,7 @@ class Service:
             every: all kept images; otherwise those that the served version did not learn.
         """
         counts = self.workspace.purge(every)
-        photos = number_of(counts.learned + counts.taken_away, "photo")
+        photos = number_of(len(counts.files), "photo")
         versions = number_of(counts.versions, "other version")
         message = f"deleted {photos} and {versions} for good"
         return ChangeResult(version=self.workspace.current, message=message)
