@@ -411,7 +411,7 @@ class Runtime:
         pieces_each = math.ceil(count / (workers * largest))
         pieces = np.array_split(pixels, min(count, workers * pieces_each))
         inputs = [{"images": piece} for piece in pieces]
-        embed = partial(session.run, ["embeddings"])
+        embed = partial(session.run, None)
         try:
             outputs = list(_workers(workers).map(embed, inputs))
         except Exception as error:  # its own kinds of error, which do not share a base

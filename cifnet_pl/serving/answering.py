@@ -180,8 +180,7 @@ class Answering:
 
     def _answer_batch(self) -> None:
         """Answer the images that wait; none are left where other calls took them together."""
-        served = self.served
-        model = served.model
+        model = self.served.model
         pixels = []
         answers: list[Future[ScoredImage]] = []
         with suppress(queue.Empty):
@@ -198,10 +197,11 @@ class Answering:
                 answers.append(answer)
         if not answers:
             return
+        served = self.served  # what was stored before the last of them came counts
         try:
             images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
             with torch.inference_mode():
-                results = served.scored(model.embed(images))
+                results = served.scored(served.model.embed(images))
         except BaseException as error:  # as above
             for answer in answers:
                 answer.set_exception(error)
